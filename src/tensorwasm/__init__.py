@@ -1,0 +1,1 @@
+"""TensorWasm: a serverless WebAssembly runtime with a GPU in reach."""

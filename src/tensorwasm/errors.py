@@ -1,0 +1,279 @@
+"""Every error this package raises, in one tree.
+
+::
+
+    TensorWasmError
+    ├── CallerError              the caller's mistake: retrying unchanged cannot help
+    │   ├── InvalidWasm          not a valid module under the enabled proposals
+    │   ├── ModuleTooLarge       more bytes than the limit
+    │   ├── ModuleMemoryTooLarge declares more memory than the limit
+    │   ├── UnknownImport        asks for a host function that does not exist or was not granted
+    │   ├── MissingExport        no such exported function
+    │   ├── InvalidArgs          arguments do not fit the export's signature
+    │   ├── MalformedPtx         PTX text that does not parse or is inconsistent (line, column)
+    │   │   └── UnsupportedPtx   valid PTX that asks for what the device lacks (named)
+    │   ├── InvalidKernel        no such kernel or entry
+    │   ├── InvalidDimensions    a launch geometry outside the limits
+    │   ├── InvalidKernelArgs    arguments do not fit the kernel's parameters
+    │   ├── KernelArgsUnsupported  more arguments than a launch may carry, or a shape argv cannot express
+    │   ├── InvalidPointer       a region outside linear memory
+    │   ├── InvalidHandle        no such device buffer
+    │   └── LaunchRefused        a pointer that is not the caller's, or misaligned: the device never saw it
+    ├── GuestError               the guest program's own doing
+    │   ├── GuestTrap            a Wasm trap
+    │   ├── GuestExit            proc_exit with a code other than 0
+    │   ├── KernelFault          a kernel broke a rule while running (thread, instruction, address)
+    │   └── InvokeTimeout        the deadline passed
+    ├── LimitError               refused for now by a quota or a full pool
+    │   ├── QuotaExceeded        over a quota
+    │   └── CapacityExhausted    no free slot in the pool
+    └── HostError                this machine or this program
+        ├── DeviceUnavailable    no such device here, and why
+        ├── DeviceLost           the device stopped answering; the worker must be replaced
+        ├── TickerNotRunning     deadlines cannot be kept, so nothing is started
+        ├── EngineMismatch       the installed wasmtime is not the one this release is written for
+        └── InternalError        a bug here
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TensorWasmError(Exception):
+    """Base of the tree.
+
+    Attributes:
+        kind: stable identifier, part of the contract; messages are not.
+        http_status: status the HTTP edge answers with.
+        exit_code: code the command line exits with.
+    """
+
+    kind: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    @property
+    def message(self) -> str:
+        """The text for people, without the kind."""
+        return str(self.args[0]) if self.args else self.kind
+
+
+class CallerError(TensorWasmError):
+    """The caller's mistake: retrying unchanged cannot help."""
+
+    kind = "invalid_request"
+    http_status = 400
+    exit_code = 2
+
+
+class InvalidWasm(CallerError):
+    """Not a valid module under the enabled proposals."""
+
+    kind = "invalid_wasm"
+
+
+class ModuleTooLarge(CallerError):
+    """The module has more bytes than the limit."""
+
+    kind = "module_too_large"
+    http_status = 413
+
+
+class ModuleMemoryTooLarge(CallerError):
+    """The module declares more memory than the limit."""
+
+    kind = "module_memory_too_large"
+    http_status = 413
+
+
+class UnknownImport(CallerError):
+    """The module imports a host function that does not exist or was not granted."""
+
+    kind = "unknown_import"
+
+
+class MissingExport(CallerError):
+    """No exported function of that name."""
+
+    kind = "missing_export"
+
+
+class InvalidArgs(CallerError):
+    """Arguments do not fit the export's signature."""
+
+    kind = "invalid_args"
+
+
+class MalformedPtx(CallerError):
+    """PTX text that does not parse or is inconsistent.
+
+    Attributes:
+        line: 1-based line of the fault, 0 if it has none.
+        column: 1-based column, 0 if it has none.
+    """
+
+    kind = "malformed_ptx"
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        """Remember where the fault is; the text says it too."""
+        super().__init__(f"{line}:{column}: {message}" if line else message)
+        self.line = line
+        self.column = column
+
+
+class UnsupportedPtx(MalformedPtx):
+    """Valid PTX that asks for something the device lacks; the message names it."""
+
+    kind = "unsupported_ptx"
+
+
+class InvalidKernel(CallerError):
+    """No such kernel or entry."""
+
+    kind = "invalid_kernel"
+
+
+class InvalidDimensions(CallerError):
+    """A launch geometry outside the limits."""
+
+    kind = "invalid_dimensions"
+
+
+class InvalidKernelArgs(CallerError):
+    """Arguments do not fit the kernel's parameters."""
+
+    kind = "invalid_kernel_args"
+
+
+class KernelArgsUnsupported(CallerError):
+    """More arguments than a launch may carry, or a parameter shape that argv cannot express."""
+
+    kind = "kernel_args_unsupported"
+
+
+class InvalidPointer(CallerError):
+    """A region outside linear memory."""
+
+    kind = "invalid_pointer"
+
+
+class InvalidHandle(CallerError):
+    """No such device buffer."""
+
+    kind = "invalid_handle"
+
+
+class LaunchRefused(CallerError):
+    """A kernel argument is a pointer that is not the caller's, or misaligned. The device never saw it."""
+
+    kind = "launch_failed"
+
+
+class GuestError(TensorWasmError):
+    """The guest program's own doing."""
+
+    kind = "wasm_error"
+    http_status = 500
+
+
+class GuestTrap(GuestError):
+    """A Wasm trap.
+
+    Attributes:
+        trap: stable name of the trap, such as ``unreachable`` or ``memory_out_of_bounds``.
+    """
+
+    kind = "wasmtime"
+
+    def __init__(self, message: str, trap: str = "") -> None:
+        """Remember the trap's stable name."""
+        super().__init__(message)
+        self.trap = trap
+
+
+class GuestExit(GuestError):
+    """The guest called ``proc_exit`` with a code other than 0.
+
+    Attributes:
+        code: the guest's exit code, 1 to 255.
+    """
+
+    kind = "guest_exit"
+
+    def __init__(self, code: int) -> None:
+        """Remember the code."""
+        super().__init__(f"the guest exited with code {code}")
+        self.code = code
+
+
+class KernelFault(GuestError):
+    """A kernel broke a rule while it ran: the message has thread, instruction and address."""
+
+    kind = "kernel_fault"
+
+
+class InvokeTimeout(GuestError):
+    """The deadline passed before the guest or its kernel finished."""
+
+    kind = "invoke_timeout"
+    http_status = 504
+    exit_code = 124
+
+
+class LimitError(TensorWasmError):
+    """Refused for now; the same request may succeed later."""
+
+    kind = "capacity_exhausted"
+    http_status = 429
+
+
+class QuotaExceeded(LimitError):
+    """Over a quota."""
+
+    kind = "quota_exceeded"
+
+
+class CapacityExhausted(LimitError):
+    """No free slot in the pool."""
+
+    kind = "capacity_exhausted"
+    http_status = 503
+
+
+class HostError(TensorWasmError):
+    """This machine or this program."""
+
+    kind = "internal"
+
+
+class DeviceUnavailable(HostError):
+    """There is no such device here; the message says why and what to do."""
+
+    kind = "device_unavailable"
+    http_status = 503
+    exit_code = 4
+
+
+class DeviceLost(HostError):
+    """The device stopped answering; nothing on it can be trusted any more."""
+
+    kind = "device_lost"
+    http_status = 503
+    exit_code = 4
+
+
+class TickerNotRunning(HostError):
+    """Deadlines cannot be kept, so nothing is started."""
+
+    kind = "epoch_ticker_not_running"
+
+
+class EngineMismatch(HostError):
+    """The installed wasmtime is not the one this release is written for."""
+
+    kind = "engine_mismatch"
+
+
+class InternalError(HostError):
+    """A bug here."""

@@ -1,0 +1,1 @@
+"""Devices: the port, the emulator, CUDA, and the session that guards them."""

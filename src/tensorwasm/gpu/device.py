@@ -1,0 +1,141 @@
+"""The port that every device implements.
+
+A device is raw: it allocates, copies, loads and launches, and trusts its caller. Ownership, quotas, bounds and the
+pointer check of safety rule 5 live once, in `tensorwasm.gpu.session`, above every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tensorwasm.ptx.model import Module
+from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
+
+
+class LoadedModule(Protocol):
+    """A module on a device. Opaque; lives until `Device.unload`."""
+
+
+class Stream(Protocol):
+    """An order of work on a device. Opaque; lives until `Device.close_stream`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """A snapshot of what a device holds.
+
+    Attributes:
+        allocations: live device allocations.
+        allocated_bytes: their bytes.
+        registrations: live host registrations.
+        registered_bytes: their bytes.
+        modules: live modules.
+        streams: live streams.
+        launches: launches since the device was opened.
+    """
+
+    allocations: int = 0
+    allocated_bytes: int = 0
+    registrations: int = 0
+    registered_bytes: int = 0
+    modules: int = 0
+    streams: int = 0
+    launches: int = 0
+
+
+class Device(Protocol):
+    """A device. Every method may be called from any thread; a call that raises has created or changed nothing."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of new zeroed device memory, at least 256-byte aligned.
+
+        Raises:
+            QuotaExceeded: the device has no such memory left.
+            DeviceLost: the device does not answer.
+        """
+
+    def free(self, address: int) -> None:
+        """Release what `allocate` returned. No stream may still use it."""
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Make host pages reachable by kernels at the same address. Both arguments are multiples of the page size.
+
+        Raises:
+            LaunchRefused: the pages cannot be registered.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`. No stream may still use the pages."""
+
+    def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
+        """Copy host bytes into device memory, after the work already in the stream. Blocks until done."""
+
+    def read(self, address: int, into: memoryview, stream: Stream) -> None:
+        """Fill a writable host buffer from device memory, after the work already in the stream. Blocks until done."""
+
+    def load(self, module: Module) -> LoadedModule:
+        """Make a module's kernels ready to launch.
+
+        Raises:
+            UnsupportedPtx: the module asks for what this device lacks, by name.
+            MalformedPtx: the device's own compiler refuses it.
+        """
+
+    def unload(self, loaded: LoadedModule) -> None:
+        """Release a module. None of its kernels may still run."""
+
+    def open_stream(self) -> Stream:
+        """Return a new stream."""
+
+    def close_stream(self, stream: Stream) -> None:
+        """Release a stream whose work has ended."""
+
+    def launch(
+        self,
+        loaded: LoadedModule,
+        entry: str,
+        config: LaunchConfig,
+        args: Sequence[bytes],
+        regions: Sequence[Region],
+        stream: Stream,
+        deadline: Deadline,
+    ) -> None:
+        """Start a kernel. The emulator has finished it on return; hardware has not.
+
+        Args:
+            loaded: from `load`.
+            entry: a kernel of it.
+            config: checked by the caller against the ABI's limits.
+            args: one little-endian packed value per parameter, of exactly the parameter's size.
+            regions: everything the kernel may touch in global memory, apart from the module's own variables.
+            stream: from `open_stream`.
+            deadline: when the kernel must have stopped.
+
+        Raises:
+            InvalidDimensions: more than this device or this kernel takes.
+            LaunchRefused: the device refused, nothing ran.
+            KernelFault: the kernel broke a rule (emulator).
+            InvokeTimeout: the deadline passed (emulator).
+            DeviceLost: the device does not answer.
+        """
+
+    def synchronize(self, stream: Stream, deadline: Deadline) -> None:
+        """Wait for the work in a stream.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            InvokeTimeout: the deadline passed and work is still running: the stream must not be reused.
+            DeviceLost: the device does not answer.
+        """
+
+    def statistics(self) -> DeviceStatistics:
+        """Return what the device holds now."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""

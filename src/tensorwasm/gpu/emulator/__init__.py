@@ -1,0 +1,1 @@
+"""A second device in software: executes PTX on NumPy."""

@@ -1,0 +1,1 @@
+"""Sandboxes: wasmtime lives here and nowhere else."""

@@ -1,0 +1,90 @@
+"""Host functions as data: what an import is, and what it sees of the guest that called it.
+
+Import rooms (`tensorwasm.guest.imports`) make tables of `HostFunction`; the engine turns them into trampolines. A body
+takes the call and the Wasm parameters and returns the Wasm result. It may raise: a `TensorWasmError` ends the guest's
+call with that very error, anything else with `InternalError`; results and errors are never mixed up between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tensorwasm.values import Deadline
+
+ValType = Literal["i32", "i64", "f32", "f64"]
+
+
+class LinearMemory(Protocol):
+    """The guest's exported ``memory`` during one host call. Never kept: growing may move its end."""
+
+    @property
+    def address(self) -> int:
+        """Host address of byte 0, constant for the instance's life."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Current size."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a copy of a region.
+
+        Raises:
+            InvalidPointer: part of it lies outside, or a number is negative.
+        """
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Copy bytes into a region.
+
+        Raises:
+            InvalidPointer: part of it lies outside, or a number is negative.
+        """
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a writable window on a region, valid until the host call returns.
+
+        Raises:
+            InvalidPointer: part of it lies outside, or a number is negative.
+        """
+
+
+class HostCall(Protocol):
+    """One call from a guest into the host; valid until the body returns."""
+
+    @property
+    def memory(self) -> LinearMemory:
+        """The guest's memory.
+
+        Raises:
+            InvalidPointer: the guest exports no memory named ``memory``.
+        """
+
+    @property
+    def deadline(self) -> Deadline:
+        """When the guest's current call must have ended."""
+
+    def service(self, name: str) -> object | None:
+        """Return what the caller attached to the instance under that name (``cuda``, ``input``, ``stream``), or None.
+
+        A service that is None was not granted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """One import.
+
+    Attributes:
+        module: import module, such as ``wasi:cuda/host@0.2.0``.
+        name: import field.
+        params: Wasm parameter types. i32 and i64 arrive as signed Python integers, as Wasm has them.
+        results: none or one.
+        body: called as ``body(call, *params)``.
+    """
+
+    module: str
+    name: str
+    params: tuple[ValType, ...]
+    results: tuple[ValType, ...]
+    body: Callable[..., int | float | None]

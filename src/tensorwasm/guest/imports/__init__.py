@@ -1,0 +1,1 @@
+"""What a guest can import, one room per interface."""

@@ -1,0 +1,1 @@
+"""PTX text: one model, and its parser, printer and analyses."""

@@ -1,0 +1,1 @@
+"""Where nouns meet: deploy and invoke."""

@@ -1,0 +1,167 @@
+"""Frozen values that cross package borders."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+MIB: Final = 1 << 20
+WASM_PAGE_BYTES: Final = 1 << 16
+
+Dim3 = tuple[int, int, int]
+DeviceKind = Literal["emulator", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point on the monotonic clock after which work must have stopped.
+
+    Attributes:
+        at_ns: ``time.monotonic_ns()`` value, or None for no deadline.
+    """
+
+    at_ns: int | None = None
+
+    @classmethod
+    def after(cls, seconds: float | None) -> Deadline:
+        """Return the deadline ``seconds`` from now; None or infinity means none."""
+        if seconds is None or math.isinf(seconds):
+            return cls()
+        return cls(time.monotonic_ns() + round(seconds * 1e9))
+
+    def remaining_s(self) -> float:
+        """Return seconds left: 0.0 when passed, infinity without a deadline."""
+        if self.at_ns is None:
+            return math.inf
+        return max(0.0, (self.at_ns - time.monotonic_ns()) / 1e9)
+
+    def expired(self) -> bool:
+        """Return whether the deadline has passed."""
+        return self.at_ns is not None and time.monotonic_ns() >= self.at_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use.
+
+    Attributes:
+        memory_bytes: linear memory, all memories together; growing past it answers -1.
+        table_elements: elements of each table.
+        module_bytes: size of the module's binary.
+        stack_bytes: Wasm stack.
+        wall_s: wall-clock seconds for the start function and for every call.
+        output_bytes: captured stdout, and captured stderr.
+    """
+
+    memory_bytes: int = 256 * MIB
+    table_elements: int = 1 << 20
+    module_bytes: int = 64 * MIB
+    stack_bytes: int = 512 << 10
+    wall_s: float = 30.0
+    output_bytes: int = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """Geometry of a launch.
+
+    Attributes:
+        grid: blocks along x, y, z, each 1 to 2**31 - 1 (y and z: 65,535 on hardware).
+        block: threads along x, y, z, each 1 to 1024, at most 1024 together.
+        shared_bytes: dynamic shared memory of a block.
+    """
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of addresses that a kernel may touch.
+
+    Attributes:
+        address: first byte, in the device's address space.
+        size_bytes: length, at least 1.
+        host: True for registered host memory, whose device and host addresses are the same.
+    """
+
+    address: int
+    size_bytes: int
+    host: bool
+
+    @property
+    def end(self) -> int:
+        """Address one past the last byte."""
+        return self.address + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KernelParam:
+    """One parameter of a kernel.
+
+    Attributes:
+        name: as the PTX declares it.
+        size_bytes: bytes of the parameter, arrays included.
+        align_bytes: alignment in the parameter buffer.
+        scalar: False for an array parameter (a C structure passed by value).
+        pointer: True when the kernel uses the value as an address of global memory.
+        access_align_bytes: alignment that the widest access through the pointer needs, 1 if none.
+    """
+
+    name: str
+    size_bytes: int
+    align_bytes: int
+    scalar: bool = True
+    pointer: bool = False
+    access_align_bytes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSignature:
+    """What a caller must know of a kernel before launching it.
+
+    Attributes:
+        entry: name of the ``.entry``.
+        params: in declaration order.
+        static_shared_bytes: shared memory declared by the module and reachable from the entry.
+        max_threads: most threads of a block (``.maxntid``, ``.reqntid``), 1024 if unstated.
+        required_block: ``.reqntid``, or None.
+    """
+
+    entry: str
+    params: tuple[KernelParam, ...]
+    static_shared_bytes: int = 0
+    max_threads: int = 1024
+    required_block: Dim3 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device, as told to people and to capability checks.
+
+    Attributes:
+        kind: ``emulator`` or ``cuda``.
+        ordinal: index among devices of its kind.
+        name: the vendor's name.
+        compute_capability: (major, minor).
+        ptx_version: newest PTX ISA (major, minor) it accepts.
+        memory_bytes: device memory.
+        multiprocessors: count.
+        max_shared_bytes: largest shared memory of a block, opt-in included.
+        concurrent_managed_access: whether CPU and GPU may touch managed memory at once.
+        driver: the driver's version, empty for the emulator.
+    """
+
+    kind: DeviceKind
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    ptx_version: tuple[int, int]
+    memory_bytes: int
+    multiprocessors: int
+    max_shared_bytes: int
+    concurrent_managed_access: bool = False
+    driver: str = ""
