@@ -1,0 +1,35 @@
+import pytest
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.settings import SETTINGS, Settings
+
+
+def test_nothing_set_gives_the_defaults():
+    settings = Settings.from_environment({})
+    assert [getattr(settings, s.field) for s in SETTINGS] == [s.default for s in SETTINGS]
+
+
+def test_variables_are_ours_and_unique():
+    names = [setting.variable for setting in SETTINGS]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("TENSOR_WASM_") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TENSOR_WASM_TIMEOUT", "soon"),
+        ("TENSOR_WASM_TIMEOUT", "nan"),
+        ("TENSOR_WASM_TIMEOUT", "-1"),
+        ("TENSOR_WASM_TIMEOUT", "inf"),
+        ("TENSOR_WASM_MEMORY", "0"),
+        ("TENSOR_WASM_POOL_SLOTS", "9e9"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(variable, text):
+    with pytest.raises(InvalidArgs, match=variable):
+        Settings.from_environment({variable: text})
+
+
+def test_white_space_is_not_a_value():
+    assert Settings.from_environment({"TENSOR_WASM_DEVICE": "  "}).device == "auto"
+    assert Settings.from_environment({"TENSOR_WASM_DEVICE": " cuda:1 "}).device == "cuda:1"
