@@ -1,4 +1,4 @@
-"""Every setting, once: name, default, meaning. The command line's options and the documents are made from this table."""
+"""Every setting, once: name, default, meaning. Command-line options and documents are made from this table."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
     ),
-    Setting("pool_slots", "TENSOR_WASM_POOL_SLOTS", _count, 1000, "Sandboxes that can be alive at once in one process."),
+    Setting("pool_slots", "TENSOR_WASM_POOL_SLOTS", _count, 1000, "Sandboxes alive at once in one process."),
     Setting(
         "emulator_memory_mib",
         "TENSOR_WASM_EMULATOR_MEMORY",

@@ -1,4 +1,5 @@
 import pytest
+
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import SETTINGS, Settings
 
