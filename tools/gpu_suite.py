@@ -1,0 +1,142 @@
+"""Run everything that only a GPU can show, and write the report that is committed.
+
+Every suite runs, whatever the one before it did; each has a log of its own beside the report. A skipped test
+counts as a failure here: on a machine with a GPU there is nothing to skip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITE_TIMEOUT_S = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One run of pytest or of a benchmark.
+
+    Attributes:
+        name: of the log.
+        command: arguments after the interpreter.
+        tests: whether it writes a JUnit file.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    tests: bool = True
+
+
+PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "--timeout", "300")
+SUITES = (
+    Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), tests=False),
+    Suite("instructions", (*PYTEST, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "instructions")),
+    Suite("conformance", (*PYTEST, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "not instructions")),
+    Suite("cuda", (*PYTEST, "tests/conformance/cuda")),
+    Suite("bench", ("-m", "tensorwasm.cli", "bench", "job", "--device", "cuda"), tests=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a suite came to; counts are of tests, 0 for a benchmark."""
+
+    suite: str
+    ok: bool
+    seconds: float
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failures: tuple[str, ...] = ()
+
+
+def run(suite: Suite, folder: Path) -> Outcome:
+    """Run one suite, its output into ``folder``."""
+    log, junit = folder / f"{suite.name}.log", folder / f"{suite.name}.xml"
+    command = [sys.executable, *suite.command, *((f"--junit-xml={junit}",) if suite.tests else ())]
+    start = time.monotonic()
+    with log.open("w") as out:
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False, timeout=SUITE_TIMEOUT_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    seconds = round(time.monotonic() - start, 1)
+    if not suite.tests:
+        return Outcome(suite.name, code == 0, seconds)
+    if not junit.exists():
+        return Outcome(suite.name, False, seconds, failures=("no result: see the log",))
+    cases = list(ET.parse(junit).iter("testcase"))  # noqa: S314 - written by our own pytest just now
+    junit.unlink()
+    bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    skipped = [c for c in cases if c.find("skipped") is not None]
+    names = tuple(f"{c.get('classname')}::{c.get('name')}" for c in bad + skipped)
+    good = len(cases) - len(bad) - len(skipped)
+    return Outcome(suite.name, code == 0 and not names, seconds, good, len(bad), len(skipped), names[:50])
+
+
+def describe_device() -> dict[str, object]:
+    """Return the GPU's name and driver as the product itself sees them."""
+    code = (
+        "import json; from dataclasses import asdict; from tensorwasm.gpu.probe import open_device; "
+        "print(json.dumps(asdict(open_device('cuda')[0].info)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"no GPU to run on:\n{done.stderr.strip().splitlines()[-1] if done.stderr else 'no reason given'}")
+    return dict(json.loads(done.stdout))
+
+
+def versions() -> dict[str, str]:
+    """Return versions that results depend on."""
+    from tensorwasm.bench.figures import versions as found  # noqa: PLC0415 - only once PYTHONPATH is set
+
+    return found()
+
+
+def main() -> int:
+    """Run the suites named, or all; return 0 if every one is green."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results", help="folder of the report")
+    parser.add_argument("suites", nargs="*", help=f"of {', '.join(suite.name for suite in SUITES)}; default all")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    device = describe_device()
+    logs = options.out / "gpu-logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for suite in SUITES:
+        if options.suites and suite.name not in options.suites:
+            continue
+        outcomes.append(run(suite, logs))
+        last = outcomes[-1]
+        print(
+            f"{last.suite:14}{'ok' if last.ok else 'FAILED':8}{last.passed:6} passed {last.failed:4} failed "
+            f"{last.skipped:4} skipped {last.seconds:8} s",
+            flush=True,
+        )
+    report = {
+        "device": device,
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ok": all(outcome.ok for outcome in outcomes),
+        "suites": [asdict(outcome) for outcome in outcomes],
+    }
+    name = str(device["name"]).lower().replace(" ", "-")
+    (options.out / f"gpu-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
