@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -57,7 +57,9 @@ class WarpMemory(Protocol):
     """Checked memory as a `WarpOp` sees it. Every access is bounds-, alignment-, initialisation- and race-checked."""
 
     def load(self, space: str, addresses: NDArray[np.uint64], dtype: np.dtype[Any]) -> Lanes:
-        """Read one element per address; any shape ``(warps, 32, ...)``; axis 1 is the accessing lane.
+        """Read one element per address; any shape ``(warps, n, ...)``; axis 1 is the accessing lane.
+
+        ``n`` is at most 32; lanes ``n`` to 31 access nothing.
 
         Args:
             space: ``shared``, ``global`` or ``generic``.
@@ -67,6 +69,15 @@ class WarpMemory(Protocol):
 
     def store(self, space: str, addresses: NDArray[np.uint64], values: Lanes) -> None:
         """Write one element per address; shapes as in `load`."""
+
+    def fault(self, warp: int, lane: int, reason: str) -> NoReturn:
+        """Stop the kernel with `KernelFault` for one lane.
+
+        Args:
+            warp: index along axis 0.
+            lane: 0 to 31.
+            reason: what it did wrong; the engine adds thread, instruction and position.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +94,79 @@ class WarpOp:
     results: tuple[str, ...]
     sources: tuple[str, ...]
     run: Callable[..., tuple[Lanes, ...]]
+
+
+class LaneMemory(Protocol):
+    """Checked memory as a `LaneMemoryOp` sees it. ``lanes`` says who accesses: distinct indices into the batch of lanes.
+
+    Every access is checked like an ordinary load or store of that lane: bounds, alignment, initialisation and, unless
+    ``atomic``, races.
+    """
+
+    @property
+    def queue(self) -> dict[str, Any]:
+        """What the ops keep between two runs: empty when a batch of lanes starts, dropped with it."""
+
+    def load(
+        self,
+        space: str,
+        lanes: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
+        dtype: np.dtype[Any],
+        count: int = 1,
+        *,
+        atomic: bool = False,
+    ) -> Lanes:
+        """Read ``count`` consecutive elements per lane as ``(lanes, count)``.
+
+        Args:
+            space: ``shared``, ``global`` or ``generic``.
+            lanes: who reads, ``(lanes,)``; here a lane may occur more than once.
+            addresses: byte addresses in that space, ``(lanes,)``; multiples of ``count * dtype.itemsize``.
+            dtype: element type.
+            count: a power of two.
+            atomic: two atomic accesses never race with each other.
+        """
+
+    def store(
+        self,
+        space: str,
+        lanes: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
+        values: Lanes,
+        *,
+        atomic: bool = False,
+    ) -> None:
+        """Write ``(lanes, count)`` values; otherwise as `load`. Where lanes overlap, the last one wins."""
+
+    def unset(self, space: str, lanes: NDArray[np.int64], addresses: NDArray[np.uint64], size_bytes: int) -> None:
+        """Make ``size_bytes`` (a power of two, also the alignment) per lane uninitialised; checked like a store."""
+
+    def blocks(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a number per lane that is equal for lanes of one thread block, which share their shared memory."""
+
+    def synchronize(self, lanes: NDArray[np.int64]) -> None:
+        """Note that in the blocks of these lanes every access so far happens before every later one (race checks)."""
+
+    def fault(self, lane: int, reason: str) -> NoReturn:
+        """Stop the kernel with `KernelFault` for one lane; the engine adds thread, instruction and position."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMemoryOp:
+    """An instruction that each active lane executes for itself on memory, with state between instructions.
+
+    Attributes:
+        results: PTX types of the destination registers, in operand order.
+        sources: PTX types of the source operands, in operand order; an address operand counts as one source of
+            type ``u64`` (base plus offset already added); an immediate is an array like any other.
+        run: takes the memory, the ids of the active lanes in ascending order and one ``(lanes,)`` array per source;
+            returns a tuple of one such array per result.
+        waits: the only result is a ``pred``; a lane that gets False waits for other lanes, which the engine lets run
+            before this lane runs on.
+    """
+
+    results: tuple[str, ...]
+    sources: tuple[str, ...]
+    run: Callable[..., tuple[Lanes, ...]]
+    waits: bool = False
