@@ -1,0 +1,158 @@
+"""Compile every examples/NAME/NAME.cu to the committed NAME.sm_75.ptx and NAME.sm_80.ptx, verbatim as CUDA emits it.
+
+The compiler is the one inside nvcc, taken as a library (NVRTC) from CUDA 12.0: it writes PTX ISA 8.0, which drivers
+from 525 on accept, where the nvcc of a newer toolkit writes a newer ISA that they refuse. It comes from PyPI, so neither
+a CUDA toolkit nor a C++ compiler has to be installed. Each text is then assembled by the ptxas of the same release.
+
+Usage: build_kernels.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PACKAGES: Final = (
+    "nvidia-cuda-nvrtc-cu12==12.0.140",  # the compiler
+    "nvidia-cuda-runtime-cu12==12.0.146",  # mma.h, cuda_fp16.h
+    "nvidia-cuda-nvcc-cu12==12.0.140",  # what those include, and ptxas
+)
+TARGETS: Final = (75, 80)
+OPTIONS: Final = ("--fmad=false", "--std=c++03")
+"""``--fmad=false``: a kernel fuses where its source says ``fmaf`` and nowhere else, so a CPU can follow it exactly.
+``c++03``: under later standards this release puts the unused constants of ``<nv/target>`` into every module."""
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+EXAMPLES: Final = ROOT / "examples"
+TOOLKIT: Final = ROOT / "build" / "cuda-12.0"
+NVIDIA: Final = TOOLKIT / "nvidia"
+
+
+class BuildError(Exception):
+    """A kernel cannot be built; the text says why."""
+
+
+def install_toolkit() -> None:
+    """Put the compiler into ``build/``, once.
+
+    Raises:
+        BuildError: there is no such package for this machine, or no network.
+    """
+    if (TOOLKIT / ".complete").exists():
+        return
+    print(f"installing {', '.join(PACKAGES)} into {TOOLKIT.relative_to(ROOT)}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]
+    if subprocess.run([*pip, "--target", str(TOOLKIT), *PACKAGES], check=False).returncode != 0:
+        raise BuildError("CUDA 12.0 compiler packages cannot be installed: this needs x86-64 Linux and PyPI")
+    (TOOLKIT / ".complete").touch()
+
+
+class Compiler:
+    """NVRTC through its C API."""
+
+    def __init__(self) -> None:
+        """Load the library.
+
+        Raises:
+            BuildError: it is not there.
+        """
+        libraries = sorted((NVIDIA / "cuda_nvrtc" / "lib").glob("libnvrtc.so*"))
+        if not libraries:
+            raise BuildError("the compiler package for this platform has no libnvrtc.so")
+        self._nvrtc = ctypes.CDLL(str(libraries[0]))
+
+    def compile(self, source: Path, target: int) -> bytes:
+        """Return the PTX of one source for ``compute_<target>``.
+
+        Raises:
+            BuildError: the source does not compile.
+        """
+        program = ctypes.c_void_p()
+        # The name goes into mangled symbols: give the file's own, never a path.
+        text, name = source.read_bytes(), source.name.encode("ascii")
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text, name, 0, None, None)
+        includes = [f"--include-path={NVIDIA / part / 'include'}" for part in ("cuda_runtime", "cuda_nvcc")]
+        options = [item.encode() for item in (f"--gpu-architecture=compute_{target}", *OPTIONS, *includes)]
+        try:
+            self._call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
+            return self._text("PTX", program)
+        except BuildError as error:
+            raise BuildError(f"{source.name}: {self._text('ProgramLog', program).decode()}") from error
+        finally:
+            self._call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _text(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, text)
+        return text.value
+
+    def _call(self, function: str, *args: object) -> None:
+        if status := getattr(self._nvrtc, function)(*args):
+            raise BuildError(f"{function} answered {status}")
+
+
+def assemble(ptx: bytes, target: int) -> None:
+    """Let ptxas judge a text.
+
+    Raises:
+        BuildError: it is not ASCII, or ptxas refuses it.
+    """
+    if not ptx.isascii():
+        raise BuildError("the compiler wrote PTX that is not ASCII")
+    ptxas = NVIDIA / "cuda_nvcc" / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "kernel.ptx")
+        text.write_bytes(ptx)
+        command = [str(ptxas), f"--gpu-name=sm_{target}", "--output-file", str(text.with_suffix(".cubin")), str(text)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise BuildError(f"ptxas: {run.stderr}")
+
+
+def build(*, check: bool) -> list[Path]:
+    """Build every kernel and return the committed files that differed; write them unless ``check``.
+
+    Raises:
+        BuildError: there is no compiler, or a kernel does not build.
+    """
+    install_toolkit()
+    compiler, changed = Compiler(), []
+    for source in sorted(EXAMPLES.glob("*/*.cu")):
+        for target in TARGETS:
+            committed = source.with_suffix(f".sm_{target}.ptx")
+            ptx = compiler.compile(source, target)
+            assemble(ptx, target)
+            if not committed.exists() or committed.read_bytes() != ptx:
+                changed.append(committed)
+                if not check:
+                    committed.write_bytes(ptx)
+    return changed
+
+
+def main() -> int:
+    """Build or check, and say what came of it."""
+    parser = argparse.ArgumentParser(description="Compile the example kernels to their committed PTX.")
+    parser.add_argument("--check", action="store_true", help="compare only: exit 1 if a file is not reproduced")
+    check = parser.parse_args().check
+    try:
+        changed = build(check=check)
+    except BuildError as error:
+        print(f"NOTHING WAS {'CHECKED' if check else 'BUILT'}: {error}", file=sys.stderr)
+        return 3
+    for path in changed:
+        print(f"{'DIFFERS' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    if not changed:
+        print("every committed PTX text is what its source compiles to")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
