@@ -1,7 +1,8 @@
 """What an instruction becomes before it runs: the contract between the lane engine and the instruction tables.
 
-The engine owns registers, memory, control flow and divergence. A table turns one PTX instruction into an `Op` (each lane
-for itself) or a `WarpOp` (32 lanes together), once, at load time; what it does not know it refuses there, by name.
+The engine owns registers, memory, control flow and divergence. A table turns one PTX instruction into an `Op` (each
+lane for itself), a `WarpOp` (32 lanes together) or a `LaneMemoryOp`, once, at load time; what it does not know it
+refuses there, by name.
 Registers are stored as raw unsigned bits; the engine views them in the dtype of the PTX type that an op declares.
 """
 
@@ -97,7 +98,7 @@ class WarpOp:
 
 
 class LaneMemory(Protocol):
-    """Checked memory as a `LaneMemoryOp` sees it. ``lanes`` says who accesses: distinct indices into the batch of lanes.
+    """Checked memory as a `LaneMemoryOp` sees it. ``lanes`` says who accesses: distinct indices into the batch.
 
     Every access is checked like an ordinary load or store of that lane: bounds, alignment, initialisation and, unless
     ``atomic``, races.
