@@ -1,1 +1,16 @@
-"""The command line."""
+"""The command line: `tensor-wasm`.
+
+Exit codes: 0 done; 1 the guest or this program failed; 2 a mistake in what was asked; 4 no such device; 124 the
+deadline passed; 130 interrupted. A guest's own exit code is passed on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    from tensorwasm.cli.app import execute  # noqa: PLC0415 - Typer is loaded for the command line only
+
+    execute(sys.argv[1:])

@@ -1,0 +1,5 @@
+"""`python -m tensorwasm.cli`."""
+
+from tensorwasm.cli import main
+
+main()

@@ -1,0 +1,40 @@
+"""`tensor-wasm bench`: figures against bars."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.settings import current
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="emulator: the emulator's speed. job: the main job on a device.")],
+    *,
+    device: Annotated[
+        str | None, typer.Option(help="For benchmarks that take one: auto, emulator, cuda, cuda:N.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Measure, print one row per figure, and exit with 1 if a bar is missed."""
+    from tensorwasm.bench import BENCHMARKS  # noqa: PLC0415 - keeps --help quick
+
+    if name not in BENCHMARKS:
+        raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
+    report = BENCHMARKS[name](device or current().device)
+    sys.stdout.write(report.to_text())
+    if json_file:
+        json_file.write_text(report.to_json())
+    if plot_file:
+        from tensorwasm.bench.plot import plot  # noqa: PLC0415 - matplotlib takes a second to load
+
+        plot(report, plot_file)
+    if not report.met:
+        raise typer.Exit(1)

@@ -1,0 +1,137 @@
+"""`tensor-wasm run`: one module, one call, in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorwasm.errors import InvalidArgs, InvokeTimeout
+from tensorwasm.settings import current
+from tensorwasm.values import MIB, Deadline, Limits
+
+GRACE_S = 1.0
+"""What a call gets past its deadline to end by itself before the process is ended around it."""
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The module, a .wasm file; - reads standard input.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
+    ] = None,
+    *,
+    export: Annotated[
+        str | None, typer.Option(help="Function to call; without it _start, and where there is none, main.")
+    ] = None,
+    args: Annotated[
+        str, typer.Option(metavar="JSON", help='Its arguments, a JSON array: [1, 2.5, "NaN", 9007199254740993].')
+    ] = "[]",
+    device: Annotated[
+        str | None, typer.Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="For the whole run. [env: TENSOR_WASM_TIMEOUT; default: 30]"),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(metavar="MIB", help="Linear memory at most. [env: TENSOR_WASM_MEMORY; default: 256]"),
+    ] = None,
+    grant: Annotated[
+        list[str] | None,
+        typer.Option(help="What the guest may use: cuda; read:DIR; write:DIR. Repeatable; nothing is granted unasked."),
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable the guest sees.")] = None,
+    verbose: Annotated[bool, typer.Option(help="Say on standard error what was run, where and how long.")] = False,
+) -> None:
+    """Run a WebAssembly module in a sandbox of its own.
+
+    The guest's output is this command's output and its exit code this command's. A function's results are printed:
+    ok for none, a bare value for one, a JSON array for several.
+    """
+    from tensorwasm.runtime import Runtime, format_results, parse_args, parse_grants  # noqa: PLC0415 - keeps --help quick
+
+    settings = current()
+    wall_s = _positive("--timeout", timeout if timeout is not None else settings.timeout_s)
+    limits = Limits(memory_bytes=_memory_bytes(memory if memory is not None else settings.memory_mib), wall_s=wall_s)
+    watchdog = threading.Timer(wall_s + GRACE_S, _end_process, (wall_s,))
+    watchdog.daemon = True
+    watchdog.start()
+    deadline = Deadline.after(wall_s)
+    values, grants, variables = parse_args(args), parse_grants(grant or ()), _variables(env or ())
+    with Runtime(device=device or settings.device, limits=limits) as runtime:
+        function = runtime.load(_read(file), name=file.name)
+        outcome = function.invoke(
+            export,
+            values,
+            argv=(file.name, *(arguments or ())),
+            env=variables,
+            stdin=b"" if str(file) == "-" or sys.stdin.isatty() else sys.stdin.buffer.read(),
+            grants=grants,
+            deadline=deadline,
+            stdout=_writer(sys.stdout),
+            stderr=_writer(sys.stderr),
+            on_device=_announce,
+        )
+        if outcome.export != "_start":
+            print(format_results(outcome))
+        if verbose:
+            sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
+        watchdog.cancel()
+
+
+def _announce(name: str, reason: str) -> None:
+    sys.stderr.write(f"device: {name} ({reason})\n")
+
+
+def _end_process(wall_s: float) -> None:
+    sys.stderr.write(f"error: {InvokeTimeout.kind}: nothing ended within {wall_s:g} s; the process is stopped\n")
+    sys.stderr.flush()
+    os._exit(InvokeTimeout.exit_code)
+
+
+def _read(file: Path) -> bytes:
+    """Read the module, but never more than the limit and a byte."""
+    limit = Limits().module_bytes + 1
+    try:
+        if str(file) == "-":
+            return sys.stdin.buffer.read(limit)
+        with file.open("rb") as module:
+            return module.read(limit)
+    except OSError as error:
+        raise InvalidArgs(f"cannot read {file}: {error.strerror}") from None
+
+
+def _writer(stream: object) -> object:
+    """Return a sink that passes a guest's bytes on at once, in order with our own text."""
+    text = stream
+
+    def write(data: bytes) -> None:
+        text.flush()  # type: ignore[attr-defined]
+        text.buffer.write(data)  # type: ignore[attr-defined]
+        text.buffer.flush()  # type: ignore[attr-defined]
+
+    return write
+
+
+def _positive(option: str, number: float) -> float:
+    if not 0 < number < 1e9:
+        raise InvalidArgs(f"{option} must be a positive number")
+    return number
+
+
+def _memory_bytes(mib: int) -> int:
+    if not 1 <= mib <= 4096:
+        raise InvalidArgs(f"--memory is in MiB, 1 to 4096, not {mib}")
+    return mib * MIB
+
+
+def _variables(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    if bad := [name for name, equals, _ in split if not (name and equals)]:
+        raise InvalidArgs(f"--env takes NAME=VALUE, not {bad[0][:64]!r}")
+    return {name: value for name, _, value in split}

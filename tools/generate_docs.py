@@ -1,0 +1,102 @@
+"""Write the reference pages that are made from code: settings, errors, command line. `--check` fails on drift."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from tensorwasm import cli, errors  # noqa: E402 - the tree's own source, installed or not
+from tensorwasm.cli.app import app  # noqa: E402 - the same
+from tensorwasm.settings import SETTINGS  # noqa: E402 - the same
+
+FOLDER = ROOT / "docs" / "reference"
+
+
+def render_settings() -> str:
+    """Return the page of environment variables."""
+    rows = [f"| `{s.variable}` | `{s.default or '(empty)'}` | {s.meaning} |" for s in SETTINGS]
+    return "\n".join(("# Settings", "", "| Variable | Default | Meaning |", "|---|---|---|", *rows)) + "\n"
+
+
+def _leaves(error: type[errors.TensorWasmError]) -> Iterator[type[errors.TensorWasmError]]:
+    yield error
+    for child in error.__subclasses__():
+        yield from _leaves(child)
+
+
+def render_errors() -> str:
+    """Return the page of errors."""
+    rows = []
+    for error in _leaves(errors.TensorWasmError):
+        if error in {
+            errors.TensorWasmError,
+            errors.CallerError,
+            errors.GuestError,
+            errors.LimitError,
+            errors.HostError,
+        }:
+            continue
+        first = (error.__doc__ or "").strip().splitlines()[0]
+        rows.append(f"| `{error.kind}` | `{error.__name__}` | {error.http_status} | {error.exit_code} | {first} |")
+    head = ("| Kind | Python | HTTP | Exit code | Meaning |", "|---|---|---|---|---|")
+    text = "Kinds, statuses and exit codes are contract; messages are not."
+    return "\n".join(("# Errors", "", text, "", *head, *rows)) + "\n"
+
+
+def render_commands() -> str:
+    """Return the page of the command line: from the declarations, not from one library version's rendering."""
+    parts = ["# Command line"]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        rows = [f"| {_spelling(p)} | {' '.join((p.help or '').split())} |" for p in command.params if p.name != "help"]
+        text = inspect.cleandoc(command.callback.__doc__ or "")
+        parts += [f"## tensor-wasm {name}", text, "\n".join(("| Argument or option | Meaning |", "|---|---|", *rows))]
+    codes = inspect.cleandoc(cli.__doc__ or "").split("\n\n", 1)[1]
+    return "\n\n".join((*parts, "## Exit codes", codes)) + "\n"
+
+
+def _spelling(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+    return f"`{parameter.opts[0]}{value}`"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings.md": render_settings,
+    "errors.md": render_errors,
+    "cli.md": render_commands,
+}
+
+
+def main() -> int:
+    """Write the pages, or say which have drifted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what it would be")
+    check = parser.parse_args().check
+    drifted = []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, render in PAGES.items():
+        path, text = FOLDER / name, render()
+        if path.exists() and path.read_text() == text:
+            continue
+        drifted.append(name)
+        if not check:
+            path.write_text(text)
+    if check and drifted:
+        print(f"docs/reference is not what the code says: {', '.join(drifted)}; run make docs", file=sys.stderr)
+        return 1
+    print(f"docs/reference: {len(PAGES)} pages, {'ok' if not drifted else 'written'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
