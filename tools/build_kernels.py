@@ -1,7 +1,7 @@
 """Compile every examples/NAME/NAME.cu to the committed NAME.sm_75.ptx and NAME.sm_80.ptx, verbatim as CUDA emits it.
 
 The compiler is the one inside nvcc, taken as a library (NVRTC) from CUDA 12.0: it writes PTX ISA 8.0, which drivers
-from 525 on accept, where the nvcc of a newer toolkit writes a newer ISA that they refuse. It comes from PyPI, so neither
+from 525 on accept, where a newer nvcc writes a newer ISA that they refuse. It comes from PyPI, so neither
 a CUDA toolkit nor a C++ compiler has to be installed. Each text is then assembled by the ptxas of the same release.
 
 Usage: build_kernels.py [--check]

@@ -1,0 +1,195 @@
+// What the example guests share: picking a PTX variant, checking codes, making inputs, judging results.
+#ifndef EXAMPLES_GUEST_H
+#define EXAMPLES_GUEST_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensorwasm.h"
+
+#define MALFORMED_PTX (-4)
+#define INVALID_ARGS (-9)
+
+// The PTX texts that the program carries, newest target first.
+struct variant {
+    const unsigned char *text;
+    size_t length;
+};
+
+// Say on stderr what failed and why. Returns the code.
+static inline int say_failure(const char *what, int64_t code)
+{
+    char text[513] = {0};
+    wasi_cuda_last_error_copy(text, sizeof text - 1);
+    fprintf(stderr, "%s: code %lld%s%s\n", what, (long long)code, *text ? ": " : "", text);
+    return (int)code;
+}
+
+// Leave the function if a size is not in 1 .. most.
+#define REQUIRE_SIZE(size, most)                                        \
+    do {                                                                \
+        if ((size) < 1 || (size) > (most)) {                            \
+            fprintf(stderr, "the size must be 1 to %d\n", (int)(most)); \
+            return INVALID_ARGS;                                        \
+        }                                                               \
+    } while (0)
+
+// Leave the function with the code if the ABI answers a negative one.
+#define TRY(call)                                 \
+    do {                                          \
+        int64_t code_ = (call);                   \
+        if (code_ < 0)                            \
+            return say_failure(#call, code_);     \
+    } while (0)
+
+// Load the first variant that this device and its driver accept. Returns a kernel id or a negative code.
+static inline int64_t load_kernel(const char *entry, const struct variant *variants, size_t count)
+{
+    int64_t kernel = MALFORMED_PTX;
+    for (size_t i = 0; i < count && kernel == MALFORMED_PTX; i++)
+        kernel = wasi_cuda_load_ptx(variants[i].text, variants[i].length, entry, strlen(entry));
+    return kernel;
+}
+
+static inline int64_t device_alloc(size_t bytes)
+{
+    return wasi_cuda_alloc((uint32_t)bytes, 0);
+}
+
+static inline int32_t device_free(int64_t buffer)
+{
+    return wasi_cuda_free((uint32_t)buffer, (uint32_t)(buffer >> 32));
+}
+
+static inline int32_t device_write(int64_t buffer, const void *from, size_t bytes)
+{
+    return wasi_cuda_memcpy_h2d((uint32_t)buffer, (uint32_t)(buffer >> 32), from, bytes);
+}
+
+static inline int32_t device_read(void *into, int64_t buffer, size_t bytes)
+{
+    return wasi_cuda_memcpy_d2h(into, (uint32_t)buffer, (uint32_t)(buffer >> 32), bytes);
+}
+
+// Kernel arguments: records of a tag byte and a little-endian value, in the order of the kernel's parameters.
+struct arguments {
+    uint8_t bytes[128];
+    uint32_t length;
+};
+
+static inline void put(struct arguments *args, uint8_t tag, const void *value, size_t bytes)
+{
+    args->bytes[args->length] = tag;
+    memcpy(args->bytes + args->length + 1, value, bytes);
+    args->length += 1 + bytes;
+}
+
+static inline void put_i32(struct arguments *args, int32_t value)
+{
+    put(args, 0x01, &value, sizeof value);
+}
+
+static inline void put_f32(struct arguments *args, float value)
+{
+    put(args, 0x03, &value, sizeof value);
+}
+
+static inline void put_u32(struct arguments *args, uint32_t value)
+{
+    put(args, 0x05, &value, sizeof value);
+}
+
+// A window of this program's own memory.
+static inline void put_window(struct arguments *args, const void *start, size_t bytes)
+{
+    uint32_t window[2] = {(uint32_t)(uintptr_t)start, (uint32_t)bytes};
+    put(args, 0x07, window, sizeof window);
+}
+
+// A device buffer, from its first byte.
+static inline void put_buffer(struct arguments *args, int64_t buffer)
+{
+    uint64_t place[2] = {(uint64_t)buffer, 0};
+    put(args, 0x08, place, sizeof place);
+}
+
+// Zeroed memory; ends the program if there is none.
+static inline void *allocate(size_t count, size_t each)
+{
+    void *memory = calloc(count, each);
+    if (memory == NULL) {
+        fprintf(stderr, "out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+// The next of a fixed sequence of numbers (xorshift), so that every run computes the same.
+static inline uint32_t next_u32(uint32_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 17;
+    *state ^= *state << 5;
+    return *state;
+}
+
+// The next float in -1 .. 1.
+static inline float next_float(uint32_t *state)
+{
+    return (float)(int32_t)next_u32(state) / 2147483648.0f;
+}
+
+static inline void fill_floats(float *floats, size_t count, uint32_t seed)
+{
+    for (size_t i = 0; i < count; i++)
+        floats[i] = next_float(&seed);
+}
+
+static inline uint32_t blocks_for(uint32_t items, uint32_t per_block)
+{
+    return (items + per_block - 1) / per_block;
+}
+
+// How two results differ.
+struct verdict {
+    int mismatches;
+    double max_error;
+};
+
+// Compare floats; a difference above the tolerance, or a NaN on one side, is a mismatch.
+static inline struct verdict compare_floats(const float *got, const float *expected, size_t count, double tolerance)
+{
+    struct verdict verdict = {0, 0.0};
+    for (size_t i = 0; i < count; i++) {
+        double error = fabs((double)got[i] - (double)expected[i]);
+        verdict.mismatches += !(error <= tolerance);
+        verdict.max_error = fmax(verdict.max_error, error);
+    }
+    return verdict;
+}
+
+// Say how it went, after a subject made as printf makes it. Returns the mismatches.
+__attribute__((format(printf, 2, 3))) static inline int conclude(struct verdict verdict, const char *subject, ...)
+{
+    va_list parts;
+    va_start(parts, subject);
+    vprintf(subject, parts);
+    va_end(parts);
+    if (verdict.mismatches == 0)
+        printf(", verified, max error %g\n", verdict.max_error);
+    else
+        printf(", %d MISMATCHES, max error %g\n", verdict.mismatches, verdict.max_error);
+    return verdict.mismatches;
+}
+
+// The problem size: the program's first argument, or what it does by itself.
+static inline int problem_size(int argc, char **argv, int usual)
+{
+    return argc > 1 ? atoi(argv[1]) : usual;
+}
+
+#endif

@@ -1,0 +1,42 @@
+// Adds two vectors with a CUDA kernel that works directly on windows of this program's memory.
+#include "guest.h"
+
+static const unsigned char ptx_80[] = {
+#embed "vector_add.sm_80.ptx"
+};
+static const unsigned char ptx_75[] = {
+#embed "vector_add.sm_75.ptx"
+};
+static const struct variant variants[] = {{ptx_80, sizeof ptx_80}, {ptx_75, sizeof ptx_75}};
+
+// Add n elements. Returns how many came out wrong, or a negative code.
+__attribute__((export_name("run"))) int run(int n)
+{
+    REQUIRE_SIZE(n, 4 << 20);
+    size_t bytes = n * sizeof(float);
+    float *a = allocate(n, sizeof *a), *b = allocate(n, sizeof *b);
+    float *c = allocate(n, sizeof *c), *expected = allocate(n, sizeof *expected);
+    fill_floats(a, n, 1);
+    fill_floats(b, n, 2);
+
+    int64_t kernel;
+    TRY(kernel = load_kernel("vector_add", variants, 2));
+    struct arguments args = {0};
+    put_window(&args, a, bytes);
+    put_window(&args, b, bytes);
+    put_window(&args, c, bytes);
+    put_u32(&args, n);
+    TRY(wasi_cuda_launch(kernel, blocks_for(n, 256), 1, 1, 256, 1, 1, 0, args.bytes, args.length));
+    TRY(wasi_cuda_sync());
+
+    for (int i = 0; i < n; i++)
+        expected[i] = a[i] + b[i];
+    int mismatches = conclude(compare_floats(c, expected, n, 0.0), "vector_add: %d elements", n);
+    free(a), free(b), free(c), free(expected);
+    return mismatches;
+}
+
+int main(int argc, char **argv)
+{
+    return run(problem_size(argc, argv, 65536)) != 0;
+}

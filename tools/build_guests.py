@@ -1,0 +1,101 @@
+"""Compile every examples/NAME/NAME.c to the committed NAME.wasm, with the C compiler in the PyPI package ziglang.
+
+A guest carries its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
+bytes; another release gives other bytes that work as well.
+
+Usage: build_guests.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ZIGLANG: Final = "0.17.1"
+"""The release that made the committed files."""
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+EXAMPLES: Final = ROOT / "examples"
+OPTIONS: Final = ("-target", "wasm32-wasi", "-std=c23", "-O2", "-s", "-Wall", "-Wextra", "-Werror")
+INCLUDES: Final = ("guest-sdk/include", "examples")
+
+
+class BuildError(Exception):
+    """A guest cannot be built; the text says why."""
+
+
+def compiler_release() -> str:
+    """Return the installed release of ziglang.
+
+    Raises:
+        BuildError: it is not installed.
+    """
+    try:
+        return importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BuildError(f"there is no C compiler: pip install ziglang=={ZIGLANG}") from error
+
+
+def compile_guest(source: Path, folder: Path) -> bytes:
+    """Return the module that one source compiles to.
+
+    Raises:
+        BuildError: it does not compile.
+    """
+    module = folder / source.with_suffix(".wasm").name
+    includes = [f"-I{include}" for include in INCLUDES]
+    # From the root and by relative path, so that no path of this machine can reach the module.
+    command = [sys.executable, "-m", "ziglang", "cc", *OPTIONS, *includes, "-o", str(module)]
+    run = subprocess.run([*command, str(source.relative_to(ROOT))], cwd=ROOT, check=False)
+    if run.returncode != 0:
+        raise BuildError(f"{source.name} does not compile")
+    return module.read_bytes()
+
+
+def build(*, check: bool) -> list[Path]:
+    """Build every guest and return the committed files that differed; write them unless ``check``.
+
+    Raises:
+        BuildError: there is no compiler, or a guest does not build.
+    """
+    release, changed = compiler_release(), []
+    if release != ZIGLANG:
+        text = f"this is ziglang {release}, the committed guests were made by {ZIGLANG}"
+        if check:
+            raise BuildError(f"{text}: bytes cannot be compared")
+        print(f"NOTE: {text}: all will change", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted(EXAMPLES.glob("*/*.c")):
+            committed = source.with_suffix(".wasm")
+            module = compile_guest(source, Path(folder))
+            if not committed.exists() or committed.read_bytes() != module:
+                changed.append(committed)
+                if not check:
+                    committed.write_bytes(module)
+    return changed
+
+
+def main() -> int:
+    """Build or check, and say what came of it."""
+    parser = argparse.ArgumentParser(description="Compile the example guests to their committed Wasm.")
+    parser.add_argument("--check", action="store_true", help="compare only: exit 1 if a file is not reproduced")
+    check = parser.parse_args().check
+    try:
+        changed = build(check=check)
+    except BuildError as error:
+        print(f"NOTHING WAS {'CHECKED' if check else 'BUILT'}: {error}", file=sys.stderr)
+        return 3
+    for path in changed:
+        print(f"{'DIFFERS' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    if not changed:
+        print("every committed guest is what its source compiles to")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
