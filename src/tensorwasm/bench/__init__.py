@@ -1,1 +1,12 @@
-"""Benchmarks."""
+"""Benchmarks: each a function from a device choice to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tensorwasm.bench.emulator import measure_emulator
+from tensorwasm.bench.figures import Report
+from tensorwasm.bench.job import measure_job
+
+BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {"emulator": measure_emulator, "job": measure_job}
