@@ -1,0 +1,41 @@
+"""The numbers a launch and a session are held to, each stated once; the ABI's documents are generated from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm.values import MIB
+
+GIB: Final = 1024 * MIB
+
+MAX_BLOCK_THREADS_PER_AXIS: Final = 1024
+MAX_BLOCK_THREADS: Final = 1024
+MAX_GRID_BLOCKS_PER_AXIS: Final = (1 << 31) - 1
+MAX_DYNAMIC_SHARED_BYTES: Final = 228 << 10
+
+MAX_PROCESS_DEVICE_BYTES: Final = 64 * GIB
+MAX_PROCESS_ALLOCATIONS: Final = 16384
+MAX_CONCURRENT_OPERATIONS: Final = 256
+DEADLINE_NEAR_S: Final = 0.050
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one session may hold.
+
+    Attributes:
+        ptx_bytes: one PTX text.
+        total_ptx_bytes: all PTX texts together.
+        kernels: loaded kernels.
+        allocation_bytes: one device buffer, or the variables of one PTX module.
+        allocations: live device buffers.
+        device_bytes: live device buffers and module variables together.
+    """
+
+    ptx_bytes: int = 8 * MIB
+    total_ptx_bytes: int = 512 * MIB
+    kernels: int = 256
+    allocation_bytes: int = 256 * MIB
+    allocations: int = 4096
+    device_bytes: int = 4 * GIB
