@@ -1,0 +1,78 @@
+"""Launch a kernel from arrays to arrays, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwasm.gpu.device import Device, LoadedModule
+from tensorwasm.ptx.parser import parse
+from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
+
+Argument = NDArray[Any] | np.generic
+
+
+class Launcher:
+    """Owns a stream and every module it has loaded; a context manager."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._stream = device.open_stream()
+        self._modules: dict[str, LoadedModule] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for module in self._modules.values():
+            self.device.unload(module)
+        self.device.close_stream(self._stream)
+
+    def load(self, text: str) -> LoadedModule:
+        """Return the module of a PTX text, loaded once."""
+        if text not in self._modules:
+            self._modules[text] = self.device.load(parse(text))
+        return self._modules[text]
+
+    def launch(
+        self,
+        text: str,
+        entry: str,
+        args: Sequence[Argument],
+        *,
+        grid: Dim3 = (1, 1, 1),
+        block: Dim3 = (32, 1, 1),
+        shared_bytes: int = 0,
+        seconds: float = 60.0,
+    ) -> list[NDArray[Any]]:
+        """Run a kernel and return its array arguments as it left them.
+
+        An array becomes a device buffer of its own and its address the argument; a NumPy scalar is passed by value.
+        """
+        module = self.load(text)
+        arrays = [np.ascontiguousarray(arg) for arg in args if isinstance(arg, np.ndarray)]
+        regions = [Region(self.device.allocate(max(1, a.nbytes)), max(1, a.nbytes), host=False) for a in arrays]
+        try:
+            for region, array in zip(regions, arrays, strict=True):
+                self.device.write(region.address, array.tobytes(), self._stream)
+            addresses = iter(regions)
+            packed = [
+                next(addresses).address.to_bytes(8, "little") if isinstance(arg, np.ndarray) else arg.tobytes()
+                for arg in args
+            ]
+            deadline = Deadline.after(seconds)
+            config = LaunchConfig(grid, block, shared_bytes)
+            self.device.launch(module, entry, config, packed, regions, self._stream, deadline)
+            self.device.synchronize(self._stream, deadline)
+            return [self._read(region, array) for region, array in zip(regions, arrays, strict=True)]
+        finally:
+            for region in regions:
+                self.device.free(region.address)
+
+    def _read(self, region: Region, like: NDArray[Any]) -> NDArray[Any]:
+        into = bytearray(region.size_bytes)
+        self.device.read(region.address, memoryview(into), self._stream)
+        return np.frombuffer(bytes(into[: like.nbytes]), like.dtype).reshape(like.shape)
