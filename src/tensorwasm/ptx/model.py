@@ -120,6 +120,37 @@ class Arguments:
 Operand = Name | Int | Float | Offset | Address | Vector | Pair | Not | Arguments
 
 
+# ------------------------------------------------------------------------------------------ initial values
+
+
+@dataclass(frozen=True, slots=True)
+class Generic:
+    """``generic(name)+offset``: the generic address of a variable, where a bare name is the address in its space."""
+
+    base: Name
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """``0xff00(address)``: the byte of an address that the mask selects, shifted down to bit 0."""
+
+    mask: int
+    address: Name | Offset | Generic
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """``name = value`` in the initializer of a sampler, texture or surface."""
+
+    name: str
+    value: Name | Int
+
+
+Initial = Name | Int | Float | Offset | Generic | Masked | Property
+"""One element of an initializer."""
+
+
 # -------------------------------------------------------------------------------------------- statements
 
 
@@ -173,12 +204,15 @@ class Variable:
         name: for ``%r<5>`` the name is ``%r`` and ``count`` is 5.
         vector: 2 or 4 for ``.v2`` and ``.v4``, else 1.
         align: ``.align`` in bytes, or None.
-        shape: array dimensions; () for a scalar; a leading 0 stands for ``[]``.
+        shape: array dimensions; () for a scalar; a leading 0 stands for ``[]``, whose size is that of the
+            initializer (whole rows), or unknown here (``.extern``).
         count: number of parameterised registers, or None.
         linkage: subset of ``extern``, ``visible``, ``weak``, ``common``, in source order.
         pointer: ``.ptr`` attributes of a parameter as (space or "", align or 0), or None.
-        initializer: folded values; nested braces flattened in order. () for none.
-        attributes: the names of ``.attribute``, such as ``managed``.
+        initializer: folded values; nested braces flattened in order, short rows before the last filled with
+            zeros. Elements that are missing at the end are zero. () for none. An array of vectors counts the
+            vector as its innermost dimension.
+        attributes: the names of ``.attribute``, such as ``managed`` or ``unified(19,95)``.
     """
 
     space: StateSpace
@@ -190,7 +224,7 @@ class Variable:
     count: int | None = None
     linkage: tuple[str, ...] = ()
     pointer: tuple[str, int] | None = None
-    initializer: tuple[Operand, ...] = ()
+    initializer: tuple[Initial, ...] = ()
     attributes: tuple[str, ...] = ()
     position: Position = field(default=Position(), compare=False)
 
@@ -209,7 +243,7 @@ class Directive:
 
     Attributes:
         name: without the dot.
-        arguments: tokens in order; strings keep their quotes.
+        arguments: tokens in order; strings keep their quotes. Commas are dropped, save in ``.section``.
     """
 
     name: str

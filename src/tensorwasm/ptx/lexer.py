@@ -1,0 +1,221 @@
+"""PTX text into tokens, and the cursor that the parser reads them through.
+
+A token is its spelling. A dotted name is one token (``ld.global.f32``, ``%tid.x``); a directive keeps its dot
+(``.reg``). Comments and white space separate tokens and are dropped.
+
+Source: PTX ISA 4.1 to 4.4 (source format, comments, identifiers).
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from typing import Final
+
+from tensorwasm.errors import MalformedPtx
+from tensorwasm.ptx.model import Position
+
+MAX_PTX_BYTES: Final = 8 << 20
+MAX_TOKENS: Final = 1 << 22
+MAX_NAME_CHARS: Final = 1 << 16
+
+END: Final = ""
+"""The token after the last one."""
+
+_IDENTIFIER: Final = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+|_", re.ASCII)
+
+# Possessive throughout: no input makes it look at a character more than a fixed number of times.
+_TOKEN: Final = re.compile(
+    r"""
+    (?: \s++ | //[^\n]*+ | /\*(?:[^*]|\*(?!/))*+\*/ )*+
+    (
+        (?:[A-Za-z][\w$]*+ | [_$%][\w$]++ | _ ) (?:\.\w++(?:::\w++)*+)*+
+      | [;,()\[\]{}@:]
+      | \.[A-Za-z_]\w*+(?:::\w++)*+
+      | 0[xX][0-9a-fA-F]++U?+ | 0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$]) | 0[bB][01]++U?+
+      | (?:\d++(?:\.\d*+)?+ | \.\d++)(?:[eE][+-]?+\d++)?+U?+
+      | "[^"\n]*+"?+
+      | /\*(?s:.*+)
+      | << | >> | <= | >= | == | != | && | \|\|
+      | \Z
+      | .
+    )
+    """,
+    re.ASCII | re.VERBOSE | re.DOTALL,
+)
+
+_SHOWN_CHARS: Final = 40
+
+
+def shown(token: str) -> str:
+    """Return a token as messages quote it, shortened."""
+    if token == END:
+        return "the end of the text"
+    return repr(token if len(token) <= _SHOWN_CHARS else token[:_SHOWN_CHARS] + "...")
+
+
+class Cursor:
+    """A place in the token list.
+
+    Attributes:
+        tokens: spellings, `END` last.
+        at: index of the next token.
+        known: operands the parser has made of a single token, by spelling, so that it makes each once.
+        mnemonics: opcode and modifiers, by spelling.
+        padding_left: zeros that initializers of the whole text may still leave out, so that a short text cannot
+            ask for long ones.
+    """
+
+    __slots__ = ("_lines", "_starts", "at", "known", "mnemonics", "padding_left", "tokens")
+
+    def __init__(self, text: str | bytes) -> None:
+        """Read the whole text.
+
+        Args:
+            text: PTX; at most ``MAX_PTX_BYTES``.
+
+        Raises:
+            MalformedPtx: too long, too many tokens, a NUL or a character that is not ASCII, a comment or string
+                that does not end.
+        """
+        source = decode(text)
+        self._lines = array("I", [0])
+        self._lines.extend(newline.end() for newline in re.finditer("\n", source))
+        self.tokens: list[str] = []
+        self._starts = array("I")
+        self.at = 0
+        self.known: dict[str, object] = {}
+        self.mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.padding_left = 1 << 20
+        self._read(source)
+
+    def _read(self, source: str) -> None:
+        keep, start_at = self.tokens.append, self._starts.append
+        for match in _TOKEN.finditer(source):
+            keep(match[1])
+            start_at(match.start(1))
+            if len(self.tokens) > MAX_TOKENS:
+                raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
+        for index, token in enumerate(self.tokens):
+            if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
+                self._check_long(index, token)
+
+    def _check_long(self, index: int, token: str) -> None:
+        if token.startswith("/*"):
+            raise self.error("a comment that does not end", index)
+        if token[0] == '"' and (len(token) == 1 or token[-1] != '"'):
+            raise self.error("a string that does not end", index)
+        if len(token) > MAX_NAME_CHARS:
+            raise self.error(f"a token of more than {MAX_NAME_CHARS} characters", index)
+
+    def position(self, index: int) -> Position:
+        """Return where token ``index`` begins."""
+        start = self._starts[index]
+        line = bisect_right(self._lines, start)
+        return Position(line, start - self._lines[line - 1] + 1)
+
+    def error(self, message: str, index: int | None = None) -> MalformedPtx:
+        """Return the error to raise for token ``index``, by default the next one."""
+        position = self.position(self.at if index is None else index)
+        return MalformedPtx(message, position.line, position.column)
+
+    def peek(self) -> str:
+        """Return the next token without taking it."""
+        return self.tokens[self.at]
+
+    def take(self) -> str:
+        """Take the next token.
+
+        Raises:
+            MalformedPtx: the text has ended.
+        """
+        token = self.tokens[self.at]
+        if token == END:
+            raise self.error("the text ends too early")
+        self.at += 1
+        return token
+
+    def accept(self, token: str) -> bool:
+        """Take the next token if it is ``token``; return whether it was."""
+        if self.tokens[self.at] == token:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, token: str) -> None:
+        """Take the next token, which must be ``token``.
+
+        Raises:
+            MalformedPtx: it is another.
+        """
+        if self.tokens[self.at] != token:
+            raise self.error(f"{token!r} expected, not {shown(self.tokens[self.at])}")
+        self.at += 1
+
+    def identifier(self, what: str) -> str:
+        """Take an identifier without dots; ``what`` names it in the message.
+
+        Raises:
+            MalformedPtx: the next token is something else.
+        """
+        token = self.tokens[self.at]
+        if not _IDENTIFIER.fullmatch(token):
+            raise self.error(f"{what} expected, not {shown(token)}")
+        self.at += 1
+        return token
+
+    def integer(self, what: str, most: int) -> int:
+        """Take an unsigned integer literal of at most ``most``; ``what`` names it in the message.
+
+        Raises:
+            MalformedPtx: the next token is something else, or larger.
+        """
+        token = self.tokens[self.at]
+        value = literal(token)
+        if value is None:
+            raise self.error(f"{what} expected, not {shown(token)}")
+        if value > most:
+            raise self.error(f"{what} is {shown(token)}, more than {most}")
+        self.at += 1
+        return value
+
+
+def decode(text: str | bytes) -> str:
+    """Return PTX as a string after the checks that concern characters.
+
+    Raises:
+        MalformedPtx: too long, a NUL, or a character that is not ASCII.
+    """
+    if len(text) > MAX_PTX_BYTES:
+        raise MalformedPtx(f"{len(text)} bytes of PTX, more than {MAX_PTX_BYTES}")
+    source = text if isinstance(text, str) else str(text, "latin-1")
+    if source.isascii() and "\0" not in source:
+        return source
+    fault = re.search(r"[^\x01-\x7f]", source)
+    at = fault.start() if fault else 0
+    line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
+    raise MalformedPtx(f"character {source[at]!a}: PTX is ASCII without NUL", line, column)
+
+
+_BASES: Final = {"x": 16, "X": 16, "b": 2, "B": 2}
+_LONGEST_INTEGER: Final = 80  # 64 binary digits, prefix, suffix and some leading zeros
+
+
+def literal(token: str) -> int | None:
+    """Return the value of an integer literal, or None if the token is none.
+
+    Values past 64 bits are returned as they are, except absurd ones, which count as 2**64.
+
+    Source: PTX ISA 4.5.1.
+    """
+    digits = token.removesuffix("U")
+    if not digits[:1].isdigit() or not digits.isalnum():
+        return None
+    if len(digits) > _LONGEST_INTEGER:
+        return 1 << 64
+    base = _BASES.get(digits[1:2], 8 if digits[0] == "0" else 10)
+    try:
+        return int(digits, base)
+    except ValueError:
+        return None

@@ -1,0 +1,148 @@
+"""Operands of instructions.
+
+Source: PTX ISA 6 (Instruction Operands).
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.constants import ADDITIVE, parse_constant, parse_whole, starts_constant, wrap_signed
+from tensorwasm.ptx.lexer import Cursor, shown
+from tensorwasm.ptx.model import Address, Arguments, Float, Int, Name, Not, Offset, Operand, Pair, Vector
+
+MAX_OPERAND_DEPTH: Final = 16
+
+_COMPONENTS: Final = frozenset("xyzwrgba")
+_ENDS: Final = frozenset({",", ";", "}", "]", ")"})
+
+
+def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
+    """Read one operand.
+
+    Raises:
+        MalformedPtx: the tokens are no operand, or nest too deep.
+        UnsupportedPtx: an array is indexed.
+    """
+    word = cursor.peek()
+    if cursor.tokens[cursor.at + 1 : cursor.at + 2] and cursor.tokens[cursor.at + 1] in _ENDS:
+        known = cursor.known.get(word)
+        if known is not None:
+            cursor.at += 1
+            return cast("Operand", known)
+    if depth > MAX_OPERAND_DEPTH:
+        raise cursor.error(f"operands nested more than {MAX_OPERAND_DEPTH} deep")
+    if word == "[":
+        return _parse_address(cursor, depth)
+    if word == "{":
+        cursor.at += 1
+        return Vector(parse_list(cursor, "}", depth + 1))
+    if word == "!" and not starts_constant(cursor.tokens[cursor.at + 1]):
+        cursor.at += 1
+        return Not(parse_name(cursor))
+    if starts_constant(word):
+        return _parse_number(cursor)
+    return _parse_named(cursor, depth)
+
+
+def parse_list(cursor: Cursor, close: str, depth: int = 0) -> tuple[Operand, ...]:
+    """Read operands separated by commas, up to and including ``close``; the opening bracket is already taken.
+
+    Raises:
+        MalformedPtx: as `parse_operand`, or the list does not end.
+    """
+    if cursor.accept(close):
+        return ()
+    elements = [parse_operand(cursor, depth)]
+    while cursor.accept(","):
+        elements.append(parse_operand(cursor, depth))
+    cursor.expect(close)
+    return tuple(elements)
+
+
+def parse_arguments(cursor: Cursor) -> Arguments:
+    """Read a parenthesised list of ``call``.
+
+    Raises:
+        MalformedPtx: as `parse_list`.
+    """
+    cursor.expect("(")
+    return Arguments(parse_list(cursor, ")"))
+
+
+def parse_name(cursor: Cursor) -> Name:
+    """Read a name, with its component if it has one.
+
+    Raises:
+        MalformedPtx: the word is no name, or what follows its dot is no component.
+    """
+    word = cursor.peek()
+    if word.isidentifier() or word[:1] in {"%", "$", "_"} or word[:1].isalpha():
+        name, dot, component = word.partition(".")
+        if dot and component not in _COMPONENTS:
+            raise cursor.error(f"{shown(component)} is no component of a vector")
+        if len(name) > 1 or name == "_" or name.isalpha():
+            cursor.at += 1
+            return Name(name, component or None)
+    raise cursor.error(f"an operand expected, not {shown(word)}")
+
+
+def parse_offset(cursor: Cursor) -> int:
+    """Read the terms ``+4-2`` that may follow a name; 0 if there are none.
+
+    Raises:
+        MalformedPtx: a term is no integer constant.
+    """
+    total = 0
+    while cursor.peek() in {"+", "-"}:
+        minus = cursor.take() == "-"
+        term = parse_whole(cursor, ADDITIVE + 1)
+        total += -term if minus else term
+    return wrap_signed(total)
+
+
+def _parse_number(cursor: Cursor) -> Int | Float:
+    start = cursor.at
+    value = parse_constant(cursor)
+    if cursor.at == start + 1:
+        cursor.known[cursor.tokens[start]] = value
+    return value
+
+
+def _parse_named(cursor: Cursor, depth: int) -> Operand:
+    word = cursor.peek()
+    name = parse_name(cursor)
+    follower = cursor.peek()
+    if follower in _ENDS:
+        cursor.known[word] = name
+        return name
+    if follower == "|":
+        cursor.at += 1
+        return Pair(name, parse_operand(cursor, depth + 1))
+    if follower in {"+", "-"}:
+        return Offset(name, parse_offset(cursor))
+    if follower[:1] == "." and follower[1:] in _COMPONENTS and name.component is None:
+        cursor.at += 1
+        return Name(name.name, follower[1:])
+    if follower == "[":
+        error = cursor.error("an indexed array: write [name+bytes]")
+        raise UnsupportedPtx(error.message)
+    return name
+
+
+def _parse_address(cursor: Cursor, depth: int) -> Address:
+    cursor.expect("[")
+    base: Name | Int
+    offset = 0
+    if starts_constant(cursor.peek()):
+        base = Int(parse_whole(cursor))
+    else:
+        base = parse_name(cursor)
+        offset = parse_offset(cursor)
+    coordinates: tuple[Operand, ...] = ()
+    if cursor.accept(","):
+        coordinates = parse_list(cursor, "]", depth + 1)
+    else:
+        cursor.expect("]")
+    return Address(base, offset, coordinates)

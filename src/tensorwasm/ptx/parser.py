@@ -1,0 +1,122 @@
+"""PTX text into a `Module`.
+
+Source: PTX ISA 11.1 (module directives), 11.2 (kernel and function directives).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.check import check
+from tensorwasm.ptx.declarations import SPACES, parse_attributes, parse_linkage, parse_params, parse_variables
+from tensorwasm.ptx.directives import IN_MODULE, parse_tuning
+from tensorwasm.ptx.lexer import END, Cursor, shown
+from tensorwasm.ptx.model import Directive, Function, Module, Variable
+from tensorwasm.ptx.statements import parse_body
+
+OLDEST_VERSION: Final = (6, 0)
+NEWEST_MAJOR: Final = 9
+
+_VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+_TARGET: Final = re.compile(r"sm_\d{1,4}[a-z]?|debug|texmode_\w+|map_f64_to_f32", re.ASCII)
+
+
+def parse(text: str | bytes) -> Module:
+    """Parse a translation unit and check that it is consistent.
+
+    Takes time and memory proportional to the text, whatever it says. The same text gives the same module.
+
+    Args:
+        text: PTX, ISA 6.0 to 9.x, ASCII, at most ``MAX_PTX_BYTES``.
+
+    Raises:
+        MalformedPtx: the text does not follow the grammar, or names what it does not declare; with line and column.
+        UnsupportedPtx: a version of the ISA, or a construct, that is PTX but not understood here.
+    """
+    cursor = Cursor(text)
+    version = _parse_version(cursor)
+    target = _parse_target(cursor)
+    address_size = _parse_address_size(cursor)
+    items: list[Function | Variable | Directive] = []
+    while cursor.peek() != END:
+        items += _parse_item(cursor)
+    module = Module(version, target, address_size, tuple(items))
+    check(module)
+    return module
+
+
+def _parse_version(cursor: Cursor) -> tuple[int, int]:
+    cursor.expect(".version")
+    match = _VERSION.fullmatch(cursor.peek())
+    if match is None:
+        raise cursor.error(f"a version such as 8.0 expected, not {shown(cursor.peek())}")
+    version = int(match[1]), int(match[2])
+    if version < OLDEST_VERSION or version[0] > NEWEST_MAJOR:
+        position = cursor.position(cursor.at)
+        raise UnsupportedPtx(
+            f"PTX ISA {version[0]}.{version[1]}: versions 6.0 to {NEWEST_MAJOR}.x are understood",
+            position.line,
+            position.column,
+        )
+    cursor.at += 1
+    return version
+
+
+def _parse_target(cursor: Cursor) -> tuple[str, ...]:
+    cursor.expect(".target")
+    words: list[str] = []
+    while True:
+        word = cursor.identifier("a target such as sm_80")
+        if not _TARGET.fullmatch(word) or word in words:
+            raise cursor.error(f"{shown(word)} is no target, or is there twice", cursor.at - 1)
+        words.append(word)
+        if not cursor.accept(","):
+            break
+    if not any(word.startswith("sm_") for word in words):
+        raise cursor.error(".target names no architecture", cursor.at - 1)
+    return tuple(words)
+
+
+def _parse_address_size(cursor: Cursor) -> int:
+    """Read ``.address_size``, which is 32 bits when left out."""
+    if not cursor.accept(".address_size"):
+        return 32
+    size = cursor.integer("an address size", 64)
+    if size not in {32, 64}:
+        raise cursor.error("addresses have 32 or 64 bits", cursor.at - 1)
+    return size
+
+
+def _parse_item(cursor: Cursor) -> Iterable[Function | Variable | Directive]:
+    directive = IN_MODULE.get(cursor.peek())
+    if directive is not None:
+        return (directive(cursor),)
+    linkage = parse_linkage(cursor)
+    token = cursor.peek()
+    if token in {".entry", ".func"}:
+        return (_parse_function(cursor, linkage),)
+    if token in SPACES and token not in {".reg", ".local", ".param"}:
+        return parse_variables(cursor, linkage)
+    raise cursor.error(f"a function, a variable or a directive expected, not {shown(token)}")
+
+
+def _parse_function(cursor: Cursor, linkage: tuple[str, ...]) -> Function:
+    entry = cursor.take() == ".entry"
+    directives: tuple[Directive, ...] = ()
+    if cursor.peek() == ".attribute":
+        at = cursor.position(cursor.at)
+        cursor.at += 1
+        directives = (Directive("attribute", parse_attributes(cursor), at),)
+    returns = parse_params(cursor) if not entry and cursor.peek() == "(" else ()
+    position = cursor.position(cursor.at)
+    name = cursor.identifier("the name of a function")
+    params = parse_params(cursor) if cursor.peek() == "(" else ()
+    directives += parse_tuning(cursor)
+    body = None
+    if not cursor.accept(";"):
+        cursor.expect("{")
+        body = parse_body(cursor)
+    return Function(entry, name, params, returns, linkage, directives, body, position)
