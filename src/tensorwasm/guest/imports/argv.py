@@ -1,0 +1,125 @@
+"""Kernel arguments as guests write them: records of a tag byte and a little-endian value, nothing between them.
+
+Parsing is pure: it sees a copy of the bytes and the size of the memory they speak of, and touches neither.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm.errors import InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
+from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, Scalar
+from tensorwasm.guest.imports.abi import ARG_TAGS, MAX_KERNEL_ARGS, MAX_KERNEL_ARGS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of guest memory, not checked yet.
+
+    Attributes:
+        offset: of the first byte, 0 to 2**32 - 1.
+        length_bytes: 0 to 2**32 - 1.
+    """
+
+    offset: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value by its tag.
+
+    Attributes:
+        kind: ``i32``, ``i64``, ``f32``, ``f64``, ``u32`` or ``u64``.
+        data: its 4 or 8 little-endian bytes.
+    """
+
+    kind: str
+    data: bytes
+
+
+Arg = Number | Window | BufferOffset
+
+_TAGS: Final = {row.tag: row for row in ARG_TAGS}
+_TAG_OF: Final = {row.name: row.tag for row in ARG_TAGS}
+_WINDOW: Final = struct.Struct("<II")
+_BUFFER: Final = struct.Struct("<QQ")
+
+
+def parse_argv(data: bytes) -> tuple[Arg, ...]:
+    """Return the records.
+
+    Raises:
+        KernelArgsUnsupported: more bytes or records than a launch may carry.
+        InvalidKernelArgs: an unknown tag, or the last record is cut short.
+    """
+    if len(data) > MAX_KERNEL_ARGS_BYTES:
+        raise KernelArgsUnsupported(f"more than {MAX_KERNEL_ARGS_BYTES} bytes of kernel arguments")
+    args: list[Arg] = []
+    at = 0
+    while at < len(data):
+        if len(args) == MAX_KERNEL_ARGS:
+            raise KernelArgsUnsupported(f"more than {MAX_KERNEL_ARGS} kernel arguments")
+        row = _TAGS.get(data[at])
+        if row is None:
+            raise InvalidKernelArgs(f"argument {len(args)}: unknown tag 0x{data[at]:02x}")
+        value = data[at + 1 : at + 1 + row.value_bytes]
+        if len(value) < row.value_bytes:
+            raise InvalidKernelArgs(f"argument {len(args)}: cut short after {len(value)} of {row.value_bytes} bytes")
+        args.append(_decode(row.name, value))
+        at += 1 + row.value_bytes
+    return tuple(args)
+
+
+def encode_argv(args: Iterable[Arg]) -> bytes:
+    """Return the bytes that `parse_argv` reads back as these records."""
+    return b"".join(_encode(arg) for arg in args)
+
+
+def resolve_args(args: Iterable[Arg], address: int, size_bytes: int) -> tuple[Argument, ...]:
+    """Check windows against a memory and turn records into what a session takes.
+
+    Args:
+        args: from `parse_argv`.
+        address: host address of the memory's byte 0.
+        size_bytes: of the memory.
+
+    Raises:
+        InvalidPointer: a window is not inside the memory. An empty one may lie at its very end.
+    """
+    return tuple(_resolve(arg, address, size_bytes) for arg in args)
+
+
+def _decode(kind: str, value: bytes) -> Arg:
+    match kind:
+        case "ptr":
+            return Window(*_WINDOW.unpack(value))
+        case "buffer":
+            return BufferOffset(*_BUFFER.unpack(value))
+        case _:
+            return Number(kind, value)
+
+
+def _encode(arg: Arg) -> bytes:
+    match arg:
+        case Window(offset, length_bytes):
+            return bytes([_TAG_OF["ptr"]]) + _WINDOW.pack(offset, length_bytes)
+        case BufferOffset(handle, offset_bytes):
+            return bytes([_TAG_OF["buffer"]]) + _BUFFER.pack(handle, offset_bytes)
+        case Number(kind, data):
+            return bytes([_TAG_OF[kind]]) + data
+
+
+def _resolve(arg: Arg, address: int, size_bytes: int) -> Argument:
+    match arg:
+        case Window(offset, length_bytes):
+            if offset + length_bytes > size_bytes:
+                raise InvalidPointer(f"{length_bytes} bytes at {offset} are not inside {size_bytes} bytes of memory")
+            return HostWindow(address + offset, length_bytes)
+        case BufferOffset():
+            return arg
+        case Number(_, data):
+            return Scalar(data)
