@@ -1,0 +1,271 @@
+"""The engine: wasmtime, configured once, with the pool that all sandboxes of the process are drawn from."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from tensorwasm.errors import (
+    CapacityExhausted,
+    InternalError,
+    InvalidWasm,
+    ModuleMemoryTooLarge,
+    ModuleTooLarge,
+    TickerNotRunning,
+)
+from tensorwasm.guest import capi, reservation, ticker, traps
+from tensorwasm.guest.module import Module
+from tensorwasm.guest.reservation import PoolLayout
+from tensorwasm.values import MIB, Limits
+from tensorwasm.wasm import preamble
+from tensorwasm.wasm.preamble import Preamble
+
+MAX_ENGINES: Final = 16
+MAX_TABLES: Final = 4
+MAX_TABLE_ELEMENTS: Final = 1 << 20
+POLL_S: Final = 0.25
+"""Longest a guest runs between two looks at the clock and at whether it was cancelled."""
+
+_MEMORY_RESERVATION_BYTES: Final = 1 << 32
+_GUARD_BYTES: Final = 32 * MIB
+_TABLE_ENTRY_BYTES: Final = 8
+_KEEP_RESIDENT_BYTES: Final = 64 << 10
+_MIN_STACK_BYTES: Final = 16 << 10
+_MAX_STACK_BYTES: Final = 64 * MIB
+
+# Off: what widens the attack surface or the ABI without a guest that needs it (memory64, several memories, threads,
+# garbage collection with externref, exceptions). On beyond the classic set: tail calls and deterministic relaxed SIMD;
+# extended constant expressions have no switch and are always on. Every flag is set, so a new wasmtime changes nothing.
+PROPOSALS: Final = {
+    "wasm_bulk_memory": True,
+    "wasm_multi_value": True,
+    "wasm_reference_types": True,
+    "wasm_relaxed_simd": True,
+    "wasm_relaxed_simd_deterministic": True,
+    "wasm_simd": True,
+    "wasm_tail_call": True,
+    "gc_support": False,
+    "shared_memory": False,
+    "wasm_branch_hinting": False,
+    "wasm_compact_imports": False,
+    "wasm_component_model": False,
+    "wasm_custom_page_sizes": False,
+    "wasm_exceptions": False,
+    "wasm_function_references": False,
+    "wasm_gc": False,
+    "wasm_memory64": False,
+    "wasm_multi_memory": False,
+    "wasm_stack_switching": False,
+    "wasm_threads": False,
+    "wasm_wide_arithmetic": False,
+}
+_FLAGS: Final = {
+    **PROPOSALS,
+    "concurrency_support": False,
+    "cranelift_nan_canonicalization": False,
+    "epoch_interruption": True,
+    "memory_init_cow": True,
+    "memory_may_move": False,  # host code keeps the address of byte 0
+    "parallel_compilation": True,
+}
+
+_engine_new: Final = capi.bind_releasing("wasm_engine_new_with_config")
+_increment_epoch: Final = capi.bind("wasmtime_engine_increment_epoch")
+_module_new: Final = capi.bind_releasing("wasmtime_module_new")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is made of. Equal configurations share one engine.
+
+    Attributes:
+        slots: sandboxes that may live at once, at least 1. Each reserves 4 GiB of address space, no memory.
+        stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
+        tick_s: how often the epoch advances: the precision of deadlines.
+    """
+
+    slots: int = 1000
+    stack_bytes: int = 512 << 10
+    tick_s: float = 0.01
+
+
+class Engine:
+    """A wasmtime engine with its pool and its ticker. Safe to share between threads.
+
+    Engines are never freed: the ticker calls into them from a thread that cannot be waited for, and compiled modules,
+    linkers and stores refer to them. `shared` keeps one for each configuration, at most 16.
+    """
+
+    _shared: ClassVar[dict[EngineConfig, Engine]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Reserve the pool and start the ticker. Use `shared`.
+
+        Raises:
+            CapacityExhausted: no room for the pool, or the stack size is out of range.
+            TickerNotRunning: the system refused a timer.
+        """
+        if not _MIN_STACK_BYTES <= config.stack_bytes <= _MAX_STACK_BYTES:
+            raise CapacityExhausted(
+                f"a Wasm stack of {config.stack_bytes} bytes is not between {_MIN_STACK_BYTES} and {_MAX_STACK_BYTES}"
+            )
+        reservation.check(
+            PoolLayout(
+                slots=config.slots,
+                memory_bytes=_MEMORY_RESERVATION_BYTES,
+                guard_bytes=_GUARD_BYTES,
+                table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
+            )
+        )
+        self.config = config
+        self.poll_ticks = max(1, round(POLL_S / config.tick_s))
+        self._free_slots = config.slots
+        self._lock = threading.Lock()
+        self.address: int = _engine_new(_configure(config))
+        if not self.address:
+            raise InternalError("wasmtime refused its configuration")
+        self.ticker = ticker.start(self.address, config.tick_s)
+
+    @classmethod
+    def shared(cls, config: EngineConfig | None = None) -> Engine:
+        """Return the engine of a configuration, made on first use.
+
+        Raises:
+            CapacityExhausted: no room for the pool, or too many different configurations.
+            TickerNotRunning: the system refused a timer.
+        """
+        config = config or EngineConfig()
+        with cls._shared_lock:
+            engine = cls._shared.get(config)
+            if engine is None:
+                if len(cls._shared) >= MAX_ENGINES:
+                    raise CapacityExhausted(
+                        f"this process has {MAX_ENGINES} engines; reuse one of their configurations"
+                    )
+                engine = cls._shared[config] = cls(config)
+            return engine
+
+    @property
+    def free_slots(self) -> int:
+        """Sandboxes that can still be made."""
+        return self._free_slots
+
+    def reserve_slot(self) -> None:
+        """Take one slot of the pool.
+
+        Raises:
+            CapacityExhausted: all are taken.
+            TickerNotRunning: deadlines could not be kept.
+        """
+        self.require_ticker()
+        with self._lock:
+            if self._free_slots == 0:
+                raise CapacityExhausted(f"all {self.config.slots} sandboxes are in use; try again later")
+            self._free_slots -= 1
+
+    def release_slot(self) -> None:
+        """Give one slot back."""
+        with self._lock:
+            self._free_slots += 1
+
+    def require_ticker(self) -> None:
+        """Refuse to go on without a clock.
+
+        Raises:
+            TickerNotRunning: deadlines could not be kept.
+        """
+        if not self.ticker.running:
+            raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
+
+    def ticks(self, seconds: float) -> int:
+        """Return how many ticks a guest may run before it looks at the clock again, at least 1."""
+        if seconds >= POLL_S:
+            return self.poll_ticks
+        return max(1, math.ceil(seconds / self.config.tick_s))
+
+    def wake_guests(self) -> None:
+        """Make every running guest of this engine look at the clock and at its cancel flag now."""
+        for _ in range(self.poll_ticks + 1):
+            _increment_epoch(self.address)
+
+    def compile(self, wasm: bytes, limits: Limits | None = None) -> Module:
+        """Compile a module. Drops the GIL; takes about 0.2 s per MB of code.
+
+        Args:
+            wasm: a whole binary module.
+            limits: caps on its size, memory and tables.
+
+        Raises:
+            InvalidWasm: not a valid module under the enabled proposals.
+            ModuleTooLarge: more bytes than the limit.
+            ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
+        """
+        limits = limits or Limits()
+        if len(wasm) > limits.module_bytes:
+            raise ModuleTooLarge(f"the module has {len(wasm)} bytes; the limit is {limits.module_bytes}")
+        declared = preamble.scan(wasm)
+        check_declared(declared, limits)
+        address = ctypes.c_size_t()
+        error = _module_new(self.address, wasm, len(wasm), ctypes.byref(address))
+        if error:
+            raise InvalidWasm(f"not a valid WebAssembly module: {traps.clean(capi.take_error(error))}")
+        return Module(self, address.value, declared, len(wasm))
+
+
+def check_declared(declared: Preamble, limits: Limits) -> None:
+    """Compare what a module declares with limits.
+
+    Raises:
+        ModuleMemoryTooLarge: more memory at the start, more tables or a larger table than allowed.
+    """
+    if declared.memory_bytes > limits.memory_bytes:
+        raise ModuleMemoryTooLarge(
+            f"the module declares {declared.memory_bytes} bytes of memory; the limit is {limits.memory_bytes}"
+        )
+    if len(declared.tables) > MAX_TABLES:
+        raise ModuleMemoryTooLarge(f"the module declares {len(declared.tables)} tables; the limit is {MAX_TABLES}")
+    most = min(limits.table_elements, MAX_TABLE_ELEMENTS)
+    for table in declared.tables:
+        if table.minimum > most:
+            raise ModuleMemoryTooLarge(f"the module declares a table of {table.minimum} elements; the limit is {most}")
+
+
+def _configure(config: EngineConfig) -> int:
+    address: int = capi.bind("wasm_config_new")()
+    for flag, value in _FLAGS.items():
+        capi.bind(f"wasmtime_config_{flag}_set")(address, value)
+    numbers = {
+        "strategy": capi.STRATEGY_CRANELIFT,
+        "async_stack_size": config.stack_bytes + MIB,  # unused, but checked against the next
+        "max_wasm_stack": config.stack_bytes,
+        "memory_guard_size": _GUARD_BYTES,
+        "memory_reservation": _MEMORY_RESERVATION_BYTES,
+    }
+    for name, number in numbers.items():
+        capi.bind(f"wasmtime_config_{name}_set")(address, number)
+    pool: int = capi.bind("wasmtime_pooling_allocation_config_new")()
+    for name, number in _pool_numbers(config).items():
+        capi.bind(f"wasmtime_pooling_allocation_config_{name}_set")(pool, number)
+    capi.bind("wasmtime_pooling_allocation_strategy_set")(address, pool)
+    capi.bind("wasmtime_pooling_allocation_config_delete")(pool)
+    return address
+
+
+def _pool_numbers(config: EngineConfig) -> dict[str, int]:
+    return {
+        "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
+        "max_memories_per_module": 1,
+        "max_memory_size": _MEMORY_RESERVATION_BYTES,
+        "max_tables_per_module": MAX_TABLES,
+        "table_elements": MAX_TABLE_ELEMENTS,
+        "table_keep_resident": 0,
+        "total_core_instances": config.slots,
+        "total_gc_heaps": 0,
+        "total_memories": config.slots,
+        "total_stacks": 0,
+        "total_tables": config.slots * MAX_TABLES,
+    }

@@ -1,0 +1,315 @@
+"""A sandbox: one store with one instance of one module."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Self
+
+from tensorwasm.errors import (
+    CapacityExhausted,
+    GuestExit,
+    GuestTrap,
+    InternalError,
+    InvalidArgs,
+    InvokeTimeout,
+    MissingExport,
+)
+from tensorwasm.guest import capi, codec, stack, traps, wasi
+from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
+from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.memory import GuestMemory
+from tensorwasm.guest.state import ON_EPOCH, STATES, GuestState
+from tensorwasm.guest.wasi import Output, WasiConfig
+from tensorwasm.values import MIB, Deadline, Limits
+from tensorwasm.wasm.preamble import Export
+
+START_CEILING_S: Final = 30.0
+_QUICK_NS: Final = 1_000_000  # a guest that ran longer may have touched so much memory that freeing it takes long
+_QUICK_BYTES: Final = MIB
+_MAX_NAMED: Final = 20
+_POOL_FULL: Final = "maximum concurrent"  # wasmtime's words; slots are counted before, so this is a second line
+_OUTSIDE_TYPES: Final = frozenset(capi.VALUE_KINDS)
+_NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
+_NO_WASI: Final = WasiConfig()
+
+_store_new: Final = capi.bind("wasmtime_store_new")
+_store_context: Final = capi.bind("wasmtime_store_context")
+_store_delete: Final = capi.bind("wasmtime_store_delete")
+_store_delete_slowly: Final = capi.bind_releasing("wasmtime_store_delete")
+_store_limiter: Final = capi.bind("wasmtime_store_limiter")
+_store_epoch_callback: Final = capi.bind("wasmtime_store_epoch_deadline_callback")
+_set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
+_instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate")
+_instantiate_slowly: Final = capi.bind_releasing("wasmtime_instance_pre_instantiate")
+_instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
+_func_call: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
+
+
+class _Function:
+    """An exported function, found: its C object, its signature and the cells its calls use."""
+
+    __slots__ = ("address", "cell_count", "cells", "item", "pack", "params", "results", "unpack")
+
+    def __init__(self, item: ctypes.Array[ctypes.c_char], params: tuple[str, ...], results: tuple[str, ...]) -> None:
+        self.item = item
+        self.address = ctypes.addressof(item) + capi.EXTERN_PAYLOAD_OFFSET
+        self.params = params
+        self.results = results
+        self.cell_count = max(len(params), len(results))
+        self.cells = ctypes.create_string_buffer(max(1, self.cell_count) * capi.CELL_BYTES)
+        self.pack = struct.Struct("<" + "Q8x" * len(params)).pack_into
+        self.unpack = struct.Struct("<" + "Q8x" * len(results)).unpack_from
+
+
+class Instance:
+    """One sandbox, made by instantiating a prepared module.
+
+    Calls are taken one at a time, whoever makes them: a second thread waits, within its own deadline. A host function
+    may not call back into the sandbox that called it. After a trap or a timeout the sandbox may be called again, with
+    its memory as the guest left it. Close it, or use it as a context manager: it holds a slot of the pool.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        limits: Limits | None = None,
+        services: Mapping[str, object] = _NO_SERVICES,
+        wasi_config: WasiConfig = _NO_WASI,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Instantiate, running the start function if the module has one.
+
+        Args:
+            prepared: the module with its imports resolved.
+            limits: what the sandbox may use; ``stack_bytes`` and ``module_bytes`` were the engine's business.
+            services: what host functions find with `HostCall.service`.
+            wasi_config: what the guest gets through WASI.
+            deadline: when the start function must have ended; never later than ``limits.wall_s`` or 30 s from now.
+
+        Raises:
+            CapacityExhausted: the pool is full, or this thread's stack is too small.
+            TickerNotRunning: deadlines could not be kept.
+            InvalidArgs: the WASI configuration holds something a guest cannot get.
+            GuestTrap: the start function, or copying the module's data, trapped.
+            GuestExit: the start function exited with a code other than 0.
+            InvokeTimeout: the start function ran into the deadline.
+        """
+        self.module = prepared.module
+        self.limits = limits or Limits()
+        self._prepared = prepared
+        self._functions: dict[str, _Function] = {}
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._spent_ns = 0
+        self._store = 0
+        check_declared(self.module.preamble, self.limits)
+        self._state = GuestState(self.module.engine, services)
+        self.module.engine.reserve_slot()
+        self._open()
+        try:
+            if prepared.needs_wasi:
+                self._state.wasi = wasi.attach(self._state, wasi_config, self.limits.output_bytes)
+            self._instantiate(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_store", 0):
+            self.close()
+
+    @property
+    def memory(self) -> GuestMemory:
+        """The guest's exported memory, for use between calls.
+
+        Raises:
+            InvalidPointer: it exports no memory named ``memory``, or the sandbox is closed.
+        """
+        return self._state.memory
+
+    @property
+    def stdout(self) -> Output | None:
+        """Standard output, None for a module that does not use WASI."""
+        return self._state.wasi.stdout if self._state.wasi else None
+
+    @property
+    def stderr(self) -> Output | None:
+        """Standard error, None for a module that does not use WASI."""
+        return self._state.wasi.stderr if self._state.wasi else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sandbox is gone."""
+        return not self._store
+
+    def exports(self) -> Mapping[str, Export]:
+        """Return the module's exports by name."""
+        return self.module.exports
+
+    def call(self, export: str, args: Sequence[object] = (), *, deadline: Deadline | None = None) -> list[codec.Number]:
+        """Call an exported function.
+
+        Args:
+            export: its name.
+            args: its arguments, as `tensorwasm.guest.codec` takes them.
+            deadline: when it must have ended; never later than ``limits.wall_s`` from now.
+
+        Returns:
+            Its results; nothing if the guest left through ``proc_exit(0)``.
+
+        Raises:
+            MissingExport: no exported function of that name.
+            InvalidArgs: the arguments do not fit, or the signature has types that cannot cross the border.
+            GuestTrap: the guest trapped, or was cancelled.
+            GuestExit: the guest exited with a code other than 0.
+            InvokeTimeout: the deadline passed.
+            TickerNotRunning: deadlines could not be kept.
+            InternalError: the sandbox is closed, or a host function failed or called back into it.
+            TensorWasmError: what a host function raised.
+        """
+        context = self._enter(deadline, self.limits.wall_s)
+        try:
+            function = self._functions.get(export) or self._find(export)
+            function.pack(function.cells, 0, *codec.encode(function.params, args))
+            trap = ctypes.c_size_t()
+            error = _func_call(context, function.address, function.cells, function.cell_count, ctypes.byref(trap))
+            if self._ended(error, trap.value):
+                return []
+            return codec.decode(function.results, function.unpack(function.cells))
+        finally:
+            self._leave()
+
+    def cancel(self) -> None:
+        """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
+        self._state.cancel()
+
+    def close(self) -> None:
+        """Free everything and give the slot back. A second call does nothing; a running call is cancelled first.
+
+        Raises:
+            InternalError: a host function tried to close the sandbox that called it.
+        """
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function tried to close the sandbox that called it")
+        if self._lock.locked():
+            self.cancel()
+        with self._lock:
+            store, self._store = self._store, 0
+            if not store:
+                return
+            self._state.close()
+            self._functions.clear()
+            (_store_delete if self._spent_ns < _QUICK_NS else _store_delete_slowly)(store)
+            self.module.engine.release_slot()
+
+    def _open(self) -> None:
+        engine, state, limits = self.module.engine, self._state, self.limits
+        self._store = _store_new(engine.address, state.token, None)
+        state.context = _store_context(self._store)
+        table_elements = min(limits.table_elements, MAX_TABLE_ELEMENTS)
+        _store_limiter(self._store, limits.memory_bytes, table_elements, 1, MAX_TABLES, 1)
+        _store_epoch_callback(self._store, ON_EPOCH, state.token, None)
+        STATES[state.token] = state
+
+    def _instantiate(self, deadline: Deadline | None) -> None:
+        quick = not self.module.preamble.has_start and self.module.size_bytes < _QUICK_BYTES
+        instance = ctypes.create_string_buffer(capi.SIZES["wasmtime_instance_t"])
+        trap = ctypes.c_size_t()
+        context = self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
+        try:
+            error = (_instantiate if quick else _instantiate_slowly)(
+                self._prepared.address, context, instance, ctypes.byref(trap)
+            )
+            self._ended(error, trap.value)
+            self._state.instance = instance
+        finally:
+            self._leave()
+
+    def _enter(self, deadline: Deadline | None, ceiling_s: float) -> int:
+        """Take the sandbox for one call and arm its deadline; `_leave` gives it back. Returns the store's context."""
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function called back into the sandbox that called it")
+        state, engine = self._state, self.module.engine
+        engine.require_ticker()
+        stack.require(engine.config.stack_bytes)
+        effective = _earlier(deadline, Deadline.after(ceiling_s))
+        if not self._lock.acquire(timeout=min(effective.remaining_s(), threading.TIMEOUT_MAX)):
+            raise InvokeTimeout("the deadline passed while another call was using the sandbox")
+        try:
+            self._require_open()
+            state.started_ns = time.monotonic_ns()
+            state.deadline = effective
+            state.error = None
+            # Armed first and looked at second: a cancel in between is seen, either here or by the guest.
+            _set_epoch_deadline(state.context, engine.ticks(effective.remaining_s()))
+            state.check()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._owner = threading.get_ident()
+        return state.context
+
+    def _require_open(self) -> None:
+        if not self._store:
+            raise InternalError("the sandbox is closed")
+
+    def _leave(self) -> None:
+        self._spent_ns += time.monotonic_ns() - self._state.started_ns
+        self._owner = 0
+        self._lock.release()
+
+    def _ended(self, error: int | None, trap: int) -> bool:
+        """Raise what went wrong; return whether the guest left through ``proc_exit(0)``."""
+        raised = self._state.take_error()
+        if raised is not None:
+            if error:
+                capi.take_error(error)
+            if trap:
+                traps.delete_trap(trap)
+            if isinstance(raised, GuestExit) and raised.code == 0:
+                return True
+            raise raised
+        if trap:
+            raise traps.take_trap(trap)
+        if error:
+            text = traps.clean(capi.take_error(error))
+            if _POOL_FULL in text:
+                raise CapacityExhausted("the pool is full; try again later")
+            raise GuestTrap(f"{traps.OTHER}: {text}", traps.OTHER)
+        return False
+
+    def _find(self, name: str) -> _Function:
+        export = self.module.exports.get(name)
+        if export is None or export.signature is None:
+            names = ", ".join(traps.clean(known) for known in self.module.function_names()[:_MAX_NAMED])
+            raise MissingExport(f"no exported function {name[:80]!r}; there is {names or 'none at all'}")
+        params, results = export.signature.params, export.signature.results
+        for kind in (*params, *results):
+            if kind not in _OUTSIDE_TYPES:
+                raise InvalidArgs(f"{name[:80]!r} has the signature {export.signature}: {kind} cannot cross the border")
+        item = ctypes.create_string_buffer(capi.SIZES["wasmtime_extern_t"])
+        encoded = name.encode()
+        if self._state.instance is None or not _instance_export_get(
+            self._state.context, self._state.instance, encoded, len(encoded), item
+        ):
+            raise InternalError(f"the export {name[:80]!r} vanished")
+        function = self._functions[name] = _Function(item, params, results)
+        return function
+
+
+def _earlier(one: Deadline | None, other: Deadline) -> Deadline:
+    if one is None or one.at_ns is None:
+        return other
+    return one if other.at_ns is None or one.at_ns < other.at_ns else other

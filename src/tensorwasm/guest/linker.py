@@ -1,0 +1,189 @@
+"""Linking: host functions become imports, once for all sandboxes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from tensorwasm.errors import InternalError, UnknownImport
+from tensorwasm.guest import capi, preview1, traps
+from tensorwasm.guest.engine import Engine
+from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.module import Module
+from tensorwasm.guest.state import STATES, as_raised
+from tensorwasm.wasm.preamble import FuncType, Import
+
+_caller_context: Final = capi.bind("wasmtime_caller_context")
+_context_get_data: Final = capi.bind("wasmtime_context_get_data")
+_trap_new: Final = capi.bind("wasmtime_trap_new")
+_linker_new: Final = capi.bind("wasmtime_linker_new")
+_linker_delete: Final = capi.bind("wasmtime_linker_delete")
+_allow_shadowing: Final = capi.bind("wasmtime_linker_allow_shadowing")
+_define_wasi: Final = capi.bind("wasmtime_linker_define_wasi")
+_define_func: Final = capi.bind("wasmtime_linker_define_func_unchecked")
+_instantiate_pre: Final = capi.bind("wasmtime_linker_instantiate_pre")
+_instance_pre_delete: Final = capi.bind("wasmtime_instance_pre_delete")
+_valtype_new: Final = capi.bind("wasm_valtype_new")
+_valtype_vec_new: Final = capi.bind("wasm_valtype_vec_new")
+_functype_new: Final = capi.bind("wasm_functype_new")
+_functype_delete: Final = capi.bind("wasm_functype_delete")
+
+# A cell is 16 bytes, whatever its type.
+_READ: Final = {"i32": "i12x", "i64": "q8x", "f32": "f12x", "f64": "d8x"}
+_WRITE: Final[dict[str, Any]] = {
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+}
+
+Trampoline = Callable[[int, int, int, int], int | None]
+
+
+class Prepared:
+    """A module whose imports are resolved: instantiating it looks nothing up.
+
+    Attributes:
+        module: the code.
+        address: the C object.
+        needs_wasi: it imports WASI, so its store must carry a WASI context.
+    """
+
+    __slots__ = ("_linker", "address", "module", "needs_wasi")
+
+    def __init__(self, linker: Linker, module: Module, address: int) -> None:
+        self._linker = linker  # keeps the trampolines alive
+        self.module = module
+        self.address = address
+        self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
+
+    def __del__(self) -> None:
+        _instance_pre_delete(self.address)
+
+
+class Linker:
+    """The imports that sandboxes may use. Made once per engine and set of host functions; safe to share.
+
+    Every host function gets one trampoline, which finds the calling sandbox by the number in its store.
+    """
+
+    def __init__(
+        self, engine: Engine, host_functions: Iterable[HostFunction] = (), *, wasi_preview1: bool = True
+    ) -> None:
+        """Define the imports.
+
+        Args:
+            engine: the engine of the modules to link.
+            host_functions: no two of one module and name.
+            wasi_preview1: offer ``wasi_snapshot_preview1`` too.
+
+        Raises:
+            InternalError: two host functions of one name, or wasmtime refused one.
+        """
+        self.engine = engine
+        self._offered: dict[tuple[str, str], HostFunction] = {}
+        self._trampolines: list[object] = []
+        self._wasi = wasi_preview1
+        self._address: int = _linker_new(engine.address)
+        if wasi_preview1:
+            _check(_define_wasi(self._address))
+            _allow_shadowing(self._address, True)
+            for function in preview1.REPLACED:
+                self._define(function)
+            _allow_shadowing(self._address, False)
+        for function in host_functions:
+            self._define(function)
+
+    def __del__(self) -> None:
+        _linker_delete(self._address)
+
+    def prepare(self, module: Module) -> Prepared:
+        """Resolve a module's imports.
+
+        Raises:
+            UnknownImport: it imports what is not here, or with another type.
+        """
+        if module.engine is not self.engine:
+            raise InternalError("the module was compiled for another engine")
+        for wanted in module.imports:
+            self._require(wanted)
+        address = ctypes.c_size_t()
+        error = _instantiate_pre(self._address, module.address, ctypes.byref(address))
+        if error:
+            raise UnknownImport(f"the module's imports do not fit: {traps.clean(capi.take_error(error))}")
+        return Prepared(self, module, address.value)
+
+    def _require(self, wanted: Import) -> None:
+        label = traps.clean(f"{wanted.module}.{wanted.name}")
+        if wanted.kind != "func":
+            raise UnknownImport(f"the module imports the {wanted.kind} {label}; only functions are offered")
+        function = self._offered.get((wanted.module, wanted.name))
+        if function is None:
+            if self._wasi and wanted.module == preview1.MODULE and wanted.name in preview1.FUNCTIONS:
+                return
+            raise UnknownImport(f"the module imports {label}, which {self._explain(wanted)}")
+        offered = FuncType(function.params, function.results)
+        if offered != wanted.signature:
+            raise UnknownImport(f"the module imports {label} as {wanted.signature}; it is {offered}")
+
+    def _explain(self, wanted: Import) -> str:
+        if wanted.module == preview1.MODULE and not self._wasi:
+            return "is not offered here: enable WASI for this sandbox"
+        if wanted.module in {module for module, _ in self._offered} | {preview1.MODULE}:
+            return "does not exist in that interface: check the name and the version"
+        return "is not granted: grant the capability that provides it, or build the module without it"
+
+    def _define(self, function: HostFunction) -> None:
+        key = (function.module, function.name)
+        if key in self._offered:
+            raise InternalError(f"two host functions are called {function.module}.{function.name}")
+        module, name = function.module.encode(), function.name.encode()
+        callback = capi.HOST_FUNCTION(make_trampoline(function))
+        signature = _functype_new(_value_types(function.params), _value_types(function.results))
+        error = _define_func(self._address, module, len(module), name, len(name), signature, callback, None, None)
+        _functype_delete(signature)
+        _check(error)
+        self._offered[key] = function
+        self._trampolines.append(callback)
+
+
+def make_trampoline(function: HostFunction) -> Trampoline:
+    """Return the C entry of a host function: cells in, body, cells out; never an exception."""
+    body = function.body
+    unpack = struct.Struct("<" + "".join(_READ[kind] for kind in function.params)).unpack
+    size = capi.CELL_BYTES * len(function.params)
+    result = _WRITE[function.results[0]] if function.results else None
+    read = ctypes.string_at
+
+    def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
+        state = None
+        try:
+            state = STATES[_context_get_data(_caller_context(caller))]
+            state.caller = caller
+            answer = body(state, *unpack(read(cells, size))) if size else body(state)
+            if result is not None:
+                result.from_address(cells).value = answer
+            state.caller = 0
+        except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
+            if state is not None:
+                state.caller = 0
+                state.error = as_raised(error, f"host function {function.module}.{function.name}")
+            trap: int = _trap_new(b"host", 4)
+            return trap
+        return None
+
+    return trampoline
+
+
+def _value_types(kinds: tuple[str, ...]) -> ctypes.Array[ctypes.c_size_t]:
+    items = (ctypes.c_size_t * len(kinds))(*(_valtype_new(capi.VALUE_KINDS[kind]) for kind in kinds))
+    vector = (ctypes.c_size_t * 2)()
+    _valtype_vec_new(vector, len(kinds), items)
+    return vector
+
+
+def _check(error: int | None) -> None:
+    if error:
+        raise InternalError(f"wasmtime refused a host function: {traps.clean(capi.take_error(error))}")

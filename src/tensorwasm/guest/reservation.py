@@ -1,0 +1,88 @@
+"""Whether this process has room for a pool of sandboxes, found out before wasmtime tries.
+
+wasmtime ends the process when a pool cannot be reserved, so the sizes are checked first: against the address space, the
+process's own limit on it, and the kernel's limit on mappings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tensorwasm.errors import CapacityExhausted
+
+_ADDRESS_SPACE_BYTES: Final = 1 << 47
+_MAPPINGS_PER_SLOT: Final = 5  # measured with live instances: memory, image, guards, table, stack
+_TIB: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """Sizes of a pool, all in bytes of address space, not of memory.
+
+    Attributes:
+        slots: sandboxes that may live at once.
+        memory_bytes: reserved for each linear memory.
+        guard_bytes: unmapped after each memory.
+        table_bytes: reserved for the tables of one sandbox.
+    """
+
+    slots: int
+    memory_bytes: int
+    guard_bytes: int
+    table_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The whole reservation."""
+        return self.slots * (self.memory_bytes + self.guard_bytes + self.table_bytes) + self.guard_bytes
+
+
+def check(layout: PoolLayout) -> None:
+    """Find out whether a pool can be reserved, without keeping anything.
+
+    Raises:
+        CapacityExhausted: it cannot; the message says what is short and what to do.
+    """
+    if layout.slots < 1:
+        raise CapacityExhausted("a pool needs at least one slot")
+    per_slot = layout.total_bytes // layout.slots
+    if layout.total_bytes > _ADDRESS_SPACE_BYTES:
+        raise CapacityExhausted(
+            f"{layout.slots} slots need {layout.total_bytes / _TIB:.1f} TiB of address space and there are "
+            f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_ADDRESS_SPACE_BYTES // per_slot - 1} slots"
+        )
+    limit, used = _mapping_limit(), _mapping_count()
+    if used + layout.slots * _MAPPINGS_PER_SLOT > limit:
+        raise CapacityExhausted(
+            f"{layout.slots} slots may need {layout.slots * _MAPPINGS_PER_SLOT} mappings and the kernel allows "
+            f"{limit}, of which {used} are taken; ask for fewer slots or raise vm.max_map_count"
+        )
+    if sys.platform != "win32":  # there an anonymous mapping would be charged to the page file
+        _try_to_reserve(layout)
+
+
+def _try_to_reserve(layout: PoolLayout) -> None:
+    try:
+        mmap.mmap(-1, layout.total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapacityExhausted(
+            f"{layout.slots} slots need {layout.total_bytes / _TIB:.2f} TiB of address space and the system refuses "
+            f"({error}); ask for fewer slots or raise the limit (ulimit -v)"
+        ) from None
+
+
+def _mapping_limit() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    return sys.maxsize
+
+
+def _mapping_count() -> int:
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    return 0

@@ -1,0 +1,67 @@
+"""Whether the calling thread has native stack enough for a guest, whose calls use it too."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from typing import Final
+
+from tensorwasm.errors import CapacityExhausted
+
+_HOST_MARGIN_BYTES: Final = 256 << 10  # Python frames below the guest, host functions above it
+_ATTRIBUTE_BYTES: Final = 64  # pthread_attr_t is 56 bytes on 64-bit Linux, glibc and musl
+
+_checked = threading.local()
+
+
+def require(stack_bytes: int) -> None:
+    """Refuse to run a guest on a thread whose stack is too small for it: overflowing would end the process.
+
+    Looks once per thread and costs nothing after that. Threads of other systems than Linux are trusted.
+
+    Args:
+        stack_bytes: what the guest may use.
+
+    Raises:
+        CapacityExhausted: the thread's stack is too small.
+    """
+    if getattr(_checked, "bytes", 0) >= stack_bytes:
+        return
+    size = _thread_stack_bytes()
+    if 0 < size < stack_bytes + _HOST_MARGIN_BYTES:
+        raise CapacityExhausted(
+            f"this thread has a stack of {size >> 10} KiB and the guest may use {stack_bytes >> 10} KiB; run it on a "
+            "thread with a larger stack (threading.stack_size) or lower the sandbox's stack limit"
+        )
+    _checked.bytes = stack_bytes
+
+
+def _thread_stack_bytes() -> int:
+    """Return the size of this thread's native stack, or 0 where nobody says."""
+    if _pthread is None:
+        return 0
+    attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
+    if _pthread.pthread_getattr_np(_pthread.pthread_self(), attributes):
+        return 0
+    lowest, size = ctypes.c_void_p(), ctypes.c_size_t()
+    failed = _pthread.pthread_attr_getstack(attributes, ctypes.byref(lowest), ctypes.byref(size))
+    _pthread.pthread_attr_destroy(attributes)
+    return 0 if failed else size.value
+
+
+def _load_pthread() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        library = ctypes.PyDLL(None)
+        library.pthread_self.restype = ctypes.c_void_p
+        library.pthread_getattr_np.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.pthread_attr_getstack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        library.pthread_attr_destroy.argtypes = [ctypes.c_void_p]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+_pthread: Final = _load_pthread()

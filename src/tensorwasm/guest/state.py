@@ -1,0 +1,196 @@
+"""What the host knows of one sandbox while its guest runs.
+
+Trampolines and callbacks are made once per linker, not per sandbox; they find the sandbox they serve by the number that
+its store carries. Errors therefore stay with the sandbox they belong to, whatever other threads do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.errors import GuestTrap, InternalError, InvalidPointer, InvokeTimeout, TensorWasmError
+from tensorwasm.guest import capi, traps
+from tensorwasm.guest.engine import Engine
+from tensorwasm.guest.memory import GuestMemory
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.wasi import WasiState
+
+_caller_export_get: Final = capi.bind("wasmtime_caller_export_get")
+_instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
+_extern_delete: Final = capi.bind("wasmtime_extern_delete")
+_error_new: Final = capi.bind("wasmtime_error_new")
+
+_MEMORY: Final = b"memory"
+_LONGEST_WAIT_S: Final = threading.TIMEOUT_MAX
+
+
+class GuestState:
+    """One sandbox. It is the `HostCall` that host functions get.
+
+    Attributes:
+        token: the number its store carries, never 0 and never used again.
+        engine: where it runs.
+        deadline: when the current call must have ended.
+        started_ns: ``time.monotonic_ns()`` at its start.
+        error: what a host function raised during the current call.
+        caller: the C caller during a host call, else 0.
+        context: the store's context, 0 once closed.
+        instance: the ``wasmtime_instance_t`` once instantiated.
+        wasi: output streams and clock, None without WASI.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_memory",
+        "_services",
+        "_wake",
+        "caller",
+        "context",
+        "deadline",
+        "engine",
+        "error",
+        "instance",
+        "started_ns",
+        "token",
+        "wasi",
+    )
+
+    def __init__(self, engine: Engine, services: Mapping[str, object]) -> None:
+        self.token = next(_tokens)
+        self.engine = engine
+        self.deadline = Deadline()
+        self.started_ns = 0
+        self.error: BaseException | None = None
+        self.caller = 0
+        self.context = 0
+        self.instance: ctypes.Array[ctypes.c_char] | None = None
+        self.wasi: WasiState | None = None
+        self._services = services
+        self._memory: GuestMemory | None = None
+        self._cancelled = False
+        self._wake = threading.Lock()
+        self._wake.acquire()  # held until cancelled: sleeping is waiting for it
+
+    @property
+    def memory(self) -> GuestMemory:
+        """The guest's exported memory.
+
+        Raises:
+            InvalidPointer: it exports no memory named ``memory``, or is closed.
+        """
+        if self._memory is None:
+            self._memory = GuestMemory(self.context, self._find_memory())
+        return self._memory
+
+    def service(self, name: str) -> object | None:
+        """Return what the caller attached under that name, or None."""
+        return self._services.get(name)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """End the running call, a sleeping one included, and refuse all later ones. Any thread may do this."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._wake.release()
+        self.engine.wake_guests()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, for a guest that asked to.
+
+        Raises:
+            InvokeTimeout: the deadline came first.
+            GuestTrap: the sandbox was cancelled.
+        """
+        wait = min(seconds, self.deadline.remaining_s(), _LONGEST_WAIT_S)
+        if self._wake.acquire(timeout=max(0.0, wait)):
+            self._wake.release()
+        self.check()
+
+    def check(self) -> None:
+        """Find out whether the guest may go on.
+
+        Raises:
+            InvokeTimeout: the deadline passed.
+            GuestTrap: the sandbox was cancelled.
+        """
+        if self._cancelled:
+            raise GuestTrap(f"{traps.CANCELLED}: the sandbox was cancelled", traps.CANCELLED)
+        if self.deadline.expired():
+            elapsed_s = (time.monotonic_ns() - self.started_ns) / 1e9
+            raise InvokeTimeout(f"the deadline passed before the guest finished: stopped after {elapsed_s:.3f} s")
+
+    def take_error(self) -> BaseException | None:
+        """Return what stopped the call on the host's side, if anything, and forget it."""
+        error, self.error = self.error, None
+        return error
+
+    def close(self) -> None:
+        """Forget everything, because the store goes away."""
+        STATES.pop(self.token, None)
+        self.context = 0
+        if self._memory is not None:
+            self._memory.close()
+
+    def _find_memory(self) -> bytes:
+        item = ctypes.create_string_buffer(capi.SIZES["wasmtime_extern_t"])
+        found = False
+        if self.caller:
+            found = _caller_export_get(self.caller, _MEMORY, len(_MEMORY), item)
+        elif self.context and self.instance is not None:
+            found = _instance_export_get(self.context, self.instance, _MEMORY, len(_MEMORY), item)
+        if not found:
+            raise InvalidPointer("the guest exports no memory named 'memory'")
+        kind, start = item.raw[0], capi.EXTERN_PAYLOAD_OFFSET
+        memory = item.raw[start : start + capi.SIZES["wasmtime_memory_t"]]
+        _extern_delete(item)
+        if kind != capi.EXTERN_MEMORY:
+            raise InvalidPointer("the guest's export 'memory' is not a memory")
+        return memory
+
+
+_tokens: Final = itertools.count(1)
+STATES: Final[dict[int, GuestState]] = {}
+"""Sandboxes that live, by the number in their store."""
+
+
+def as_raised(error: BaseException, where: str) -> BaseException:
+    """Return what the caller of a guest sees for an exception from host code.
+
+    Our own errors and requests to stop the program pass through; anything else is a bug in the host function.
+    """
+    if isinstance(error, TensorWasmError) or not isinstance(error, Exception):
+        return error
+    wrapped = InternalError(f"{where} failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
+    """Let a guest go on, or stop it. wasmtime calls this when the ticks it granted have run out."""
+    state = None
+    try:
+        state = STATES[token]
+        state.check()
+        ctypes.c_uint64.from_address(delta).value = state.engine.ticks(state.deadline.remaining_s())
+        ctypes.c_uint8.from_address(kind).value = capi.EPOCH_CONTINUE
+    except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
+        if state is not None:
+            state.error = error
+        stop: int = _error_new(b"stopped")
+        return stop
+    return None
+
+
+ON_EPOCH: Final = capi.EPOCH_CALLBACK(_on_epoch)
+"""The epoch callback of every store; its data is the sandbox's token."""

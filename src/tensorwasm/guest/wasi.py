@@ -1,0 +1,202 @@
+"""WASI preview 1: wasmtime's implementation, with our own output, sleeping and exit.
+
+Nothing of the host is inherited. Arguments, environment and standard input are given as values; standard output and
+error are captured or handed to a callable; directories are visible only when granted. Clocks and random numbers are the
+host's. There are no sockets.
+
+Nothing here waits: standard input is bytes, so reading it never blocks, output goes to memory, and sleeping is ours
+(`tensorwasm.guest.preview1`). A granted directory should hold no named pipes or devices: opening those does wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm.errors import InternalError, InvalidArgs
+from tensorwasm.guest import capi, traps
+from tensorwasm.guest.state import STATES, GuestState, as_raised
+
+Sink = Callable[[bytes], object]
+
+_config_new: Final = capi.bind("wasi_config_new")
+_config_delete: Final = capi.bind("wasi_config_delete")
+_set_argv: Final = capi.bind("wasi_config_set_argv")
+_set_env: Final = capi.bind("wasi_config_set_env")
+_set_stdin_bytes: Final = capi.bind("wasi_config_set_stdin_bytes")
+_set_stdout: Final = capi.bind("wasi_config_set_stdout_custom")
+_set_stderr: Final = capi.bind("wasi_config_set_stderr_custom")
+_preopen_dir: Final = capi.bind_releasing("wasi_config_preopen_dir")
+_byte_vec_new: Final = capi.bind("wasm_byte_vec_new")
+_set_wasi: Final = capi.bind("wasmtime_context_set_wasi")
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory of the host that a guest may see.
+
+    Attributes:
+        host_path: where it is.
+        guest_path: what the guest calls it.
+        writable: False for reading only.
+    """
+
+    host_path: str
+    guest_path: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WasiConfig:
+    """What a guest gets through WASI.
+
+    Attributes:
+        args: command-line arguments, the program's name first.
+        env: environment, as pairs.
+        stdin: all of standard input.
+        stdout: called with each chunk as the guest writes it, on the guest's thread; None captures. What it raises
+            reaches the guest as a failed write and the caller when the call ends.
+        stderr: the same for standard error.
+        directories: what the guest may see of the file system.
+    """
+
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    stdin: bytes = b""
+    stdout: Sink | None = None
+    stderr: Sink | None = None
+    directories: tuple[Directory, ...] = ()
+
+
+class Output:
+    """Where one of a guest's output streams goes.
+
+    At most ``limit_bytes`` are taken. The write that goes over is cut there, and it and every later one fails in the
+    guest.
+
+    Attributes:
+        truncated: the guest wrote more than was taken.
+    """
+
+    __slots__ = ("_captured", "_left_bytes", "_sink", "truncated")
+
+    def __init__(self, limit_bytes: int, sink: Sink | None = None) -> None:
+        self._sink = sink
+        self._captured = bytearray()
+        self._left_bytes = limit_bytes
+        self.truncated = False
+
+    @property
+    def captured(self) -> bytes:
+        """Everything taken so far; empty with a sink."""
+        return bytes(self._captured)
+
+    def take(self, chunk: bytes) -> bool:
+        """Take a chunk, or as much of it as the limit allows.
+
+        Returns:
+            Whether all of it was taken.
+        """
+        kept = chunk[: self._left_bytes]
+        self._left_bytes -= len(kept)
+        if self._sink is None:
+            self._captured += kept
+        elif kept:
+            self._sink(kept)
+        if len(kept) < len(chunk):
+            self.truncated = True
+        return len(kept) == len(chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class WasiState:
+    """The WASI side of one sandbox.
+
+    Attributes:
+        stdout: standard output.
+        stderr: standard error.
+        clock_origin_ns: ``time.monotonic_ns()`` when the guest's monotonic clock was at 0.
+    """
+
+    stdout: Output
+    stderr: Output
+    clock_origin_ns: int
+
+
+def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
+    """Give a sandbox's store its WASI context.
+
+    Args:
+        state: a sandbox with an open store.
+        config: what the guest gets.
+        output_bytes: limit of each output stream.
+
+    Raises:
+        InvalidArgs: an argument, variable or path holds a NUL, or a directory cannot be opened.
+    """
+    address = _config_new()
+    try:
+        _configure(address, state.token, config)
+    except BaseException:
+        _config_delete(address)
+        raise
+    error = _set_wasi(state.context, address)
+    if error:
+        raise InternalError(f"wasmtime refused a WASI context: {traps.clean(capi.take_error(error))}")
+    return WasiState(Output(output_bytes, config.stdout), Output(output_bytes, config.stderr), time.monotonic_ns())
+
+
+def _configure(address: int, token: int, config: WasiConfig) -> None:
+    if config.args:
+        _require(_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text")
+    if config.env:
+        names, values = zip(*config.env, strict=True)
+        fits = _set_env(address, len(config.env), _strings(names), _strings(values))
+        _require(fits, "the environment is not text")
+    if config.stdin:
+        vector = (ctypes.c_size_t * 2)()
+        _byte_vec_new(vector, len(config.stdin), config.stdin)
+        _set_stdin_bytes(address, vector)
+    _set_stdout(address, _ON_STDOUT, token, None)
+    _set_stderr(address, _ON_STDERR, token, None)
+    for directory in config.directories:
+        host, guest = _strings((directory.host_path,)), _strings((directory.guest_path,))
+        opened = _preopen_dir(address, host[0], guest[0], directory.writable)
+        _require(opened, f"the directory {directory.host_path!r} cannot be opened")
+
+
+def _require(fits: bool, message: str) -> None:  # noqa: FBT001 - the answer of a C function
+    if not fits:
+        raise InvalidArgs(message)
+
+
+def _strings(texts: tuple[str, ...]) -> ctypes.Array[ctypes.c_char_p]:
+    for text in texts:
+        if "\0" in text:
+            raise InvalidArgs(f"text for a guest holds a NUL character: {text[:40]!r}")
+    return (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogateescape") for text in texts))
+
+
+def _make_writer(stream: str) -> Callable[[int, int, int], int]:
+    def write(token: int, data: int, length: int) -> int:
+        state = None
+        try:
+            state = STATES[token]
+            output: Output = getattr(state.wasi, stream)
+            return length if output.take(ctypes.string_at(data, length)) else -errno.ENOSPC
+        except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
+            if state is not None:
+                state.error = as_raised(error, f"the {stream} sink")
+            return -errno.EIO
+
+    return write
+
+
+_stdout_callback: Final = capi.OUTPUT_CALLBACK(_make_writer("stdout"))
+_stderr_callback: Final = capi.OUTPUT_CALLBACK(_make_writer("stderr"))
+_ON_STDOUT: Final = ctypes.cast(_stdout_callback, ctypes.c_void_p)
+_ON_STDERR: Final = ctypes.cast(_stderr_callback, ctypes.c_void_p)

@@ -1,0 +1,1 @@
+"""The WebAssembly binary format, read without an engine."""
