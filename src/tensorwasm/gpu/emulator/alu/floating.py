@@ -1,0 +1,222 @@
+"""Floating-point arithmetic on f32 and f64.
+
+NaN results of f32 are 0x7fffffff, as on NVIDIA GPUs; f64 passes the payload of an operand, quieted. Sources: PTX ISA
+9.7.3 (instructions), 9.7.3 table 32 (NaN and subnormal behaviour).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from tensorwasm.gpu.emulator.alu import doubles
+from tensorwasm.gpu.emulator.alu.rounding import MODES, Array, Doubles, add_odd, canonical, narrow
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+
+TINY32: Final = np.float32(2.0**-126)
+_HALF = np.uint64(1 << 28)
+_LOW = np.uint64((1 << 29) - 1)
+
+
+def flush(a: Array) -> Array:
+    """Turn f32 subnormals into zeros of the same sign; NaN stays NaN."""
+    return np.multiply(a, np.abs(a) >= TINY32)
+
+
+def saturate(a: Array) -> Array:
+    """Clamp to 0..1; NaN and -0 become +0."""
+    return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
+
+
+def rectify(a: Array) -> Array:
+    """Clamp negative values and -0 to +0; NaN stays."""
+    return np.where(a <= 0, a.dtype.type(0), a)
+
+
+def mode_of(modifiers: Modifiers) -> str:
+    """Return the rounding mode among the modifiers, ``rn`` by default."""
+    return next((word for word in modifiers if word in MODES), "rn")
+
+
+# What each operation gives in binary64, exact or so that one more rounding is correct: quotients and roots of narrower
+# operands cannot come closer than 2**-50 to a number of their own format without being it.
+ODD: Final[dict[str, Callable[..., Doubles]]] = {
+    "add": add_odd,
+    "sub": lambda mode, a, b: add_odd(mode, a, -b),
+    "mul": lambda _mode, a, b: a * b,
+    "fma": lambda mode, a, b, c: add_odd(mode, a * b, c),
+    "div": lambda _mode, a, b: a / b,
+    "rcp": lambda _mode, a: 1.0 / a,
+    "sqrt": lambda _mode, a: np.sqrt(a),
+}
+
+
+def _double(a: Array) -> Doubles:
+    return np.asarray(a, np.float64)
+
+
+def _fma32(a: Array, b: Array, c: Array) -> Array:
+    """Fuse in one double addition, which is wrong only where its result lies between two floats or among subnormals."""
+    product = a.astype(np.float64) * b
+    total = product + c
+    bits = total.view(np.uint64)
+    subnormal = (bits << np.uint64(1)) - np.uint64(1) < np.uint64((897 << 53) - 1)
+    if (((bits & _LOW) == _HALF) | subnormal).any():
+        total = add_odd("rn", product, c.astype(np.float64))
+    return total.astype(np.float32)
+
+
+_NEAREST32: Final[dict[str, Callable[..., Array]]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rcp": np.reciprocal,
+    "sqrt": np.sqrt,
+    "fma": _fma32,
+}
+
+
+def single(compute: Callable[..., Array], modifiers: Modifiers) -> Run:
+    """Wrap an f32 operation in what its modifiers ask for: flushing, NaN, saturation."""
+    steps: list[Callable[[Array], Array]] = [lambda a: canonical(a, "f32")]
+    steps += [flush] * ("ftz" in modifiers) + [saturate] * ("sat" in modifiers)
+
+    def run(*sources: Array) -> Array:
+        if "ftz" in modifiers:
+            sources = tuple(flush(source) for source in sources)
+        result = compute(*sources)
+        for step in steps:
+            result = step(result)
+        return result
+
+    return run
+
+
+def _arithmetic32(name: str) -> Callable[[Modifiers], Run]:
+    def make(modifiers: Modifiers) -> Run:
+        mode = mode_of(modifiers)
+        if mode == "rn":
+            return single(_NEAREST32[name], modifiers)
+        odd = ODD[name]
+        return single(lambda *sources: narrow(odd(mode, *map(_double, sources)), "f32", mode), modifiers)
+
+    return make
+
+
+_NEAREST64: Final[dict[str, Run]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "rcp": np.reciprocal,
+    "sqrt": np.sqrt,
+    "fma": lambda a, b, c: doubles.fused(a, b, c, "rn"),
+}
+_DIRECTED64: Final[dict[str, Callable[..., Doubles]]] = {
+    "add": doubles.add,
+    "sub": doubles.subtract,
+    "mul": doubles.multiply,
+    "div": doubles.divide,
+    "rcp": lambda a, mode: doubles.divide(np.ones_like(a), a, mode),
+    "sqrt": doubles.square_root,
+    "fma": doubles.fused,
+}
+
+
+def _arithmetic64(name: str) -> Callable[[Modifiers], Run]:
+    def make(modifiers: Modifiers) -> Run:
+        mode = mode_of(modifiers)
+        directed = _DIRECTED64[name]
+        return _NEAREST64[name] if mode == "rn" else lambda *sources: directed(*sources, mode)
+
+    return make
+
+
+# ------------------------------------------------------------------------------------ sign, minimum, maximum
+
+
+def signed_zero_aware(ufunc: np.ufunc, zero: np.ufunc, a: Array, b: Array) -> Array:
+    """Apply fmin or fmax with -0 < +0; a single NaN loses."""
+    word = np.dtype(f"u{a.dtype.itemsize}")
+    equal = zero(a.view(word), b.view(word)).view(a.dtype)
+    return np.where(a == b, equal, ufunc(a, b))
+
+
+def smaller(a: Array, b: Array) -> Array:
+    """Return the minimum: -0 < +0, a single NaN loses."""
+    return signed_zero_aware(np.fmin, np.bitwise_or, a, b)
+
+
+def larger(a: Array, b: Array) -> Array:
+    """Return the maximum: -0 < +0, a single NaN loses."""
+    return signed_zero_aware(np.fmax, np.bitwise_and, a, b)
+
+
+def contagious(select: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Let any NaN win."""
+    return np.where((a != a) | (b != b), a + b, select(a, b))  # noqa: PLR0124 - the NaN test
+
+
+def sign_of_product(select: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Compare magnitudes; the sign is the exclusive or of the signs."""
+    word = np.dtype(f"u{a.dtype.itemsize}")
+    sign = (a.view(word) ^ b.view(word)) & word.type(1 << (8 * a.dtype.itemsize - 1))
+    return (select(np.abs(a), np.abs(b)).view(word) | sign).view(a.dtype)
+
+
+def select_of(modifiers: Modifiers, select: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Adapt `smaller` or `larger` to ``.NaN`` and ``.xorsign.abs``."""
+    chosen = (lambda a, b: contagious(select, a, b)) if "NaN" in modifiers else select
+    return (lambda a, b: sign_of_product(chosen, a, b)) if "xorsign" in modifiers else chosen
+
+
+def _select32(select: Callable[[Array, Array], Array]) -> Callable[[Modifiers], Run]:
+    return lambda modifiers: single(select_of(modifiers, select), modifiers)
+
+
+def _unary32(ufunc: np.ufunc) -> Callable[[Modifiers], Run]:
+    return lambda modifiers: single(ufunc, modifiers)
+
+
+def _copysign(a: Array, b: Array) -> Array:
+    return np.copysign(b, a)
+
+
+_CLASSES: Final[dict[str, Callable[[Array], Any]]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: ~np.isnan(a),
+    "notanumber": np.isnan,
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
+}
+
+_BINARY: Final = ("add", "sub", "mul")
+
+ROWS: Final = (
+    *(Row(f"{op}{{,.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T", _arithmetic32(op)) for op in _BINARY),
+    *(Row(f"{op}{{,.rn,.rz,.rm,.rp}}.f64", "T = T T", _arithmetic64(op)) for op in _BINARY),
+    *(
+        Row(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T T", _arithmetic32("fma"))
+        for op in ("fma", "mad")
+    ),
+    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T T T", _arithmetic64("fma")) for op in ("fma", "mad")),
+    Row("div{.rn,.rz,.rm,.rp}{,.ftz}.f32", "T = T T", _arithmetic32("div")),
+    Row("div{.rn,.rz,.rm,.rp}.f64", "T = T T", _arithmetic64("div")),
+    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}.f32", "T = T", _arithmetic32(op)) for op in ("rcp", "sqrt")),
+    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T", _arithmetic64(op)) for op in ("rcp", "sqrt")),
+    Row("min{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(smaller)),
+    Row("max{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(larger)),
+    Row("min.f64", "T = T T", always(smaller)),
+    Row("max.f64", "T = T T", always(larger)),
+    Row("abs{,.ftz}.f32", "T = T", _unary32(np.absolute)),
+    Row("neg{,.ftz}.f32", "T = T", _unary32(np.negative)),
+    Row("abs.f64", "T = T", always(np.absolute)),
+    Row("neg.f64", "T = T", always(np.negative)),
+    Row("copysign.{f32,f64}", "T = T T", always(_copysign)),
+    Row("testp.{finite,infinite,number,notanumber,normal,subnormal}.{f32,f64}", "pred = T", lambda m: _CLASSES[m[0]]),
+)
+"""Rows of f32 and f64 arithmetic."""

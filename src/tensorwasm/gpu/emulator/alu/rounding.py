@@ -1,0 +1,176 @@
+"""Correct rounding: exact results to any binary format in any mode.
+
+Two ideas carry all of it. A double that was *rounded to odd* can be rounded once more, to a format at least two bits
+narrower, as if it were the exact value. And where the target is binary64 itself, the nearest double plus the sign of
+the exact residual decides every directed mode.
+
+Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd"
+(2008); PTX ISA 5.2.3 for the formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Array: TypeAlias = Any
+"""An array of some `DTYPES` type. NumPy's stubs lose the type on views and mixed arithmetic; the tests keep it."""
+
+MODES: Final = frozenset({"rn", "rz", "rm", "rp", "rna"})
+"""Floating-point rounding modes; ``rna`` is to nearest, ties away from zero."""
+
+INTEGRAL: Final[dict[str, np.ufunc]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+"""Rounding to an integral value, by modifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format narrower than binary64.
+
+    Attributes:
+        precision: significand bits, the hidden one included.
+        smallest: smallest normal number.
+        largest: largest finite number.
+        dtype: NumPy type that holds its values exactly.
+        nan: bits of the NaN that NVIDIA GPUs answer with, in the width of ``dtype``.
+    """
+
+    precision: int
+    smallest: float
+    largest: float
+    dtype: np.dtype[Any]
+    nan: int
+
+    @property
+    def canonical(self) -> Any:
+        """The canonical NaN as a scalar of ``dtype``."""
+        return np.array(self.nan, f"u{self.dtype.itemsize}").view(self.dtype)[()]
+
+
+def _format(precision: int, minimum: int, largest: float, dtype: Any, nan: int) -> Format:
+    return Format(precision, 2.0**minimum, largest, np.dtype(dtype), nan)
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "f32": _format(24, -126, (2 - 2.0**-23) * 2.0**127, np.float32, 0x7FFFFFFF),
+    "tf32": _format(11, -126, (2 - 2.0**-10) * 2.0**127, np.float32, 0x7FFFFFFF),
+    "bf16": _format(8, -126, (2 - 2.0**-7) * 2.0**127, ml_dtypes.bfloat16, 0x7FFF),
+    "f16": _format(11, -14, 65504.0, np.float16, 0x7FFF),
+    "e4m3": _format(4, -6, 448.0, ml_dtypes.float8_e4m3fn, 0x7F),
+    "e5m2": _format(3, -14, 57344.0, ml_dtypes.float8_e5m2, 0x7F),
+}
+
+_EXPONENT = np.uint64(0x7FF0000000000000)
+
+
+def two_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the nearest sum and the exact error; the error is NaN where an input is not finite."""
+    total = a + b
+    swap = np.abs(a) < np.abs(b)
+    large, small = np.where(swap, b, a), np.where(swap, a, b)
+    return total, small - (total - large)
+
+
+def split(a: Doubles) -> tuple[Doubles, Doubles]:
+    """Split into two 26-bit halves (Veltkamp); ``abs(a) < 2**996``."""
+    scaled = a * 134217729.0
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def two_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the nearest product and the exact error (Dekker); operands far from overflow and underflow."""
+    product = a * b
+    (ah, al), (bh, bl) = split(a), split(b)
+    return product, al * bl - (((product - ah * bh) - al * bh) - ah * bl)
+
+
+def to_odd(value: Doubles, error: Doubles) -> Doubles:
+    """Round ``value + error`` to odd, ``value`` being its nearest double and ``error`` exact (NaN counts as 0)."""
+    bits = value.view(np.int64)
+    inexact = (error < 0) | (error > 0)
+    outward = (error > 0) == (value > 0)
+    step = np.where(inexact & ((bits & 1) == 0), np.where(outward, 1, -1), 0)
+    return (bits + step).view(np.float64)
+
+
+def add_odd(mode: str, a: Doubles, b: Doubles) -> Doubles:
+    """Add and round to odd. An exact zero from unlike signs is -0 in mode ``rm``, else +0."""
+    total = to_odd(*two_sum(a, b))
+    if mode == "rm":
+        np.copyto(total, -0.0, where=(total == 0) & (np.signbit(a) | np.signbit(b)))
+    return total
+
+
+def _nearest_away(x: Doubles) -> Doubles:
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
+_STEPS: Final[dict[str, Any]] = {
+    "rn": np.rint,
+    "rz": np.trunc,
+    "rm": np.floor,
+    "rp": np.ceil,
+    "rna": _nearest_away,
+}
+
+
+def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> Array:
+    """Round doubles to a format, subnormals and overflow included.
+
+    Args:
+        x: values, exact or rounded to odd.
+        name: key of `FORMATS`.
+        mode: member of `MODES`.
+        finite: saturate to the largest finite number instead of infinity.
+
+    Returns:
+        The rounded values in the dtype of the format; every NaN is the canonical one.
+    """
+    form = FORMATS[name]
+    if finite:
+        x = np.clip(x, -form.largest, form.largest)
+    if name == "f32" and mode == "rn":
+        return canonical(x.astype(np.float32), name)
+    exponent = (x.view(np.uint64) & _EXPONENT).view(np.float64)
+    quantum = np.maximum(exponent, form.smallest) * 2.0 ** (1 - form.precision)
+    rounded = np.where(np.isfinite(x), _STEPS[mode](x / quantum) * quantum, x)
+    if mode in {"rn", "rna"}:
+        rounded = np.where(np.abs(rounded) > form.largest, np.copysign(np.inf, x), rounded)
+    else:
+        low = -np.inf if mode == "rm" else -form.largest
+        high = np.inf if mode == "rp" else form.largest
+        over = np.isfinite(x) & (np.abs(rounded) > form.largest)
+        rounded = np.where(over, np.where(x < 0, low, high), rounded)
+    exact = rounded if form.dtype.kind == "f" else rounded.astype(np.float32)  # the types of ml_dtypes know float32
+    return canonical(exact.astype(form.dtype), name)
+
+
+def canonical(values: Array, name: str) -> Array:
+    """Replace every NaN, in place, by the one NVIDIA GPUs give; return the array."""
+    np.copyto(values, FORMATS[name].canonical, where=values != values)  # noqa: PLR0124 - the NaN test
+    return values
+
+
+def nudge(nearest: Doubles, residual: Doubles, mode: str) -> Doubles:
+    """Turn a double next to the exact result into the directed rounding of it.
+
+    Args:
+        nearest: one of the two doubles that enclose the exact result, infinity included.
+        residual: has the sign of ``exact - nearest``; NaN counts as 0.
+        mode: ``rz``, ``rm`` or ``rp``; ``rn`` returns ``nearest``.
+    """
+    if mode == "rn":
+        return nearest
+    up, down = residual > 0, residual < 0
+    if mode == "rp":
+        return np.where(up, np.nextafter(nearest, np.inf), nearest)
+    if mode == "rm":
+        return np.where(down, np.nextafter(nearest, -np.inf), nearest)
+    beyond = np.where(np.signbit(nearest), up, down)
+    return np.where(beyond, np.nextafter(nearest, 0.0), nearest)

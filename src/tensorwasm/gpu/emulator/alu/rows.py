@@ -1,0 +1,74 @@
+"""How the instruction tables are written: one row per family of mnemonics.
+
+A row names its mnemonics by a pattern in which ``{,.rn,.rz}`` stands for one of the alternatives, the operand types by
+a signature, and makes the function that computes the lanes. Everything else (lookup, inventory, operand checks) is
+derived from the rows, so a mnemonic exists if and only if a row spells it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwasm.gpu.emulator.ops import Op
+from tensorwasm.ptx.model import Instruction
+
+Run = Callable[..., Any]
+Modifiers = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A family of mnemonics that share operand types and meaning.
+
+    Attributes:
+        pattern: mnemonics, ``add{,.rn,.rz}{,.ftz}.f32``.
+        signature: results, ``=``, sources. ``T`` is the last modifier, ``D`` the one before it, ``W`` the integer
+            type twice as wide as ``T``; anything else is a PTX type as it stands.
+        make: builds the lane function from the modifiers.
+        reads_carry: as in `Op`; the signature spells the extra ``pred``.
+        writes_carry: as in `Op`; the signature spells the extra ``pred``.
+        bind: adapts the op to the operands of one instruction, where their shape matters.
+    """
+
+    pattern: str
+    signature: str
+    make: Callable[[Modifiers], Run]
+    reads_carry: bool = False
+    writes_carry: bool = False
+    bind: Callable[[Instruction, Op], Op] | None = None
+
+    def mnemonics(self) -> Iterator[str]:
+        """Yield every mnemonic of the pattern."""
+        parts = [part.split(",") if index % 2 else [part] for index, part in enumerate(re.split(r"[{}]", self.pattern))]
+        return map("".join, itertools.product(*parts))
+
+    def compile(self, mnemonic: str) -> Op:
+        """Build the op of one of the row's mnemonics."""
+        modifiers = tuple(mnemonic.split(".")[1:])
+        results, _, sources = self.signature.partition("=")
+        letters = _letters(modifiers)
+        return Op(
+            results=tuple(letters.get(word, word) for word in results.split()),
+            sources=tuple(letters.get(word, word) for word in sources.split()),
+            run=self.make(modifiers),
+            reads_carry=self.reads_carry,
+            writes_carry=self.writes_carry,
+        )
+
+
+def _letters(modifiers: Modifiers) -> dict[str, str]:
+    """What the letters of a signature stand for."""
+    letters = dict(zip("TD", reversed(modifiers), strict=False))
+    kind, bits = letters.get("T", "")[:1], letters.get("T", "")[1:]
+    if bits.isdigit():
+        letters["W"] = f"{kind}{2 * int(bits)}"
+    return letters
+
+
+def always(run: Run) -> Callable[[Modifiers], Run]:
+    """Make the same function whatever the modifiers."""
+    return lambda _modifiers: run
