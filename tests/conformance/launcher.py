@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.lanes import LaneKernel, module, raw_dtype, width_bytes
 from tensorwasm.gpu.device import Device, LoadedModule
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
@@ -27,8 +28,8 @@ class Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for module in self._modules.values():
-            self.device.unload(module)
+        for loaded in self._modules.values():
+            self.device.unload(loaded)
         self.device.close_stream(self._stream)
 
     def load(self, text: str) -> LoadedModule:
@@ -52,7 +53,7 @@ class Launcher:
 
         An array becomes a device buffer of its own and its address the argument; a NumPy scalar is passed by value.
         """
-        module = self.load(text)
+        loaded = self.load(text)
         arrays = [np.ascontiguousarray(arg) for arg in args if isinstance(arg, np.ndarray)]
         regions = [Region(self.device.allocate(max(1, a.nbytes)), max(1, a.nbytes), host=False) for a in arrays]
         try:
@@ -65,12 +66,27 @@ class Launcher:
             ]
             deadline = Deadline.after(seconds)
             config = LaunchConfig(grid, block, shared_bytes)
-            self.device.launch(module, entry, config, packed, regions, self._stream, deadline)
+            self.device.launch(loaded, entry, config, packed, regions, self._stream, deadline)
             self.device.synchronize(self._stream, deadline)
             return [self._read(region, array) for region, array in zip(regions, arrays, strict=True)]
         finally:
             for region in regions:
                 self.device.free(region.address)
+
+    def run_lanes(
+        self, kernel: LaneKernel, sources: Sequence[NDArray[Any]], *, lanes: int, text: str | None = None
+    ) -> list[NDArray[Any]]:
+        """Run a lane kernel in one block and return its results, raw bits that start as 0xA5A5...
+
+        Args:
+            kernel: what to run.
+            sources: one array of ``lanes`` elements per source; any dtype of the source's width.
+            lanes: threads of the block.
+            text: the module that holds it; one of its own if None.
+        """
+        results = [np.full(lanes * width_bytes(t), 0xA5, np.uint8).view(raw_dtype(t)) for t in kernel.results]
+        arrays = self.launch(text or module([kernel]), kernel.name, [*sources, *results], block=(lanes, 1, 1))
+        return arrays[len(sources) :]
 
     def _read(self, region: Region, like: NDArray[Any]) -> NDArray[Any]:
         into = bytearray(region.size_bytes)
