@@ -1,0 +1,85 @@
+"""The driver API as this package calls it: results are checked, and cuda-bindings is imported only when asked for."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any, Final
+
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
+
+_LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+class Driver:
+    """The entry points of a driver module.
+
+    Attributes:
+        api: ``cuda.bindings.driver``, or a module that behaves like it.
+    """
+
+    def __init__(self, api: ModuleType | Any) -> None:
+        """Wrap a module; nothing is called yet."""
+        self.api = api
+
+    def call(self, function: str, *args: Any) -> Any:
+        """Call an entry point and return its one result, a tuple of several, or None.
+
+        Raises:
+            DriverFailure: the result is not CUDA_SUCCESS.
+            DeviceUnavailable: there is no such entry point in this driver, or no driver at all.
+        """
+        code, values = self.attempt(function, *args)
+        if code != SUCCESS:
+            raise DriverFailure(function, code)
+        return values
+
+    def attempt(self, function: str, *args: Any) -> tuple[int, Any]:
+        """Call an entry point and return its result code and what `call` would return.
+
+        Raises:
+            DeviceUnavailable: there is no such entry point in this driver, or no driver at all.
+        """
+        try:
+            answer = getattr(self.api, function)(*args)
+        except (AttributeError, RuntimeError, OSError) as error:
+            raise DeviceUnavailable(_explain(function, error)) from error
+        code, *values = answer
+        return int(code), values[0] if len(values) == 1 else tuple(values) or None
+
+    def attribute(self, device: Any, name: str) -> int:
+        """Return a device attribute, named without its ``CU_DEVICE_ATTRIBUTE_`` prefix.
+
+        Raises:
+            DriverFailure: the driver does not know it.
+        """
+        key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("cuDeviceGetAttribute", key, device))
+
+
+def _explain(function: str, error: Exception) -> str:
+    """Say what an exception of the bindings means; they find the library and its entry points on first use."""
+    if function == "cuInit":
+        return (
+            f"no driver: {_LIBRARY} not found; install the NVIDIA driver, or in a container start it with the NVIDIA "
+            f"container toolkit (docker run --gpus all)"
+        )
+    return f"this driver has no {function} ({type(error).__name__}); upgrade the driver"
+
+
+@cache
+def load_driver() -> Driver:
+    """Return this process's driver, importing cuda-bindings on the first call.
+
+    Raises:
+        DeviceUnavailable: cuda-bindings is not installed or does not load.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 - an optional extra: a host without a GPU never imports it
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "cuda"
+        what = "cuda-bindings is not installed" if missing else f"cuda-bindings does not load ({error})"
+        raise DeviceUnavailable(f"{what}; pip install 'tensor-wasm[cuda]'") from error
+    return Driver(driver)

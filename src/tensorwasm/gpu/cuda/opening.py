@@ -1,0 +1,146 @@
+"""Opening a GPU: is there a driver, is it new enough, is the GPU, and what can it do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from tensorwasm import settings
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
+from tensorwasm.gpu.cuda.binding import Driver, load_driver
+from tensorwasm.gpu.cuda.context import primary_context
+from tensorwasm.gpu.cuda.device import CudaDevice
+from tensorwasm.gpu.cuda.functions import Geometry
+from tensorwasm.gpu.cuda.modules import Compiler
+from tensorwasm.gpu.cuda.results import DriverFailure, describe, translate
+from tensorwasm.gpu.cuda.versions import (
+    MINIMUM_CAPABILITY,
+    MINIMUM_CUDA,
+    cuda_version,
+    isa_version,
+    parse_version,
+    spell_version,
+)
+from tensorwasm.values import DeviceInfo, Dim3
+
+_KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
+_NAME_BYTES: Final = 256
+_PROHIBITED: Final = 2
+
+
+def open_cuda(ordinal: int = 0) -> CudaDevice:
+    """Open a GPU of this machine.
+
+    Args:
+        ordinal: its index, as CUDA counts them (``CUDA_VISIBLE_DEVICES`` applies).
+
+    Raises:
+        DeviceUnavailable: there is no such GPU, it or its driver is too old, or it cannot be used; says what to do.
+    """
+    chosen = settings.current().ptxas
+    return open_with(load_driver(), ordinal, find_assembler(chosen, os.environ))
+
+
+def open_with(driver: Driver, ordinal: int, assembler: Assembler | None) -> CudaDevice:
+    """Open a GPU through a given driver, with a given ptxas or with the driver's own compiler.
+
+    Raises:
+        DeviceUnavailable: as `open_cuda`.
+    """
+    try:
+        return _open(driver, ordinal, assembler)
+    except DriverFailure as failure:
+        error = translate(failure)
+        raise DeviceUnavailable(describe(failure)) from (None if isinstance(error, DeviceUnavailable) else error)
+
+
+def _open(driver: Driver, ordinal: int, assembler: Assembler | None) -> CudaDevice:
+    cuda = _require_driver(driver)
+    device = _require_device(driver, ordinal)
+    context = primary_context(driver, ordinal, device)
+    if context.lost:
+        raise DeviceUnavailable(f"this process has lost the GPU: {context.lost}; start a new process")
+    info = _describe_device(driver, device, ordinal, cuda)
+    compiler = Compiler(driver, info, cuda, assembler)
+    return CudaDevice(driver, context, info, _geometry(driver, device), compiler)
+
+
+def _require_driver(driver: Driver) -> tuple[int, int]:
+    driver.call("cuInit", 0)
+    cuda = cuda_version(int(driver.call("cuDriverGetVersion")))
+    if cuda < MINIMUM_CUDA:
+        version = driver_version()
+        name = f"driver {version}" if version else "the driver"
+        raise DeviceUnavailable(
+            f"{name} supports CUDA {spell_version(cuda)} and is older than 525, the first for CUDA 12.0; upgrade it"
+        )
+    return cuda
+
+
+def _require_device(driver: Driver, ordinal: int) -> Any:
+    count = int(driver.call("cuDeviceGetCount"))
+    if not 0 <= ordinal < count:
+        have = f"{count} GPU{'s' if count != 1 else ''}, cuda:0 to cuda:{count - 1}" if count else "no GPU"
+        raise DeviceUnavailable(f"there is no cuda:{ordinal}: this machine shows {have}; see CUDA_VISIBLE_DEVICES")
+    device = driver.call("cuDeviceGet", ordinal)
+    capability = _capability(driver, device)
+    if capability < MINIMUM_CAPABILITY:
+        raise DeviceUnavailable(
+            f"{_name(driver, device)} has compute capability {spell_version(capability)}, below 7.0 (Volta); "
+            "use a newer GPU, or the emulator"
+        )
+    if driver.attribute(device, "COMPUTE_MODE") == _PROHIBITED:
+        raise DeviceUnavailable(
+            f"{_name(driver, device)} is in prohibited compute mode; 'nvidia-smi -q -d COMPUTE' should say Default"
+        )
+    return device
+
+
+def _describe_device(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, int]) -> DeviceInfo:
+    supported = f"CUDA {spell_version(cuda)}"
+    version = driver_version()
+    return DeviceInfo(
+        kind="cuda",
+        ordinal=ordinal,
+        name=_name(driver, device),
+        compute_capability=_capability(driver, device),
+        ptx_version=isa_version(cuda),
+        memory_bytes=int(driver.call("cuDeviceTotalMem", device)),
+        multiprocessors=driver.attribute(device, "MULTIPROCESSOR_COUNT"),
+        max_shared_bytes=driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        concurrent_managed_access=bool(driver.attribute(device, "CONCURRENT_MANAGED_ACCESS")),
+        driver=f"{version} ({supported})" if version else supported,
+    )
+
+
+def driver_version() -> str:
+    """Return the version of the NVIDIA kernel module, such as ``580.159.03``; empty where it cannot be read."""
+    try:
+        found = parse_version(_KERNEL_MODULE.read_text(encoding="ascii", errors="replace").partition("NVRM")[2])
+    except OSError:
+        return ""
+    return spell_version(found) if found else ""
+
+
+def _capability(driver: Driver, device: Any) -> tuple[int, int]:
+    return (
+        driver.attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
+        driver.attribute(device, "COMPUTE_CAPABILITY_MINOR"),
+    )
+
+
+def _name(driver: Driver, device: Any) -> str:
+    name: bytes = driver.call("cuDeviceGetName", _NAME_BYTES, device)
+    return name.split(b"\0", 1)[0].decode("ascii", "replace")
+
+
+def _geometry(driver: Driver, device: Any) -> Geometry:
+    def axes(prefix: str) -> Dim3:
+        x, y, z = (driver.attribute(device, f"{prefix}_{axis}") for axis in "XYZ")
+        return x, y, z
+
+    return Geometry(
+        axes("MAX_GRID_DIM"), axes("MAX_BLOCK_DIM"), driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    )

@@ -1,0 +1,212 @@
+"""What each result code of the driver means for us: one table.
+
+Source: CUDA Driver API, "Data types used by CUDA driver", CUresult.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from tensorwasm.errors import (
+    DeviceLost,
+    DeviceUnavailable,
+    InternalError,
+    InvalidDimensions,
+    InvalidKernel,
+    KernelFault,
+    LaunchRefused,
+    MalformedPtx,
+    QuotaExceeded,
+    TensorWasmError,
+    UnsupportedPtx,
+)
+
+SUCCESS: Final = 0
+NOT_READY: Final = 600
+STALE_CONTEXT: Final = frozenset({201, 709})
+"""The context that was bound is gone: another library has reset the device."""
+
+
+class DriverFailure(Exception):
+    """A driver call that did not succeed. Never leaves gpu/cuda: `translate` turns it into an error of our tree.
+
+    Attributes:
+        function: name of the entry point.
+        code: CUresult.
+        log: what the driver's compiler had to say, if it was asked.
+    """
+
+    def __init__(self, function: str, code: int, log: str = "") -> None:
+        """Remember the call and its result."""
+        super().__init__(f"{function}: {code}")
+        self.function = function
+        self.code = code
+        self.log = log
+
+
+class Scope(Enum):
+    """What a failure leaves behind."""
+
+    CALL = "call"  # the call did nothing; everything else goes on
+    DEVICE = "device"  # the device stopped answering this process
+    KERNEL = "kernel"  # a kernel broke a rule, and took the context with it
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One row of the table.
+
+    Attributes:
+        error: the class raised.
+        text: what happened, for people.
+        scope: what is left.
+        fix: what to do, empty if nothing can be advised.
+    """
+
+    error: type[TensorWasmError]
+    text: str
+    scope: Scope = Scope.CALL
+    fix: str = ""
+
+
+def _lost(text: str, fix: str = "start a new process") -> Meaning:
+    return Meaning(DeviceLost, text, Scope.DEVICE, fix)
+
+
+def _fault(text: str) -> Meaning:
+    return Meaning(
+        KernelFault, text, Scope.KERNEL, "run the kernel on the emulator, which names thread and instruction"
+    )
+
+
+def _absent(text: str, fix: str) -> Meaning:
+    return Meaning(DeviceUnavailable, text, Scope.CALL, fix)
+
+
+MEANINGS: Final[dict[int, Meaning]] = {
+    1: Meaning(InternalError, "a value the driver does not take"),
+    2: Meaning(QuotaExceeded, "the device has no such memory left"),
+    3: _lost("CUDA is not initialised in this process; it does not survive a fork"),
+    4: _lost("CUDA is shutting down"),
+    34: _absent(
+        "the libcuda that was loaded is the toolkit's stub",
+        "take the toolkit's stubs directory off LD_LIBRARY_PATH so that the driver's own libcuda.so.1 is found",
+    ),
+    35: _absent(
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "upgrade the driver to the toolkit's row of the driver matrix, or use an older toolkit",
+    ),
+    36: _absent("the call needs a newer driver", "upgrade the driver"),
+    46: _absent(
+        "the device is busy or in exclusive or prohibited compute mode",
+        "see 'nvidia-smi -q -d COMPUTE': the compute mode should be Default; stop the process that holds the device",
+    ),
+    100: _absent(
+        "no CUDA-capable device is detected",
+        "run nvidia-smi in this shell; in Docker add --gpus all; in Kubernetes request nvidia.com/gpu; look at "
+        "CUDA_VISIBLE_DEVICES; on a headless server: sudo nvidia-modprobe -u -c=0",
+    ),
+    101: _absent("no device with this ordinal", "see 'nvidia-smi -L' for the ordinals and CUDA_VISIBLE_DEVICES"),
+    102: _absent("the device is not licensed", "give the vGPU its licence"),
+    200: Meaning(MalformedPtx, "the driver does not take the module's image"),
+    201: Meaning(DeviceLost, "the context was destroyed by another library", Scope.DEVICE, "start a new process"),
+    209: Meaning(UnsupportedPtx, "the module has no code for this device"),
+    214: _lost("an uncorrectable memory error", "have the card checked; start a new process"),
+    218: Meaning(MalformedPtx, "the driver's compiler refuses the module"),
+    220: _lost("an uncorrectable NVLink error", "have the link checked; start a new process"),
+    221: _absent(
+        "the driver's PTX compiler is missing",
+        "reinstall the driver with libnvidia-ptxjitcompiler, or put ptxas on the PATH",
+    ),
+    222: Meaning(UnsupportedPtx, "the module's PTX version is newer than the driver"),
+    223: _absent("compiling PTX is switched off", "unset CUDA_DISABLE_PTX_JIT, or put ptxas on the PATH"),
+    226: _lost("the device contained a hardware error"),
+    300: Meaning(MalformedPtx, "the driver does not take the module's source"),
+    302: Meaning(MalformedPtx, "the module refers to a symbol that does not exist"),
+    400: Meaning(InternalError, "a handle the driver does not know"),
+    500: Meaning(InvalidKernel, "no such kernel in the module"),
+    700: _fault("an access outside memory"),
+    701: Meaning(InvalidDimensions, "the block needs more registers or shared memory than the device has"),
+    702: _fault("the kernel ran longer than the driver allows"),
+    709: Meaning(DeviceLost, "the context was destroyed by another library", Scope.DEVICE, "start a new process"),
+    710: _fault("a device assertion failed"),
+    712: Meaning(LaunchRefused, "part of the memory is already registered"),
+    713: Meaning(LaunchRefused, "the memory is not registered"),
+    714: _fault("a hardware stack error"),
+    715: _fault("an illegal instruction"),
+    716: _fault("a misaligned access"),
+    717: _fault("an instruction on the wrong address space"),
+    718: _fault("the program counter left the program"),
+    719: _fault("the kernel failed or trapped"),
+    720: Meaning(InvalidDimensions, "more blocks than fit on the device at once"),
+    721: _fault("the kernel left tensor memory allocated"),
+    800: Meaning(LaunchRefused, "the operation is not permitted"),
+    801: Meaning(LaunchRefused, "the operation is not supported here"),
+    802: _absent(
+        "the system is not ready", "start nvidia-fabricmanager of the driver's own version, then nvidia-smi -q"
+    ),
+    803: _absent(
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the user-mode driver and the kernel module are of different versions",
+        "reboot after a driver upgrade; remove libcuda.so.1 from LD_LIBRARY_PATH and CUDA 'compat' directories; "
+        "match the major versions of driver and toolkit",
+    ),
+    804: _absent(
+        "the compatibility libcuda does not support this device",
+        "remove the CUDA 'compat' directory from LD_LIBRARY_PATH; forward compatibility needs a data-centre card",
+    ),
+    805: _absent("the MPS server cannot be reached", "check CUDA_MPS_PIPE_DIRECTORY and nvidia-cuda-mps-control"),
+    806: _lost("the MPS server failed", "restart nvidia-cuda-mps-control and this process"),
+    807: _absent("the MPS server is not ready", "wait, or restart nvidia-cuda-mps-control"),
+    808: _absent("the MPS server has no room for another client", "stop a client, or set a lower number of workers"),
+    809: _absent("the MPS server has no free connection", "stop a client"),
+    810: _lost("the MPS server ended this client", "a kernel of another client may have faulted; start a new process"),
+    812: _lost("the MPS server and this process disagree on their version"),
+    901: Meaning(LaunchRefused, "the stream is being captured"),
+    909: _lost("the device did not finish in time"),
+    912: Meaning(InvalidDimensions, "a cluster size the device does not take"),
+    999: _lost("an unknown driver error", "see the kernel log (dmesg | grep NVRM); start a new process"),
+}
+"""CUresult to meaning. A code that is not here is taken as `_UNKNOWN`: the device counts as lost."""
+
+_INVALID_VALUE: Final[dict[str, Meaning]] = {
+    "cuLaunchKernel": Meaning(LaunchRefused, "the driver does not take this launch"),
+    "cuMemHostRegister": Meaning(LaunchRefused, "the memory cannot be registered"),
+    "cuMemHostGetDevicePointer": Meaning(LaunchRefused, "the memory has no address on the device"),
+    "cuModuleLoadDataEx": Meaning(MalformedPtx, "the driver does not take the module"),
+    "cuFuncSetAttribute": Meaning(InvalidDimensions, "the kernel does not take that much dynamic shared memory"),
+}
+"""CUDA_ERROR_INVALID_VALUE where it speaks of what the caller gave; anywhere else it is a bug here."""
+
+_UNKNOWN: Final = _lost("a driver error that is not in the table")
+
+
+def meaning(failure: DriverFailure) -> Meaning:
+    """Return the row that applies to a failed call."""
+    if failure.code == 1 and failure.function in _INVALID_VALUE:
+        return _INVALID_VALUE[failure.function]
+    return MEANINGS.get(failure.code, _UNKNOWN)
+
+
+def describe(failure: DriverFailure) -> str:
+    """Return the sentence for people: what happened, the code and the call, the log, what to do."""
+    row = meaning(failure)
+    text = f"{row.text} (error {failure.code} from {failure.function})"
+    if failure.log:
+        text += f": {failure.log}"
+    return f"{text}; {row.fix}" if row.fix else text
+
+
+def translate(failure: DriverFailure, *, waiting: bool = False) -> TensorWasmError:
+    """Return the error of our tree for a failed call.
+
+    Args:
+        failure: the failed call.
+        waiting: True where the work of a stream is waited for: there a kernel's fault is raised as `KernelFault`;
+            elsewhere it is what took the device away, `DeviceLost`.
+    """
+    row = meaning(failure)
+    if row.scope is Scope.KERNEL and not waiting:
+        return DeviceLost(f"a kernel faulted: {describe(failure)}")
+    return row.error(describe(failure))

@@ -1,0 +1,43 @@
+"""One suite, every device: a test that takes `device` runs on the emulator and on the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.probe import open_device
+
+
+def pytest_addoption(parser):
+    parser.addoption("--require-gpu", action="store_true", help="a test that needs a GPU and finds none fails")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
+
+
+@pytest.fixture(scope="session")
+def gpu(request):
+    """The machine's first GPU, opened once."""
+    try:
+        device, _ = open_device("cuda")
+    except DeviceUnavailable as error:
+        if request.config.getoption("--require-gpu", default=False):
+            pytest.fail(f"--require-gpu: {error.message}", pytrace=False)
+        pytest.skip(f"no usable GPU: {error.message}")
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="module", params=["emulator", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """A device; a test module that leaves something on it fails."""
+    chosen = request.getfixturevalue("gpu") if request.param == "cuda" else open_device("emulator")[0]
+    before = chosen.statistics()
+    yield chosen
+    after = chosen.statistics()
+    assert replace(after, launches=0) == replace(before, launches=0), "something was left on the device"
+    if request.param == "emulator":
+        chosen.close()
