@@ -96,6 +96,10 @@ class Settings:
         """
         return cls(**{setting.field: _read(setting, environment) for setting in SETTINGS})  # type: ignore[arg-type]
 
+    def limits(self) -> Limits:
+        """Return the limits of a sandbox under these settings."""
+        return Limits(memory_bytes=self.memory_mib * MIB, wall_s=self.timeout_s)
+
 
 def _read(setting: Setting, environment: Mapping[str, str]) -> object:
     text = environment.get(setting.variable, "").strip()

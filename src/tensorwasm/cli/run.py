@@ -6,14 +6,20 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from tensorwasm.errors import InvalidArgs, InvokeTimeout
 from tensorwasm.settings import current
-from tensorwasm.values import MIB, Deadline, Limits
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tensorwasm.runtime import Invocation
+
+MAX_STDIN_BYTES = 64 * MIB
 GRACE_S = 1.0
 """What a call gets past its deadline to end by itself before the process is ended around it."""
 
@@ -47,13 +53,14 @@ def run(
     ] = None,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable the guest sees.")] = None,
     verbose: Annotated[bool, typer.Option(help="Say on standard error what was run, where and how long.")] = False,
-) -> None:
+) -> int:
     """Run a WebAssembly module in a sandbox of its own.
 
     The guest's output is this command's output and its exit code this command's. A function's results are printed:
     ok for none, a bare value for one, a JSON array for several.
     """
-    from tensorwasm.runtime import Runtime, format_results, parse_args, parse_grants  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime import Runtime, parse_grants  # noqa: PLC0415 - keeps --help quick
 
     settings = current()
     wall_s = _positive("--timeout", timeout if timeout is not None else settings.timeout_s)
@@ -62,7 +69,7 @@ def run(
     watchdog.daemon = True
     watchdog.start()
     deadline = Deadline.after(wall_s)
-    values, grants, variables = parse_args(args), parse_grants(grant or ()), _variables(env or ())
+    values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
     with Runtime(device=device or settings.device, limits=limits) as runtime:
         function = runtime.load(_read(file), name=file.name)
         outcome = function.invoke(
@@ -70,22 +77,38 @@ def run(
             values,
             argv=(file.name, *(arguments or ())),
             env=variables,
-            stdin=b"" if str(file) == "-" or sys.stdin.isatty() else sys.stdin.buffer.read(),
+            stdin=_standard_input(file, function.imports),
             grants=grants,
             deadline=deadline,
             stdout=_writer(sys.stdout),
             stderr=_writer(sys.stderr),
             on_device=_announce,
         )
-        if outcome.export != "_start":
-            print(format_results(outcome))
-        if verbose:
-            sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
-        watchdog.cancel()
+    watchdog.cancel()
+    if outcome.export != "_start" and not outcome.exit_code:
+        print(_format(outcome))
+    if verbose:
+        sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
+    return outcome.exit_code
 
 
-def _announce(name: str, reason: str) -> None:
-    sys.stderr.write(f"device: {name} ({reason})\n")
+def _announce(device: DeviceInfo, reason: str) -> None:
+    sys.stderr.write(f"device: {device.name} ({reason})\n")
+
+
+def _format(outcome: Invocation) -> str:
+    """Return ok, a bare value or a JSON array."""
+    array = outcome.to_json()
+    if not outcome.values:
+        return "ok"
+    return array[1:-1] if len(outcome.values) == 1 else array
+
+
+def _standard_input(file: Path, imports: Iterable[tuple[str, str]]) -> bytes:
+    """Read standard input for a guest that can read it; at a terminal, until its end is typed."""
+    if str(file) == "-" or not any(name == "fd_read" for _, name in imports):
+        return b""
+    return sys.stdin.buffer.read(MAX_STDIN_BYTES)
 
 
 def _end_process(wall_s: float) -> None:
@@ -106,14 +129,13 @@ def _read(file: Path) -> bytes:
         raise InvalidArgs(f"cannot read {file}: {error.strerror}") from None
 
 
-def _writer(stream: object) -> object:
+def _writer(text: TextIO) -> Callable[[bytes], None]:
     """Return a sink that passes a guest's bytes on at once, in order with our own text."""
-    text = stream
 
     def write(data: bytes) -> None:
-        text.flush()  # type: ignore[attr-defined]
-        text.buffer.write(data)  # type: ignore[attr-defined]
-        text.buffer.flush()  # type: ignore[attr-defined]
+        text.flush()
+        text.buffer.write(data)
+        text.buffer.flush()
 
     return write
 

@@ -1,1 +1,7 @@
-"""Where nouns meet: deploy and invoke."""
+"""Where nouns meet: load a module, invoke it."""
+
+from tensorwasm.runtime.function import Function, Invocation
+from tensorwasm.runtime.grants import Grants, parse_grants
+from tensorwasm.runtime.runtime import Runtime
+
+__all__ = ["Function", "Grants", "Invocation", "Runtime", "parse_grants"]

@@ -1,0 +1,243 @@
+"""`Function`: a compiled module, invoked any number of times, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tensorwasm.errors import GuestExit, MissingExport
+from tensorwasm.gpu.session import Session, SessionStatistics
+from tensorwasm.guest import codec
+from tensorwasm.guest.imports import CudaService, OutputStream
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.wasi import Directory, Sink, WasiConfig
+from tensorwasm.runtime.grants import Grants, parse_grants
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.device import Device
+    from tensorwasm.values import DeviceInfo, Limits
+
+DEFAULT_EXPORTS: Final = ("_start", "main")
+
+_abandoned: Final[list[Instance]] = []
+"""Sandboxes whose memory a kernel may still reach: never given back to the pool, because no moment would be safe."""
+
+
+class Host(Protocol):
+    """What a function needs of the runtime that loaded it."""
+
+    limits: Limits
+
+    @property
+    def device_reason(self) -> str:
+        """Why this device was taken."""
+
+    def open_device(self) -> Device:
+        """Return the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What came of one call.
+
+    Attributes:
+        export: the function called.
+        values: its results, integers exact, floats as Python has them.
+        result_types: their Wasm types.
+        exit_code: what the guest passed to ``proc_exit``; 0 if it simply returned.
+        stdout: what it wrote, unless a sink took it.
+        stderr: likewise.
+        chunks: what it sent with ``emit-chunk``, unless a sink took it.
+        elapsed_s: wall-clock seconds of instantiation and call.
+        gpu: what it held on the device when the call had ended, None without the grant.
+    """
+
+    export: str
+    values: tuple[codec.Number, ...]
+    result_types: tuple[str, ...]
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    chunks: tuple[bytes, ...]
+    elapsed_s: float
+    gpu: SessionStatistics | None
+
+    def to_json(self) -> str:
+        """Return the results as a JSON array; NaN and infinities as strings, integers with all their digits."""
+        return codec.render(self.result_types, self.values)
+
+
+class Function:
+    """A compiled module. Any thread may invoke it; it lives as long as someone holds it.
+
+    Attributes:
+        name: for people.
+    """
+
+    def __init__(self, host: Host, name: str, prepared: Prepared) -> None:
+        """Wrap a module whose imports are resolved; `Runtime.load` does this."""
+        self.name = name
+        self._host = host
+        self._prepared = prepared
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """Names of the exported functions, in order."""
+        return self._prepared.module.function_names()
+
+    @property
+    def imports(self) -> tuple[tuple[str, str], ...]:
+        """Module and name of every import, in order."""
+        return tuple((wanted.module, wanted.name) for wanted in self._prepared.module.imports)
+
+    def invoke(
+        self,
+        export: str | None = None,
+        args: Sequence[object] = (),
+        *,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        input: bytes = b"",  # noqa: A002 - the interface's own word for it
+        grants: Iterable[str] | Grants = (),
+        deadline: Deadline | None = None,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+        on_chunk: Callable[[bytes], bool] | None = None,
+        on_device: Callable[[DeviceInfo, str], object] | None = None,
+    ) -> Invocation:
+        """Call an export in a fresh sandbox and tear the sandbox down. Blocks; a guest runs without the GIL.
+
+        Args:
+            export: None takes ``_start``, and where there is none, ``main``.
+            args: values for its parameters, as its signature says; see `tensorwasm.guest.codec`.
+            argv: WASI arguments, the program's name first; None gives the function's name.
+            env: WASI environment; nothing of this process's own is passed on.
+            stdin: all of standard input.
+            input: what the guest reads with ``read-input``.
+            grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
+            deadline: when the call must have ended; never later than ``limits.wall_s`` from its start.
+            stdout: takes standard output as it is written; None captures it.
+            stderr: the same for standard error.
+            on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
+            on_device: told the device and why it was taken, before the guest starts; only with the grant ``cuda``.
+
+        Raises:
+            MissingExport: no such function.
+            InvalidArgs: arguments or grants do not fit.
+            GuestTrap: the guest trapped.
+            InvokeTimeout: the deadline passed, in the guest or in a kernel.
+            DeviceUnavailable: CUDA was granted, asked for by name, and is not there.
+            DeviceLost: the device stopped answering.
+            CapacityExhausted: no free sandbox.
+        """
+        granted = parse_grants(grants)
+        target = self._choose(export)
+        collected = _Chunks(on_chunk)
+        services: dict[str, object] = {"input": input, "stream": OutputStream(collected)}
+        config = WasiConfig(
+            args=tuple(argv) if argv is not None else (self.name,),
+            env=tuple((env or {}).items()),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            directories=_directories(granted),
+        )
+        start = time.perf_counter()
+        with self._gpu(granted, services, on_device) as session, ExitStack() as stack:
+            instance = self._instantiate(config, services, deadline)
+            stack.callback(_retire, instance, session)
+            values, exit_code = _call(instance, target, args, deadline)
+            return Invocation(
+                export=target,
+                values=values,
+                result_types=self._result_types(target),
+                exit_code=exit_code,
+                stdout=instance.stdout.captured if instance.stdout else b"",
+                stderr=instance.stderr.captured if instance.stderr else b"",
+                chunks=tuple(collected.chunks),
+                elapsed_s=time.perf_counter() - start,
+                gpu=session.statistics() if session else None,
+            )
+
+    def _choose(self, export: str | None) -> str:
+        names = self.exports
+        wanted = DEFAULT_EXPORTS if export is None else (export,)
+        for name in wanted:
+            if name in names:
+                return name
+        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        missing = " or ".join(repr(name[:64]) for name in wanted)
+        raise MissingExport(f"no exported function {missing}; there are: {shown or 'none'}")
+
+    def _result_types(self, export: str) -> tuple[str, ...]:
+        found = self._prepared.module.export(export)
+        return found.signature.results if found is not None and found.signature is not None else ()
+
+    def _instantiate(self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline | None) -> Instance:
+        return Instance(
+            self._prepared, limits=self._host.limits, services=services, wasi_config=config, deadline=deadline
+        )
+
+    @contextmanager
+    def _gpu(
+        self,
+        granted: Grants,
+        services: dict[str, object],
+        on_device: Callable[[DeviceInfo, str], object] | None,
+    ) -> Iterator[Session | None]:
+        if not granted.cuda:
+            yield None
+            return
+        device = self._host.open_device()
+        if on_device is not None:
+            on_device(device.info, self._host.device_reason)
+        with Session(device) as session:
+            services["cuda"] = CudaService(session)
+            yield session
+
+
+def _call(
+    instance: Instance, export: str, args: Sequence[object], deadline: Deadline | None
+) -> tuple[tuple[codec.Number, ...], int]:
+    try:
+        return tuple(instance.call(export, args, deadline=deadline)), 0
+    except GuestExit as left:
+        return (), left.code
+
+
+def _retire(instance: Instance, session: Session | None) -> None:
+    """Close a sandbox after its session, because the device may reach its memory until then."""
+    if session is not None:
+        session.close()
+        if session.statistics().abandoned:
+            _abandoned.append(instance)
+            return
+    instance.close()
+
+
+class _Chunks:
+    """The sink of one call: hands chunks on, or keeps them."""
+
+    def __init__(self, on_chunk: Callable[[bytes], bool] | None) -> None:
+        self._on_chunk = on_chunk
+        self.chunks: list[bytes] = []
+
+    def send(self, chunk: bytes) -> bool:
+        if self._on_chunk is not None:
+            return self._on_chunk(chunk)
+        self.chunks.append(chunk)
+        return True
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _directories(granted: Grants) -> tuple[Directory, ...]:
+    folders = [(path, False) for path in granted.readable] + [(path, True) for path in granted.writable]
+    return tuple(Directory(path, path, writable) for path, writable in folders)

@@ -1,0 +1,43 @@
+"""What a guest is allowed to use. Nothing is granted unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tensorwasm.errors import InvalidArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What one invocation may use.
+
+    Attributes:
+        cuda: GPU kernels through ``wasi:cuda``.
+        readable: host directories the guest sees, read-only, under the name given.
+        writable: host directories it may change.
+    """
+
+    cuda: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
+def parse_grants(words: Iterable[str] | Grants) -> Grants:
+    """Read ``cuda``, ``read:DIR`` and ``write:DIR``.
+
+    Raises:
+        InvalidArgs: any other word; the message lists what there is.
+    """
+    if isinstance(words, Grants):
+        return words
+    cuda, folders = False, {"read": [], "write": []}  # type: ignore[var-annotated]
+    for word in words:
+        kind, _, value = word.partition(":")
+        if word == "cuda":
+            cuda = True
+        elif kind in folders and value:
+            folders[kind].append(value)
+        else:
+            raise InvalidArgs(f"unknown grant {word[:64]!r}: there are cuda, read:DIR and write:DIR")
+    return Grants(cuda, tuple(folders["read"]), tuple(folders["write"]))

@@ -1,0 +1,146 @@
+"""`Runtime`: an engine, a device opened when first granted, and the functions loaded from modules."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tensorwasm import settings
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.probe import open_device, parse_choice
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.imports import host_functions
+from tensorwasm.guest.linker import Linker
+from tensorwasm.runtime.function import Function
+from tensorwasm.values import DeviceInfo, Limits
+
+Source = bytes | str | os.PathLike[str]
+
+
+class Runtime:
+    """Runs untrusted modules in this process. Any thread may use it; close it, or use it as a context manager.
+
+    Attributes:
+        limits: what each sandbox may use.
+    """
+
+    def __init__(self, device: str | None = None, *, limits: Limits | None = None) -> None:
+        """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
+
+        Args:
+            device: ``auto``, ``emulator``, ``cuda`` or ``cuda:N``; None takes the setting TENSOR_WASM_DEVICE.
+            limits: None takes the settings.
+
+        Raises:
+            InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
+            CapacityExhausted: this process has no room for the pool of sandboxes.
+            TickerNotRunning: the system refused a timer.
+        """
+        current = settings.current()
+        self._choice = device if device is not None else current.device
+        parse_choice(self._choice)
+        self.limits = limits or current.limits()
+        _check_limits(self.limits)
+        self._engine = Engine.shared(EngineConfig(slots=current.pool_slots, stack_bytes=self.limits.stack_bytes))
+        self._lock = threading.Lock()
+        self._device: Device | None = None
+        self._reason = ""
+        self._closed = False
+
+    def load(self, module: Source, name: str | None = None) -> Function:
+        """Compile a module.
+
+        Args:
+            module: the binary, or the path of a file that holds it.
+            name: for people; by default the file's name without its ending, or ``module``.
+
+        Raises:
+            InvalidWasm: not a valid module.
+            ModuleTooLarge: more bytes than the limit.
+            ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
+            UnknownImport: it imports what no grant provides.
+            InvalidArgs: the file cannot be read.
+        """
+        if not isinstance(module, bytes):
+            path = Path(module)
+            name = path.stem if name is None else name
+            module = _read(path, self.limits.module_bytes)
+        compiled = self._engine.compile(module, self.limits)
+        return Function(self, name or "module", _linker(self._engine).prepare(compiled))
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device, opened now if it was not.
+
+        Raises:
+            DeviceUnavailable: it was asked for by name and is not there; the message says why.
+        """
+        return self.open_device().info
+
+    @property
+    def device_reason(self) -> str:
+        """Why this device was taken, in a few words; empty until it is opened."""
+        return self._reason
+
+    def open_device(self) -> Device:
+        """Return the device itself, opened on first use and owned by the runtime.
+
+        Raises:
+            DeviceUnavailable: it is not there, or the runtime is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise DeviceUnavailable("the runtime is closed")
+            if self._device is None:
+                self._device, self._reason = open_device(self._choice)
+            return self._device
+
+    def close(self) -> None:
+        """Release the device. Idempotent; invocations must have ended."""
+        with self._lock:
+            self._closed = True
+            device, self._device = self._device, None
+        if device is not None:
+            device.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+_MAX_MEMORY_BYTES: Final = 1 << 32
+
+
+def _check_limits(limits: Limits) -> None:
+    if not 0 < limits.memory_bytes <= _MAX_MEMORY_BYTES:
+        raise InvalidArgs(f"memory_bytes is 1 to {_MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
+    if not limits.wall_s > 0:
+        raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
+    if min(limits.module_bytes, limits.output_bytes, limits.table_elements) < 0:
+        raise InvalidArgs("a limit is negative")
+
+
+@cache
+def _linker(engine: Engine) -> Linker:
+    """Return the one linker of an engine: both live as long as the process."""
+    return Linker(engine, host_functions())
+
+
+def _read(path: Path, limit_bytes: int) -> bytes:
+    """Read a file, but never more than the limit and the byte that shows it was passed."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit_bytes + 1)
+    except OSError as error:
+        raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
