@@ -2,4 +2,10 @@
 
 - `compile_warp_op`: the tensor-core family (``mma``, ``wmma``, ``ldmatrix``, ``stmatrix``, ``movmatrix``).
 - `compile_lane_op`: ``cp.async`` and ``mbarrier``.
+- `forms`: every supported mnemonic.
 """
+
+from tensorwasm.gpu.emulator.collective.asynchronous import compile_lane_op
+from tensorwasm.gpu.emulator.collective.tensor import compile_warp_op, forms
+
+__all__ = ["compile_lane_op", "compile_warp_op", "forms"]

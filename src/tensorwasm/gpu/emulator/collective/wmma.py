@@ -1,0 +1,186 @@
+"""``wmma``: matrices between memory and registers, and their products.
+
+Source: PTX ISA 9.7.14.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwasm.gpu.emulator.collective import fragments
+from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, Bits, Operand, unpack
+from tensorwasm.gpu.emulator.collective.products import (
+    BIT_RULES,
+    INTEGER_RULES,
+    ROUNDING_MODES,
+    Product,
+    Rule,
+    multiply_doubles,
+    multiply_floats,
+)
+from tensorwasm.gpu.emulator.ops import Lanes, WarpMemory, WarpOp
+
+Shape = tuple[int, int, int]
+Form = tuple[str, tuple[WarpOp, ...]]
+"""A mnemonic and its instructions, which differ in their number of operands."""
+
+SPACES: Final = {"": "generic", "global": "global", "shared": "shared", "shared::cta": "shared"}
+LAYOUTS: Final = ("row", "col")
+_WIDE: Final = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
+
+_MULTIPLICANDS: Final[dict[str, tuple[Shape, ...]]] = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), _WIDE),
+    "tf32": ((16, 16, 8),),
+    "f64": ((8, 8, 4),),
+    **dict.fromkeys(("s4", "u4"), ((8, 8, 32),)),
+    "b1": ((8, 8, 128),),
+}
+_ACCUMULATORS: Final[dict[str, tuple[Shape, ...]]] = {
+    "f16": _WIDE,
+    "f32": (*_WIDE, (16, 16, 8)),
+    "s32": (*_WIDE, (8, 8, 32), (8, 8, 128)),
+    "f64": ((8, 8, 4),),
+}
+
+
+def forms() -> Iterator[Form]:
+    """Yield every supported mnemonic with its instructions."""
+    yield from _transfer_forms("load.a", _MULTIPLICANDS)
+    yield from _transfer_forms("load.b", _MULTIPLICANDS)
+    yield from _transfer_forms("load.c", _ACCUMULATORS)
+    yield from _transfer_forms("store.d", _ACCUMULATORS)
+    yield from _product_forms()
+
+
+def _operand(role: str, shape: Shape, type_: str) -> Operand:
+    """Lay out A, B, C or D; f16 multiplicands always fill 8 registers (9.7.14.4.1)."""
+    m, n, k = shape
+    if role in "cd":
+        return Operand(fragments.accumulator(m, n), type_)
+    per = ELEMENTS[type_].per
+    fragment = fragments.multiplicand_a(m, k, per) if role == "a" else fragments.multiplicand_b(k, n, per)
+    return Operand(fragment, type_, 16 // fragment.elements if type_ == "f16" else 1)
+
+
+# ------------------------------------------------------------------------------------------------ load and store
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A matrix between memory and registers.
+
+    Attributes:
+        operand: the registers.
+        layout: ``row`` or ``col``: which elements are neighbours in memory.
+        space: as `WarpMemory` names it.
+    """
+
+    operand: Operand
+    layout: str
+    space: str
+
+    def _unit(self) -> int:
+        """Elements per access: one, but a register's worth of those narrower than a byte."""
+        return self.operand.element.per if self.operand.element.bits < 8 else 1
+
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"uint{self.operand.element.bits * self._unit()}")
+
+    def _addresses(self, memory: WarpMemory, bases: Lanes, strides: Lanes | None) -> NDArray[np.uint64]:
+        """Return the address of every access, ``(warps, 32, accesses)``; strides count elements."""
+        fragment, bits = self.operand.fragment, self.operand.element.bits
+        major, minor = (fragment.row, fragment.col) if self.layout == "row" else (fragment.col, fragment.row)
+        if strides is None:
+            strides = np.full_like(bases, fragment.shape[1 if self.layout == "row" else 0])
+        pitches = strides.astype(np.uint64) * np.uint64(bits) // np.uint64(8)
+        self._check(memory, bases, pitches)
+        major, minor = major[:, :: self._unit()].astype(np.uint64), minor[:, :: self._unit()].astype(np.uint64)
+        offsets: NDArray[np.uint64] = major * pitches[..., None] + minor * np.uint64(bits) // np.uint64(8)
+        return bases[..., None] + offsets
+
+    def _check(self, memory: WarpMemory, bases: Lanes, pitches: Lanes) -> None:
+        """Refuse what the ISA leaves undefined: lanes that disagree, rows that are not aligned to the fragment."""
+        differ = (bases != bases[:, :1]) | (pitches != pitches[:, :1])
+        if differ.any():
+            memory.fault(*_first(differ), "the lanes of the warp disagree about the matrix's address or stride")
+        align = min(16, len(self.operand.registers) * 4)
+        crooked = (bases | pitches) % np.uint64(align) != 0
+        if crooked.any():
+            memory.fault(*_first(crooked), f"a row or column of the matrix is not aligned to {align} bytes")
+
+    def load(self, memory: WarpMemory, bases: Lanes, strides: Lanes | None = None) -> tuple[Lanes, ...]:
+        """Run ``wmma.load``."""
+        accesses = memory.load(self.space, self._addresses(memory, bases, strides), self._dtype())
+        if self._unit() > 1:
+            accesses = unpack(accesses, self.operand.element)
+        return self.operand.split(accesses)
+
+    def store(self, memory: WarpMemory, bases: Lanes, *rest: Lanes) -> tuple[Lanes, ...]:
+        """Run ``wmma.store``: base, registers and perhaps a stride."""
+        count = len(self.operand.registers)
+        strides = rest[count] if len(rest) > count else None
+        elements: Bits = unpack(np.stack(rest[:count], axis=-1), self.operand.element)
+        memory.store(self.space, self._addresses(memory, bases, strides), elements.astype(self._dtype()))
+        return ()
+
+    def ops(self, *, store: bool) -> tuple[WarpOp, ...]:
+        """Return the instruction without and with a stride."""
+        registers = self.operand.registers
+        if store:
+            return tuple(WarpOp((), ("u64", *registers, *stride), self.store) for stride in ((), ("u32",)))
+        return tuple(WarpOp(registers, ("u64", *stride), self.load) for stride in ((), ("u32",)))
+
+
+def _first(lanes: NDArray[np.bool_]) -> tuple[int, int]:
+    warp, lane = np.argwhere(lanes)[0]
+    return int(warp), int(lane)
+
+
+def _transfer_forms(name: str, shapes: dict[str, tuple[Shape, ...]]) -> Iterator[Form]:
+    operation, _, role = name.partition(".")
+    for type_, existing in shapes.items():
+        for shape, space, layout in itertools.product(existing, SPACES, _layouts(role, type_)):
+            m, n, k = shape
+            transfer = _Transfer(_operand(role, shape, type_), layout, SPACES[space])
+            mnemonic = f"wmma.{name}.sync.aligned.{layout}.m{m}n{n}k{k}{'.' * bool(space)}{space}.{type_}"
+            yield mnemonic, transfer.ops(store=operation == "store")
+
+
+def _layouts(role: str, type_: str) -> tuple[str, ...]:
+    """Which layouts exist: below a byte, A is ``row`` and B is ``col``."""
+    if ELEMENTS[type_].bits >= 8:
+        return LAYOUTS
+    return ("row",) if role == "a" else ("col",)
+
+
+# ------------------------------------------------------------------------------------------------------- products
+
+
+def _product_forms() -> Iterator[Form]:
+    for shape, (d, c) in itertools.product(_WIDE, itertools.product(("f16", "f32"), repeat=2)):
+        yield from _products(shape, f"{d}.{c}", ("f16", "f16", c, d), multiply_floats)
+    for shape, type_ in (*((shape, "bf16") for shape in _WIDE), ((16, 16, 8), "tf32")):
+        yield from _products(shape, f"f32.{type_}.{type_}.f32", (type_, type_, "f32", "f32"), multiply_floats)
+    for mode in ("", *ROUNDING_MODES):
+        rule, tail = multiply_doubles(mode or "rn"), f"{mode}{'.' * bool(mode)}f64.f64.f64.f64"
+        yield from _products((8, 8, 4), tail, ("f64", "f64", "f64", "f64"), rule)
+    for type_, (flag, rule) in itertools.product(("s8", "u8", "s4", "u4"), INTEGER_RULES.items()):
+        tail = f"s32.{type_}.{type_}.s32{'.' * bool(flag)}{flag}"
+        for shape in _MULTIPLICANDS[type_]:
+            yield from _products(shape, tail, (type_, type_, "s32", "s32"), rule)
+    for name, rule in BIT_RULES.items():
+        yield from _products((8, 8, 128), "s32.b1.b1.s32", ("b1", "b1", "s32", "s32"), rule, f"{name}.popc.")
+
+
+def _products(shape: Shape, tail: str, types: tuple[str, str, str, str], rule: Rule, flags: str = "") -> Iterator[Form]:
+    m, n, k = shape
+    a, b, c, d = (_operand(role, shape, type_) for role, type_ in zip("abcd", types, strict=True))
+    op = Product(a, b, c, d, rule).op()
+    for alayout, blayout in itertools.product(_layouts("a", types[0]), _layouts("b", types[1])):
+        yield f"wmma.mma.{flags}sync.aligned.{alayout}.{blayout}.m{m}n{n}k{k}.{tail}", (op,)
