@@ -11,9 +11,6 @@
 
 #include "tensorwasm.h"
 
-#define MALFORMED_PTX (-4)
-#define INVALID_ARGS (-9)
-
 // The PTX texts that the program carries, newest target first.
 struct variant {
     const unsigned char *text;
@@ -23,8 +20,8 @@ struct variant {
 // Say on stderr what failed and why. Returns the code.
 static inline int say_failure(const char *what, int64_t code)
 {
-    char text[513] = {0};
-    wasi_cuda_last_error_copy(text, sizeof text - 1);
+    char text[TW_MAX_RECORDED_ERROR_BYTES + 1] = {0};
+    wasi_cuda_last_error_copy(text, TW_MAX_RECORDED_ERROR_BYTES);
     fprintf(stderr, "%s: code %lld%s%s\n", what, (long long)code, *text ? ": " : "", text);
     return (int)code;
 }
@@ -34,7 +31,7 @@ static inline int say_failure(const char *what, int64_t code)
     do {                                                                \
         if ((size) < 1 || (size) > (most)) {                            \
             fprintf(stderr, "the size must be 1 to %d\n", (int)(most)); \
-            return INVALID_ARGS;                                        \
+            return TW_ERROR_INVALID_ARGS;                               \
         }                                                               \
     } while (0)
 
@@ -46,75 +43,16 @@ static inline int say_failure(const char *what, int64_t code)
             return say_failure(#call, code_);     \
     } while (0)
 
-// Load the first variant that this device and its driver accept. Returns a kernel id or a negative code.
-static inline int64_t load_kernel(const char *entry, const struct variant *variants, size_t count)
+// Load the first variant that this device and its driver accept, unless *kernel already has its id.
+// Returns the id or a negative code.
+static inline int64_t load_kernel(int64_t *kernel, const char *entry, const struct variant *variants, size_t count)
 {
-    int64_t kernel = MALFORMED_PTX;
-    for (size_t i = 0; i < count && kernel == MALFORMED_PTX; i++)
-        kernel = wasi_cuda_load_ptx(variants[i].text, variants[i].length, entry, strlen(entry));
-    return kernel;
-}
-
-static inline int64_t device_alloc(size_t bytes)
-{
-    return wasi_cuda_alloc((uint32_t)bytes, 0);
-}
-
-static inline int32_t device_free(int64_t buffer)
-{
-    return wasi_cuda_free((uint32_t)buffer, (uint32_t)(buffer >> 32));
-}
-
-static inline int32_t device_write(int64_t buffer, const void *from, size_t bytes)
-{
-    return wasi_cuda_memcpy_h2d((uint32_t)buffer, (uint32_t)(buffer >> 32), from, bytes);
-}
-
-static inline int32_t device_read(void *into, int64_t buffer, size_t bytes)
-{
-    return wasi_cuda_memcpy_d2h(into, (uint32_t)buffer, (uint32_t)(buffer >> 32), bytes);
-}
-
-// Kernel arguments: records of a tag byte and a little-endian value, in the order of the kernel's parameters.
-struct arguments {
-    uint8_t bytes[128];
-    uint32_t length;
-};
-
-static inline void put(struct arguments *args, uint8_t tag, const void *value, size_t bytes)
-{
-    args->bytes[args->length] = tag;
-    memcpy(args->bytes + args->length + 1, value, bytes);
-    args->length += 1 + bytes;
-}
-
-static inline void put_i32(struct arguments *args, int32_t value)
-{
-    put(args, 0x01, &value, sizeof value);
-}
-
-static inline void put_f32(struct arguments *args, float value)
-{
-    put(args, 0x03, &value, sizeof value);
-}
-
-static inline void put_u32(struct arguments *args, uint32_t value)
-{
-    put(args, 0x05, &value, sizeof value);
-}
-
-// A window of this program's own memory.
-static inline void put_window(struct arguments *args, const void *start, size_t bytes)
-{
-    uint32_t window[2] = {(uint32_t)(uintptr_t)start, (uint32_t)bytes};
-    put(args, 0x07, window, sizeof window);
-}
-
-// A device buffer, from its first byte.
-static inline void put_buffer(struct arguments *args, int64_t buffer)
-{
-    uint64_t place[2] = {(uint64_t)buffer, 0};
-    put(args, 0x08, place, sizeof place);
+    if (*kernel > 0)
+        return *kernel;
+    *kernel = TW_ERROR_MALFORMED_PTX;
+    for (size_t i = 0; i < count && *kernel == TW_ERROR_MALFORMED_PTX; i++)
+        *kernel = wasi_cuda_load_ptx(variants[i].text, variants[i].length, entry, strlen(entry));
+    return *kernel;
 }
 
 // Zeroed memory; ends the program if there is none.

@@ -34,21 +34,23 @@ __attribute__((export_name("run"))) int run(int n)
     float *expected = allocate(pixels, sizeof *expected);
     fill_floats(image, pixels, 10);
 
-    int64_t kernel, device_image, device_blurred;
-    TRY(kernel = load_kernel("convolution", variants, 2));
-    TRY(device_image = device_alloc(bytes));
-    TRY(device_blurred = device_alloc(bytes));
-    TRY(device_write(device_image, image, bytes));
-    struct arguments args = {0};
-    put_buffer(&args, device_image);
-    put_buffer(&args, device_blurred);
-    put_i32(&args, width);
-    put_i32(&args, height);
-    uint32_t across = blocks_for(width, 16), down = blocks_for(height, 16);
-    TRY(wasi_cuda_launch(kernel, across, down, 1, 16, 16, 1, 0, args.bytes, args.length));
-    TRY(device_read(blurred, device_blurred, bytes));
-    TRY(device_free(device_image));
-    TRY(device_free(device_blurred));
+    static int64_t kernel;
+    int64_t device_image, device_blurred;
+    TRY(load_kernel(&kernel, "convolution", variants, 2));
+    TRY(device_image = tw_alloc(bytes));
+    TRY(device_blurred = tw_alloc(bytes));
+    TRY(tw_write(device_image, image, bytes));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_buffer(&args, device_image, 0);
+    tw_arg_buffer(&args, device_blurred, 0);
+    tw_arg_i32(&args, width);
+    tw_arg_i32(&args, height);
+    tw_dim3 grid = {blocks_for(width, 16), blocks_for(height, 16), 1}, block = {16, 16, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
+    TRY(tw_read(blurred, device_blurred, bytes));
+    TRY(tw_free(device_image));
+    TRY(tw_free(device_blurred));
 
     for (int y = 0; y < height; y++)
         for (int x = 0; x < width; x++)

@@ -1,5 +1,5 @@
-// Counts bytes into 256 bins twice: with atomics in global memory, and with a copy of the bins in each block's shared memory.
-// The bytes are a window of this program's memory, the bins are a device buffer.
+// Counts bytes into 256 bins twice: with atomics in global memory, and with a copy of the bins in each block's shared
+// memory. The bytes are a window of this program's memory, the bins are a device buffer.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -13,18 +13,20 @@ static const struct variant variants[] = {{ptx_80, sizeof ptx_80}, {ptx_75, size
 #define BINS 256
 
 // Count with one kernel. Returns 0 or a negative code.
-static int count(const char *entry, const uint8_t *data, int n, uint32_t *bins)
+static int count(int64_t *kernel, const char *entry, const uint8_t *data, int n, uint32_t *bins)
 {
-    int64_t kernel, device_bins;
-    TRY(kernel = load_kernel(entry, variants, 2));
-    TRY(device_bins = device_alloc(BINS * sizeof *bins));
-    struct arguments args = {0};
-    put_window(&args, data, n);
-    put_buffer(&args, device_bins);
-    put_u32(&args, n);
-    TRY(wasi_cuda_launch(kernel, blocks_for(n, 8 * 256), 1, 1, 256, 1, 1, 0, args.bytes, args.length));
-    TRY(device_read(bins, device_bins, BINS * sizeof *bins));
-    TRY(device_free(device_bins));
+    int64_t device_bins;
+    TRY(load_kernel(kernel, entry, variants, 2));
+    TRY(device_bins = tw_alloc(BINS * sizeof *bins));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_ptr(&args, data, n);
+    tw_arg_buffer(&args, device_bins, 0);
+    tw_arg_u32(&args, n);
+    tw_dim3 grid = {blocks_for(n, 8 * 256), 1, 1}, block = {256, 1, 1};
+    TRY(tw_launch(*kernel, grid, block, 0, &args));
+    TRY(tw_read(bins, device_bins, BINS * sizeof *bins));
+    TRY(tw_free(device_bins));
     return 0;
 }
 
@@ -41,10 +43,11 @@ __attribute__((export_name("run"))) int run(int n)
     }
 
     struct verdict verdict = {0, 0.0};
+    static int64_t kernels[2];
     const char *entries[] = {"histogram_global", "histogram_shared"};
     for (int i = 0; i < 2; i++) {
         uint32_t bins[BINS] = {0};
-        int code = count(entries[i], data, n, bins);
+        int code = count(&kernels[i], entries[i], data, n, bins);
         if (code < 0)
             return code;
         for (int bin = 0; bin < BINS; bin++) {

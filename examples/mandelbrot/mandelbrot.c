@@ -46,14 +46,16 @@ __attribute__((export_name("run"))) int run(int n)
     size_t points = (size_t)width * height;
     uint32_t *counts = allocate(points, sizeof *counts);
 
-    int64_t kernel;
-    TRY(kernel = load_kernel("mandelbrot", variants, 2));
-    struct arguments args = {0};
-    put_window(&args, counts, points * sizeof *counts);
-    put_u32(&args, width);
-    put_u32(&args, height);
-    put_u32(&args, LIMIT);
-    TRY(wasi_cuda_launch(kernel, blocks_for(width, 16), blocks_for(height, 8), 1, 16, 8, 1, 0, args.bytes, args.length));
+    static int64_t kernel;
+    TRY(load_kernel(&kernel, "mandelbrot", variants, 2));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_ptr(&args, counts, points * sizeof *counts);
+    tw_arg_u32(&args, width);
+    tw_arg_u32(&args, height);
+    tw_arg_u32(&args, LIMIT);
+    tw_dim3 grid = {blocks_for(width, 16), blocks_for(height, 8), 1}, block = {16, 8, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
     TRY(wasi_cuda_sync());
 
     if (width <= 120)

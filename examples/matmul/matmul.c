@@ -1,4 +1,5 @@
-// Multiplies two matrices in device buffers: tiles in shared memory, a barrier, a fused multiply-add in a fixed order.
+// Multiplies two matrices in device buffers: tiles in shared memory, a barrier, a fused multiply-add in a fixed
+// order.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -32,25 +33,28 @@ __attribute__((export_name("run"))) int run(int n)
     fill_floats(a, factor, 5);
     fill_floats(b, factor, 6);
 
-    int64_t kernel, device_a, device_b, device_c;
-    TRY(kernel = load_kernel("matmul", variants, 2));
-    TRY(device_a = device_alloc(factor * sizeof *a));
-    TRY(device_b = device_alloc(factor * sizeof *b));
-    TRY(device_c = device_alloc(product * sizeof *c));
-    TRY(device_write(device_a, a, factor * sizeof *a));
-    TRY(device_write(device_b, b, factor * sizeof *b));
-    struct arguments args = {0};
-    put_buffer(&args, device_a);
-    put_buffer(&args, device_b);
-    put_buffer(&args, device_c);
-    put_u32(&args, n);
-    put_u32(&args, n);
-    put_u32(&args, inner);
-    TRY(wasi_cuda_launch(kernel, blocks_for(n, 16), blocks_for(n, 16), 1, 16, 16, 1, 0, args.bytes, args.length));
-    TRY(device_read(c, device_c, product * sizeof *c));
-    TRY(device_free(device_a));
-    TRY(device_free(device_b));
-    TRY(device_free(device_c));
+    static int64_t kernel;
+    int64_t device_a, device_b, device_c;
+    TRY(load_kernel(&kernel, "matmul", variants, 2));
+    TRY(device_a = tw_alloc(factor * sizeof *a));
+    TRY(device_b = tw_alloc(factor * sizeof *b));
+    TRY(device_c = tw_alloc(product * sizeof *c));
+    TRY(tw_write(device_a, a, factor * sizeof *a));
+    TRY(tw_write(device_b, b, factor * sizeof *b));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_buffer(&args, device_a, 0);
+    tw_arg_buffer(&args, device_b, 0);
+    tw_arg_buffer(&args, device_c, 0);
+    tw_arg_u32(&args, n);
+    tw_arg_u32(&args, n);
+    tw_arg_u32(&args, inner);
+    tw_dim3 grid = {blocks_for(n, 16), blocks_for(n, 16), 1}, block = {16, 16, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
+    TRY(tw_read(c, device_c, product * sizeof *c));
+    TRY(tw_free(device_a));
+    TRY(tw_free(device_b));
+    TRY(tw_free(device_c));
 
     multiply(a, b, expected, n, n, inner);
     struct verdict verdict = compare_floats(c, expected, product, 0.0);

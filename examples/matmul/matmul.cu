@@ -1,5 +1,6 @@
-// c = a * b, row-major: a is m x k, b is k x n, c is m x n. Blocks of 16 x 16 threads; the grid covers n in x and m in y.
-// Each block walks along k in tiles of 16 x 16 that its threads load together into shared memory; outside is zero.
+// c = a * b, row-major: a is m x k, b is k x n, c is m x n. Blocks of 16 x 16 threads; the grid covers n in x and m
+// in y. Each block walks along k in tiles of 16 x 16 that its threads load together into shared memory; outside is
+// zero.
 #define TILE 16
 
 extern "C" __global__ void matmul(const float *a, const float *b, float *c, unsigned m, unsigned n, unsigned k)

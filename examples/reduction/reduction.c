@@ -1,5 +1,5 @@
-// Sums a vector: warps shuffle, blocks write partial sums, this program adds those. The order of additions is fixed and the
-// check follows it, so the results are equal to the last bit.
+// Sums a vector: warps shuffle, blocks write partial sums, this program adds those. The order of additions is fixed
+// and the check follows it, so the results are equal to the last bit.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -42,13 +42,15 @@ __attribute__((export_name("run"))) int run(int n)
     float *partial = allocate(blocks, sizeof *partial), *expected = allocate(blocks, sizeof *expected);
     fill_floats(data, n, 7);
 
-    int64_t kernel;
-    TRY(kernel = load_kernel("reduction", variants, 2));
-    struct arguments args = {0};
-    put_window(&args, data, n * sizeof *data);
-    put_window(&args, partial, blocks * sizeof *partial);
-    put_u32(&args, n);
-    TRY(wasi_cuda_launch(kernel, blocks, 1, 1, BLOCK, 1, 1, 0, args.bytes, args.length));
+    static int64_t kernel;
+    TRY(load_kernel(&kernel, "reduction", variants, 2));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_ptr(&args, data, n * sizeof *data);
+    tw_arg_ptr(&args, partial, blocks * sizeof *partial);
+    tw_arg_u32(&args, n);
+    tw_dim3 grid = {blocks, 1, 1}, block = {BLOCK, 1, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
     TRY(wasi_cuda_sync());
 
     double sum = 0.0;

@@ -1,6 +1,6 @@
-// partial[block] = sum of the block's elements of data. Blocks of 256 threads, one element each; elements past n are zero.
-// Lanes of a warp add by shuffling; warp 0 then adds the eight warp sums the same way. The order of additions is fixed:
-// lane i takes lane i + 16, then i + 8, 4, 2, 1.
+// partial[block] = sum of the block's elements of data. Blocks of 256 threads, one element each; elements past n are
+// zero. Lanes of a warp add by shuffling; warp 0 then adds the eight warp sums the same way. The order of additions
+// is fixed: lane i takes lane i + 16, then i + 8, 4, 2, 1.
 #define WARPS 8
 
 __device__ float sum_warp(float value)

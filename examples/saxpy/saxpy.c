@@ -1,5 +1,5 @@
-// y = alpha * x + y, with x in a device buffer and y a window of this program's memory: both kinds of pointer in one launch.
-// The grid is smaller than the vector; threads stride.
+// y = alpha * x + y, with x in a device buffer and y a window of this program's memory: both kinds of pointer in one
+// launch. The grid is smaller than the vector; threads stride.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -25,18 +25,21 @@ __attribute__((export_name("run"))) int run(int n)
         expected[i] = product + y[i];
     }
 
-    int64_t kernel, device_x;
-    TRY(kernel = load_kernel("saxpy", variants, 2));
-    TRY(device_x = device_alloc(bytes));
-    TRY(device_write(device_x, x, bytes));
-    struct arguments args = {0};
-    put_f32(&args, ALPHA);
-    put_buffer(&args, device_x);
-    put_window(&args, y, bytes);
-    put_u32(&args, n);
-    TRY(wasi_cuda_launch(kernel, blocks_for(n, 4 * 128), 1, 1, 128, 1, 1, 0, args.bytes, args.length));
+    static int64_t kernel;
+    int64_t device_x;
+    TRY(load_kernel(&kernel, "saxpy", variants, 2));
+    TRY(device_x = tw_alloc(bytes));
+    TRY(tw_write(device_x, x, bytes));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_f32(&args, ALPHA);
+    tw_arg_buffer(&args, device_x, 0);
+    tw_arg_ptr(&args, y, bytes);
+    tw_arg_u32(&args, n);
+    tw_dim3 grid = {blocks_for(n, 4 * 128), 1, 1}, block = {128, 1, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
     TRY(wasi_cuda_sync());
-    TRY(device_free(device_x));
+    TRY(tw_free(device_x));
 
     int mismatches = conclude(compare_floats(y, expected, n, 0.0), "saxpy: %d elements", n);
     free(x), free(y), free(expected);

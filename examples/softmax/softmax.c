@@ -1,5 +1,5 @@
-// Softmax of every row of a matrix, in place in a window of this program's memory. The GPU's expf is an approximation, so
-// results agree within a tolerance of 2e-6, not to the bit.
+// Softmax of every row of a matrix, in place in a window of this program's memory. The GPU's expf is an
+// approximation, so results agree within a tolerance of 2e-6, not to the bit.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -37,12 +37,14 @@ __attribute__((export_name("run"))) int run(int n)
     for (int row = 0; row < n; row++)
         softmax_row(matrix + row * COLUMNS, expected + row * COLUMNS, COLUMNS);
 
-    int64_t kernel;
-    TRY(kernel = load_kernel("softmax", variants, 2));
-    struct arguments args = {0};
-    put_window(&args, matrix, count * sizeof *matrix);
-    put_u32(&args, COLUMNS);
-    TRY(wasi_cuda_launch(kernel, n, 1, 1, 128, 1, 1, 0, args.bytes, args.length));
+    static int64_t kernel;
+    TRY(load_kernel(&kernel, "softmax", variants, 2));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_ptr(&args, matrix, count * sizeof *matrix);
+    tw_arg_u32(&args, COLUMNS);
+    tw_dim3 grid = {n, 1, 1}, block = {128, 1, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
     TRY(wasi_cuda_sync());
 
     struct verdict verdict = compare_floats(matrix, expected, count, TOLERANCE);

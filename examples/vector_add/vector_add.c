@@ -19,14 +19,16 @@ __attribute__((export_name("run"))) int run(int n)
     fill_floats(a, n, 1);
     fill_floats(b, n, 2);
 
-    int64_t kernel;
-    TRY(kernel = load_kernel("vector_add", variants, 2));
-    struct arguments args = {0};
-    put_window(&args, a, bytes);
-    put_window(&args, b, bytes);
-    put_window(&args, c, bytes);
-    put_u32(&args, n);
-    TRY(wasi_cuda_launch(kernel, blocks_for(n, 256), 1, 1, 256, 1, 1, 0, args.bytes, args.length));
+    static int64_t kernel;
+    TRY(load_kernel(&kernel, "vector_add", variants, 2));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_ptr(&args, a, bytes);
+    tw_arg_ptr(&args, b, bytes);
+    tw_arg_ptr(&args, c, bytes);
+    tw_arg_u32(&args, n);
+    tw_dim3 grid = {blocks_for(n, 256), 1, 1}, block = {256, 1, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
     TRY(wasi_cuda_sync());
 
     for (int i = 0; i < n; i++)

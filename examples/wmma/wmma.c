@@ -1,6 +1,6 @@
-// Multiplies pairs of 16 x 16 half-precision matrices in device buffers: on tensor cores where the device has those of
-// sm_80 or later, with a scalar kernel elsewhere. The values are small multiples of 1/8, so that every product and sum is
-// exact and the order of additions, which tensor cores leave open, cannot matter.
+// Multiplies pairs of 16 x 16 half-precision matrices in device buffers: on tensor cores where the device has those
+// of sm_80 or later, with a scalar kernel elsewhere. The values are small multiples of 1/8, so that every product and
+// sum is exact and the order of additions, which tensor cores leave open, cannot matter.
 #include "guest.h"
 
 static const unsigned char ptx_80[] = {
@@ -53,22 +53,25 @@ __attribute__((export_name("run"))) int run(int n)
     fill(a, a_floats, count, 11);
     fill(b, b_floats, count, 12);
 
-    int64_t kernel, device_a, device_b, device_d;
-    TRY(kernel = load_kernel("wmma_product", variants, 2));
-    TRY(device_a = device_alloc(half_bytes));
-    TRY(device_b = device_alloc(half_bytes));
-    TRY(device_d = device_alloc(float_bytes));
-    TRY(device_write(device_a, a, half_bytes));
-    TRY(device_write(device_b, b, half_bytes));
-    struct arguments args = {0};
-    put_buffer(&args, device_a);
-    put_buffer(&args, device_b);
-    put_buffer(&args, device_d);
-    TRY(wasi_cuda_launch(kernel, n, 1, 1, 32, 1, 1, 0, args.bytes, args.length));
-    TRY(device_read(d, device_d, float_bytes));
-    TRY(device_free(device_a));
-    TRY(device_free(device_b));
-    TRY(device_free(device_d));
+    static int64_t kernel;
+    int64_t device_a, device_b, device_d;
+    TRY(load_kernel(&kernel, "wmma_product", variants, 2));
+    TRY(device_a = tw_alloc(half_bytes));
+    TRY(device_b = tw_alloc(half_bytes));
+    TRY(device_d = tw_alloc(float_bytes));
+    TRY(tw_write(device_a, a, half_bytes));
+    TRY(tw_write(device_b, b, half_bytes));
+    tw_args args;
+    tw_args_clear(&args);
+    tw_arg_buffer(&args, device_a, 0);
+    tw_arg_buffer(&args, device_b, 0);
+    tw_arg_buffer(&args, device_d, 0);
+    tw_dim3 grid = {n, 1, 1}, block = {32, 1, 1};
+    TRY(tw_launch(kernel, grid, block, 0, &args));
+    TRY(tw_read(d, device_d, float_bytes));
+    TRY(tw_free(device_a));
+    TRY(tw_free(device_b));
+    TRY(tw_free(device_d));
 
     for (int i = 0; i < n; i++)
         multiply(a_floats + i * ELEMENTS, b_floats + i * ELEMENTS, expected + i * ELEMENTS);
