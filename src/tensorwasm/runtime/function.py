@@ -176,7 +176,7 @@ class Function:
         raise MissingExport(f"no exported function {missing}; there are: {shown or 'none'}")
 
     def _result_types(self, export: str) -> tuple[str, ...]:
-        found = self._prepared.module.export(export)
+        found = self._prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def _instantiate(self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline | None) -> Instance:

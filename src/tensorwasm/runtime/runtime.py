@@ -19,7 +19,7 @@ from tensorwasm.guest.linker import Linker
 from tensorwasm.runtime.function import Function
 from tensorwasm.values import DeviceInfo, Limits
 
-Source = bytes | str | os.PathLike[str]
+Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
 class Runtime:
@@ -66,11 +66,11 @@ class Runtime:
             UnknownImport: it imports what no grant provides.
             InvalidArgs: the file cannot be read.
         """
-        if not isinstance(module, bytes):
+        if isinstance(module, str | os.PathLike):
             path = Path(module)
             name = path.stem if name is None else name
             module = _read(path, self.limits.module_bytes)
-        compiled = self._engine.compile(module, self.limits)
+        compiled = self._engine.compile(bytes(module), self.limits)
         return Function(self, name or "module", _linker(self._engine).prepare(compiled))
 
     @property

@@ -1,0 +1,181 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wasmtime import wat2wasm
+
+from tensorwasm import Limits, Runtime
+from tensorwasm.errors import (
+    DeviceUnavailable,
+    GuestTrap,
+    InvalidArgs,
+    InvokeTimeout,
+    MissingExport,
+    ModuleTooLarge,
+    UnknownImport,
+)
+from tensorwasm.runtime import Grants, parse_grants
+from tensorwasm.values import Deadline
+
+STREAMER = """(module
+  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (import "wasi:tensor/host" "input-len" (func $len (result i32)))
+  (import "wasi:tensor/host" "read-input" (func $read (param i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "echo") (result i32)
+    (drop (call $read (i32.const 0) (call $len)))
+    (call $emit (i32.const 0) (call $len)))
+  (func (export "flood") (result i32) (local $code i32)
+    (loop $again
+      (local.set $code (call $emit (i32.const 0) (i32.const 65536)))
+      (br_if $again (i32.eqz (local.get $code))))
+    (local.get $code)))"""
+
+COUNTER = """(module
+  (global $n (mut i32) (i32.const 0))
+  (memory (export "memory") 1)
+  (func (export "bump") (result i32)
+    (global.set $n (i32.add (global.get $n) (i32.const 1)))
+    (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (global.get $n)))
+    (i32.load (i32.const 0)))
+  (func (export "spin") (loop (br 0)))
+  (func (export "crash") unreachable))"""
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with Runtime(device="emulator", limits=Limits(wall_s=20)) as runtime:
+        yield runtime
+
+
+def test_every_invocation_starts_from_nothing(runtime):
+    function = runtime.load(wat2wasm(COUNTER), name="counter")
+    assert [function.invoke("bump").values for _ in range(3)] == [(1,)] * 3
+
+
+def test_a_crash_leaves_the_function_usable(runtime):
+    function = runtime.load(wat2wasm(COUNTER))
+    with pytest.raises(GuestTrap):
+        function.invoke("crash")
+    assert function.invoke("bump").values == (1,)
+
+
+def test_a_deadline_ends_what_does_not_end(runtime):
+    function = runtime.load(wat2wasm(COUNTER))
+    with pytest.raises(InvokeTimeout):
+        function.invoke("spin", deadline=Deadline.after(0.05))
+
+
+def test_input_goes_in_and_chunks_come_out(runtime):
+    outcome = runtime.load(wat2wasm(STREAMER)).invoke("echo", input=b"prompt")
+    assert (outcome.values, outcome.chunks) == ((0,), (b"prompt",))
+
+
+def test_a_client_that_left_is_told_to_the_guest(runtime):
+    taken = []
+
+    def listen(chunk):
+        taken.append(len(chunk))
+        return len(taken) < 3
+
+    outcome = runtime.load(wat2wasm(STREAMER)).invoke("flood", on_chunk=listen)
+    assert outcome.values == (-3,)
+    assert taken == [65536] * 3
+    assert outcome.chunks == ()
+
+
+def test_a_stream_is_bounded(runtime):
+    sent = []
+    outcome = runtime.load(wat2wasm(STREAMER)).invoke("flood", on_chunk=lambda chunk: sent.append(len(chunk)) is None)
+    assert outcome.values == (-2,)
+    assert sum(sent) == 64 << 20
+
+
+def test_threads_do_not_share_sandboxes(runtime):
+    function = runtime.load(wat2wasm(COUNTER))
+    seen = []
+    threads = [
+        threading.Thread(target=lambda: seen.extend(function.invoke("bump").values for _ in range(20)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(1,)] * 160
+
+
+def test_exports_are_listed_when_one_is_missing(runtime):
+    with pytest.raises(MissingExport, match="bump"):
+        runtime.load(wat2wasm(COUNTER)).invoke("jump")
+    with pytest.raises(MissingExport, match="_start"):
+        runtime.load(wat2wasm(COUNTER)).invoke()
+
+
+def test_unknown_imports_are_refused_at_load(runtime):
+    with pytest.raises(UnknownImport, match=r"wasi:cuda/host@9\.9\.9"):
+        runtime.load(wat2wasm('(module (import "wasi:cuda/host@9.9.9" "f" (func)))'))
+
+
+def test_a_file_over_the_limit_is_not_read_whole(tmp_path):
+    path = tmp_path / "big.wasm"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse: reading it whole would take hours
+    with Runtime(limits=Limits(module_bytes=1000)) as runtime, pytest.raises(ModuleTooLarge):
+        runtime.load(path)
+
+
+def test_no_device_is_opened_until_one_is_granted():
+    with Runtime(device="cuda:4095") as runtime:
+        assert runtime.load(wat2wasm(COUNTER)).invoke("bump").values == (1,)
+        with pytest.raises(DeviceUnavailable):
+            runtime.load(wat2wasm(COUNTER)).invoke("bump", grants={"cuda"})
+
+
+def test_a_closed_runtime_opens_no_device():
+    runtime = Runtime(device="emulator")
+    runtime.close()
+    runtime.close()
+    with pytest.raises(DeviceUnavailable, match="closed"):
+        runtime.open_device()
+
+
+@pytest.mark.parametrize("choice", ["", "gpu", "cuda:", "cuda:-1", "cuda:99999", "emulator:1", "CUDA"])
+def test_a_device_that_cannot_be_is_refused_at_once(choice):
+    with pytest.raises(InvalidArgs, match="auto"):
+        Runtime(device=choice)
+
+
+@pytest.mark.parametrize("limits", [Limits(memory_bytes=0), Limits(memory_bytes=1 << 33), Limits(wall_s=0)])
+def test_limits_that_cannot_be_are_refused(limits):
+    with pytest.raises(InvalidArgs):
+        Runtime(limits=limits)
+
+
+def test_nothing_of_this_process_reaches_the_guest(runtime, monkeypatch):
+    monkeypatch.setenv("SECRET", "hunter2")
+    text = """(module
+      (import "wasi_snapshot_preview1" "environ_sizes_get" (func $sizes (param i32 i32) (result i32)))
+      (import "wasi_snapshot_preview1" "fd_prestat_get" (func $prestat (param i32 i32) (result i32)))
+      (memory (export "memory") 1)
+      (func (export "variables") (result i32)
+        (drop (call $sizes (i32.const 0) (i32.const 4))) (i32.load (i32.const 0)))
+      (func (export "folders") (result i32) (call $prestat (i32.const 3) (i32.const 0))))"""
+    function = runtime.load(wat2wasm(text))
+    assert function.invoke("variables").values == (0,)
+    assert function.invoke("folders").values == (8,)  # badf: there is no third file
+    assert function.invoke("variables", env={"A": "1"}).values == (1,)
+
+
+def test_grants_are_words():
+    assert parse_grants(()) == Grants()
+    assert parse_grants(("cuda", "read:/data", "write:out")) == Grants(
+        cuda=True, readable=("/data",), writable=("out",)
+    )
+
+
+@given(st.text(max_size=20).filter(lambda word: word != "cuda" and not word.startswith(("read:", "write:"))))
+def test_any_other_word_is_no_grant(word):
+    with pytest.raises(InvalidArgs):
+        parse_grants((word,))
