@@ -80,6 +80,8 @@ class FakeDriver:
         handles: live streams, events and modules.
         busy: while it is set, work on streams has not ended; `finish` ends it.
         jit_log: what the compiler writes when it refuses a module.
+        on_launch: called with the address of the arguments' pointers.
+        on_block: called when a wait begins that only the end of the work ends.
         shift: what host memory's address on the device is off by.
     """
 
@@ -98,10 +100,12 @@ class FakeDriver:
         self.memory: dict[int, bytearray] = {}
         self.registered: dict[int, int] = {}
         self.handles: set[Handle] = set()
-        self.launches: list[tuple[str, tuple[int, ...], int]] = []
+        self.launches: list[tuple[str, tuple[int, ...]]] = []
         self.attributes = dict(ATTRIBUTES)
         self.jit_log = b""
         self.shift = 0
+        self.on_launch: Callable[[int], object] = lambda params: None
+        self.on_block: Callable[[], object] = lambda: None
         self.images: list[bytes] = []
         self._cuda, self._devices, self._capacity = cuda, devices, capacity_bytes
         self._numbers = count(1)
@@ -135,6 +139,10 @@ class FakeDriver:
         if not hasattr(self._stacks, "contexts"):
             self._stacks.contexts = []
         return self._stacks.contexts
+
+    def leftovers(self) -> list[object]:
+        """Everything the driver still holds for this process."""
+        return [*self.memory, *self.registered, *self.handles]
 
     @contextmanager
     def failing(self, function: str, code: int):
@@ -289,6 +297,7 @@ class FakeDriver:
 
     @entry_point("cuEventSynchronize")
     def _event_synchronize(self, event):
+        self.on_block()
         self._ended.wait()
         return (SUCCESS,)
 
@@ -329,7 +338,8 @@ class FakeDriver:
         *shape, shared, _stream, params, _extra = rest
         if shared > function.shared_limit:
             return (INVALID_VALUE,)
-        self.launches.append((function.entry, (*shape, shared), params))
+        self.on_launch(params)
+        self.launches.append((function.entry, (*shape, shared)))
         return (SUCCESS,)
 
     def _make(self, kind: str) -> Handle:

@@ -1,0 +1,154 @@
+import os
+import shutil
+import sys
+import tempfile
+
+import pytest
+
+from tensorwasm.errors import MalformedPtx
+from tensorwasm.gpu.cuda.assembler import Assembler, AssemblyLimits, find_assembler
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for ptxas is a script")
+
+KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
+
+VERSION = "print('Cuda compilation tools, release 12.9, V12.9.86') if '--version' in sys.argv else None\n"
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Where temporary folders are made during the test."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+@pytest.fixture
+def ptxas(tmp_path, folders):
+    """Make a stand-in for ptxas that runs the given Python."""
+
+    def make(body: str, wall_s: float = 30.0, memory_bytes: int = 1 << 30) -> Assembler:
+        path = tmp_path / "ptxas"
+        path.write_text(f"#!{sys.executable} -S\nimport os, sys\n{body}\n", encoding="utf-8")
+        path.chmod(0o700)
+        return Assembler(str(path), (12, 9), AssemblyLimits(wall_s, memory_bytes))
+
+    return make
+
+
+def refusal(assembler: Assembler) -> str:
+    with pytest.raises(MalformedPtx) as caught:
+        assembler.assemble(KERNEL, "sm_90")
+    return caught.value.message
+
+
+def test_the_cubin_is_what_the_child_wrote_and_nothing_stays_on_disk(ptxas, folders):
+    body = """
+at = sys.argv.index("-o")
+mode = oct(os.stat(".").st_mode & 0o777)
+text = open(sys.argv[-1]).read()
+open(sys.argv[at + 1], "w").write(f"{mode} {sys.argv[sys.argv.index('--gpu-name') + 1]} {text}")
+"""
+    cubin = ptxas(body).assemble(KERNEL, "sm_90a")
+    assert cubin.decode() == f"0o700 sm_90a {KERNEL}"
+    assert list(folders.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("os.kill(os.getpid(), 11)", "crashed on the module (signal 11)"),
+        ("os.abort()", "crashed"),
+        ("sys.exit(255)", "exit code 255"),
+        ("pass", "ptxas refuses the module"),
+        (
+            "print(\"ptxas module.ptx, line 4; error   : Unknown modifier '.bar'\"); sys.exit(255)",
+            "ptxas refuses the module: line 4; error : Unknown modifier '.bar'",
+        ),
+    ],
+)
+def test_whatever_becomes_of_the_child_is_a_refusal_of_the_module(ptxas, folders, body, words):
+    assert words in refusal(ptxas(body))
+    assert list(folders.iterdir()) == []
+
+
+def test_a_child_that_does_not_finish_is_ended(ptxas, folders):
+    body = "open(os.environ['TMPDIR'] + '/pid', 'w').write(str(os.getpid()))\nwhile True: pass"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folders))
+        assert "in time" in refusal(ptxas(body, wall_s=0.5))
+    pid = int((folders / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
+def test_a_child_that_takes_too_much_memory_fails_alone(ptxas):
+    assert refusal(ptxas("x = bytearray(2 << 30); sys.exit(0 if not x else 1)", memory_bytes=256 << 20))
+
+
+def test_the_child_sees_no_secrets_of_this_process(ptxas, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "secret")
+    assert "secret" not in refusal(ptxas("print(os.environ); sys.exit(1)"))
+
+
+def test_a_flood_of_output_is_cut(ptxas):
+    assert len(refusal(ptxas("[print('error ' + 'x' * 1000) for _ in range(10000)]; sys.exit(1)"))) < 500
+
+
+@pytest.mark.parametrize(
+    ("capability", "isa", "driver", "suits"),
+    [
+        ((9, 0), (8, 8), (12, 9), True),
+        ((9, 0), (8, 8), (13, 0), True),
+        ((7, 0), (8, 0), (13, 0), True),
+        ((9, 0), (9, 0), (13, 0), False),
+        ((11, 0), (8, 0), (13, 0), False),
+        ((9, 0), (8, 0), (11, 8), False),
+    ],
+)
+def test_a_ptxas_is_used_only_for_what_it_and_the_driver_know(capability, isa, driver, suits):
+    assert Assembler("ptxas", (12, 9)).suits(capability, isa, driver) is suits
+
+
+def test_the_preferred_path_is_asked_first_then_the_path_then_the_toolkit(ptxas, tmp_path):
+    assembler = ptxas(VERSION)
+    root = tmp_path / "toolkit"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(assembler.path, root / "bin" / "ptxas")
+    on_path = tmp_path / "path"
+    on_path.mkdir()
+    shutil.copy(assembler.path, on_path / "ptxas")
+    environment = {"PATH": str(on_path), "CUDA_HOME": str(root)}
+    assert find_assembler(assembler.path, environment) == Assembler(assembler.path, (12, 9))
+    assert find_assembler("", environment).path == str(on_path / "ptxas")
+    assert find_assembler("", {"PATH": "", "CUDA_HOME": str(root)}).path == str(root / "bin" / "ptxas")
+
+
+def test_the_toolkits_variables_are_asked_in_their_order(ptxas, tmp_path):
+    assembler = ptxas(VERSION)
+    for name in ("root", "path", "home"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        shutil.copy(assembler.path, tmp_path / name / "bin" / "ptxas")
+    variables = {"CUDA_HOME": "home", "CUDA_PATH": "path", "CUDA_ROOT": "root"}
+    environment = {"PATH": ""} | {name: str(tmp_path / folder) for name, folder in variables.items()}
+    for name in ("root", "path", "home"):
+        assert find_assembler("", environment).path == str(tmp_path / name / "bin" / "ptxas")
+        del environment[{"root": "CUDA_ROOT", "path": "CUDA_PATH", "home": "CUDA_HOME"}[name]]
+
+
+@pytest.mark.parametrize("body", ["sys.exit(1)", "print('release unknown')", "sys.stdout.buffer.write(b'\\xff')"])
+def test_a_ptxas_that_does_not_say_its_release_is_passed_over(ptxas, body):
+    found = find_assembler(ptxas(body).path, {"PATH": ""})
+    assert found is None or found.path == "/usr/local/cuda/bin/ptxas"
+
+
+def test_the_real_ptxas_assembles_and_refuses(folders):
+    assembler = find_assembler("", os.environ)
+    if assembler is None:
+        pytest.skip("no ptxas on this machine")
+    assert assembler.assemble(KERNEL, "sm_90").startswith(b"\x7fELF")
+    with pytest.raises(MalformedPtx, match="line 4"):
+        assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90")
+    assert list(folders.iterdir()) == []

@@ -1,0 +1,132 @@
+import pytest
+
+from fakes.driver import FakeDriver
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.cuda import binding, opening
+from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.opening import open_with
+
+
+def reason(fake: FakeDriver, ordinal: int = 0) -> str:
+    with pytest.raises(DeviceUnavailable) as caught:
+        open_with(Driver(fake), ordinal, None)
+    return caught.value.message
+
+
+def test_a_device_says_what_it_is(monkeypatch):
+    monkeypatch.setattr(opening, "driver_version", lambda: "580.159.03")
+    device = open_with(Driver(FakeDriver()), 0, None)
+    info = device.info
+    assert (info.kind, info.ordinal, info.name) == ("cuda", 0, "NVIDIA Fake")
+    assert info.compute_capability == (9, 0)
+    assert info.ptx_version == (9, 0)
+    assert info.memory_bytes == 1 << 30
+    assert info.max_shared_bytes == 232448
+    assert info.concurrent_managed_access
+    assert info.driver == "580.159.03 (CUDA 13.0)"
+    device.close()
+
+
+def test_without_the_kernel_modules_version_the_cuda_release_stands_alone(monkeypatch):
+    monkeypatch.setattr(opening, "driver_version", lambda: "")
+    device = open_with(Driver(FakeDriver(cuda=12040)), 0, None)
+    assert device.info.driver == "CUDA 12.4"
+    assert device.info.ptx_version == (8, 4)
+    device.close()
+
+
+@pytest.mark.parametrize("cuda", [12000, 12060, 12090, 13000, 13050, 14000])
+def test_drivers_back_to_525_are_taken(cuda):
+    open_with(Driver(FakeDriver(cuda=cuda)), 0, None).close()
+
+
+def test_an_older_driver_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(opening, "driver_version", lambda: "470.256.02")
+    assert reason(FakeDriver(cuda=11040)).startswith("driver 470.256.02 supports CUDA 11.4 and is older than 525")
+
+
+def test_a_gpu_below_volta_is_refused_by_name():
+    fake = FakeDriver()
+    fake.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 6, "COMPUTE_CAPABILITY_MINOR": 1}
+    assert reason(fake).startswith("NVIDIA Fake has compute capability 6.1, below 7.0")
+
+
+def test_a_prohibited_gpu_says_where_to_look():
+    fake = FakeDriver()
+    fake.attributes["COMPUTE_MODE"] = 2
+    assert "nvidia-smi -q -d COMPUTE" in reason(fake)
+
+
+@pytest.mark.parametrize(("ordinal", "devices", "words"), [(2, 2, "2 GPUs, cuda:0 to cuda:1"), (0, 0, "no GPU")])
+def test_an_ordinal_that_is_not_there_is_told_what_is(ordinal, devices, words):
+    message = reason(FakeDriver(devices=devices), ordinal)
+    assert f"no cuda:{ordinal}" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (100, "docker add --gpus all"),
+        (803, "reboot after a driver upgrade"),
+        (804, "compat"),
+        (802, "fabricmanager"),
+        (34, "stubs"),
+        (46, "compute mode"),
+        (999, "dmesg"),
+    ],
+)
+@pytest.mark.parametrize("function", ["cuInit", "cuDevicePrimaryCtxRetain"])
+def test_each_error_of_the_driver_comes_with_its_number_and_what_to_do(function, code, words):
+    fake = FakeDriver()
+    fake.fail[function] = code
+    message = reason(fake)
+    assert f"error {code}" in message
+    assert words.lower() in message.lower()
+
+
+def test_no_driver_at_all_is_said_so():
+    fake = FakeDriver()
+    fake.missing.add("cuInit")
+    assert reason(fake).startswith("no driver: ")
+
+
+def test_no_bindings_at_all_is_said_so(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    binding.load_driver.cache_clear()
+    with pytest.raises(DeviceUnavailable, match="cuda-bindings"):
+        binding.load_driver()
+    binding.load_driver.cache_clear()
+
+
+def test_a_gpu_that_was_lost_stays_lost_for_the_process():
+    fake = FakeDriver()
+    driver = Driver(fake)
+    device = open_with(driver, 0, None)
+    fake.fail["cuMemAlloc"] = 700
+    with pytest.raises(Exception, match="700"):
+        device.allocate(8)
+    fake.fail.clear()
+    with pytest.raises(DeviceUnavailable, match="start a new process"):
+        open_with(driver, 0, None)
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Thu Mar 1\nGCC version: 11.4.0\n", "580.159.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.54.03  Release Build\n", "535.54.03"),
+        ("something else 1.2.3", ""),
+    ],
+)
+def test_the_kernel_modules_version_is_read(tmp_path, monkeypatch, text, version):
+    path = tmp_path / "version"
+    path.write_text(text, encoding="ascii")
+    monkeypatch.setattr(opening, "_KERNEL_MODULE", path)
+    assert opening.driver_version() == version
+
+
+def test_a_machine_without_the_kernel_module_has_no_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_KERNEL_MODULE", tmp_path / "absent")
+    assert opening.driver_version() == ""

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.driver import FakeDriver
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.opening import open_with
+from tensorwasm.gpu.probe import CHOICES, open_device, parse_choice
+
+
+class Emulator:
+    """Stands for the emulator."""
+
+
+def emulator():
+    return Emulator()
+
+
+def gpu(ordinal):
+    return open_with(Driver(FakeDriver(devices=2)), ordinal, None)
+
+
+def no_gpu(ordinal):
+    raise DeviceUnavailable("driver 470 is older than 525")
+
+
+def test_auto_takes_the_gpu_where_it_works():
+    device, reason = open_device("auto", emulator, gpu)
+    assert device.info.kind == "cuda"
+    assert reason == "NVIDIA Fake works"
+    device.close()
+
+
+def test_auto_says_why_not_where_it_does_not():
+    device, reason = open_device("auto", emulator, no_gpu)
+    assert isinstance(device, Emulator)
+    assert reason == "no usable GPU: driver 470 is older than 525"
+
+
+def test_the_emulator_is_opened_without_a_look_at_the_gpu():
+    def never(ordinal):
+        raise AssertionError
+
+    assert isinstance(open_device("emulator", emulator, never)[0], Emulator)
+
+
+@pytest.mark.parametrize(("choice", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_gpu_is_chosen_by_its_ordinal(choice, ordinal):
+    device, _ = open_device(choice, emulator, gpu)
+    assert device.info.ordinal == ordinal
+    device.close()
+
+
+def test_a_gpu_that_was_asked_for_is_never_replaced():
+    with pytest.raises(DeviceUnavailable, match="470"):
+        open_device("cuda", emulator, no_gpu)
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="0123456789")))
+def test_an_unknown_choice_lists_the_known_ones(choice):
+    if choice not in CHOICES[:3]:
+        with pytest.raises(InvalidArgs, match="auto, emulator, cuda or cuda:N"):
+            parse_choice(choice)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:N", "cuda\n", "emulator:0", "auto:1", "cuda:99999"],
+)
+def test_near_misses_are_refused(choice):
+    with pytest.raises(InvalidArgs):
+        parse_choice(choice)
