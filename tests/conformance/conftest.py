@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from conformance.launcher import Launcher
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.probe import open_device
 
@@ -41,3 +42,10 @@ def device(request):
     assert replace(after, launches=0) == replace(before, launches=0), "something was left on the device"
     if request.param == "emulator":
         chosen.close()
+
+
+@pytest.fixture
+def launcher(device):
+    """Kernels from arrays to arrays on the device."""
+    with Launcher(device) as launcher:
+        yield launcher

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from strategies.lanes import LaneKernel, module, raw_dtype, width_bytes
@@ -31,6 +32,12 @@ class Launcher:
         for loaded in self._modules.values():
             self.device.unload(loaded)
         self.device.close_stream(self._stream)
+
+    def require(self, target: int) -> None:
+        """Skip the test on a device below ``sm_<target>``."""
+        major, minor = self.device.info.compute_capability
+        if 10 * major + minor < target:
+            pytest.skip(f"needs sm_{target}, the device is sm_{major}{minor}")
 
     def load(self, text: str) -> LoadedModule:
         """Return the module of a PTX text, loaded once."""

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from conformance.launcher import Launcher
 from oracles import kernels
 from tensorwasm.values import Dim3
 
@@ -20,23 +19,20 @@ def blocks_for(items: int, per_block: int) -> int:
 
 
 @pytest.fixture(params=[75, 80], ids=["sm_75", "sm_80"])
-def variant(request, device):
-    major, minor = device.info.compute_capability
-    if 10 * major + minor < request.param:
-        pytest.skip(f"the device is sm_{major}{minor}")
+def variant(request, launcher):
+    launcher.require(request.param)
     return request.param
 
 
 @pytest.fixture
-def launch(device, variant):
+def launch(launcher, variant):
     """Launch NAME's kernel: ``launch(name, entry, args, grid, block)``."""
-    with Launcher(device) as launcher:
 
-        def run(name: str, entry: str, args: list, grid: Dim3, block: Dim3) -> list:
-            text = (EXAMPLES / name / f"{name}.sm_{variant}.ptx").read_text(encoding="ascii")
-            return launcher.launch(text, entry, args, grid=grid, block=block)
+    def run(name: str, entry: str, args: list, grid: Dim3, block: Dim3) -> list:
+        text = (EXAMPLES / name / f"{name}.sm_{variant}.ptx").read_text(encoding="ascii")
+        return launcher.launch(text, entry, args, grid=grid, block=block)
 
-        yield run
+    return run
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from conformance.launcher import Launcher
 from strategies.lanes import LaneKernel, module
 
 LANES = 64  # two warps, which must not see each other
@@ -20,19 +19,8 @@ FULL = 0xFFFFFFFF
 
 
 @pytest.fixture
-def launcher(device):
-    with Launcher(device) as launcher:
-        yield launcher
-
-
-@pytest.fixture
 def values():
     return np.random.default_rng(1).integers(0, 1 << 32, LANES, dtype=np.uint32)
-
-
-def capability(device) -> int:
-    major, minor = device.info.compute_capability
-    return 10 * major + minor
 
 
 # ------------------------------------------------------------------------------------------------- shfl
@@ -198,18 +186,16 @@ REDUCTIONS = {
 
 
 @pytest.mark.parametrize("form", REDUCTIONS)
-def test_redux(device, launcher, values, form):
-    if capability(device) < 80:
-        pytest.skip("redux needs sm_80")
+def test_redux(launcher, values, form):
+    launcher.require(80)
     data = values | np.uint32(0x10) if form.startswith("and") else values
     kernel = LaneKernel(f"redux_{form.replace('.', '_')}", ("b32",), ("b32",), f"redux.sync.{form} %d0, %a0, -1;")
     (got,) = launcher.run_lanes(kernel, [data], lanes=LANES, text=module([kernel], "sm_80"))
     assert_array_equal(got, per_warp(lambda warp: np.uint32(REDUCTIONS[form](warp)), data))
 
 
-def test_redux_of_some_lanes(device, launcher, values):
-    if capability(device) < 80:
-        pytest.skip("redux needs sm_80")
+def test_redux_of_some_lanes(launcher, values):
+    launcher.require(80)
     body = """
         mov.b32 %d0, 0;
         and.b32 %r0, %lane, 3;
@@ -240,9 +226,8 @@ def test_activemask_of_lanes_that_run_together(launcher):
     assert_array_equal(mask[48:], 0xA5A5A5A5)
 
 
-def test_elect_picks_one_lane_of_the_mask(device, launcher):
-    if capability(device) < 90:
-        pytest.skip("elect.sync needs sm_90")
+def test_elect_picks_one_lane_of_the_mask(launcher):
+    launcher.require(90)
     kernel = LaneKernel("elect", (), ("b32", "pred"), "elect.sync %d0|%d1, -1;")
     leader, elected = launcher.run_lanes(kernel, [], lanes=LANES, text=module([kernel], "sm_90"))
     for warp in (slice(0, 32), slice(32, 64)):

@@ -28,6 +28,11 @@ def raw_dtype(type_: str) -> np.dtype:
     return np.dtype(f"u{width_bytes(type_)}")
 
 
+def random_bits(random: np.random.Generator, type_: str, count: int) -> np.ndarray:
+    """Return any bits at all as ``count`` elements of a type."""
+    return random.integers(0, 256, count * width_bytes(type_), dtype=np.uint8).view(raw_dtype(type_))
+
+
 @dataclass(frozen=True, slots=True)
 class LaneKernel:
     """One entry.
