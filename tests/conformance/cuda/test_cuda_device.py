@@ -1,0 +1,327 @@
+"""What only a GPU can show: waiting, faults, other libraries in the process. What ends a context runs in a child."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tensorwasm.errors import InvalidDimensions, LaunchRefused, MalformedPtx
+from tensorwasm.gpu.cuda.binding import load_driver
+from tensorwasm.gpu.cuda.opening import open_cuda, open_with
+from tensorwasm.ptx.model import Function, Instruction, Module
+from tensorwasm.ptx.parser import parse
+from tensorwasm.values import Deadline, LaunchConfig
+
+pytestmark = pytest.mark.gpu
+
+NONE = Deadline()
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+
+POLL = """
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry poll(.param .u64 flag)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<2>;
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [flag];
+AGAIN:
+  ld.volatile.global.u32 %r1, [%rd1];
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 bra AGAIN;
+  ret;
+}
+"""
+
+WIDE = """
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry wide() .maxntid 256, 1, 1 { ret; }
+"""
+
+FAULTS = {
+    "an access outside memory": "mov.u64 %rd1, 0xdead0000; st.global.u32 [%rd1], 1;",
+    "a misaligned access": "ld.param.u64 %rd1, [p]; add.u64 %rd1, %rd1, 1; st.global.u32 [%rd1], 1;",
+    "failed or trapped|illegal instruction": "trap;",
+}
+
+CHILD = """
+import sys, time
+from tensorwasm.errors import *
+from tensorwasm.gpu.cuda.opening import open_cuda
+from tensorwasm.ptx.parser import parse
+from tensorwasm.values import Deadline, LaunchConfig
+device = open_cuda()
+stream = device.open_stream()
+address = device.allocate(64)
+one, none = LaunchConfig((1, 1, 1), (1, 1, 1)), Deadline()
+
+def run(text, entry, deadline=none):
+    loaded = device.load(parse(text))
+    device.launch(loaded, entry, one, [address.to_bytes(8, "little")], (), stream, deadline)
+    device.synchronize(stream, deadline)
+
+def expect(error, call):
+    try:
+        call()
+    except error as caught:
+        print(type(caught).__name__, caught, flush=True)
+        return
+    raise SystemExit(f"no {error.__name__}")
+"""
+
+
+def run_child(program: str, *texts: str, limit_s: float = 60.0) -> str:
+    """Run a program after `CHILD`, its texts as arguments, and return what it printed."""
+    package = Path(importlib.util.find_spec("tensorwasm").origin).parents[1]
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD + program, *texts],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture
+def flag(gpu):
+    """A word of host memory that kernels can poll, with its address."""
+    block = mmap.mmap(-1, mmap.PAGESIZE)
+    word = ctypes.c_uint32.from_buffer(block)
+    gpu.register(ctypes.addressof(word), mmap.PAGESIZE)
+    yield word
+    gpu.unregister(ctypes.addressof(word))
+    del word
+    gc.collect()
+    block.close()
+
+
+@pytest.fixture
+def stream(gpu):
+    opened = gpu.open_stream()
+    yield opened
+    gpu.close_stream(opened)
+
+
+@pytest.fixture
+def poll(gpu, flag, stream):
+    """Start a kernel that ends when the flag is set."""
+    loaded = gpu.load(parse(POLL))
+    address = struct.pack("<Q", ctypes.addressof(flag))
+    yield lambda: gpu.launch(loaded, "poll", ONE, [address], (), stream, NONE)
+    flag.value = 1
+    gpu.synchronize(stream, NONE)
+    gpu.unload(loaded)
+
+
+def test_the_gpu_says_what_it_is(gpu):
+    info = gpu.info
+    assert info.kind == "cuda"
+    assert info.name
+    assert info.compute_capability >= (7, 0)
+    assert info.ptx_version >= (8, 0)
+    assert info.memory_bytes > 1 << 30
+    assert info.max_shared_bytes >= 64 << 10
+    assert "CUDA" in info.driver
+
+
+def test_other_threads_run_while_one_waits(gpu, flag, poll, stream):
+    poll()
+    waiter = threading.Thread(target=gpu.synchronize, args=(stream, NONE))
+    waiter.start()
+    total = sum(number * number for number in range(300_000))
+    assert waiter.is_alive(), "the kernel ends only when the flag is set"
+    flag.value = 1
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert total
+
+
+def test_waits_on_different_streams_do_not_hold_each_other_up(gpu, flag, poll, stream):
+    poll()
+    waiter = threading.Thread(target=gpu.synchronize, args=(stream, NONE))
+    waiter.start()
+    other = gpu.open_stream()
+    gpu.synchronize(other, Deadline.after(30))
+    assert waiter.is_alive()
+    flag.value = 1
+    waiter.join(30)
+    gpu.close_stream(other)
+
+
+def test_new_memory_is_usable_while_another_stream_is_busy(gpu, flag, poll, stream):
+    poll()
+    other = gpu.open_stream()
+    address = gpu.allocate(1 << 16)
+    into = bytearray(1 << 16)
+    gpu.read(address, memoryview(into), other)
+    assert into == bytes(1 << 16)
+    flag.value = 1
+    gpu.synchronize(stream, NONE)
+    gpu.free(address)
+    gpu.close_stream(other)
+
+
+def test_the_callers_context_is_current_again(gpu, stream):
+    driver = load_driver()
+    before = int(driver.call("cuCtxGetCurrent"))
+    gpu.synchronize(stream, NONE)
+    assert int(driver.call("cuCtxGetCurrent")) == before
+
+
+def test_memory_that_cannot_be_registered_is_refused(gpu):
+    before = gpu.statistics()
+    with pytest.raises(LaunchRefused):
+        gpu.register(mmap.PAGESIZE, mmap.PAGESIZE)
+    assert gpu.statistics() == before
+
+
+def test_a_block_larger_than_the_kernels_own_limit_is_refused(gpu, stream):
+    loaded = gpu.load(parse(WIDE))
+    with pytest.raises(InvalidDimensions):
+        gpu.launch(loaded, "wide", LaunchConfig((1, 1, 1), (512, 1, 1)), [], (), stream, NONE)
+    with pytest.raises(InvalidDimensions):
+        gpu.launch(loaded, "wide", LaunchConfig((1, 1 << 17, 1), (1, 1, 1)), [], (), stream, NONE)
+    gpu.launch(loaded, "wide", LaunchConfig((1, 1, 1), (256, 1, 1)), [], (), stream, NONE)
+    gpu.synchronize(stream, NONE)
+    gpu.unload(loaded)
+
+
+@pytest.mark.parametrize("through", ["the configured compiler", "the driver's own compiler"])
+def test_what_the_compiler_refuses_is_malformed_and_the_device_lives(gpu, through):
+    bad = Module((6, 3), ("sm_70",), 64, (Function(entry=True, name="k", body=(Instruction("nonsense"),)),))
+    good = Module((6, 3), ("sm_70",), 64, (Function(entry=True, name="k", body=(Instruction("ret"),)),))
+    device = gpu if through == "the configured compiler" else open_with(load_driver(), 0, None)
+    with pytest.raises(MalformedPtx, match="nonsense"):
+        device.load(bad)
+    device.unload(device.load(good))
+    if device is not gpu:
+        device.close()
+
+
+def test_fifty_cycles_leave_descriptors_threads_and_memory_where_they_were(gpu):
+    def cycle() -> None:
+        device = open_cuda()
+        stream = device.open_stream()
+        address = device.allocate(1 << 20)
+        loaded = device.load(parse(WIDE))
+        device.launch(loaded, "wide", ONE, [], (), stream, NONE)
+        device.synchronize(stream, NONE)
+        device.read(address, memoryview(bytearray(8)), stream)
+        device.close()
+
+    def state() -> tuple[int, int, int]:
+        driver = load_driver()
+        context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", 0))
+        driver.call("cuCtxPushCurrent", context)
+        free, _ = driver.call("cuMemGetInfo")
+        driver.call("cuCtxPopCurrent")
+        driver.call("cuDevicePrimaryCtxRelease", driver.call("cuDeviceGet", 0))
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), int(free)
+
+    for _ in range(3):
+        cycle()
+    before = state()
+    for _ in range(50):
+        cycle()
+    assert state() == before
+
+
+def test_an_endless_kernel_ends_with_its_deadline_and_so_does_the_process():
+    said = run_child(
+        """
+started = time.monotonic()
+expect(InvokeTimeout, lambda: run(sys.argv[1], "poll", Deadline.after(0.5)))
+assert 0.5 <= time.monotonic() - started < 5
+expect(DeviceLost, lambda: device.allocate(8))
+device.close()
+assert time.monotonic() - started < 5
+assert device.statistics().allocations == 1
+""",
+        POLL,
+    )
+    assert said.startswith("InvokeTimeout")
+    assert "past its deadline" in said
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_faulting_kernel_is_named_and_loses_the_device_for_its_process_alone(gpu, message):
+    text = f"""
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry fault(.param .u64 p) {{ .reg .b64 %rd<2>; {FAULTS[message]} ret; }}
+"""
+    said = run_child(
+        """
+expect(KernelFault, lambda: run(sys.argv[1], "fault"))
+expect(DeviceLost, lambda: device.open_stream())
+device.close()
+expect(DeviceUnavailable, open_cuda)
+""",
+        text,
+    )
+    assert said.startswith("KernelFault")
+    assert any(part in said for part in message.split("|"))
+    gpu.free(gpu.allocate(64))
+
+
+def test_another_librarys_reset_is_survived_with_nothing_held_and_noticed_with_something():
+    run_child(
+        """
+from tensorwasm.gpu.cuda.binding import load_driver
+def reset():
+    load_driver().call("cuDevicePrimaryCtxReset", load_driver().call("cuDeviceGet", 0))
+device.free(address)
+device.close_stream(stream)
+reset()
+stream = device.open_stream()
+address = device.allocate(64)
+device.write(address, b"alive", stream)
+reset()
+expect(DeviceLost, lambda: device.allocate(64))
+device.close()
+"""
+    )
+
+
+def test_another_librarys_release_leaves_the_context_alive(gpu):
+    driver = load_driver()
+    device = driver.call("cuDeviceGet", gpu.info.ordinal)
+    driver.call("cuDevicePrimaryCtxRetain", device)
+    driver.call("cuDevicePrimaryCtxRelease", device)
+    gpu.free(gpu.allocate(64))
+
+
+def test_pytorch_works_in_the_same_thread():
+    pytest.importorskip("torch")
+    run_child(
+        """
+import torch
+there = torch.arange(1000, device="cuda")
+device.write(address, b"ours", stream)
+assert int((there * 2).sum()) == 999000
+into = bytearray(4)
+device.read(address, memoryview(into), stream)
+assert into == b"ours"
+device.close()
+assert int(there.sum()) == 499500
+""",
+        limit_s=120,
+    )
