@@ -1,0 +1,266 @@
+import functools
+import math
+import struct
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracles import tensor as oracle
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.collective import compile_warp_op, forms
+from tensorwasm.gpu.emulator.collective import mma as table
+from tensorwasm.ptx.model import Instruction, Name, Position, Vector
+
+MMA_FORMS = [name for name in forms() if name.startswith("mma.")]
+EXACT_TYPES = {"s8", "u8", "s4", "u4", "b1"}
+
+
+def instruction(mnemonic, *counts):
+    opcode, *modifiers = mnemonic.split(".")
+    operands = [Vector(tuple(Name(f"%r{i}") for i in range(count))) for count in counts]
+    return Instruction(opcode, tuple(modifiers), tuple(operands), position=Position(3, 5))
+
+
+def counts_of(form):
+    return (
+        oracle.registers_per_lane(form.m, form.n, form.d, form),
+        oracle.registers_per_lane(form.m, form.k, form.a, form),
+        oracle.registers_per_lane(form.k, form.n, form.b, form),
+        oracle.registers_per_lane(form.m, form.n, form.c, form),
+    )
+
+
+def run(mnemonic, registers):
+    """Run on one list of registers per lane; return the same."""
+    op = compile_warp_op(instruction(mnemonic, *counts_of(oracle.read_form(mnemonic))))
+    columns = [np.array([lane[i] for lane in registers], f"u{int(t[1:]) // 8}")[None] for i, t in enumerate(op.sources)]
+    results = op.run(None, *columns)
+    assert [result.dtype.itemsize * 8 for result in results] == [int(t[1:]) for t in op.results]
+    return [[int(result[0, lane]) for result in results] for lane in range(32)]
+
+
+def matrices(form, registers):
+    """Take the sources apart: element bits of A, B and C, per tile."""
+    _, a, b, c = counts_of(form)
+    return (
+        oracle.gather(
+            [r[:a] for r in registers], form.a, (form.m, form.k), functools.partial(oracle.place_a, form), form
+        ),
+        oracle.gather(
+            [r[a : a + b] for r in registers], form.b, (form.k, form.n), functools.partial(oracle.place_b, form), form
+        ),
+        accumulators(form, form.c, [r[a + b : a + b + c] for r in registers]),
+    )
+
+
+def accumulators(form, type_, registers):
+    place = functools.partial(oracle.place_c, form, type_)
+    return oracle.gather(registers, type_, (form.m, form.n), place, form)
+
+
+def values(matrix, type_):
+    return [[oracle.decode(bits, type_) for bits in row] for row in matrix]
+
+
+def fractions(matrix, type_):
+    return [[Fraction(value) for value in row] for row in values(matrix, type_)]
+
+
+def finite_bits(rng, type_):
+    """Return bits of an element whose products and sums stay exact in binary64."""
+    if type_ in EXACT_TYPES | {"s32"}:
+        return int(rng.integers(0, 1 << oracle.BITS[type_]))
+    value = float(rng.integers(-8, 9)) * 2.0 ** int(rng.integers(-2, 3))
+    if type_ in {"e4m3", "e5m2"}:
+        return int(rng.choice([bits for bits in range(256) if 2**-4 <= abs(oracle.decode(bits, type_)) <= 16]))
+    return {
+        "f64": lambda: int(np.float64(value + rng.random()).view(np.uint64)),
+        "f32": lambda: int(np.float32(value).view(np.uint32)),
+        "tf32": lambda: int(np.float32(value).view(np.uint32)) | int(rng.integers(0, 1 << 13)),
+        "bf16": lambda: int(np.float32(value).view(np.uint32)) >> 16,
+        "f16": lambda: int(np.float16(value).view(np.uint16)),
+    }[type_]()
+
+
+def draw_registers(rng, form, draw_bits):
+    _, *counts = counts_of(form)
+    lanes = []
+    for _ in range(32):
+        lane = []
+        for count, type_ in zip(counts, (form.a, form.b, form.c), strict=True):
+            width = oracle.BITS[type_]
+            per = max(32 // width, 1)
+            lane += [sum(draw_bits(rng, type_) << (i * width) for i in range(per)) for _ in range(count)]
+        lanes.append(lane)
+    return lanes
+
+
+def float32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def float16(value):
+    return struct.unpack("<e", struct.pack("<e", value))[0]
+
+
+def expect(form, a, b, c):
+    """Return the exact result, rounded or wrapped to the type of D, as values."""
+    product = oracle.multiply(values(a, form.a), values(b, form.b), values(c, form.c), form.rule)
+    finish = {
+        "s32": oracle.saturate if "satfinite" in form.flags else oracle.wrap,
+        "f64": lambda value: value,
+        "f32": float32,
+        "f16": float16,
+    }[form.d]
+    return [[finish(value) for value in row] for row in product]
+
+
+ROUNDED = {"rz", "rm", "rp"}
+
+
+@pytest.mark.parametrize("mnemonic", [name for name in MMA_FORMS if not ROUNDED & set(name.split("."))])
+def test_every_form_multiplies_as_the_isa_lays_it_out(mnemonic):
+    rng = np.random.default_rng(len(mnemonic))
+    form = oracle.read_form(mnemonic)
+    registers = draw_registers(rng, form, finite_bits)
+    results = accumulators(form, form.d, run(mnemonic, registers))
+    for result, *sources in zip(results, *matrices(form, registers), strict=True):
+        assert values(result, form.d) == expect(form, *sources)
+
+
+def near_the_edge(rng, type_):
+    if type_ == "s32":
+        return (0x7FFFFFF0 + int(rng.integers(0, 32))) & 0xFFFFFFFF
+    return finite_bits(rng, type_)
+
+
+@settings(max_examples=30, deadline=None)
+@given(mnemonic=st.sampled_from([n for n in MMA_FORMS if ".s32" in n]), seed=st.integers(0, 2**32))
+def test_integers_are_exact_for_any_bits(mnemonic, seed):
+    form = oracle.read_form(mnemonic)
+    rng = np.random.default_rng(seed)
+    registers = draw_registers(rng, form, near_the_edge)
+    results = accumulators(form, form.d, run(mnemonic, registers))
+    for result, *sources in zip(results, *matrices(form, registers), strict=True):
+        assert values(result, "s32") == expect(form, *sources)
+
+
+def any_finite(rng, type_):
+    while True:
+        bits = int(rng.integers(0, 1 << oracle.BITS[type_], dtype=np.uint64))
+        if math.isfinite(oracle.decode(bits, type_)):
+            return bits
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    mnemonic=st.sampled_from([n for n in MMA_FORMS if ".f16.f" in n or ".bf16." in n or "tf32" in n]),
+    seed=st.integers(0, 2**32),
+)
+def test_floats_of_any_size_are_the_rounded_sum(mnemonic, seed):
+    form = oracle.read_form(mnemonic)
+    registers = draw_registers(np.random.default_rng(seed), form, any_finite)
+    results = accumulators(form, form.d, run(mnemonic, registers))
+    for result, a, b, c in zip(results, *matrices(form, registers), strict=True):
+        sources = [fractions(*source) for source in ((a, form.a), (b, form.b), (c, form.c))]
+        exact, scale = oracle.multiply(*sources), oracle.magnitude(*sources)
+        for got, wanted, size in zip(flat(values(result, form.d)), flat(exact), flat(scale), strict=True):
+            slack = size / 2**46
+            assert oracle.round_to(wanted - slack, form.d) <= got <= oracle.round_to(wanted + slack, form.d)
+
+
+def flat(matrix):
+    return [value for row in matrix for value in row]
+
+
+def fill(form, a, b, c):
+    _, *counts = counts_of(form)
+    lane = [word for count, word in zip(counts, (a, b, c), strict=True) for _ in range(count)]
+    return [list(lane) for _ in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "a", "b", "c", "d"),
+    [
+        # infinity times zero; infinity minus infinity; a NaN passes: each the canonical NaN
+        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 0x7C007C00, 0, 0, 0x7FFFFFFF),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 0x7C007C00, 0x3C003C00, 0xFF800000, 0x7FFFFFFF),
+        ("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", 0x7E01FE01, 0x3C003C00, 0, 0x7FFF7FFF),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", 0x7FF0 << 48, 0, 0, 0x7FF8 << 48),
+        # overflow of an f16 accumulator
+        ("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", 0x7BFF7BFF, 0x7BFF7BFF, 0, 0x7C007C00),
+        # the tiniest f16 product is no subnormal of f32: 8 * 2**-48
+        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 0x00010001, 0x00010001, 0, (127 - 45) << 23),
+        # tf32 ignores its low 13 bits: infinity stays one, and no NaN appears
+        ("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", 0x7F801FFF, 0x3F801FFF, 0, 0x7F800000),
+    ],
+)
+def test_special_values(mnemonic, a, b, c, d):
+    form = oracle.read_form(mnemonic)
+    assert run(mnemonic, fill(form, a, b, c)) == [[d] * counts_of(form)[0]] * 32
+
+
+def test_saturation_clamps_the_sum_and_wrapping_does_not():
+    plain, saturating = (f"mma.sync.aligned.m8n8k16.row.col{flag}.s32.s8.s8.s32" for flag in ("", ".satfinite"))
+    registers = fill(oracle.read_form(plain), 0x7F7F7F7F, 0x7F7F7F7F, 0x7FFFFFFF)
+    wrapped = (0x7FFFFFFF + 16 * 127 * 127) & 0xFFFFFFFF
+    assert run(plain, registers) == [[wrapped] * 2] * 32
+    assert run(saturating, registers) == [[0x7FFFFFFF] * 2] * 32
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("rn", 0), ("rz", 0), ("rm", 0), ("rp", 4)])
+def test_double_products_round_as_told_at_every_step(mode, steps):
+    mnemonic = f"mma.sync.aligned.m8n8k4.row.col.{mode}.f64.f64.f64.f64"
+    tiny, one, above = (int(np.float64(x).view(np.uint64)) for x in (2.0**-60, 1.0, 1 + steps * 2.0**-52))
+    assert run(mnemonic, fill(oracle.read_form(mnemonic), tiny, one, one)) == [[above] * 2] * 32
+
+
+def test_warps_do_not_mix():
+    mnemonic = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    op = compile_warp_op(instruction(mnemonic, 4, 4, 2, 4))
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(0, 0x7BFF, (3, 32), np.uint32) for _ in range(6)]
+    sources += [np.zeros((3, 32), np.uint32)] * 4
+    together = op.run(None, *sources)
+    for warp in range(3):
+        alone = op.run(None, *(source[warp : warp + 1] for source in sources))
+        for one, many in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one[0], many[warp])
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "named"),
+    [
+        ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sparse"),
+        ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32", "kind::f8f6f4"),
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16", "wgmma"),
+        ("tcgen05.mma.cta_group::1.kind::f16", "tcgen05"),
+        ("mma.sync.aligned.m16n8k8.col.row.f32.f16.f16.f32", "col.row"),
+        ("mma.sync.aligned.m7n8k8.row.col.f32.f16.f16.f32", "m7n8k8"),
+        ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8", "m16n16"),
+    ],
+)
+def test_what_is_lacking_is_refused_by_name_and_place(mnemonic, named):
+    with pytest.raises(UnsupportedPtx, match=named) as refusal:
+        compile_warp_op(instruction(mnemonic, 4, 4, 2, 4))
+    assert (refusal.value.line, refusal.value.column) == (3, 5)
+    assert mnemonic in refusal.value.message
+
+
+def test_a_wrong_number_of_registers_is_malformed():
+    with pytest.raises(MalformedPtx, match="operands") as refusal:
+        compile_warp_op(instruction("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 4, 3, 1, 4))
+    assert not isinstance(refusal.value, UnsupportedPtx)
+
+
+def test_other_instructions_are_not_ours():
+    assert compile_warp_op(Instruction("add", ("s32",))) is None
+    assert compile_warp_op(Instruction("mbarrier", ("init", "b64"))) is None
+
+
+def test_the_table_names_no_form_twice():
+    names = [name for name, _ in table.forms()]
+    assert len(names) == len(set(names))
