@@ -49,9 +49,7 @@ def check(module: Module) -> None:
     Raises:
         MalformedPtx: a name is declared twice, not at all, or as something else; with its place.
     """
-    scope = Scope()
-    for item in module.items:
-        _declare_item(scope, item)
+    scope = module_scope(module)
     for item in module.items:
         if isinstance(item, Variable):
             _check_initializer(scope, item)
@@ -62,6 +60,18 @@ def check(module: Module) -> None:
 
 
 # --------------------------------------------------------------------------------------------- module scope
+
+
+def module_scope(module: Module) -> Scope:
+    """Return the names of a module; of several declarations of one, the definition.
+
+    Raises:
+        MalformedPtx: a name is declared twice.
+    """
+    scope = Scope()
+    for item in module.items:
+        _declare_item(scope, item)
+    return scope
 
 
 def _declare_item(scope: Scope, item: Function | Variable | Directive) -> None:

@@ -112,6 +112,7 @@ def starts_constant(word: str) -> bool:
     return word[:1].isdigit() or word in _CONSTANT_STARTS or (word[:1] == "." and word[1:2].isdigit())
 
 
+_AFTER_LITERAL: Final = frozenset({",", ";", "}", ")", "]"})
 _CONSTANT_STARTS: Final = frozenset({"-", "+", "~", "!", "(", "WARP_SZ"})
 
 
@@ -129,6 +130,9 @@ def parse_constant(cursor: Cursor, floor: int = 0) -> Int | Float:
     if word[:2] in {"0f", "0F"} and len(word) == 10:
         cursor.at += 1
         return Float(int.from_bytes(bytes.fromhex(word[2:]), "big"), 32)
+    if word[:2] in {"0d", "0D"} and len(word) == 18 and cursor.tokens[cursor.at + 1] in _AFTER_LITERAL:
+        cursor.at += 1  # not through a float, which need not keep the payload of a NaN
+        return Float(int.from_bytes(bytes.fromhex(word[2:]), "big"), 64)
     value = _parse_expression(cursor, 0, floor)
     if isinstance(value, _Whole):
         return Int(value.value)

@@ -315,9 +315,8 @@ def _parse_symbol(cursor: Cursor) -> Name | Offset | Generic:
     name = Name(cursor.identifier("an initial value"))
     if name.name == "generic" and cursor.accept("("):
         base = Name(cursor.identifier("a variable"))
-        inner = parse_offset(cursor)
         cursor.expect(")")
-        return Generic(base, inner + parse_offset(cursor))
+        return Generic(base, parse_offset(cursor))
     if cursor.peek() in {"+", "-"}:
         return Offset(name, parse_offset(cursor))
     return name

@@ -149,15 +149,18 @@ def parse_tuning(cursor: Cursor) -> tuple[Directive, ...]:
 def _numbers(cursor: Cursor, most: int) -> tuple[str, ...]:
     if not most:
         return ()
-    words = [_number(cursor)]
+    words = [_number(cursor, 1)]
     while len(words) < most and cursor.accept(","):
-        words.append(_number(cursor))
+        words.append(_number(cursor, 1))
     return tuple(words)
 
 
-def _number(cursor: Cursor) -> str:
+def _number(cursor: Cursor, least: int = 0) -> str:
     """Take an integer and return it in decimal, so that readers need no other form."""
-    return str(cursor.integer("a number", _COUNT))
+    value = cursor.integer("a number", _COUNT)
+    if value < least:
+        raise cursor.error(f"a number from {least} up expected", cursor.at - 1)
+    return str(value)
 
 
 def _string(cursor: Cursor) -> str:

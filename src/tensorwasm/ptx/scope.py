@@ -65,11 +65,16 @@ class Scope:
 
     def find(self, name: str) -> Symbol | None:
         """Return what ``name`` means here, or None. Inner scopes hide outer ones."""
+        found = self.locate(name)
+        return found and found[1]
+
+    def locate(self, name: str) -> tuple[Scope, Symbol] | None:
+        """Return what ``name`` means here together with the scope that declares it, or None."""
         scope: Scope | None = self
         while scope is not None:
             symbol = scope.symbols.get(name) or scope.member(name)
             if symbol is not None:
-                return symbol
+                return scope, symbol
             scope = scope.parent
         return None
 

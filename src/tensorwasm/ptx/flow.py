@@ -1,0 +1,380 @@
+"""Where kernel parameters flow: which of them become addresses.
+
+One graph spans the entry and everything it may call. Its nodes are registers and slots of parameters, its edges
+copies and sums; statements are taken in any order. A parameter is an address when its value, moved and added to what
+is no parameter, is dereferenced as global memory or converted from a generic address.
+
+Source: PTX ISA 5.1.6 (Parameter State Space), 7 (Abstracting the ABI), 9.7.9 (Data Movement and Conversion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorwasm.ptx.check import module_scope
+from tensorwasm.ptx.graph import propagate
+from tensorwasm.ptx.layout import TYPE_BYTES
+from tensorwasm.ptx.model import (
+    Address,
+    Arguments,
+    Block,
+    Function,
+    Instruction,
+    Int,
+    Module,
+    Name,
+    Offset,
+    Operand,
+    Statement,
+    TargetList,
+    Variable,
+    Vector,
+)
+from tensorwasm.ptx.reach import aliases
+from tensorwasm.ptx.scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a kernel uses one of its parameters as an address.
+
+    Attributes:
+        pointer: whether it does.
+        align_bytes: the alignment that the widest access needs, 1 if none.
+    """
+
+    pointer: bool = False
+    align_bytes: int = 1
+
+
+def trace(module: Module, entry: Function, functions: Iterable[Function]) -> tuple[Use, ...]:
+    """Return how the entry, and what it calls, uses each of its parameters.
+
+    Takes time proportional to the size of the functions.
+
+    Args:
+        module: consistent, as ``parse`` returns it.
+        entry: one of its kernels.
+        functions: the functions that the entry can reach, itself included.
+    """
+    tracer = _Tracer(module_scope(module), aliases(module), entry, tuple(functions))
+    return tracer.uses()
+
+
+# ----------------------------------------------------------------------------------------- what is accessed
+
+_SPACES: Final = frozenset({"global", "shared", "local", "const", "param"})
+
+_TYPE_BYTES: Final = {
+    **TYPE_BYTES,
+    **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2"), 2),
+    **dict.fromkeys(("bf16x2", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "tf32"), 4),
+}
+_VECTORS: Final = {"v2": 2, "v4": 4, "v8": 8}
+
+_HANDLES: Final = frozenset({"tex", "tld4", "txq", "suld", "sust", "sured", "suq"})
+"""Opcodes whose brackets hold the handle of a texture or surface."""
+
+_FIXED_BYTES: Final = {
+    "prefetch": 1,
+    "prefetchu": 1,
+    "createpolicy": 1,
+    "discard": 128,
+    "applypriority": 128,
+    "wmma": 16,
+}
+"""What the operands of these are aligned to, whatever their type."""
+
+_BULK_BYTES: Final = 16
+"""What bulk copies are aligned to."""
+
+
+def _spaces(instruction: Instruction, count: int) -> list[str]:
+    """Return the state spaces of an instruction's ``count`` addresses, in order; ``generic`` where none is named."""
+    named = [word.partition("::")[0] for word in instruction.modifiers]
+    spaces = [word for word in named if word in _SPACES]
+    return spaces if len(spaces) > 1 else (spaces or ["generic"]) * count
+
+
+def _access_bytes(instruction: Instruction) -> int:
+    """Return the alignment that an access needs."""
+    if instruction.opcode in _FIXED_BYTES:
+        return _FIXED_BYTES[instruction.opcode]
+    if instruction.opcode == "cp":
+        size = instruction.operands[2] if len(instruction.operands) > 2 else None
+        return size.value if isinstance(size, Int) and size.value in {4, 8, 16} else _BULK_BYTES
+    sizes = [_TYPE_BYTES[word] for word in instruction.modifiers if word in _TYPE_BYTES]
+    lanes = [_VECTORS[word] for word in instruction.modifiers if word in _VECTORS]
+    return (sizes[-1] if sizes else 1) * (lanes[0] if lanes else 1)
+
+
+# ------------------------------------------------------------------------------------------------ the graph
+
+_Slot = tuple[int, str]
+"""A register or parameter: which scope declares it, and its name."""
+
+_VARIABLES: Final[_Slot] = (0, "")
+"""Stands for the address of any variable: what is added to one is no address itself."""
+_BASES: Final = frozenset({"global", "const", "shared", "local"})
+
+
+@dataclass(slots=True)
+class _Access:
+    node: int
+    align_bytes: int
+    pointer: bool
+
+
+@dataclass(slots=True)
+class _Tracer:
+    module: Scope
+    aliases: dict[str, str]
+    entry: Function
+    functions: tuple[Function, ...]
+    scopes: list[Scope] = field(default_factory=list)
+    nodes: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    offsets: dict[_Slot, set[int]] = field(default_factory=dict)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    sums: list[tuple[int, int, int]] = field(default_factory=list)
+    links: list[tuple[_Slot, _Slot]] = field(default_factory=list)
+    accesses: list[_Access] = field(default_factory=list)
+    outer: dict[str, Scope] = field(default_factory=dict)
+
+    def uses(self) -> tuple[Use, ...]:
+        """Build the graph, propagate, and read off the accesses."""
+        for function in self.functions:
+            self.outer[function.name] = self._open(self.module, (*function.returns, *function.params))
+        for function in self.functions:
+            self._walk(self.outer[function.name], function.body or ())
+        seeds = self._seeds()
+        for source, target in self.links:
+            for offset in self.offsets.get(source, set()) | self.offsets.get(target, set()):
+                self.copies.append((self._node(source, offset), self._node(target, offset)))
+        # All that is summed into a value; then only what is its base: summed with nothing that stems from a parameter.
+        everything = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds)
+        based = [(source, target) for source, target, other in self.sums if not everything[other]]
+        bases = propagate(self._successors(based), seeds)
+        every = (1 << len(self.entry.params)) - 1
+        pointers, aligns = 0, [1] * len(self.entry.params)
+        for access in self.accesses:
+            pointers |= bases[access.node] if access.pointer else 0
+            mask = everything[access.node] & every
+            while mask:
+                index = (mask & -mask).bit_length() - 1
+                aligns[index] = max(aligns[index], access.align_bytes)
+                mask &= mask - 1
+        return tuple(Use(bool(pointers >> index & 1), align) for index, align in enumerate(aligns))
+
+    def _successors(self, more: Iterable[tuple[int, int]]) -> list[list[int]]:
+        successors: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in (*self.copies, *more):
+            successors[source].append(target)
+        return successors
+
+    def _seeds(self) -> dict[int, int]:
+        scope = self.outer[self.entry.name]
+        seeds = {self._node(_VARIABLES, 0): 1 << len(self.entry.params)}
+        for index, param in enumerate(self.entry.params):
+            if not param.shape and param.vector == 1 and TYPE_BYTES.get(param.type) == 8:
+                seeds[self._node((id(scope), param.name), 0)] = 1 << index
+        return seeds
+
+    # -- names ------------------------------------------------------------------------------------------------
+
+    def _open(self, parent: Scope, declared: Iterable[Variable] = ()) -> Scope:
+        scope = Scope(parent)
+        self.scopes.append(scope)  # kept alive: slots are told apart by its identity
+        for variable in declared:
+            scope.declare(variable.name, variable)
+        return scope
+
+    def _node(self, slot: _Slot, offset: int) -> int:
+        self.offsets.setdefault(slot, set()).add(offset)
+        return self.nodes.setdefault((*slot, offset), len(self.nodes))
+
+    def _slot(self, scope: Scope, operand: Operand, space: str) -> _Slot | None:
+        """Return the variable of that space that ``operand`` names, or None."""
+        found = scope.locate(operand.name) if isinstance(operand, Name) else None
+        if found is None or not isinstance(operand, Name):
+            return None
+        owner, symbol = found
+        if not isinstance(symbol, Variable) or symbol.space != space:
+            return None
+        return id(owner), operand.name
+
+    def _registers(self, scope: Scope, operand: Operand) -> list[int]:
+        """Return the nodes of the registers in a name, or in a vector as ``mov`` packs them."""
+        elements = operand.elements[:_MOST_PACKED] if isinstance(operand, Vector) else (operand,)
+        slots = [self._slot(scope, element, "reg") for element in elements]
+        return [self._node(slot, 0) for slot in slots if slot is not None]
+
+    def _variable(self, scope: Scope, operand: Operand) -> list[int]:
+        """Return the node that stands for every variable's address, if ``operand`` is one."""
+        symbol = scope.find(operand.base.name if isinstance(operand, Offset) else getattr(operand, "name", ""))
+        return [self._node(_VARIABLES, 0)] if isinstance(symbol, Variable) and symbol.space in _BASES else []
+
+    # -- statements -------------------------------------------------------------------------------------------
+
+    def _walk(self, scope: Scope, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            if isinstance(statement, TargetList):
+                scope.declare(statement.label, statement)
+        for statement in body:
+            if isinstance(statement, Instruction):
+                flow = _FLOWS.get(statement.opcode)
+                if flow is not None:
+                    flow(self, scope, statement)
+                if statement.opcode not in _HANDLES:
+                    self._access(scope, statement)
+            elif isinstance(statement, Variable):
+                scope.declare(statement.name, statement)
+            elif isinstance(statement, Block):
+                self._walk(self._open(scope), statement.body)
+
+    def _access(self, scope: Scope, instruction: Instruction) -> None:
+        addresses = [operand for operand in instruction.operands if isinstance(operand, Address)]
+        if not addresses:
+            return
+        align = _access_bytes(instruction)
+        for address, space in zip(addresses, _spaces(instruction, len(addresses)), strict=False):
+            if space in {"global", "generic"}:
+                self.accesses += [_Access(node, align, True) for node in self._registers(scope, address.base)]
+
+    def copy(self, scope: Scope, target: Operand, *sources: Operand) -> None:
+        """Note that ``target`` may be any of ``sources``."""
+        targets = self._registers(scope, target)
+        for source in sources:
+            nodes = self._registers(scope, source) or self._variable(scope, source)
+            self.copies += [(node, end) for node in nodes for end in targets]
+
+    def add(self, scope: Scope, target: Operand, left: Operand, right: Operand) -> None:
+        """Note that ``target`` is the sum of ``left`` and ``right``."""
+        ends, lefts, rights = (self._registers(scope, operand) for operand in (target, left, right))
+        for end in ends:
+            self.sums += [(a, end, b) for a in lefts for b in rights] + [(b, end, a) for a in lefts for b in rights]
+            self.copies += [(node, end) for node in (lefts if not rights else [] if lefts else rights)]
+
+    def subtract(self, scope: Scope, target: Operand, left: Operand, right: Operand) -> None:
+        """Note that ``target`` is ``left`` less ``right``, which is never its base."""
+        ends, lefts, rights = (self._registers(scope, operand) for operand in (target, left, right))
+        for end in ends:
+            self.sums += [(a, end, b) for a in lefts for b in rights] + [(b, end, b) for b in rights]
+            self.copies += [(node, end) for node in lefts if not rights]
+
+    def slot(self, scope: Scope, values: Operand, address: Operand, *, size: int, load: bool) -> None:
+        """Note that ``values`` are loaded from, or stored to, a parameter."""
+        slot = self._slot(scope, address.base, "param") if isinstance(address, Address) else None
+        if slot is None or not isinstance(address, Address):
+            return
+        elements = values.elements[:_MOST_PACKED] if isinstance(values, Vector) else (values,)
+        for index, element in enumerate(elements):
+            for register in self._registers(scope, element):
+                node = self._node(slot, address.offset + index * size)
+                self.copies.append((node, register) if load else (register, node))
+
+    def call(self, scope: Scope, callee: str, taken: tuple[Operand, ...], given: tuple[Operand, ...]) -> None:
+        """Note that a call gives ``given`` to a function and takes ``taken`` from it."""
+        name = self.aliases.get(callee, callee)
+        found, inner = self.module.find(name), self.outer.get(name)
+        if not isinstance(found, Function) or inner is None:
+            return
+        for operand, variable in zip(given, found.params, strict=False):
+            self.links += [(slot, (id(inner), variable.name)) for slot in self._slots(scope, operand)]
+        for operand, variable in zip(taken, found.returns, strict=False):
+            self.links += [((id(inner), variable.name), slot) for slot in self._slots(scope, operand)]
+
+    def _slots(self, scope: Scope, operand: Operand) -> list[_Slot]:
+        found = self._slot(scope, operand, "param") or self._slot(scope, operand, "reg")
+        return [] if found is None else [found]
+
+    def convert(self, scope: Scope, operand: Operand) -> None:
+        """Note that ``operand`` is converted from a generic address."""
+        self.accesses += [_Access(node, 1, True) for node in self._registers(scope, operand)]
+
+
+_MOST_PACKED: Final = 8
+
+
+# ------------------------------------------------------------------------------- how instructions move values
+
+
+def _flow_move(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if len(instruction.operands) == 2:
+        tracer.copy(scope, *instruction.operands)
+
+
+def _flow_address(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    _flow_move(tracer, scope, instruction)
+    if "to" in instruction.modifiers and len(instruction.operands) == 2:
+        tracer.convert(scope, instruction.operands[1])
+
+
+def _flow_convert(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if all(word in {"u64", "s64"} for word in instruction.modifiers[-2:]):
+        _flow_move(tracer, scope, instruction)
+
+
+def _flow_select(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if len(instruction.operands) == 4:
+        tracer.copy(scope, *instruction.operands[:3])
+
+
+def _flow_add(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if len(instruction.operands) == 3:
+        tracer.add(scope, *instruction.operands)
+
+
+def _flow_subtract(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if len(instruction.operands) == 3:
+        tracer.subtract(scope, *instruction.operands)
+
+
+def _flow_multiply_add(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    if len(instruction.operands) == 4:
+        tracer.copy(scope, instruction.operands[0], instruction.operands[3])
+
+
+def _flow_load(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    _flow_slot(tracer, scope, instruction, load=True)
+
+
+def _flow_store(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    _flow_slot(tracer, scope, instruction, load=False)
+
+
+def _flow_slot(tracer: _Tracer, scope: Scope, instruction: Instruction, *, load: bool) -> None:
+    words = instruction.modifiers
+    size = _TYPE_BYTES.get(words[-1], 0) if words else 0
+    if size == 8 and len(instruction.operands) == 2 and any(word.partition("::")[0] == "param" for word in words):
+        values, address = instruction.operands if load else instruction.operands[::-1]
+        tracer.slot(scope, values, address, size=size, load=load)
+
+
+def _flow_call(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
+    at = next(index for index, operand in enumerate(instruction.operands) if isinstance(operand, Name))
+    before, after = instruction.operands[:at], instruction.operands[at + 1 :]
+    taken = next((operand.elements for operand in before if isinstance(operand, Arguments)), ())
+    given = next((operand.elements for operand in after if isinstance(operand, Arguments)), ())
+    callees = {operand.name for operand in (instruction.operands[at], *after) if isinstance(operand, Name)}
+    for name in tuple(callees):
+        targets = scope.find(name)
+        if isinstance(targets, TargetList):
+            callees.update(targets.targets)
+    for name in sorted(callees):
+        tracer.call(scope, name, taken, given)
+
+
+_FLOWS: Final[dict[str, Callable[[_Tracer, Scope, Instruction], None]]] = {
+    "mov": _flow_move,
+    "cvta": _flow_address,
+    "cvt": _flow_convert,
+    "selp": _flow_select,
+    "add": _flow_add,
+    "sub": _flow_subtract,
+    "mad": _flow_multiply_add,
+    "ld": _flow_load,
+    "st": _flow_store,
+    "call": _flow_call,
+}

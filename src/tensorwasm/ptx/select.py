@@ -1,0 +1,103 @@
+"""Which of several texts of the same kernels suits a device.
+
+Source: PTX ISA 11.1.2 (.target), 11.1.1 (.version).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.model import Module
+
+Version = tuple[int, int]
+
+_ARCHITECTURE: Final = re.compile(r"sm_(\d+)(\d)([a-z]?)", re.ASCII)
+
+_FAMILIES: Final[dict[Version, frozenset[Version]]] = {
+    (10, 0): frozenset({(10, 0), (10, 3)}),
+    (10, 3): frozenset({(10, 3)}),
+    (12, 0): frozenset({(12, 0), (12, 1)}),
+}
+"""Devices that run code for the family of an architecture; a family not listed is its architecture alone."""
+
+_NAMED_AT_MOST: Final = 10
+
+
+class Architecture(NamedTuple):
+    """An ``sm_`` word of ``.target``.
+
+    Attributes:
+        capability: compute capability (major, minor).
+        suffix: ``a`` for that device alone, ``f`` for its family, or empty for it and all that follow.
+    """
+
+    capability: Version
+    suffix: str
+
+    def runs_on(self, capability: Version) -> bool:
+        """Return whether a device of that capability runs code for this architecture."""
+        if not self.suffix:
+            return self.capability <= capability
+        if self.suffix == "f":
+            return capability in _FAMILIES.get(self.capability, {self.capability})
+        return capability == self.capability
+
+
+def architectures(module: Module) -> tuple[Architecture, ...]:
+    """Return the architectures that a module's ``.target`` names, in its order."""
+    matches = (_ARCHITECTURE.fullmatch(word) for word in module.target)
+    return tuple(Architecture((int(match[1]), int(match[2])), match[3]) for match in matches if match)
+
+
+def check_compatible(module: Module, capability: Version, isa: Version) -> None:
+    """Check that a device takes a module.
+
+    Args:
+        module: what is to run.
+        capability: the device's compute capability.
+        isa: the newest PTX ISA that it accepts.
+
+    Raises:
+        UnsupportedPtx: it does not; the message names what the module asks for and what the device takes.
+    """
+    if not _compatible(module, capability, isa):
+        raise UnsupportedPtx(f"the PTX is for {_describe(module)}; {_device(capability, isa)}")
+
+
+def select(variants: Sequence[Module], capability: Version, isa: Version) -> Module:
+    """Return the variant for the highest architecture that the device runs; of equals the newest ISA, then the first.
+
+    Args:
+        variants: the same kernels, for several devices.
+        capability: the device's compute capability.
+        isa: the newest PTX ISA that it accepts.
+
+    Raises:
+        UnsupportedPtx: the device takes none of them; the message names what is offered and what it takes.
+    """
+    fitting = [module for module in variants if _compatible(module, capability, isa)]
+    if not fitting:
+        offered = ", ".join(_describe(module) for module in variants[:_NAMED_AT_MOST]) or "nothing"
+        raise UnsupportedPtx(f"the PTX offered is for {offered}; {_device(capability, isa)}")
+    return max(fitting, key=_rank)
+
+
+def _compatible(module: Module, capability: Version, isa: Version) -> bool:
+    named = architectures(module)
+    return module.version <= isa and bool(named) and all(each.runs_on(capability) for each in named)
+
+
+def _rank(module: Module) -> tuple[Version, bool, bool, Version]:
+    best = max(architectures(module))
+    return best.capability, best.suffix == "a", best.suffix == "f", module.version
+
+
+def _describe(module: Module) -> str:
+    return f"{' '.join(module.target)} (ISA {module.version[0]}.{module.version[1]})"
+
+
+def _device(capability: Version, isa: Version) -> str:
+    return f"the device takes up to sm_{capability[0]}{capability[1]} and ISA {isa[0]}.{isa[1]}"
