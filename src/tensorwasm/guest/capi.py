@@ -152,7 +152,7 @@ VALUE_KINDS: Final = {"i32": 0, "i64": 1, "f32": 2, "f64": 3}
 STRATEGY_CRANELIFT: Final = 1
 EPOCH_CONTINUE: Final = 0
 
-_CTYPES: Final = {
+_CTYPES: Final[dict[str, Any]] = {
     "p": ctypes.c_void_p,
     "z": ctypes.c_size_t,
     "b": ctypes.c_bool,
@@ -300,7 +300,7 @@ def take_error(error: int) -> str:
     """Return an error's text and free the error.
 
     The text is wasmtime's own and may hold guest-chosen names and, with a backtrace, paths of this machine: it goes
-    through `tensorwasm.guest.traps.clean` before anyone outside sees it.
+    through `tensorwasm.guest.traps.explain` before anyone outside sees it.
     """
     vector = (ctypes.c_size_t * 2)()
     _error_message(error, vector)

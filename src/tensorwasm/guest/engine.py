@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
+import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -123,6 +123,7 @@ class Engine:
         )
         self.config = config
         self.poll_ticks = max(1, round(POLL_S / config.tick_s))
+        self._tick_ns = round(config.tick_s * 1e9)
         self._free_slots = config.slots
         self._lock = threading.Lock()
         self.address: int = _engine_new(_configure(config))
@@ -181,11 +182,16 @@ class Engine:
         if not self.ticker.running:
             raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
 
-    def ticks(self, seconds: float) -> int:
-        """Return how many ticks a guest may run before it looks at the clock again, at least 1."""
-        if seconds >= POLL_S:
+    def ticks(self, deadline_ns: int | None) -> int:
+        """Return how many ticks a guest may run before it looks at the clock again, at least 1.
+
+        Args:
+            deadline_ns: when it must have ended, on the monotonic clock; None for never.
+        """
+        if deadline_ns is None:
             return self.poll_ticks
-        return max(1, math.ceil(seconds / self.config.tick_s))
+        left = -((time.monotonic_ns() - deadline_ns) // self._tick_ns)
+        return max(1, min(left, self.poll_ticks))
 
     def wake_guests(self) -> None:
         """Make every running guest of this engine look at the clock and at its cancel flag now."""
@@ -212,7 +218,7 @@ class Engine:
         address = ctypes.c_size_t()
         error = _module_new(self.address, wasm, len(wasm), ctypes.byref(address))
         if error:
-            raise InvalidWasm(f"not a valid WebAssembly module: {traps.clean(capi.take_error(error))}")
+            raise InvalidWasm(f"not a valid WebAssembly module: {traps.explain(error)}")
         return Module(self, address.value, declared, len(wasm))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import struct
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,13 @@ from tensorwasm.errors import (
     GuestExit,
     GuestTrap,
     InternalError,
-    InvalidArgs,
     InvokeTimeout,
-    MissingExport,
 )
 from tensorwasm.guest import capi, codec, stack, traps, wasi
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
+from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.state import ON_EPOCH, STATES, GuestState
 from tensorwasm.guest.wasi import Output, WasiConfig
 from tensorwasm.values import MIB, Deadline, Limits
@@ -31,9 +30,7 @@ from tensorwasm.wasm.preamble import Export
 START_CEILING_S: Final = 30.0
 _QUICK_NS: Final = 1_000_000  # a guest that ran longer may have touched so much memory that freeing it takes long
 _QUICK_BYTES: Final = MIB
-_MAX_NAMED: Final = 20
 _POOL_FULL: Final = "maximum concurrent"  # wasmtime's words; slots are counted before, so this is a second line
-_OUTSIDE_TYPES: Final = frozenset(capi.VALUE_KINDS)
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _NO_WASI: Final = WasiConfig()
 
@@ -48,22 +45,6 @@ _instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate")
 _instantiate_slowly: Final = capi.bind_releasing("wasmtime_instance_pre_instantiate")
 _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _func_call: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
-
-
-class _Function:
-    """An exported function, found: its C object, its signature and the cells its calls use."""
-
-    __slots__ = ("address", "cell_count", "cells", "item", "pack", "params", "results", "unpack")
-
-    def __init__(self, item: ctypes.Array[ctypes.c_char], params: tuple[str, ...], results: tuple[str, ...]) -> None:
-        self.item = item
-        self.address = ctypes.addressof(item) + capi.EXTERN_PAYLOAD_OFFSET
-        self.params = params
-        self.results = results
-        self.cell_count = max(len(params), len(results))
-        self.cells = ctypes.create_string_buffer(max(1, self.cell_count) * capi.CELL_BYTES)
-        self.pack = struct.Struct("<" + "Q8x" * len(params)).pack_into
-        self.unpack = struct.Struct("<" + "Q8x" * len(results)).unpack_from
 
 
 class Instance:
@@ -103,7 +84,8 @@ class Instance:
         self.module = prepared.module
         self.limits = limits or Limits()
         self._prepared = prepared
-        self._functions: dict[str, _Function] = {}
+        self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
+        self._trap = ctypes.c_size_t()
         self._lock = threading.Lock()
         self._owner = 0
         self._spent_ns = 0
@@ -181,13 +163,20 @@ class Instance:
         """
         context = self._enter(deadline, self.limits.wall_s)
         try:
-            function = self._functions.get(export) or self._find(export)
-            function.pack(function.cells, 0, *codec.encode(function.params, args))
-            trap = ctypes.c_size_t()
-            error = _func_call(context, function.address, function.cells, function.cell_count, ctypes.byref(trap))
-            if self._ended(error, trap.value):
+            plan = self.module.plan(export)
+            frame = self._frames.get(export) or self._find(export, plan)
+            plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
+            address = ctypes.addressof(frame)
+            error = _func_call(
+                context,
+                address + capi.EXTERN_PAYLOAD_OFFSET,
+                address + plan.CELLS,
+                plan.cell_count,
+                ctypes.byref(self._trap),
+            )
+            if self._ended(error):
                 return []
-            return codec.decode(function.results, function.unpack(function.cells))
+            return codec.decode(plan.results, plan.unpack(frame, plan.CELLS))
         finally:
             self._leave()
 
@@ -210,7 +199,7 @@ class Instance:
             if not store:
                 return
             self._state.close()
-            self._functions.clear()
+            self._frames.clear()
             (_store_delete if self._spent_ns < _QUICK_NS else _store_delete_slowly)(store)
             self.module.engine.release_slot()
 
@@ -226,13 +215,12 @@ class Instance:
     def _instantiate(self, deadline: Deadline | None) -> None:
         quick = not self.module.preamble.has_start and self.module.size_bytes < _QUICK_BYTES
         instance = ctypes.create_string_buffer(capi.SIZES["wasmtime_instance_t"])
-        trap = ctypes.c_size_t()
         context = self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
         try:
             error = (_instantiate if quick else _instantiate_slowly)(
-                self._prepared.address, context, instance, ctypes.byref(trap)
+                self._prepared.address, context, instance, ctypes.byref(self._trap)
             )
-            self._ended(error, trap.value)
+            self._ended(error)
             self._state.instance = instance
         finally:
             self._leave()
@@ -244,22 +232,27 @@ class Instance:
         state, engine = self._state, self.module.engine
         engine.require_ticker()
         stack.require(engine.config.stack_bytes)
-        effective = _earlier(deadline, Deadline.after(ceiling_s))
-        if not self._lock.acquire(timeout=min(effective.remaining_s(), threading.TIMEOUT_MAX)):
-            raise InvokeTimeout("the deadline passed while another call was using the sandbox")
+        started_ns = time.monotonic_ns()
+        end_ns = _earlier(deadline, started_ns, ceiling_s)
+        if not self._lock.acquire(blocking=False):
+            self._wait_for_turn(end_ns)
         try:
             self._require_open()
-            state.started_ns = time.monotonic_ns()
-            state.deadline = effective
+            state.started_ns = started_ns
+            state.deadline_ns = end_ns
             state.error = None
             # Armed first and looked at second: a cancel in between is seen, either here or by the guest.
-            _set_epoch_deadline(state.context, engine.ticks(effective.remaining_s()))
+            _set_epoch_deadline(state.context, engine.ticks(end_ns))
             state.check()
         except BaseException:
             self._lock.release()
             raise
         self._owner = threading.get_ident()
         return state.context
+
+    def _wait_for_turn(self, end_ns: int | None) -> None:
+        if not self._lock.acquire(timeout=min(Deadline(end_ns).remaining_s(), threading.TIMEOUT_MAX)):
+            raise InvokeTimeout("the deadline passed while another call was using the sandbox")
 
     def _require_open(self) -> None:
         if not self._store:
@@ -270,9 +263,10 @@ class Instance:
         self._owner = 0
         self._lock.release()
 
-    def _ended(self, error: int | None, trap: int) -> bool:
+    def _ended(self, error: int | None) -> bool:
         """Raise what went wrong; return whether the guest left through ``proc_exit(0)``."""
-        raised = self._state.take_error()
+        trap, raised = self._trap.value, self._state.error
+        self._trap.value, self._state.error = 0, None
         if raised is not None:
             if error:
                 capi.take_error(error)
@@ -284,32 +278,25 @@ class Instance:
         if trap:
             raise traps.take_trap(trap)
         if error:
-            text = traps.clean(capi.take_error(error))
+            text = traps.explain(error)
             if _POOL_FULL in text:
                 raise CapacityExhausted("the pool is full; try again later")
             raise GuestTrap(f"{traps.OTHER}: {text}", traps.OTHER)
         return False
 
-    def _find(self, name: str) -> _Function:
-        export = self.module.exports.get(name)
-        if export is None or export.signature is None:
-            names = ", ".join(traps.clean(known) for known in self.module.function_names()[:_MAX_NAMED])
-            raise MissingExport(f"no exported function {name[:80]!r}; there is {names or 'none at all'}")
-        params, results = export.signature.params, export.signature.results
-        for kind in (*params, *results):
-            if kind not in _OUTSIDE_TYPES:
-                raise InvalidArgs(f"{name[:80]!r} has the signature {export.signature}: {kind} cannot cross the border")
-        item = ctypes.create_string_buffer(capi.SIZES["wasmtime_extern_t"])
+    def _find(self, name: str, plan: CallPlan) -> ctypes.Array[ctypes.c_char]:
+        frame = plan.frame_type()
         encoded = name.encode()
-        if self._state.instance is None or not _instance_export_get(
-            self._state.context, self._state.instance, encoded, len(encoded), item
-        ):
+        if not _instance_export_get(self._state.context, self._state.instance, encoded, len(encoded), frame):
             raise InternalError(f"the export {name[:80]!r} vanished")
-        function = self._functions[name] = _Function(item, params, results)
-        return function
+        self._frames[name] = frame
+        return frame
 
 
-def _earlier(one: Deadline | None, other: Deadline) -> Deadline:
-    if one is None or one.at_ns is None:
-        return other
-    return one if other.at_ns is None or one.at_ns < other.at_ns else other
+def _earlier(deadline: Deadline | None, now_ns: int, ceiling_s: float) -> int | None:
+    """Return the monotonic time at which a call must have ended, None for never."""
+    asked_ns = deadline.at_ns if deadline is not None else None
+    if ceiling_s == math.inf:
+        return asked_ns
+    ceiling_ns = now_ns + int(ceiling_s * 1e9)
+    return ceiling_ns if asked_ns is None or asked_ns > ceiling_ns else asked_ns

@@ -112,7 +112,7 @@ class Linker:
         address = ctypes.c_size_t()
         error = _instantiate_pre(self._address, module.address, ctypes.byref(address))
         if error:
-            raise UnknownImport(f"the module's imports do not fit: {traps.clean(capi.take_error(error))}")
+            raise UnknownImport(f"the module's imports do not fit: {traps.explain(error)}")
         return Prepared(self, module, address.value)
 
     def _require(self, wanted: Import) -> None:
@@ -186,4 +186,4 @@ def _value_types(kinds: tuple[str, ...]) -> ctypes.Array[ctypes.c_size_t]:
 
 def _check(error: int | None) -> None:
     if error:
-        raise InternalError(f"wasmtime refused a host function: {traps.clean(capi.take_error(error))}")
+        raise InternalError(f"wasmtime refused a host function: {traps.explain(error)}")

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from tensorwasm.guest import capi
-from tensorwasm.wasm.preamble import Export, Import, Preamble
+from tensorwasm.errors import InvalidArgs, MissingExport
+from tensorwasm.guest import capi, traps
+from tensorwasm.wasm.preamble import FuncType, Import, Preamble
 
 if TYPE_CHECKING:
     from tensorwasm.guest.engine import Engine
 
+_MAX_NAMED: Final = 20
+_PASSABLE: Final = frozenset(capi.VALUE_KINDS)
 _module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
+
+
+class CallPlan:
+    """How an exported function is called.
+
+    A call needs a C ``wasmtime_extern_t`` and, behind it, cells of 16 bytes that carry the parameters in and the
+    results out; `frame_type` makes both at once.
+
+    Attributes:
+        params: parameter types.
+        results: result types.
+        frame_type: ctypes array for one sandbox.
+        cell_count: cells in it.
+        pack: ``pack(frame, CELLS, *bits)`` stores the parameters.
+        unpack: ``unpack(frame, CELLS)`` reads the results.
+    """
+
+    __slots__ = ("cell_count", "frame_type", "pack", "params", "results", "unpack")
+
+    CELLS: ClassVar[int] = capi.SIZES["wasmtime_extern_t"]
+
+    def __init__(self, signature: FuncType) -> None:
+        self.params, self.results = signature.params, signature.results
+        self.cell_count = max(len(self.params), len(self.results))
+        self.frame_type = ctypes.c_char * (self.CELLS + self.cell_count * capi.CELL_BYTES)
+        self.pack = struct.Struct("<" + "Q8x" * len(self.params)).pack_into
+        self.unpack = struct.Struct("<" + "Q8x" * len(self.results)).unpack_from
 
 
 class Module:
@@ -26,7 +58,7 @@ class Module:
         size_bytes: bytes of the binary it was compiled from.
     """
 
-    __slots__ = ("address", "engine", "exports", "imports", "preamble", "size_bytes")
+    __slots__ = ("_plans", "address", "engine", "exports", "imports", "preamble", "size_bytes")
 
     def __init__(self, engine: Engine, address: int, preamble: Preamble, size_bytes: int) -> None:
         self.engine = engine
@@ -35,6 +67,7 @@ class Module:
         self.imports: tuple[Import, ...] = preamble.imports
         self.exports = MappingProxyType({export.name: export for export in preamble.exports})
         self.size_bytes = size_bytes
+        self._plans: dict[str, CallPlan] = {}
 
     def __del__(self) -> None:
         _module_delete(self.address)
@@ -43,6 +76,24 @@ class Module:
         """Return the names of the exported functions, in order."""
         return tuple(export.name for export in self.preamble.exports if export.kind == "func")
 
-    def export(self, name: str) -> Export | None:
-        """Return an export, or None if there is none of that name."""
-        return self.exports.get(name)
+    def plan(self, name: str) -> CallPlan:
+        """Return how to call an exported function.
+
+        Raises:
+            MissingExport: there is no such function.
+            InvalidArgs: a type of its signature cannot cross the border.
+        """
+        plan = self._plans.get(name)
+        if plan is None:
+            plan = self._plans[name] = CallPlan(self._passable_signature(name))
+        return plan
+
+    def _passable_signature(self, name: str) -> FuncType:
+        export = self.exports.get(name)
+        if export is None or export.signature is None:
+            known = ", ".join(traps.clean(known) for known in self.function_names()[:_MAX_NAMED])
+            raise MissingExport(f"no exported function {name[:80]!r}; there is {known or 'none at all'}")
+        for kind in (*export.signature.params, *export.signature.results):
+            if kind not in _PASSABLE:
+                raise InvalidArgs(f"{name[:80]!r} is {export.signature}: a {kind} cannot cross the border")
+        return export.signature

@@ -37,7 +37,7 @@ class GuestState:
     Attributes:
         token: the number its store carries, never 0 and never used again.
         engine: where it runs.
-        deadline: when the current call must have ended.
+        deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
         error: what a host function raised during the current call.
         caller: the C caller during a host call, else 0.
@@ -53,7 +53,7 @@ class GuestState:
         "_wake",
         "caller",
         "context",
-        "deadline",
+        "deadline_ns",
         "engine",
         "error",
         "instance",
@@ -65,7 +65,7 @@ class GuestState:
     def __init__(self, engine: Engine, services: Mapping[str, object]) -> None:
         self.token = next(_tokens)
         self.engine = engine
-        self.deadline = Deadline()
+        self.deadline_ns: int | None = None
         self.started_ns = 0
         self.error: BaseException | None = None
         self.caller = 0
@@ -88,6 +88,11 @@ class GuestState:
         if self._memory is None:
             self._memory = GuestMemory(self.context, self._find_memory())
         return self._memory
+
+    @property
+    def deadline(self) -> Deadline:
+        """When the current call must have ended."""
+        return Deadline(self.deadline_ns)
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""
@@ -126,14 +131,10 @@ class GuestState:
         """
         if self._cancelled:
             raise GuestTrap(f"{traps.CANCELLED}: the sandbox was cancelled", traps.CANCELLED)
-        if self.deadline.expired():
-            elapsed_s = (time.monotonic_ns() - self.started_ns) / 1e9
+        now_ns = time.monotonic_ns()
+        if self.deadline_ns is not None and now_ns >= self.deadline_ns:
+            elapsed_s = (now_ns - self.started_ns) / 1e9
             raise InvokeTimeout(f"the deadline passed before the guest finished: stopped after {elapsed_s:.3f} s")
-
-    def take_error(self) -> BaseException | None:
-        """Return what stopped the call on the host's side, if anything, and forget it."""
-        error, self.error = self.error, None
-        return error
 
     def close(self) -> None:
         """Forget everything, because the store goes away."""
@@ -182,7 +183,7 @@ def _on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
     try:
         state = STATES[token]
         state.check()
-        ctypes.c_uint64.from_address(delta).value = state.engine.ticks(state.deadline.remaining_s())
+        ctypes.c_uint64.from_address(delta).value = state.engine.ticks(state.deadline_ns)
         ctypes.c_uint8.from_address(kind).value = capi.EPOCH_CONTINUE
     except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
         if state is not None:

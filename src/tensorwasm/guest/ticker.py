@@ -91,11 +91,8 @@ class PosixTicker:
 
     @property
     def running(self) -> bool:
-        """Whether the kernel has the timer armed."""
-        if self._timer is None or os.getpid() != self._pid:
-            return False
-        spec = _TimerSpec()
-        return not self._libc.timer_gettime(self._timer, ctypes.byref(spec)) and bool(spec.period_s or spec.period_ns)
+        """Whether there is a timer, which the kernel never disarms by itself, made in this very process."""
+        return self._timer is not None and os.getpid() == self._pid
 
     def stop(self) -> None:
         """Delete the timer."""
@@ -161,7 +158,6 @@ def _timer_library() -> ctypes.CDLL | None:
             library = ctypes.PyDLL(name, use_errno=True)
             library.timer_create.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
             library.timer_settime.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-            library.timer_gettime.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
             library.timer_delete.argtypes = [ctypes.c_void_p]
         except (OSError, AttributeError):
             continue

@@ -33,6 +33,8 @@ CANCELLED: Final = "cancelled"
 OTHER: Final = "other"
 
 _MAX_TEXT: Final = 400
+_CAUSE_NUMBER: Final = re.compile(r"^\s*(\d+:\s)?\s*")
+_FRAME: Final = re.compile(r"^(error while executing at wasm backtrace:|\s*\d+:\s+0x)")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{8,}")
 
 _trap_code: Final = capi.bind("wasmtime_trap_code")
@@ -44,11 +46,17 @@ _frame_vec_delete: Final = capi.bind("wasm_frame_vec_delete")
 
 
 def clean(text: str) -> str:
-    """Return text fit for the outside: one printable line, no backtrace, no addresses, bounded."""
-    text = text.partition("Stack backtrace:")[0].replace("Caused by:", ":")
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split()).replace(" :", ":")
+    """Return text fit for the outside, such as a guest's name for something: one printable line, bounded."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     line = _ADDRESS.sub("?", line)
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def explain(error: int) -> str:
+    """Return a wasmtime error's message and causes, without a backtrace or addresses, and free the error."""
+    text = capi.take_error(error).partition("Stack backtrace:")[0].replace("\nCaused by:\n", "\n")
+    causes = (_CAUSE_NUMBER.sub("", line) for line in text.split("\n") if line.strip() and not _FRAME.match(line))
+    return clean(": ".join(causes))
 
 
 def take_trap(trap: int) -> GuestTrap:

@@ -146,7 +146,7 @@ def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiStat
         raise
     error = _set_wasi(state.context, address)
     if error:
-        raise InternalError(f"wasmtime refused a WASI context: {traps.clean(capi.take_error(error))}")
+        raise InternalError(f"wasmtime refused a WASI context: {traps.explain(error)}")
     return WasiState(Output(output_bytes, config.stdout), Output(output_bytes, config.stderr), time.monotonic_ns())
 
 
@@ -178,7 +178,10 @@ def _strings(texts: tuple[str, ...]) -> ctypes.Array[ctypes.c_char_p]:
     for text in texts:
         if "\0" in text:
             raise InvalidArgs(f"text for a guest holds a NUL character: {text[:40]!r}")
-    return (ctypes.c_char_p * len(texts))(*(text.encode("utf-8", "surrogateescape") for text in texts))
+    try:
+        return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+    except UnicodeEncodeError:
+        raise InvalidArgs("text for a guest is not Unicode") from None
 
 
 def _make_writer(stream: str) -> Callable[[int, int, int], int]:

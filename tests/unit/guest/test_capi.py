@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import ctypes
+import types
+from importlib import metadata
+
+import pytest
+from wasmtime import _bindings
+
+from tensorwasm.errors import EngineMismatch
+from tensorwasm.guest import capi
+
+
+class Altered:
+    """The real bindings with one thing changed."""
+
+    def __init__(self, **changes: object) -> None:
+        self._changes = changes
+
+    def __getattr__(self, name: str) -> object:
+        if name in self._changes:
+            if self._changes[name] is None:
+                raise AttributeError(name)
+            return self._changes[name]
+        return getattr(_bindings, name)
+
+
+def test_the_installed_wasmtime_fits():
+    assert capi.find_mismatches(_bindings) == []
+
+
+@pytest.mark.parametrize("name", sorted(capi.FUNCTIONS))
+def test_a_missing_function_is_named(name):
+    assert f"{name} is missing" in capi.find_mismatches(Altered(**{"_" + name: None}))
+
+
+@pytest.mark.parametrize("name", sorted(capi.FUNCTIONS))
+def test_an_extra_argument_is_noticed(name):
+    real = getattr(_bindings, "_" + name)
+    changed = types.SimpleNamespace(restype=real.restype, argtypes=[*real.argtypes, ctypes.c_int])
+    assert any(found.startswith(f"{name} is ") for found in capi.find_mismatches(Altered(**{"_" + name: changed})))
+
+
+@pytest.mark.parametrize("name", sorted(capi.SIZES))
+def test_a_structure_of_another_size_is_noticed(name):
+    changed = ctypes.c_char * (capi.SIZES[name] + 8)
+    found = capi.find_mismatches(Altered(**{name: changed}))
+    assert f"{name} has {capi.SIZES[name] + 8} bytes, not {capi.SIZES[name]}" in found
+
+
+def test_another_payload_offset_is_noticed():
+    class Packed(ctypes.Structure):
+        _fields_ = (("kind", ctypes.c_uint8), ("of", ctypes.c_char * 31))
+
+    found = capi.find_mismatches(Altered(wasmtime_extern_t=Packed))
+    assert found == ["wasmtime_extern_t has its payload elsewhere than at 8"]
+
+
+@pytest.mark.parametrize("name", sorted(capi.CALLBACKS))
+def test_another_callback_is_noticed(name):
+    function, position, _, _ = capi.CALLBACKS[name]
+    real = getattr(_bindings, "_" + function)
+    argtypes = list(real.argtypes)
+    argtypes[position] = ctypes.CFUNCTYPE(None, ctypes.c_int)
+    changed = types.SimpleNamespace(restype=real.restype, argtypes=argtypes)
+    found = capi.find_mismatches(Altered(**{"_" + function: changed}))
+    assert any(sentence.startswith(f"the {name} callback is void(i32)") for sentence in found)
+
+
+def test_another_version_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda _: "51.0.0")
+    with pytest.raises(EngineMismatch, match=r"wasmtime 51\.0\.0 is installed.*pip install wasmtime==50\.0\.1"):
+        capi._load()
+
+
+def test_no_wasmtime_is_refused_with_the_remedy(monkeypatch):
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(EngineMismatch, match="cannot be loaded"):
+        capi._load()
+
+
+def test_a_function_outside_the_table_cannot_be_bound():
+    with pytest.raises(KeyError):
+        capi.bind("wasmtime_context_gc")

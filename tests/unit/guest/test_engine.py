@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oracles.guest import typed_error_of
+from tensorwasm.errors import CapacityExhausted, InvalidWasm, ModuleMemoryTooLarge, ModuleTooLarge
+from tensorwasm.guest import engine as engines
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.linker import Linker
+from tensorwasm.values import MIB, Limits
+from tensorwasm.wasm.preamble import HEADER
+
+BUSY = """(module (memory (export "memory") 1 4) (table 2 funcref) (global (mut i32) (i32.const 1))
+  (func $f (export "f") (param i32 f64) (result i64) (i64.const 7))
+  (elem (i32.const 0) $f) (data (i32.const 8) "abc"))"""
+
+
+def test_equal_configurations_share_an_engine(engine):
+    assert Engine.shared(EngineConfig(slots=64)) is engine
+    assert Engine.shared(EngineConfig(slots=63)) is not engine
+
+
+def test_the_number_of_engines_is_bounded(monkeypatch):
+    monkeypatch.setattr(Engine, "_shared", dict.fromkeys(range(engines.MAX_ENGINES)))
+    with pytest.raises(CapacityExhausted, match="16 engines"):
+        Engine.shared(EngineConfig(slots=5))
+
+
+@pytest.mark.parametrize("stack_bytes", [0, 1, (16 << 10) - 1, 1 << 40])
+def test_an_impossible_stack_is_refused(stack_bytes):
+    with pytest.raises(CapacityExhausted, match="Wasm stack"):
+        Engine(EngineConfig(slots=1, stack_bytes=stack_bytes))
+
+
+@pytest.mark.parametrize(
+    "wasm", [b"", b"\0", b"not wasm at all", b"\x7fELF" + bytes(100), HEADER[:-1], HEADER + b"\x0b"]
+)
+def test_what_is_not_wasm_is_refused(engine, wasm):
+    with pytest.raises(InvalidWasm):
+        engine.compile(wasm)
+
+
+def test_every_cut_is_refused_or_valid(engine, wat):
+    whole = wat(BUSY)
+    for length in range(len(whole)):
+        error = typed_error_of(engine.compile, whole[:length])
+        assert error is None or isinstance(error, InvalidWasm)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(position=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_a_damaged_module_compiles_or_is_refused(engine, wat, position, value):
+    damaged = bytearray(wat(BUSY))
+    damaged[position % len(damaged)] = value
+    error = typed_error_of(engine.compile, bytes(damaged))
+    assert error is None or isinstance(error, (InvalidWasm, ModuleMemoryTooLarge))
+
+
+def test_a_module_of_65_mib_is_refused_before_it_is_read(engine):
+    with pytest.raises(ModuleTooLarge, match="68157440 bytes; the limit is 67108864"):
+        engine.compile(bytes(65 * MIB))
+
+
+def test_memory_over_the_limit_is_refused_before_compiling(engine, wat):
+    for text in ("(module (memory 4097))", '(module (import "e" "m" (memory 4097)))'):
+        with pytest.raises(ModuleMemoryTooLarge, match="268500992 bytes of memory; the limit is 268435456"):
+            engine.compile(wat(text))
+    assert engine.compile(wat("(module (memory 4096 65536))")).preamble.memory_bytes == 256 * MIB
+
+
+def test_64_bit_memory_sizes_do_not_overflow(engine, wat):
+    with pytest.raises(ModuleMemoryTooLarge):
+        engine.compile(wat("(module (memory i64 0xffffffffffff))"))
+
+
+def test_huge_and_many_tables_are_refused(engine, wat):
+    with pytest.raises(ModuleMemoryTooLarge, match="a table of 4294967295 elements"):
+        engine.compile(wat("(module (table 0xffffffff funcref))"))
+    with pytest.raises(ModuleMemoryTooLarge, match="5 tables"):
+        engine.compile(wat("(module" + "(table 1 funcref)" * 5 + ")"))
+    with pytest.raises(ModuleMemoryTooLarge, match="the limit is 10"):
+        engine.compile(wat("(module (table 11 funcref))"), Limits(table_elements=10))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(module (func (result f32) (f32.const 0.5)))",
+        '(module (func (result i32 i64) (i32.const 1) (i64.const 2)) (func (export "f") (return_call 2)) (func))',
+        "(module (memory 1) (func (memory.fill (i32.const 0) (i32.const 0) (i32.const 1))))",
+        "(module (func (param v128) (result v128) (f32x4.relaxed_min (local.get 0) (local.get 0))))",
+        "(module (func (param f32) (result i32) (i32.trunc_sat_f32_s (local.get 0))))",
+        "(module (func (param i32) (result i32) (i32.extend8_s (local.get 0))))",
+        '(module (global (export "g") (mut i32) (i32.const 1)))',
+        "(module (global i32 (i32.add (i32.const 1) (i32.const 2))))",
+        "(module (table 1 funcref) (func (drop (table.grow 0 (ref.null func) (i32.const 1)))))",
+    ],
+)
+def test_proposals_that_are_on(engine, wat, text):
+    assert engine.compile(wat(text)).address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(module (memory i64 1))",
+        "(module (memory 1) (memory 1))",
+        "(module (memory 1 1 shared))",
+        "(module (tag))",
+        "(module (type (struct)))",
+        "(module (table 1 externref))",
+        "(module (func (param externref)))",
+        "(module (memory 1 1 shared) (func (drop (i32.atomic.load (i32.const 0)))))",
+        "(module (type $f (func)) (func (param (ref null $f))))",
+        "(module (func (param i64 i64) (drop (drop (i64.mul_wide_s (local.get 0) (local.get 1))))))",
+    ],
+)
+def test_proposals_that_are_off(engine, wat, text):
+    with pytest.raises(InvalidWasm):
+        engine.compile(wat(text))
+
+
+def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    body = bytearray(wat('(module (func (export "f") (result i32) (i32.const 1)))'))
+    body[body.rindex(b"\x41")] = 0xFE
+    with pytest.raises(InvalidWasm) as caught:
+        engine.compile(bytes(body))
+    message = caught.value.message
+    assert re.search(r"translation error: Invalid input WebAssembly code at offset \d+: \w+", message)
+    assert not any(leak in message for leak in ("/root", "/home", ".rs", "0x7f", "\n", "tensorwasm"))
+
+
+def test_a_full_pool_is_refused_and_a_closed_sandbox_makes_room(wat):
+    small = Engine(EngineConfig(slots=2))
+    prepared = Linker(small).prepare(small.compile(wat(BUSY)))
+    first, second = Instance(prepared), Instance(prepared)
+    with pytest.raises(CapacityExhausted, match="all 2 sandboxes"):
+        Instance(prepared)
+    first.close()
+    third = Instance(prepared)
+    assert third.call("f", [1, 2.0]) == [7]
+    second.close()
+    third.close()
+    assert small.free_slots == 2
+
+
+def test_threads_share_an_engine(engine, wat):
+    wasm = wat(BUSY)
+    results: list[object] = []
+
+    def work() -> None:
+        with Instance(Linker(engine).prepare(engine.compile(wasm))) as instance:
+            results.extend(instance.call("f", [1, 2.5]) for _ in range(50))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[7]] * 400

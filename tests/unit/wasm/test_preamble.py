@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from wasmtime import wat2wasm
+
+from oracles.guest import typed_error_of
+from tensorwasm.errors import InvalidWasm
+from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.preamble import HEADER, Export, FuncType, Import, MemoryType, Preamble, TableType, scan
+
+FULL = bytes(
+    wat2wasm(
+        """(module $named
+          (import "env" "f" (func (param i32 i64) (result f32)))
+          (import "env" "t" (table 1 2 funcref))
+          (import "env" "g" (global (mut i64)))
+          (import "env" "m" (memory 2 8))
+          (table 3 funcref)
+          (func $a (export "a") (param v128) (result f64 i32) unreachable)
+          (func $start)
+          (global (export "g") i32 (i32.const 7))
+          (export "memory" (memory 0))
+          (export "imported" (func 0))
+          (start $start)
+          (elem (i32.const 0) $a)
+          (data (i32.const 16) "hello"))"""
+    )
+)
+
+
+def section(number: int, body: bytes) -> bytes:
+    return bytes([number]) + leb(len(body)) + body
+
+
+def leb(value: int) -> bytes:
+    out = bytearray()
+    while True:
+        value, low = value >> 7, value & 0x7F
+        out.append(low | (0x80 if value else 0))
+        if not value:
+            return bytes(out)
+
+
+def test_everything_declared_is_found():
+    imported = FuncType(("i32", "i64"), ("f32",))
+    assert scan(FULL) == Preamble(
+        imports=(
+            Import("env", "f", "func", imported),
+            Import("env", "t", "table"),
+            Import("env", "g", "global"),
+            Import("env", "m", "memory"),
+        ),
+        exports=(
+            Export("a", "func", FuncType(("v128",), ("f64", "i32"))),
+            Export("g", "global"),
+            Export("memory", "memory"),
+            Export("imported", "func", imported),
+        ),
+        tables=(TableType(1, 2), TableType(3, None)),
+        memories=(MemoryType(2, 8),),
+        has_start=True,
+    )
+    assert scan(FULL).memory_bytes == 2 << 16
+
+
+def test_the_smallest_module_declares_nothing():
+    assert scan(HEADER) == Preamble()
+
+
+def section_ends(wasm: bytes) -> set[int]:
+    cursor = Cursor(wasm, 8, len(wasm))
+    ends = {8}
+    while not cursor.done():
+        cursor.byte()
+        cursor.take(cursor.unsigned())
+        ends.add(cursor.offset)
+    return ends
+
+
+@pytest.mark.parametrize("length", sorted(set(range(len(FULL))) - section_ends(FULL)))
+def test_a_module_cut_inside_a_section_is_refused(length):
+    with pytest.raises(InvalidWasm, match=r"\(at byte \d+\)"):
+        scan(FULL[:length])
+
+
+@given(st.binary(max_size=200), st.booleans())
+@example(b"\x05\x03\x01\x00", True)
+@example(b"\x01\x86\x80\x80\x80\x00\x01\x60\x00\x00", True)
+@example(b"\x07\xff\xff\xff\xff\x0f", True)
+def test_garbage_gives_only_our_error(garbage, with_header):
+    error = typed_error_of(scan, HEADER + garbage if with_header else garbage)
+    assert error is None or "(at byte " in error.message
+
+
+@given(st.integers(0, len(FULL) - 1), st.integers(0, 255))
+def test_one_wrong_byte_gives_a_scan_or_our_error(position, value):
+    damaged = bytearray(FULL)
+    damaged[position] = value
+    error = typed_error_of(scan, bytes(damaged))
+    assert error is None or isinstance(error, InvalidWasm)
+
+
+@given(st.integers(0, 2**64 - 1), st.sampled_from([32, 64]))
+def test_leb128_reads_back(value, bits):
+    data = leb(value)
+    cursor = Cursor(data, 0, len(data))
+    if value >> bits:
+        with pytest.raises(InvalidWasm):
+            cursor.unsigned(bits)
+    else:
+        assert cursor.unsigned(bits) == value
+        assert cursor.done()
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\x80\x80\x80\x80\x80\x00", b"\xff\xff\xff\xff\x1f", b""])
+def test_a_bad_leb128_is_refused(data):
+    with pytest.raises(InvalidWasm):
+        Cursor(data, 0, len(data)).unsigned()
+
+
+def test_a_padded_leb128_is_allowed():
+    assert Cursor(b"\x83\x80\x80\x80\x00", 0, 5).unsigned() == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "it is empty"),
+        (b"<html>", "magic bytes"),
+        (b"\0asm\x0d\0\x01\0", "a component"),
+        (b"\0asm\x02\0\0\0", "binary version"),
+        (HEADER + section(1, b"\x01\x5f\x00"), "not a function type"),
+        (HEADER + section(1, b"\x01\x60\x01\x11\x00"), "unknown value type 0x11"),
+        (HEADER + section(1, b"\x01\x60\x00\x00\x00"), "section size mismatch"),
+        (HEADER + section(1, leb(10**6)), "1000000 types"),
+        (HEADER + section(2, b"\x01\x01m\x01n\x00\x05"), "unknown type 5"),
+        (HEADER + section(2, b"\x01\x01m\x01n\x09"), "unknown kind 0x09"),
+        (HEADER + section(2, b"\x01\x01m\x01n\x04\x00"), "tags are imported"),
+        (HEADER + section(2, b"\x01\x01\xff"), "malformed UTF-8"),
+        (HEADER + section(4, b"\x01\x70\x10\x00"), "unknown limits flags 0x10"),
+        (HEADER + section(4, b"\x01\x40\x00"), "unknown table element type"),
+        (HEADER + section(7, b"\x01\x01f\x00\x03"), "unknown function 3"),
+        (HEADER + section(5, b"\x01\x00\x01") + section(5, b"\x01\x00\x01"), "unexpected section"),
+        (HEADER + section(5, b"\x01\x00\x01") + section(4, b"\x00"), "unexpected section"),
+        (HEADER + section(14, b""), "malformed section id"),
+        (HEADER + b"\x05\x7f", "unexpected end"),
+    ],
+)
+def test_each_fault_is_named(body, message):
+    with pytest.raises(InvalidWasm, match=message):
+        scan(body)
+
+
+def test_64_bit_and_shared_memories_are_told_apart():
+    assert scan(HEADER + section(5, b"\x01\x07\x01" + leb(2**40))).memories == (
+        MemoryType(1, 2**40, is_64=True, shared=True),
+    )
+
+
+def test_custom_sections_are_skipped_anywhere():
+    custom = section(0, b"\x03abc" + bytes(100))
+    assert scan(HEADER + custom + section(5, b"\x01\x00\x01") + custom + custom).memory_bytes == 1 << 16
+
+
+def test_a_huge_count_costs_nothing():
+    with pytest.raises(InvalidWasm):
+        scan(HEADER + section(3, leb(2**32 - 1)))
