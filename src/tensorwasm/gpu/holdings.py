@@ -6,7 +6,6 @@ whoever releases or re-registers has seen the stream drain first.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +25,6 @@ from tensorwasm.ptx.model import Block, Module, Variable
 from tensorwasm.values import KernelSignature, Region
 
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +133,6 @@ class Holdings:
         """
         self._check_text(len(text))
         module = ptx.parse(text)
-        if module.entry(entry) is None:
-            raise InvalidKernel(f"the module has no entry {entry!r}")
         signature = ptx.signature(module, entry)
         device_bytes = _module_bytes(module)
         with self._charged(device_bytes, allocations=0):
@@ -175,19 +170,19 @@ class Holdings:
         self.guest = memory
         self.regions.add(memory)
 
-    def release(self) -> int:
-        """Release everything; return how many releases the device failed, which are off the books all the same."""
-        failures = 0
+    def release(self) -> list[Exception]:
+        """Release everything; return what the device raised. What it did not release is off the books all the same."""
+        failures: list[Exception] = []
         for kernel_id, kernel in list(self._kernels.items()):
-            failures += failed(self._device.unload, kernel.loaded)
+            failures += attempt(self._device.unload, kernel.loaded)
             del self._kernels[kernel_id]
             self._refund(kernel.device_bytes, allocations=0)
             self.ptx_bytes -= kernel.ptx_bytes
         for handle, region in list(self._buffers.items()):
-            failures += failed(self._device.free, region.address)
+            failures += attempt(self._device.free, region.address)
             self._forget_buffer(handle)
         if self.guest is not None:
-            failures += failed(self._device.unregister, self.guest.address)
+            failures += attempt(self._device.unregister, self.guest.address)
             self._forget_guest(self.guest)
         return failures
 
@@ -248,11 +243,10 @@ def _module_bytes(module: Module) -> int:
     return total_bytes
 
 
-def failed(release: Callable[[Any], None], thing: object) -> bool:
-    """Release one thing at the end of a session; return whether the device failed to, which is logged."""
+def attempt(release: Callable[[Any], None], thing: object) -> list[Exception]:
+    """Release one thing at the end of a session; return what the device raised, if anything."""
     try:
         release(thing)
-    except Exception:  # noqa: BLE001 - one device that breaks its promises must not stop the other releases
-        _log.exception("a device failed to release something at the end of a session")
-        return True
-    return False
+    except Exception as error:  # noqa: BLE001 - a device that breaks its promises must not stop the other releases
+        return [error]
+    return []

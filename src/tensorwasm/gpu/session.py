@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from tensorwasm.errors import CallerError, DeviceLost, KernelFault, LimitError
 from tensorwasm.gpu.device import Device, Stream
-from tensorwasm.gpu.holdings import Holdings, Kernel, failed
+from tensorwasm.gpu.holdings import Holdings, Kernel, attempt
 from tensorwasm.gpu.launch import Argument, HostWindow, bind, check_fit, check_geometry
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
@@ -354,7 +354,10 @@ class Session:
         return True
 
     def _release(self) -> None:
-        self._release_failures = self._holdings.release()
+        failures = self._holdings.release()
         if self._stream is not None:
-            self._release_failures += failed(self._device.close_stream, self._stream)
+            failures += attempt(self._device.close_stream, self._stream)
             self._stream = None
+        self._release_failures = len(failures)
+        if failures:
+            _log.error("a device failed to release %d things at the end of a session: %s", len(failures), failures[0])
