@@ -33,11 +33,14 @@ class Launcher:
             self.device.unload(loaded)
         self.device.close_stream(self._stream)
 
-    def require(self, target: int) -> None:
-        """Skip the test on a device below ``sm_<target>``."""
-        major, minor = self.device.info.compute_capability
+    def require(self, target: int, version: str = "8.0") -> None:
+        """Skip the test on a device below ``sm_<target>`` or a driver below that PTX version."""
+        info = self.device.info
+        major, minor = info.compute_capability
         if 10 * major + minor < target:
             pytest.skip(f"needs sm_{target}, the device is sm_{major}{minor}")
+        if info.ptx_version < tuple(map(int, version.split("."))):
+            pytest.skip(f"needs PTX {version}, the driver takes {info.ptx_version[0]}.{info.ptx_version[1]}")
 
     def load(self, text: str) -> LoadedModule:
         """Return the module of a PTX text, loaded once."""
