@@ -150,7 +150,7 @@ def test_values_that_are_no_addresses_pass_as_they_are(data):
         1 << 53,
         1 << 63,
         (1 << 64) - 4,
-        id(REGIONS) & ~7,  # a heap object of the host's
+        pytest.param(id(REGIONS) & ~7, id="heap"),  # an object of the host
     ],
 )
 def test_a_number_used_as_a_pointer_is_refused_unless_it_is_the_guests(value):

@@ -378,7 +378,9 @@ def test_memory_that_is_not_whole_pages_is_a_bug_here(session):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1), memory=Region(MEMORY.address + 1, 4096, host=True))
 
 
-@pytest.mark.parametrize("pointer", [0, 4096, 1 << 46, (1 << 46) + (1 << 16), (1 << 64) - 8, id(FILL) & ~7])
+@pytest.mark.parametrize(
+    "pointer", [0, 4096, 1 << 46, (1 << 46) + (1 << 16), (1 << 64) - 8, pytest.param(id(FILL) & ~7, id="heap")]
+)
 def test_a_number_for_a_pointer_is_refused_before_the_device_sees_it(session, device, pointer):
     kernel = session.load(FILL, "fill")
     with pytest.raises(LaunchRefused):
