@@ -14,9 +14,15 @@ CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 
 
 def open_emulator() -> Device:
-    """Open the emulator, which is always there."""
-    from tensorwasm.gpu.emulator.device import EmulatorDevice  # noqa: PLC0415 - NumPy is imported by those who use it
+    """Open the emulator, which is there wherever NumPy is.
 
+    Raises:
+        DeviceUnavailable: NumPy or ml_dtypes is not installed.
+    """
+    try:
+        from tensorwasm.gpu.emulator.device import EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
+    except ImportError as error:
+        raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
     return EmulatorDevice()
 
 

@@ -18,7 +18,7 @@ def emulator():
 
 
 def gpu(ordinal):
-    return open_with(Driver(FakeDriver(devices=2)), ordinal, None)
+    return open_with(Driver(FakeDriver(devices=2)), ordinal)
 
 
 def no_gpu(ordinal):

@@ -12,7 +12,6 @@ from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.diagnostics import summarize
 from tensorwasm.gpu.cuda.results import DriverFailure, meaning
 from tensorwasm.ptx.model import Module
-from tensorwasm.ptx.select import check_compatible
 from tensorwasm.values import DeviceInfo
 
 _LOG_BYTES: Final = 8192
@@ -41,8 +40,8 @@ class Compiler:
             UnsupportedPtx: the module asks for what this device or its driver lacks.
             MalformedPtx: it is not ASCII, or ptxas refuses it.
         """
-        check_compatible(module, self.info.compute_capability, self.info.ptx_version)
-        text: str = ptx.render(module)
+        ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
+        text = ptx.render(module)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
         if self.assembler is not None and self.assembler.suits(self.info.compute_capability, module.version, self.cuda):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,31 +40,35 @@ def open_cuda(ordinal: int = 0) -> CudaDevice:
     Raises:
         DeviceUnavailable: there is no such GPU, it or its driver is too old, or it cannot be used; says what to do.
     """
-    chosen = settings.current().ptxas
-    return open_with(load_driver(), ordinal, find_assembler(chosen, os.environ))
+    return open_with(load_driver(), ordinal, lambda: find_assembler(settings.current().ptxas, os.environ))
 
 
-def open_with(driver: Driver, ordinal: int, assembler: Assembler | None) -> CudaDevice:
-    """Open a GPU through a given driver, with a given ptxas or with the driver's own compiler.
+def open_with(driver: Driver, ordinal: int, find: Callable[[], Assembler | None] = lambda: None) -> CudaDevice:
+    """Open a GPU through a given driver.
+
+    Args:
+        driver: the driver API.
+        ordinal: the GPU's index.
+        find: looks for a ptxas once the GPU is known to be usable; None for the driver's own compiler.
 
     Raises:
         DeviceUnavailable: as `open_cuda`.
     """
     try:
-        return _open(driver, ordinal, assembler)
+        return _open(driver, ordinal, find)
     except DriverFailure as failure:
         error = translate(failure)
         raise DeviceUnavailable(describe(failure)) from (None if isinstance(error, DeviceUnavailable) else error)
 
 
-def _open(driver: Driver, ordinal: int, assembler: Assembler | None) -> CudaDevice:
+def _open(driver: Driver, ordinal: int, find: Callable[[], Assembler | None]) -> CudaDevice:
     cuda = _require_driver(driver)
     device = _require_device(driver, ordinal)
     context = primary_context(driver, ordinal, device)
     if context.lost:
         raise DeviceUnavailable(f"this process has lost the GPU: {context.lost}; start a new process")
     info = _describe_device(driver, device, ordinal, cuda)
-    compiler = Compiler(driver, info, cuda, assembler)
+    compiler = Compiler(driver, info, cuda, find())
     return CudaDevice(driver, context, info, _geometry(driver, device), compiler)
 
 

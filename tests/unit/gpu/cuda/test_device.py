@@ -48,7 +48,7 @@ def fake():
 
 @pytest.fixture
 def device(fake):
-    opened = open_with(Driver(fake), 0, None)
+    opened = open_with(Driver(fake), 0)
     yield opened
     fake.fail.clear()
     fake.finish()
@@ -465,7 +465,7 @@ def test_the_context_is_bound_on_whatever_thread_calls(device):
 def test_the_context_is_retained_once_for_the_life_of_the_process(fake):
     driver = Driver(fake)
     for _ in range(3):
-        open_with(driver, 0, None).close()
+        open_with(driver, 0).close()
     assert fake.calls["cuDevicePrimaryCtxRetain"] == 1
 
 
@@ -512,7 +512,7 @@ def test_fifty_cycles_leave_threads_and_memory_where_they_were(fake):
     driver = Driver(fake)
     threads = threading.active_count()
     for _ in range(50):
-        device = open_with(driver, 0, None)
+        device = open_with(driver, 0)
         operations(device)
         fake.begin()
         fake.on_block = fake.finish

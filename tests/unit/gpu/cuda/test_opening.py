@@ -9,13 +9,13 @@ from tensorwasm.gpu.cuda.opening import open_with
 
 def reason(fake: FakeDriver, ordinal: int = 0) -> str:
     with pytest.raises(DeviceUnavailable) as caught:
-        open_with(Driver(fake), ordinal, None)
+        open_with(Driver(fake), ordinal)
     return caught.value.message
 
 
 def test_a_device_says_what_it_is(monkeypatch):
     monkeypatch.setattr(opening, "driver_version", lambda: "580.159.03")
-    device = open_with(Driver(FakeDriver()), 0, None)
+    device = open_with(Driver(FakeDriver()), 0)
     info = device.info
     assert (info.kind, info.ordinal, info.name) == ("cuda", 0, "NVIDIA Fake")
     assert info.compute_capability == (9, 0)
@@ -29,7 +29,7 @@ def test_a_device_says_what_it_is(monkeypatch):
 
 def test_without_the_kernel_modules_version_the_cuda_release_stands_alone(monkeypatch):
     monkeypatch.setattr(opening, "driver_version", lambda: "")
-    device = open_with(Driver(FakeDriver(cuda=12040)), 0, None)
+    device = open_with(Driver(FakeDriver(cuda=12040)), 0)
     assert device.info.driver == "CUDA 12.4"
     assert device.info.ptx_version == (8, 4)
     device.close()
@@ -37,7 +37,7 @@ def test_without_the_kernel_modules_version_the_cuda_release_stands_alone(monkey
 
 @pytest.mark.parametrize("cuda", [12000, 12060, 12090, 13000, 13050, 14000])
 def test_drivers_back_to_525_are_taken(cuda):
-    open_with(Driver(FakeDriver(cuda=cuda)), 0, None).close()
+    open_with(Driver(FakeDriver(cuda=cuda)), 0).close()
 
 
 def test_an_older_driver_is_refused_by_name(monkeypatch):
@@ -102,13 +102,13 @@ def test_no_bindings_at_all_is_said_so(monkeypatch):
 def test_a_gpu_that_was_lost_stays_lost_for_the_process():
     fake = FakeDriver()
     driver = Driver(fake)
-    device = open_with(driver, 0, None)
+    device = open_with(driver, 0)
     fake.fail["cuMemAlloc"] = 700
     with pytest.raises(Exception, match="700"):
         device.allocate(8)
     fake.fail.clear()
     with pytest.raises(DeviceUnavailable, match="start a new process"):
-        open_with(driver, 0, None)
+        open_with(driver, 0)
     device.close()
 
 

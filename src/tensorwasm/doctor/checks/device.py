@@ -1,0 +1,165 @@
+"""The chosen device, to the end: open it, load a kernel, launch it, verify what it computed."""
+
+from __future__ import annotations
+
+import re
+import struct
+from contextlib import ExitStack
+from typing import Final
+
+from tensorwasm import ptx
+from tensorwasm.doctor.machine import Machine
+from tensorwasm.doctor.rows import Row, Status
+from tensorwasm.errors import InternalError, TensorWasmError
+from tensorwasm.gpu.device import Device
+from tensorwasm.values import Deadline, LaunchConfig, Region
+
+_COUNT: Final = 1000
+_BLOCK: Final = 128
+_LIMIT_S: Final = 30.0
+
+_VECTOR_ADD: Final = """
+.version {version[0]}.{version[1]}
+.target {target}
+.address_size 64
+.visible .entry vector_add(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 count)
+{{
+  .reg .pred %p<2>;
+  .reg .f32 %f<4>;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<11>;
+  ld.param.u64 %rd1, [a];
+  ld.param.u64 %rd2, [b];
+  ld.param.u64 %rd3, [c];
+  ld.param.u32 %r1, [count];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.u32 %r5, %r2, %r3, %r4;
+  setp.ge.u32 %p1, %r5, %r1;
+  @%p1 bra DONE;
+  mul.wide.u32 %rd4, %r5, 4;
+  cvta.to.global.u64 %rd5, %rd1;
+  cvta.to.global.u64 %rd6, %rd2;
+  cvta.to.global.u64 %rd7, %rd3;
+  add.u64 %rd8, %rd5, %rd4;
+  add.u64 %rd9, %rd6, %rd4;
+  add.u64 %rd10, %rd7, %rd4;
+  ld.global.f32 %f1, [%rd8];
+  ld.global.f32 %f2, [%rd9];
+  add.rn.f32 %f3, %f1, %f2;
+  st.global.f32 [%rd10], %f3;
+DONE:
+  ret;
+}}
+"""
+
+
+def check_emulator(machine: Machine) -> tuple[Row, ...]:
+    """Does the emulator, which needs no GPU, compute the right sum?"""
+    if machine.opened.device is not None and machine.opened.device.info.kind == "emulator":
+        return ()
+    try:
+        device, _ = machine.system.open("emulator")
+    except TensorWasmError as error:
+        return (Row("emulator", Status.WARN, error.message),)
+    try:
+        return (Row("emulator", Status.OK, verify(device, "")),)
+    except TensorWasmError as error:
+        return (Row("emulator", Status.WARN, f"{error.kind}: {error.message}"),)
+    finally:
+        device.close()
+
+
+def check_device(machine: Machine) -> tuple[Row, ...]:
+    """Does the chosen device open?"""
+    device, reason = machine.opened.device, machine.opened.reason
+    if device is None:
+        found = machine.bad("device", Status.FAIL, reason)
+        seen, _, rest = reason.partition("; ")
+        return (Row("device", Status.FAIL, seen, found.diagnosis, found.fix or rest),)
+    info = device.info
+    major, minor = info.ptx_version
+    capability = f"sm_{info.compute_capability[0]}{info.compute_capability[1]}"
+    seen = f"{info.kind}: {info.name}, {capability}, PTX up to {major}.{minor} ({reason.partition('; ')[0]})"
+    return (Row("device", Status.OK, seen),)
+
+
+def check_managed(machine: Machine) -> tuple[Row, ...]:
+    """May processor and GPU touch managed memory at once?"""
+    device = machine.opened.device
+    if device is None or device.info.kind != "cuda":
+        return ()
+    if device.info.concurrent_managed_access:
+        return (Row("managed memory", Status.OK, "processor and GPU may touch it at once"),)
+    why = "Windows and WSL move managed memory only when no kernel runs." if machine.windows or machine.wsl else ""
+    return (Row("managed memory", Status.INFO, "not while a kernel runs; registered memory is used", why),)
+
+
+def check_launch(machine: Machine) -> tuple[Row, ...]:
+    """Load, launch and verify a kernel on the chosen device."""
+    device = machine.opened.device
+    if device is None:
+        return ()
+    try:
+        return (
+            Row("load, launch, verify", Status.OK, verify(device, machine.system.environment.get("CUDA_ARCH", ""))),
+        )
+    except TensorWasmError as error:
+        return (machine.failed("load, launch, verify", error),)
+
+
+def verify(device: Device, architecture: str) -> str:
+    """Add two vectors on a device and compare; return what was done.
+
+    Args:
+        device: where.
+        architecture: what ``CUDA_ARCH`` asks for, used if the device has it.
+
+    Raises:
+        TensorWasmError: the device did not do it, or not in time.
+        InternalError: the device computed something else.
+    """
+    target = _target(device, architecture)
+    deadline = Deadline.after(_LIMIT_S)
+    first = struct.pack(f"<{_COUNT}f", *(0.5 * at for at in range(_COUNT)))
+    second = struct.pack(f"<{_COUNT}f", *(float(_COUNT - at) for at in range(_COUNT)))
+    wanted = struct.pack(f"<{_COUNT}f", *(_COUNT - 0.5 * at for at in range(_COUNT)))
+    with ExitStack() as held:
+        loaded = device.load(ptx.parse(_source(device, target)))
+        held.callback(device.unload, loaded)
+        stream = device.open_stream()
+        held.callback(device.close_stream, stream)
+        addresses = []
+        for data in (first, second, bytes(len(wanted))):
+            addresses.append(device.allocate(len(data)))
+            held.callback(device.free, addresses[-1])
+            device.write(addresses[-1], data, stream)
+        args = [*(address.to_bytes(8, "little") for address in addresses), _COUNT.to_bytes(4, "little")]
+        regions = [Region(address, len(wanted), host=False) for address in addresses]
+        config = LaunchConfig((-(-_COUNT // _BLOCK), 1, 1), (_BLOCK, 1, 1))
+        device.launch(loaded, "vector_add", config, args, regions, stream, deadline)
+        device.synchronize(stream, deadline)
+        found = bytearray(len(wanted))
+        device.read(addresses[-1], memoryview(found), stream)
+    return _verdict(bytes(found), wanted, target)
+
+
+def _verdict(found: bytes, wanted: bytes, target: str) -> str:
+    wrong = sum(found[at : at + 4] != wanted[at : at + 4] for at in range(0, len(wanted), 4))
+    if wrong:
+        raise InternalError(f"vector_add for {target}: {wrong} of {_COUNT} sums are wrong")
+    return f"vector_add for {target}: {_COUNT} sums, all right"
+
+
+def _target(device: Device, architecture: str) -> str:
+    """Return what ``CUDA_ARCH`` asks for if the device has it, else the oldest target."""
+    found = re.fullmatch(r"sm_(\d{1,2})(\d)", architecture)
+    if found is None or not (7, 0) <= (int(found[1]), int(found[2])) <= device.info.compute_capability:
+        return "sm_70"
+    return architecture
+
+
+def _source(device: Device, target: str) -> bytes:
+    version = (6, 3) if target == "sm_70" else device.info.ptx_version
+    return _VECTOR_ADD.format(version=version, target=target).encode("ascii")

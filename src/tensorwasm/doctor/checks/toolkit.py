@@ -1,0 +1,82 @@
+"""The toolkit: nvcc for authors of kernels, ptxas for the runtime. Nothing here is needed to run a kernel."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tensorwasm.doctor.machine import Machine
+from tensorwasm.doctor.rows import Row, Status
+from tensorwasm.gpu.cuda.versions import MINIMUM_CUDA, assembles, spell_version, toolkits_for
+
+_NEWEST_VERIFIED: Final = (13, 2)
+
+
+def check_nvcc(machine: Machine) -> tuple[Row, ...]:
+    """Is there an nvcc, and of which release?"""
+    status = Status.INFO if machine.kind == "emulator" else Status.WARN
+    if machine.nvcc is None:
+        return (
+            Row(
+                "nvcc",
+                status,
+                "not on the PATH",
+                "Only authors of kernels need it: a kernel comes as PTX.",
+                "To compile .cu files, install the CUDA toolkit and put its bin folder on the PATH.",
+            ),
+        )
+    release = spell_version(machine.nvcc)
+    if machine.nvcc < MINIMUM_CUDA:
+        fix = "Install toolkit 12.0 or newer."
+        return (Row("nvcc", status, f"release {release}", "Older than the oldest toolkit that is supported.", fix),)
+    newer = " (newer than what was verified)" if machine.nvcc > _NEWEST_VERIFIED else ""
+    return (Row("nvcc", Status.OK, f"release {release}{newer}"),)
+
+
+def check_ptxas(machine: Machine) -> tuple[Row, ...]:
+    """Is there a ptxas, and of which release?"""
+    if machine.ptxas is None:
+        status = Status.INFO if machine.kind == "emulator" else Status.WARN
+        return (machine.bad("ptxas", status, "ptxas not found"),)
+    return (Row("ptxas", Status.OK, f"release {spell_version(machine.ptxas)}"),)
+
+
+def check_releases(machine: Machine) -> tuple[Row, ...]:
+    """Do nvcc and ptxas come from one toolkit?"""
+    nvcc, ptxas = machine.nvcc, machine.ptxas
+    if nvcc is None or ptxas is None:
+        return ()
+    seen = f"nvcc {spell_version(nvcc)}, ptxas {spell_version(ptxas)}"
+    if nvcc == ptxas:
+        return (Row("toolkit release", Status.OK, f"{seen}: the same"),)
+    return (
+        Row(
+            "toolkit release",
+            Status.WARN,
+            seen,
+            "Two toolkits are on the PATH, one in front of the other.",
+            "Uninstall the older one, or put the bin folder of the one you want first on the PATH.",
+        ),
+    )
+
+
+def check_assembler(machine: Machine) -> tuple[Row, ...]:
+    """Does ptxas know the GPUs?"""
+    rows = []
+    for gpu in machine.gpus:
+        if machine.ptxas is None or gpu.capability is None or assembles(machine.ptxas, gpu.capability):
+            continue
+        known = toolkits_for(gpu.capability)
+        wanted = "a newer toolkit" if known is None else f"a toolkit from {spell_version(known[0])} on"
+        if known is not None and known[1] is not None:
+            wanted = f"a toolkit from {spell_version(known[0])} to {spell_version(known[1])}"
+        architecture = f"sm_{gpu.capability[0]}{gpu.capability[1]}"
+        rows.append(
+            Row(
+                f"ptxas for GPU {gpu.index}",
+                Status.WARN,
+                f"release {spell_version(machine.ptxas)} does not compile for {architecture}",
+                "The driver compiles kernels itself then, inside this process.",
+                f"Install {wanted}.",
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,60 @@
+"""Making the report and printing it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from typing import Final
+
+from tensorwasm.doctor.checks import CHECKS
+from tensorwasm.doctor.machine import Machine
+from tensorwasm.doctor.rows import Report, Row, Status
+from tensorwasm.doctor.system import LocalSystem, System
+
+_WIDTH: Final = 110
+_LABEL: Final = 22
+
+
+def report(choice: str, system: System | None = None) -> Report:
+    """Look at everything and return what was found.
+
+    Args:
+        choice: the device that must work: ``auto``, ``emulator``, ``cuda`` or ``cuda:N``.
+        system: the machine; this one unless a test brings another.
+
+    Raises:
+        InvalidArgs: no such choice.
+    """
+    machine = Machine(system or LocalSystem(), choice)
+    try:
+        rows = tuple(row for check in CHECKS for row in check(machine))
+        opened = machine.opened.device
+        name = f"{opened.info.kind}: {opened.info.name}" if opened else ""
+    finally:
+        machine.close()
+    ok = bool(name) and all(row.status is not Status.FAIL for row in rows)
+    return Report(ok, choice, name, machine.system.platform, rows)
+
+
+def render(found: Report) -> str:
+    """Return the report as plain ASCII text: a line a row, why and what to do below it."""
+    lines = [f"TensorWasm doctor: --device {found.choice} on {found.platform}", ""]
+    for row in found.rows:
+        lines += _lines(row)
+    counts = Counter(row.status for row in found.rows)
+    verdict = f"{found.device} works." if found.ok else "The chosen device does not work."
+    lines += ["", f"{counts[Status.FAIL]} FAIL, {counts[Status.WARN]} WARN. {verdict}"]
+    return "\n".join(_printable(line) for line in lines) + "\n"
+
+
+def _lines(row: Row) -> list[str]:
+    head = f"{row.status:<4}  {row.check:<{_LABEL}}  "
+    lines = textwrap.wrap(row.seen, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
+    for word, text in (("why: ", row.diagnosis), ("fix: ", row.fix)):
+        indent = " " * (6 + _LABEL + 2)
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=indent + word, subsequent_indent=indent + " " * len(word))
+    return lines
+
+
+def _printable(line: str) -> str:
+    return "".join(character if " " <= character <= "~" else "?" for character in line)
