@@ -44,8 +44,8 @@ def device(request):
         chosen.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def launcher(device):
-    """Kernels from arrays to arrays on the device."""
+    """Kernels from arrays to arrays on the device; a test module loads each PTX text once."""
     with Launcher(device) as launcher:
         yield launcher

@@ -1,0 +1,81 @@
+"""A kernel for any form of an instruction that each lane executes for itself: operands in, results out.
+
+Carry chains become pairs: a form that reads CC.CF gets the flag from one more operand, a form that writes it gives one
+more result, both predicates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.lanes import LaneKernel
+
+PAIRED = ("setp", "lop3")
+"""Opcodes whose two results are written ``d|p``."""
+IMMEDIATES = {"lop3": (3, (0x96, 0xE8, 0x1B, 0xCA, 0x00, 0xFF))}
+"""Opcodes with an operand that must be a constant: its position, and values to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A form with its constants filled in.
+
+    Attributes:
+        form: the mnemonic.
+        kernel: runs it; its sources leave the constant out.
+        constant: position and value of the constant operand, or None.
+    """
+
+    form: str
+    kernel: LaneKernel
+    constant: tuple[int, int] | None = None
+
+
+def cases(form: str, results: tuple[str, ...], sources: tuple[str, ...]) -> list[Case]:
+    """Return the cases of a form, whose operand types exclude the carry flag."""
+    opcode, *modifiers = form.split(".")
+    if opcode in IMMEDIATES:
+        place, values = IMMEDIATES[opcode]
+        return [_constant_case(form, results, sources, place, value) for value in values]
+    reads, writes = opcode in {"addc", "subc", "madc"}, "cc" in modifiers
+    body = []
+    if reads:
+        body += _set_carry(opcode, f"%a{len(sources)}")
+    body.append(f"{form} {_operands(opcode, len(results), [f'%a{i}' for i in range(len(sources))])};")
+    if writes:
+        body += _get_carry(opcode, f"%d{len(results)}")
+    kernel = LaneKernel(
+        _identifier(form), (*sources, *["pred"] * reads), (*results, *["pred"] * writes), "\n".join(body)
+    )
+    return [Case(form, kernel)]
+
+
+def _constant_case(form: str, results: tuple[str, ...], sources: tuple[str, ...], place: int, value: int) -> Case:
+    others = [type_ for i, type_ in enumerate(sources) if i != place]
+    names = [f"%a{i}" for i in range(len(others))]
+    names.insert(place, hex(value))
+    body = f"{form} {_operands(form.split('.', maxsplit=1)[0], len(results), names)};"
+    kernel = LaneKernel(f"{_identifier(form)}_{value:02x}", tuple(others), results, body)
+    return Case(form, kernel, (place, value))
+
+
+def _operands(opcode: str, results: int, sources: list[str]) -> str:
+    names = [f"%d{i}" for i in range(results)]
+    targets = "|".join(names) if opcode in PAIRED else ", ".join(names)
+    return ", ".join([targets, *sources])
+
+
+def _set_carry(opcode: str, flag: str) -> list[str]:
+    """Make CC.CF the flag: a carry out of an addition, or a borrow out of a subtraction."""
+    producer = "sub.cc.u32 %r1, 0, %r0;" if opcode == "subc" else "add.cc.u32 %r1, %r0, 0xffffffff;"
+    return [f"selp.u32 %r0, 1, 0, {flag};", producer]
+
+
+def _get_carry(opcode: str, flag: str) -> list[str]:
+    """Turn CC.CF into a flag: 0 + 0 + carry, or 0 - 0 - borrow."""
+    consumer = "subc.u32" if opcode in {"sub", "subc"} else "addc.u32"
+    return [f"{consumer} %r2, 0, 0;", f"setp.ne.u32 {flag}, %r2, 0;"]
+
+
+def _identifier(form: str) -> str:
+    return form.replace(".", "_").replace(":", "_")
