@@ -263,8 +263,8 @@ DIAGNOSES: Final = (
         _LOADER,
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
         r"couldn't communicate with the NVIDIA driver",
-        "The driver's kernel module is not loaded: not built for this kernel, barred by Secure Boot, or nouveau has the "
-        "card.",
+        "The driver's kernel module is not loaded: not built for this kernel, barred by Secure Boot, or nouveau has "
+        "the card.",
         "sudo modprobe nvidia and see dmesg; install the kernel's headers and the driver again (DKMS).",
     ),
     Diagnosis(

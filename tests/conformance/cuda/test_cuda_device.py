@@ -22,7 +22,7 @@ from tensorwasm.ptx.model import Function, Instruction, Module
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import Deadline, LaunchConfig
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 NONE = Deadline()
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
