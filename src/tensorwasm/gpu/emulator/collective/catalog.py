@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.collective.elements import ELEMENTS
+from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, FLOAT_REGISTERS
 from tensorwasm.gpu.emulator.ops import LaneMemoryOp, WarpOp
-from tensorwasm.ptx.model import Address, Instruction, Int, Name, Not, Operand, Vector
+from tensorwasm.ptx.model import Address, Float, Instruction, Int, Name, Not, Operand, Vector
 
 AnyOp = TypeVar("AnyOp", WarpOp, LaneMemoryOp)
 Key = tuple[tuple[str, ...], tuple[str, ...]]
@@ -91,4 +91,6 @@ def _takes(type_: str, operand: Operand, type_of: TypeOf) -> bool:
         return isinstance(operand, Address) and type_ == "u64" and not operand.coordinates
     if isinstance(operand, Not) or type_ == "pred":
         return type_ == "pred" and (isinstance(operand, Not) or type_of(operand) == "pred")
-    return isinstance(operand, Name | Int) and type_of(operand) != "pred"
+    if isinstance(operand, Name):
+        return type_of(operand) != "pred"
+    return isinstance(operand, Float if type_ in FLOAT_REGISTERS else Int)

@@ -75,6 +75,9 @@ ELEMENTS: Final[dict[str, Element]] = {
 }
 """Element types of tensor-core instructions."""
 
+FLOAT_REGISTERS: Final = frozenset({"f32", "f64"})
+"""Element types whose registers are floating-point registers."""
+
 _NARROW: Final[dict[str, Callable[[Values], Bits]]] = {
     "f64": lambda x: np.where(np.isnan(x), np.nan, x).view(np.uint64),
     "f32": lambda x: narrow(x, "f32").view(np.uint32),
@@ -124,19 +127,28 @@ class Operand:
 
     @property
     def registers(self) -> tuple[str, ...]:
-        """PTX types of the registers."""
+        """PTX types of the registers as results: raw bits."""
         count = self.fragment.elements // self.element.per * self.copies
         return (self.element.register,) * count
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """PTX types of the registers as sources: f32 and f64 have constants of their own (PTX ISA 4.5.2)."""
+        return tuple(self.type if self.type in FLOAT_REGISTERS else register for register in self.registers)
 
     def read(self, registers: Sequence[Lanes]) -> Values:
         """Return the values of the matrix, ``(warps, tiles, rows, columns)``, from ``(warps, 32)`` registers."""
         used = registers[: len(registers) // self.copies]
-        elements = unpack(np.stack(used, axis=-1), self.element)
-        return self.fragment.assemble(self.element.decode(elements))
+        return self.fragment.assemble(self.element.decode(self.join(used)))
 
     def write(self, values: Values) -> tuple[Lanes, ...]:
         """Round a matrix to the element type and distribute it over registers."""
         return self.split(_NARROW[self.type](self.fragment.distribute(values)))
+
+    def join(self, registers: Sequence[Lanes]) -> Bits:
+        """Return the element bits ``(warps, 32, elements)`` in registers."""
+        words = np.stack(registers, axis=-1)
+        return unpack(words.view(f"uint{8 * words.dtype.itemsize}"), self.element)
 
     def split(self, elements: Bits) -> tuple[Lanes, ...]:
         """Make registers of element bits ``(warps, 32, elements)``."""

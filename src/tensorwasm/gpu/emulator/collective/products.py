@@ -93,7 +93,7 @@ class Product:
 
     def op(self) -> WarpOp:
         """Return the instruction."""
-        return WarpOp(self.d.registers, self.a.registers + self.b.registers + self.c.registers, self._run)
+        return WarpOp(self.d.registers, self.a.sources + self.b.sources + self.c.sources, self._run)
 
     def _run(self, _memory: WarpMemory, *registers: Lanes) -> tuple[Lanes, ...]:
         first, second = len(self.a.registers), len(self.a.registers) + len(self.b.registers)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.gpu.emulator.collective import fragments
-from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, Bits, Operand, unpack
+from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, Operand, unpack
 from tensorwasm.gpu.emulator.collective.products import (
     BIT_RULES,
     INTEGER_RULES,
@@ -125,16 +125,16 @@ class _Transfer:
         """Run ``wmma.store``: base, registers and perhaps a stride."""
         count = len(self.operand.registers)
         strides = rest[count] if len(rest) > count else None
-        elements: Bits = unpack(np.stack(rest[:count], axis=-1), self.operand.element)
+        elements = self.operand.join(rest[:count])
         memory.store(self.space, self._addresses(memory, bases, strides), elements.astype(self._dtype()))
         return ()
 
     def ops(self, *, store: bool) -> tuple[WarpOp, ...]:
         """Return the instruction without and with a stride."""
-        registers = self.operand.registers
         if store:
-            return tuple(WarpOp((), ("u64", *registers, *stride), self.store) for stride in ((), ("u32",)))
-        return tuple(WarpOp(registers, ("u64", *stride), self.load) for stride in ((), ("u32",)))
+            sources = self.operand.sources
+            return tuple(WarpOp((), ("u64", *sources, *stride), self.store) for stride in ((), ("u32",)))
+        return tuple(WarpOp(self.operand.registers, ("u64", *stride), self.load) for stride in ((), ("u32",)))
 
 
 def _first(lanes: NDArray[np.bool_]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from tensorwasm.gpu.emulator.collective.tensor import catalog as warp_catalog
 from tensorwasm.ptx.model import Address, Instruction, Int, Name, Not, Vector
 
 REGISTERS = {"b32": "%r", "u32": "%r", "b64": "%l", "f32": "%f", "f64": "%d", "pred": "%p"}
+IN_VECTORS = {"b32", "b64", "f32", "f64"}
 WIDE_TYPES = {"f32": "f32", "f64": "f64"}
 
 
@@ -28,7 +29,7 @@ def vector_lengths(mnemonic, op):
         counts = [oracle.registers_per_lane(rows, columns, type_, form) for rows, columns, type_ in sizes]
         return [len(op.results), *counts]
     if opcode in {"wmma", "ldmatrix", "stmatrix"}:
-        return [len(op.results) or sum(type_ in {"b32", "b64"} for type_ in op.sources)]
+        return [len(op.results) or sum(type_ in IN_VECTORS for type_ in op.sources)]
     return []
 
 
@@ -48,7 +49,7 @@ def operands_of(mnemonic, op):
     operands, flat, number = [], [*op.results, *op.sources], 0
     while flat:
         type_ = flat[0]
-        if type_ in {"b32", "b64"} and lengths:
+        if type_ in IN_VECTORS and lengths:
             length, register = lengths.pop(0), REGISTERS[classes.pop(0)]
             operands.append(Vector(tuple(Name(f"{register}{number + i}") for i in range(length))))
             flat, number = flat[length:], number + length

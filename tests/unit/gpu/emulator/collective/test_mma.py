@@ -12,7 +12,8 @@ from oracles import tensor as oracle
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.collective import compile_warp_op, forms
 from tensorwasm.gpu.emulator.collective import mma as table
-from tensorwasm.ptx.model import Instruction, Name, Position, Vector
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.ptx.model import Float, Instruction, Int, Name, Position, Vector
 
 MMA_FORMS = [name for name in forms() if name.startswith("mma.")]
 EXACT_TYPES = {"s8", "u8", "s4", "u4", "b1"}
@@ -36,7 +37,10 @@ def counts_of(form):
 def run(mnemonic, registers):
     """Run on one list of registers per lane; return the same."""
     op = compile_warp_op(instruction(mnemonic, *counts_of(oracle.read_form(mnemonic))))
-    columns = [np.array([lane[i] for lane in registers], f"u{int(t[1:]) // 8}")[None] for i, t in enumerate(op.sources)]
+    columns = [
+        np.array([lane[i] for lane in registers], f"u{int(type_[1:]) // 8}")[None].view(DTYPES[type_])
+        for i, type_ in enumerate(op.sources)
+    ]
     results = op.run(None, *columns)
     assert [result.dtype.itemsize * 8 for result in results] == [int(t[1:]) for t in op.results]
     return [[int(result[0, lane]) for result in results] for lane in range(32)]
@@ -254,6 +258,20 @@ def test_a_wrong_number_of_registers_is_malformed():
     with pytest.raises(MalformedPtx, match="operands") as refusal:
         compile_warp_op(instruction("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 4, 3, 1, 4))
     assert not isinstance(refusal.value, UnsupportedPtx)
+
+
+@pytest.mark.parametrize(("constant", "fits"), [(Float(0x3F800000, 32), True), (Int(1), False)])
+def test_an_accumulator_may_be_floating_point_constants(constant, fits):
+    registers = [Vector((Name("%r1"),) * count) for count in (4, 2, 1)]
+    constants = Vector((constant,) * 4)
+    mma = Instruction(
+        "mma", ("sync", "aligned", "m16n8k8", "row", "col", "f32", "f16", "f16", "f32"), (*registers, constants)
+    )
+    if fits:
+        assert compile_warp_op(mma).sources[-4:] == ("f32",) * 4
+    else:
+        with pytest.raises(MalformedPtx, match="operands"):
+            compile_warp_op(mma)
 
 
 def test_other_instructions_are_not_ours():

@@ -11,6 +11,7 @@ from fakes.lane_memory import FlatWarpMemory
 from oracles import tensor as oracle
 from tensorwasm.errors import KernelFault
 from tensorwasm.gpu.emulator.collective import compile_warp_op, forms
+from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.ptx.model import Address, Instruction, Name, Vector
 
 PRODUCTS = [name for name in forms() if name.startswith("wmma.mma")]
@@ -97,12 +98,17 @@ def multiply(mnemonic, rng, space="global", store_layout="row", padding=0):
         sources.append(matrix)
     counts = [registers(form, role) for role in "dabc"]
     op = compile_warp_op(instruction(mnemonic, *map(vector, counts)))
-    results = op.run(memory, *fragments)
+    results = op.run(memory, *typed(op.sources, fragments))
     stride = sizes["c"][1 if store_layout == "row" else 0] + padding
     op = transfer(f"wmma.store.d.sync.aligned.{store_layout}.{shape}{suffix}.{form.d}", counts[0], stride=bool(padding))
     strides = [np.full((1, 32), stride, np.uint32)] if padding else []
-    op.run(memory, np.full((1, 32), D, np.uint64), *results, *strides)
+    op.run(memory, np.full((1, 32), D, np.uint64), *typed(op.sources[1:], results), *strides)
     return read_matrix(memory, space, D, sizes["c"], form.d, store_layout, stride), sources
+
+
+def typed(types, registers):
+    """View raw registers in the types that an op declares."""
+    return [register.view(DTYPES[type_]) for type_, register in zip(types, registers, strict=False)]
 
 
 def expect(form, sources):
