@@ -71,13 +71,13 @@ def test_the_honest_case(puppet, kernel):
     [
         b"",
         b"\0",
-        VECTOR_ADD.replace(b"add.f32", b"add.\0f32"),
+        VECTOR_ADD.replace(b"add.rn.f32", b"add.\0f32"),
         VECTOR_ADD.replace(b"//", b"// \xe2\x80\x94", 1),
         VECTOR_ADD.replace(b".version", b".vision"),
         VECTOR_ADD.replace(b".target sm_75", b".target sm_999"),
         VECTOR_ADD.replace(b".version 8.0", b".version 99.0"),
         VECTOR_ADD[: len(VECTOR_ADD) // 2],
-        VECTOR_ADD.replace(b"add.f32", b"frobnicate.f32"),
+        VECTOR_ADD.replace(b"add.rn.f32", b"frobnicate.f32"),
         VECTOR_ADD.replace(b"%f3, %f2, %f1", b"%f3, %f2, %f999"),
         VECTOR_ADD + b"{",
         b"\xff" * 1000,
@@ -85,6 +85,7 @@ def test_the_honest_case(puppet, kernel):
     ids=lambda text: repr(bytes(text[:8])),
 )
 def test_ptx_that_is_none_answers_malformed(puppet, text):
+    assert text != VECTOR_ADD
     assert puppet.load(text, b"vector_add") == -4
     assert puppet.error()
 
