@@ -5,31 +5,56 @@ Source: PTX ISA 9.x, chapter 9.7.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
-from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.gpu.emulator.alu import compare, convert, floating, integer, logic
-from tensorwasm.gpu.emulator.alu.rows import Row
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.alu import (
+    bits,
+    carry,
+    compare,
+    convert,
+    floating,
+    halves,
+    integer,
+    logic,
+    packed,
+    special,
+    video,
+)
+from tensorwasm.gpu.emulator.alu.rows import Key, Row, key
 from tensorwasm.gpu.emulator.ops import Op
-from tensorwasm.ptx.model import Instruction
+from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
 
-ROOMS = (integer, floating, logic, compare, convert)
+_ROOMS = (integer, carry, bits, logic, packed, video, floating, special, halves, compare, convert)
 
 
 @cache
-def _table() -> dict[str, Row]:
-    """Every mnemonic and its row."""
-    return {mnemonic: row for room in ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
+def _table() -> dict[Key, tuple[str, Row]]:
+    """Every mnemonic as its row spells it, and the row."""
+    return {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
 
 
 @cache
 def _opcodes() -> frozenset[str]:
-    return frozenset(mnemonic.partition(".")[0] for mnemonic in _table())
+    return frozenset(opcode for opcode, _, _ in _table())
 
 
 def forms() -> list[str]:
-    """Return all supported mnemonics, sorted."""
-    return sorted(_table())
+    """Return all supported mnemonics, sorted; each is legal for ``.target sm_90`` from PTX ISA 8.2 on."""
+    return sorted(mnemonic for mnemonic, _ in _table().values())
+
+
+def operands(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the result types and the source types of a mnemonic, carry flag excluded.
+
+    Raises:
+        UnsupportedPtx: there is no such form.
+    """
+    mnemonic, row = _find(Instruction(*_split(form)))
+    op = row.compile(mnemonic)
+    return op.results[: len(op.results) - op.writes_carry], op.sources[: len(op.sources) - op.reads_carry]
 
 
 def compile_op(instruction: Instruction) -> Op | None:
@@ -40,11 +65,38 @@ def compile_op(instruction: Instruction) -> Op | None:
 
     Raises:
         UnsupportedPtx: the opcode is known, but not in this form.
+        MalformedPtx: the instruction has too many or too few operands.
     """
     if instruction.opcode not in _opcodes():
         return None
-    row = _table().get(instruction.mnemonic)
-    if row is None:
-        raise UnsupportedPtx(instruction.mnemonic, instruction.position.line, instruction.position.column)
-    op = row.compile(instruction.mnemonic)
-    return row.bind(instruction, op) if row.bind else op
+    mnemonic, row = _find(instruction)
+    op = row.compile(mnemonic)
+    if row.bind:
+        op = row.bind(replace(instruction, modifiers=_split(mnemonic)[1]), op)
+    expected = len(op.results) - op.writes_carry + len(op.sources) - op.reads_carry
+    given = _count(instruction.operands)
+    if given != expected:
+        at = instruction.position
+        raise MalformedPtx(f"{instruction.mnemonic} takes {expected} operands, not {given}", at.line, at.column)
+    return op
+
+
+def _find(instruction: Instruction) -> tuple[str, Row]:
+    """Return the mnemonic as its row spells it, and the row."""
+    found = _table().get(key(instruction.mnemonic))
+    if found is None:
+        at = instruction.position
+        raise UnsupportedPtx(f"{instruction.mnemonic}: no such form of {instruction.opcode}", at.line, at.column)
+    return found
+
+
+def _split(mnemonic: str) -> tuple[str, tuple[str, ...]]:
+    opcode, *modifiers = mnemonic.split(".")
+    return opcode, tuple(modifiers)
+
+
+def _count(operands: Iterable[Operand]) -> int:
+    """Count operands, each element of a vector and both sides of a pair."""
+    return sum(
+        len(operand.elements) if isinstance(operand, Vector) else 1 + isinstance(operand, Pair) for operand in operands
+    )

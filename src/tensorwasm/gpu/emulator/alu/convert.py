@@ -12,12 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu.floating import flush, mode_of, saturate
-from tensorwasm.gpu.emulator.alu.rounding import INTEGRAL, Array, Doubles, narrow, nudge, to_odd
+from tensorwasm.gpu.emulator.alu.floating import flush, mode_of, rectify, saturate
+from tensorwasm.gpu.emulator.alu.rounding import FORMATS, INTEGRAL, Array, Doubles, narrow, nudge, to_odd
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
-
-_INTEGERS: Final = "{u8,u16,u32,u64,s8,s16,s32,s64}"
 
 
 def _bounds(name: str) -> tuple[int, int]:
@@ -39,70 +37,138 @@ def _pieces(a: Array) -> tuple[Doubles, Doubles]:
     nearest = a.astype(np.float64)
     if a.dtype.itemsize < 8:
         return nearest, np.zeros_like(nearest)
-    high, low = a >> 32, (a & 0xFFFFFFFF).astype(np.float64)
-    return nearest, (high.astype(np.float64) * 2.0**32 - nearest) + low
+    high, low = a >> a.dtype.type(32), a & a.dtype.type(0xFFFFFFFF)
+    return nearest, (high.astype(np.float64) * 2.0**32 - nearest) + low.astype(np.float64)
 
 
 def _integer_to_float(modifiers: Modifiers) -> Run:
-    target = modifiers[-2]
-    mode = mode_of(modifiers)
-    finish = saturate if "sat" in modifiers else np.asarray
+    target, mode = modifiers[-2], mode_of(modifiers)
+    finish: Run = saturate if "sat" in modifiers else np.asarray
     if target == "f64":
         return lambda a: finish(nudge(*_pieces(a), mode))
     return lambda a: finish(narrow(to_odd(*_pieces(a)), target, mode))
 
 
+def _rounding(modifiers: Modifiers) -> Run:
+    """Return the rounding to an integral value that the modifiers name, or none."""
+    return next((INTEGRAL[word] for word in modifiers if word in INTEGRAL), np.asarray)
+
+
 def _float_to_integer(modifiers: Modifiers) -> Run:
-    """Round to an integer, clamp; NaN gives 0, or the sign bit alone where a 64-bit integer or f64 is involved."""
+    """Round to an integer and clamp it to the type.
+
+    NaN gives 0, or the top bit alone if the source is f64 or the target has 64 bits.
+    """
     target, source = modifiers[-2:]
-    dtype = DTYPES[target]
-    bits = 8 * dtype.itemsize
-    low, high = _bounds(target)
-    invalid = dtype.type(0)
-    if source == "f64" or bits == 64:
-        invalid = np.array(1 << (bits - 1), f"u{dtype.itemsize}").view(dtype)[()]
-    step = next(INTEGRAL[word] for word in modifiers if word in INTEGRAL)
+    dtype, step = DTYPES[target], _rounding(modifiers)
+    low, high = (dtype.type(bound) for bound in _bounds(target))
+    top = np.array([1 << (8 * dtype.itemsize - 1)], f"u{dtype.itemsize}").view(dtype)[0]
+    invalid = top if source == "f64" or dtype.itemsize == 8 else dtype.type(0)
+    beyond = float(int(high) + 1)
 
     def run(a: Array) -> Array:
-        if "ftz" in modifiers:
-            a = flush(a)
-        whole = step(a.astype(np.float64))
-        inside = (whole >= low) & (whole < 2.0 ** int(high).bit_length())
-        result = np.where(inside, whole, 0.0).astype(dtype)
-        result = np.where(inside, result, np.where(whole < 0, dtype.type(low), dtype.type(high)))
-        return np.where(whole != whole, invalid, result)  # noqa: PLR0124 - the NaN test
+        whole = step((flush(a) if "ftz" in modifiers else a).astype(np.float64))
+        inside = (whole >= low) & (whole < beyond)
+        result = np.where(whole < 0, low, high)
+        np.copyto(result, np.where(inside, whole, 0).astype(dtype), where=inside)
+        np.copyto(result, invalid, where=whole != whole)  # noqa: PLR0124 - the NaN test
+        return result
 
     return run
 
 
 def _float_to_float(modifiers: Modifiers) -> Run:
     target, source = modifiers[-2:]
-    mode = mode_of(modifiers)
-    step = next((INTEGRAL[word] for word in modifiers if word in INTEGRAL), None)
-    ftz = "ftz" in modifiers
+    mode, step, ftz = mode_of(modifiers), _rounding(modifiers), "ftz" in modifiers
+    finite = "satfinite" in modifiers
+    before: Run = flush if ftz and source == "f32" else np.asarray
+    after: list[Run] = [flush] * (ftz and target == "f32")
+    after += [saturate] * ("sat" in modifiers) + [rectify] * ("relu" in modifiers)
 
     def run(a: Array) -> Array:
-        if ftz and source == "f32":
-            a = flush(a)
-        exact = a.astype(np.float64)
-        if step is not None:
-            exact = step(exact)
-        result = exact if target == "f64" else narrow(exact, target, mode)
-        if ftz and target == "f32":
-            result = flush(result)
-        return saturate(result) if "sat" in modifiers else result
+        exact = step(before(a).astype(np.float64))
+        result = exact if target == "f64" else narrow(exact, target, mode, finite=finite)
+        for finish in after:
+            result = finish(result)
+        return result
 
     return run
 
 
+# ------------------------------------------------------------------------------------------ packed
+
+
+def _bits(values: Array) -> Array:
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _tensor_float(modifiers: Modifiers) -> Run:
+    convert = _float_to_float(modifiers)
+    return lambda a: _bits(convert(a))
+
+
+def _two_to_pair(modifiers: Modifiers) -> Run:
+    """Convert two f32, ``a`` into the upper part of the pair."""
+    target = modifiers[-2]
+    convert = _float_to_float((*modifiers[:-2], target.removesuffix("x2"), modifiers[-1]))
+
+    def run(a: Array, b: Array) -> Array:
+        return _bits(np.stack([convert(b), convert(a)], axis=-1)).reshape(-1).view(DTYPES[target])
+
+    return run
+
+
+def _pair_to_pair(modifiers: Modifiers) -> Run:
+    """Convert both parts of a pair."""
+    target, source = modifiers[-2:]
+    form = FORMATS[source.removesuffix("x2")]
+    convert = _float_to_float((*modifiers[:-2], target.removesuffix("x2"), source.removesuffix("x2")))
+    return lambda a: _bits(convert(np.ascontiguousarray(a).view(form.dtype))).view(DTYPES[target])
+
+
+_ALL: Final = "{u8,u16,u32,u64,s8,s16,s32,s64}"
+_NOT_BYTES: Final = "{u16,u32,u64,s16,s32,s64}"  # bf16 does not convert from and to bytes
+_EITHER: Final = "{.rn,.rz,.rm,.rp}"
+_INTEGRAL: Final = "{.rni,.rzi,.rmi,.rpi}"
+_MAYBE_INTEGRAL: Final = "{,.rni,.rzi,.rmi,.rpi}"
+_EXTRA: Final = "{.rn,.rz}{.relu,.satfinite,.relu.satfinite}"
+_BYTE_PAIRS: Final = "{e4m3x2,e5m2x2}"
+
+_TO_FLOAT: Final = (
+    f"cvt{_EITHER}{{,.sat}}.{{f16,f64}}.{_ALL}",
+    f"cvt{_EITHER}{{,.ftz}}{{,.sat}}.f32.{_ALL}",
+    f"cvt{_EITHER}.bf16.{_NOT_BYTES}",
+)
+_TO_INTEGER: Final = (
+    f"cvt{_INTEGRAL}{{,.sat}}.{_ALL}.{{f16,f64}}",
+    f"cvt{_INTEGRAL}{{,.ftz}}{{,.sat}}.{_ALL}.f32",
+    f"cvt{_INTEGRAL}.{_NOT_BYTES}.bf16",
+)
+_BETWEEN_FLOATS: Final = (
+    f"cvt{_MAYBE_INTEGRAL}{{,.sat}}.{{f16.f16,f64.f64}}",
+    f"cvt{_MAYBE_INTEGRAL}{{,.ftz}}{{,.sat}}.f32.f32",
+    f"cvt{_MAYBE_INTEGRAL}.bf16.bf16",
+    f"cvt{_EITHER}.{{f16.bf16,bf16.f16,bf16.f64}}",
+    f"cvt{_EITHER}{{,.ftz}}{{,.sat}}.{{f16.f32,f32.f64}}",
+    f"cvt{_EITHER}{{,.sat}}.f16.f64",
+    f"cvt{_EITHER}{{,.ftz}}.bf16.f32",
+    "cvt{,.ftz}{,.sat}.{f32.f16,f64.f32}",
+    "cvt{,.rn,.rz,.rm,.rp}{,.ftz}.f32.bf16",
+    "cvt{,.sat}.f64.f16",
+    "cvt{,.rn,.rz,.rm,.rp}.f64.bf16",
+    f"cvt{_EXTRA}.{{f16,bf16}}.f32",
+)
+
 ROWS: Final = (
-    Row(f"cvt{{,.sat}}.{_INTEGERS}.{_INTEGERS}", "D = T", _integer_to_integer),
-    Row(f"cvt{{.rn,.rz,.rm,.rp}}{{,.sat}}.{{f16,f32,f64,bf16}}.{_INTEGERS}", "D = T", _integer_to_float),
-    Row(f"cvt{{.rni,.rzi,.rmi,.rpi}}{{,.sat}}.{_INTEGERS}.{{f16,f32,f64,bf16}}", "D = T", _float_to_integer),
-    Row(f"cvt{{.rni,.rzi,.rmi,.rpi}}.ftz{{,.sat}}.{_INTEGERS}.f32", "D = T", _float_to_integer),
-    Row("cvt{,.sat}.{f32,f64}.f16", "D = T", _float_to_float),
-    Row("cvt{,.sat}.f64.f32", "D = T", _float_to_float),
-    Row("cvt{.rn,.rz,.rm,.rp}{,.ftz}{,.sat}.f32.f64", "D = T", _float_to_float),
-    Row("cvt{.rn,.rz,.rm,.rp}{,.sat}.f16.{f32,f64}", "D = T", _float_to_float),
+    Row(f"cvt{{,.sat}}.{_ALL}.{_ALL}", "D = T", _integer_to_integer),
+    *(Row(pattern, "D = T", _integer_to_float) for pattern in _TO_FLOAT),
+    *(Row(pattern, "D = T", _float_to_integer) for pattern in _TO_INTEGER),
+    *(Row(pattern, "D = T", _float_to_float) for pattern in _BETWEEN_FLOATS),
+    Row("cvt{.rna,.rna.satfinite,.rn,.rz,.rn.relu,.rz.relu}.tf32.f32", "tf32 = f32", _tensor_float),
+    Row(f"cvt{_EXTRA}.{{f16x2,bf16x2}}.f32", "D = f32 f32", _two_to_pair),
+    Row("cvt{.rn,.rz}.{f16x2,bf16x2}.f32", "D = f32 f32", _two_to_pair),
+    Row(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f32", "D = f32 f32", _two_to_pair),
+    Row(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f16x2", "D = T", _pair_to_pair),
+    Row(f"cvt.rn{{,.relu}}.f16x2.{_BYTE_PAIRS}", "D = T", _pair_to_pair),
 )
 """Rows of conversions."""

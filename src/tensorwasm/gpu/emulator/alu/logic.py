@@ -1,6 +1,6 @@
-"""Bits: logic, shifts, fields, permutations, moves.
+"""Logic, shifts and moves.
 
-Source: PTX ISA 9.7.1.13 to 9.7.1.22 (bit fields), 9.7.8 (logic and shift), 9.7.9 (movement).
+Source: PTX ISA 9.7.8 (logic and shift), 9.7.9.5 (mov).
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
 from tensorwasm.gpu.emulator.ops import DTYPES, Op
 from tensorwasm.ptx.model import Instruction, Vector
 
-_WORDS: Final = "{b16,b32,b64}"
-
-
-def _logical(ufunc: np.ufunc, name: str) -> Row:
-    return Row(f"{name}.{{pred,b16,b32,b64}}", "T = T T", always(ufunc))
+_WORDS: Final = "b16,b32,b64"
+_SHARES: Final = frozenset({("b32", 2), ("b64", 2), ("b64", 4)})
 
 
 def _amount(b: Array, dtype: np.dtype[Any]) -> Array:
-    """Clamp a u32 shift amount to 64 in the type of the shifted value; NumPy shifts wider amounts out completely."""
+    """Put a u32 shift amount into the type of the shifted value; NumPy shifts by the width or more to nothing."""
+    if dtype.itemsize == 4:
+        return b.view(dtype)  # negative amounts count as huge
     return np.minimum(b, np.uint32(64)).astype(dtype)
 
 
@@ -37,58 +36,51 @@ def _right(a: Array, b: Array) -> Array:
 
 
 def _funnel(modifiers: Modifiers) -> Run:
-    left = modifiers[0] == "l"
+    """Shift the 64 bits ``b:a``; a left shift returns the upper word, a right shift the lower one."""
+    wrap, left = "wrap" in modifiers, "l" in modifiers
 
     def run(a: Array, b: Array, c: Array) -> Array:
-        amount = (c & 31) if modifiers[1] == "wrap" else np.minimum(c, np.uint32(32))
+        amount = (c & np.uint32(31) if wrap else np.minimum(c, np.uint32(32))).astype(np.uint64)
         pair = (b.astype(np.uint64) << np.uint64(32)) | a
-        if left:
-            # A shift by 32 more at the end, in two steps: one shift by 64 would be out of range.
-            return (pair << amount >> np.uint64(32)).astype(np.uint32)
-        return (pair >> amount).astype(np.uint32)
+        return ((pair << amount) >> np.uint64(32) if left else pair >> amount).astype(np.uint32)
 
     return run
 
 
-def _unpack(instruction: Instruction, op: Op) -> Op:
+def _move(instruction: Instruction, op: Op) -> Op:
     """Turn a move between a vector of narrow registers and one wide register into splitting or joining."""
-    vectors = [operand for operand in instruction.operands[:2] if isinstance(operand, Vector)]
+    vectors = [index for index, operand in enumerate(instruction.operands) if isinstance(operand, Vector)]
     if not vectors:
         return op
     wide = op.sources[0]
-    count = len(vectors[0].elements)
-    bits = int(wide[1:]) // count if wide != "pred" else 0
-    if bits not in {8, 16, 32} or count not in {2, 4} or len(vectors) == 2:
-        position = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic} with a vector of {count}", position.line, position.column)
-    narrow = f"b{bits}"
-    parts = (narrow,) * count
-    if isinstance(instruction.operands[0], Vector):
-        return replace(op, results=parts, sources=(f"b{wide[1:]}",), run=_splitting(narrow, count))
-    return replace(op, results=(f"b{wide[1:]}",), sources=parts, run=_joining(wide, count))
+    vector = instruction.operands[vectors[0]]
+    count = len(vector.elements) if isinstance(vector, Vector) else 0
+    if len(vectors) > 1 or (wide, count) not in _SHARES:
+        at = instruction.position
+        raise UnsupportedPtx(f"{instruction.mnemonic} with a vector of {count}", at.line, at.column)
+    narrow = f"b{int(wide[1:]) // count}"
+    if vectors == [0]:
+        return replace(op, results=(narrow,) * count, run=_splitting(DTYPES[narrow], count))
+    return replace(op, sources=(narrow,) * count, run=_joining(DTYPES[wide]))
 
 
-def _splitting(narrow: str, count: int) -> Run:
-    def run(a: Array) -> tuple[Array, ...]:
-        fields = np.ascontiguousarray(a).view(DTYPES[narrow]).reshape(-1, count)
-        return tuple(fields[:, i] for i in range(count))
-
-    return run
+def _splitting(dtype: np.dtype[Any], count: int) -> Run:
+    return lambda a: tuple(np.ascontiguousarray(a).view(dtype).reshape(-1, count).T)
 
 
-def _joining(wide: str, count: int) -> Run:
-    return lambda *parts: np.stack(parts[:count], axis=-1).view(f"u{int(wide[1:]) // 8}").reshape(-1)
+def _joining(dtype: np.dtype[Any]) -> Run:
+    return lambda *parts: np.stack(parts, axis=-1).view(dtype).reshape(-1)
 
 
 ROWS: Final = (
-    _logical(np.bitwise_and, "and"),
-    _logical(np.bitwise_or, "or"),
-    _logical(np.bitwise_xor, "xor"),
-    Row("not.{pred,b16,b32,b64}", "T = T", always(np.invert)),
-    Row(f"cnot.{_WORDS}", "T = T", always(lambda a: (a == 0).astype(a.dtype))),
-    Row(f"shl.{_WORDS}", "T = T u32", always(_left)),
-    Row("shr.{b16,b32,b64,u16,u32,u64,s16,s32,s64}", "T = T u32", always(_right)),
-    Row("shf.{l,r}.{clamp,wrap}.b32", "T = T T u32", _funnel),
-    Row("mov.{pred,b16,b32,b64,u16,u32,u64,s16,s32,s64,f32,f64}", "T = T", always(lambda a: a), bind=_unpack),
+    Row(f"and.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_and)),
+    Row(f"or.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_or)),
+    Row(f"xor.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_xor)),
+    Row(f"not.{{pred,{_WORDS}}}", "T = T", always(np.invert)),
+    Row(f"cnot.{{{_WORDS}}}", "T = T", always(lambda a: (a == 0).astype(a.dtype))),
+    Row(f"shl.{{{_WORDS}}}", "T = T u32", always(_left)),
+    Row(f"shr.{{{_WORDS},u16,u32,u64,s16,s32,s64}}", "T = T u32", always(_right)),
+    Row("shf.{l,r}.{clamp,wrap}.b32", "b32 = b32 b32 u32", _funnel),
+    Row(f"mov.{{pred,{_WORDS},u16,u32,u64,s16,s32,s64,f32,f64}}", "T = T", always(np.asarray), bind=_move),
 )
-"""Rows of logic, shifts, bit fields and moves."""
+"""Rows of logic, shifts and moves."""

@@ -135,8 +135,8 @@ def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> 
     form = FORMATS[name]
     if finite:
         x = np.clip(x, -form.largest, form.largest)
-    if name == "f32" and mode == "rn":
-        return canonical(x.astype(np.float32), name)
+    if mode == "rn" and name in {"f32", "f16"}:  # NumPy rounds these itself
+        return canonical(x.astype(form.dtype), name)
     exponent = (x.view(np.uint64) & _EXPONENT).view(np.float64)
     quantum = np.maximum(exponent, form.smallest) * 2.0 ** (1 - form.precision)
     rounded = np.where(np.isfinite(x), _STEPS[mode](x / quantum) * quantum, x)

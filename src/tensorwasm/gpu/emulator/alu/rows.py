@@ -11,13 +11,16 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction
 
 Run = Callable[..., Any]
 Modifiers = tuple[str, ...]
+Key = tuple[str, tuple[str, ...], frozenset[str]]
+
+_TYPE: Final = re.compile(r"pred|[busf]\d+(x2)?|bf16(x2)?|tf32|e\dm\dx2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class Row:
 
     Attributes:
         pattern: mnemonics, ``add{,.rn,.rz}{,.ftz}.f32``.
-        signature: results, ``=``, sources. ``T`` is the last modifier, ``D`` the one before it, ``W`` the integer
-            type twice as wide as ``T``; anything else is a PTX type as it stands.
+        signature: results, ``=``, sources. ``T`` is the last type of the mnemonic, ``D`` the one before it, ``E`` the
+            one before that, ``W`` the integer type twice as wide as ``T``; anything else is a PTX type as it stands.
         make: builds the lane function from the modifiers.
         reads_carry: as in `Op`; the signature spells the extra ``pred``.
         writes_carry: as in `Op`; the signature spells the extra ``pred``.
@@ -60,15 +63,26 @@ class Row:
         )
 
 
-def _letters(modifiers: Modifiers) -> dict[str, str]:
-    """What the letters of a signature stand for."""
-    letters = dict(zip("TD", reversed(modifiers), strict=False))
-    kind, bits = letters.get("T", "")[:1], letters.get("T", "")[1:]
-    if bits.isdigit():
-        letters["W"] = f"{kind}{2 * int(bits)}"
-    return letters
+def key(mnemonic: str) -> Key:
+    """Return what identifies a mnemonic: opcode, types in order, the other modifiers in any order, as ptxas takes them.
+
+    A repeated modifier makes a key that no row has.
+    """
+    opcode, *modifiers = mnemonic.split(".")
+    types = tuple(word for word in modifiers if _TYPE.fullmatch(word))
+    others = [word for word in modifiers if not _TYPE.fullmatch(word)]
+    return opcode, types, frozenset(others if len(set(others)) == len(others) else [mnemonic])
 
 
 def always(run: Run) -> Callable[[Modifiers], Run]:
     """Make the same function whatever the modifiers."""
     return lambda _modifiers: run
+
+
+def _letters(modifiers: Modifiers) -> dict[str, str]:
+    """What the letters of a signature stand for."""
+    letters = dict(zip("TDE", filter(_TYPE.fullmatch, reversed(modifiers)), strict=False))
+    kind, bits = letters.get("T", "")[:1], letters.get("T", "")[1:]
+    if bits.isdigit():
+        letters["W"] = f"{kind}{2 * int(bits)}"
+    return letters

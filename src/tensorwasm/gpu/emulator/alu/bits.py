@@ -1,0 +1,232 @@
+"""Counting, finding, extracting, inserting and permuting bits.
+
+Source: PTX ISA 9.7.1.13 to 9.7.1.22, 9.7.8.7 (lop3), 9.7.9.7 (prmt).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.gpu.emulator.alu.rounding import Array
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+from tensorwasm.gpu.emulator.ops import Op
+from tensorwasm.ptx.model import Instruction, Int
+
+_ONES: Final = np.uint32(0xFFFFFFFF)
+
+
+def _bit_length(x: Array) -> Array:
+    """Return the number of significant bits of unsigned integers."""
+    # Without the bit below the top one, the conversion to double cannot round up to the next power of two.
+    return np.frexp((x & ~(x >> x.dtype.type(1))).astype(np.float64))[1]
+
+
+def _count_ones(a: Array) -> Array:
+    return np.bitwise_count(a).astype(np.uint32)
+
+
+def _count_leading_zeros(a: Array) -> Array:
+    return (8 * a.dtype.itemsize - _bit_length(a)).astype(np.uint32)
+
+
+def _find_top(modifiers: Modifiers) -> Run:
+    """Find the highest bit that differs from the sign; all ones if there is none."""
+
+    def run(a: Array) -> Array:
+        size = a.dtype.itemsize
+        pattern = a if a.dtype.kind == "u" else (a ^ (a >> (8 * size - 1))).view(f"u{size}")
+        place = _bit_length(pattern) - 1
+        if "shiftamt" in modifiers:
+            place = np.where(place < 0, place, 8 * size - 1 - place)
+        return place.astype(np.uint32)
+
+    return run
+
+
+def _find_nth(mask: Array, base: Array, offset: Array) -> Array:
+    """Find the ``offset``-th set bit from ``base`` upwards, or downwards if negative; all ones if there is none."""
+    place = np.arange(32)
+    start, count = base.astype(np.int64)[:, None], offset.astype(np.int64)[:, None]
+    bits = (mask[:, None] >> place.astype(np.uint32) & 1).astype(bool)
+    upward, downward = bits & (place >= start), bits & (place <= start)
+    rank = np.cumsum(upward, axis=1)
+    rank_down = np.cumsum(downward[:, ::-1], axis=1)[:, ::-1]
+    hit = np.where(count > 0, upward & (rank == count), downward & (rank_down == -count))
+    hit = np.where(count == 0, bits & (place == start), hit) & (start < 32)
+    return np.where(hit.any(axis=1), hit.argmax(axis=1), _ONES).astype(np.uint32)
+
+
+_SWAPS: Final = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
+
+
+def _reverse(a: Array) -> Array:
+    word = a.dtype.type
+    for shift, mask in _SWAPS:
+        low = word(mask & (2 ** (8 * a.dtype.itemsize) - 1))
+        a = ((a >> word(shift)) & low) | ((a & low) << word(shift))
+    return a.byteswap()
+
+
+def _extract(a: Array, position: Array, length: Array) -> Array:
+    """Extract a field, extended by zeros or its own sign; beyond the top lies more of the sign."""
+    wide = a.astype(f"{a.dtype.kind}8")
+    dtype = wide.dtype.type
+    shift = np.minimum(position & np.uint32(0xFF), np.uint32(63 if wide.dtype.kind == "i" else 64)).astype(dtype)
+    unused = (64 - np.minimum(length & np.uint32(0xFF), np.uint32(64)).astype(np.int64)).astype(dtype)
+    return (((wide >> shift) << unused) >> unused).astype(a.dtype)
+
+
+def _insert(a: Array, b: Array, position: Array, length: Array) -> Array:
+    """Put the low ``length`` bits of ``a`` into ``b`` at ``position``; what does not fit is lost."""
+    shift, size = ((x & np.uint32(0xFF)).astype(a.dtype) for x in (position, length))
+    mask = ~(~np.zeros_like(a) << size) << shift
+    return (b & ~mask) | ((a << shift) & mask)
+
+
+def _mask(modifiers: Modifiers) -> Run:
+    """Make ``length`` ones from ``position`` up."""
+
+    def run(position: Array, length: Array) -> Array:
+        if "wrap" in modifiers:
+            position, length = position & np.uint32(31), length & np.uint32(31)
+        end = position.astype(np.uint64) + length
+        return (~(_ONES << np.minimum(end, 32)) & (_ONES << position.astype(np.uint64))).astype(np.uint32)
+
+    return run
+
+
+def _extend(modifiers: Modifiers) -> Run:
+    """Extend the low ``length`` bits to 32."""
+
+    def run(a: Array, length: Array) -> Array:
+        size = length & np.uint32(31) if "wrap" in modifiers else np.minimum(length, np.uint32(32))
+        unused = (32 - size).astype(a.dtype)
+        return (a << unused) >> unused
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------ permute
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """Pick four of the eight bytes of ``b:a``; bit 3 of a nibble of the selector replicates the byte's sign instead."""
+    eight = (b.astype(np.uint64) << np.uint64(32)) | a
+    result = np.zeros_like(a)
+    for i in range(4):
+        nibble = (selector >> np.uint32(4 * i)) & np.uint32(15)
+        byte = ((eight >> ((nibble & 7) * np.uint32(8))) & np.uint64(0xFF)).astype(np.uint32)
+        byte = np.where(nibble & 8, (byte >> np.uint32(7)) * np.uint32(0xFF), byte)
+        result |= byte << np.uint32(8 * i)
+    return result
+
+
+_SELECTORS: Final[dict[str, tuple[int, int, int, int]]] = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
+def _permute_mode(modifiers: Modifiers) -> Run:
+    table = np.array(_SELECTORS[modifiers[0]], np.uint32)
+    return lambda a, b, c: _permute(a, b, table[c & np.uint32(3)])
+
+
+# ------------------------------------------------------------------------------------------ any function of three bits
+
+# Functions of two bits by their truth table; bit 2 * b + c of it is the result.
+_TWO: Final[tuple[Callable[[Array, Array], Array], ...]] = (
+    lambda b, _: np.zeros_like(b),
+    lambda b, c: ~(b | c),
+    lambda b, c: ~b & c,
+    lambda b, _: ~b,
+    lambda b, c: b & ~c,
+    lambda _, c: ~c,
+    lambda b, c: b ^ c,
+    lambda b, c: ~(b & c),
+    lambda b, c: b & c,
+    lambda b, c: ~(b ^ c),
+    lambda _, c: c,
+    lambda b, c: ~b | c,
+    lambda b, _: b,
+    lambda b, c: b | ~c,
+    lambda b, c: b | c,
+    lambda b, _: ~np.zeros_like(b),
+)
+
+
+def _three(lut: int) -> Run:
+    """Make the function of a truth table of 8 bits: ``a`` chooses whether its upper half flips its lower half."""
+    low, flip = lut & 15, (lut & 15) ^ (lut >> 4)
+    base, change = _TWO[low], _TWO[flip]
+    if flip in {0, 15}:
+        return (lambda a, b, c: base(b, c) ^ a) if flip else lambda _, b, c: base(b, c)
+    return lambda a, b, c: base(b, c) ^ (a & change(b, c))
+
+
+def _lookup(a: Array, b: Array, c: Array, lut: Array) -> Array:
+    """Apply a truth table of each lane's own."""
+    terms = [
+        np.where(lut >> np.uint32(4 * i + j) & 1, (a if i else ~a) & _TWO[1 << j](b, c), 0)
+        for i in (0, 1)
+        for j in range(4)
+    ]
+    return functools.reduce(operator.or_, terms).astype(np.uint32)
+
+
+_COMBINE: Final[dict[str, np.ufunc]] = {"or": np.bitwise_or, "and": np.bitwise_and}
+
+
+def _lop3(modifiers: Modifiers) -> Run:
+    return _with_predicate(modifiers, _lookup)
+
+
+def _with_predicate(modifiers: Modifiers, function: Run) -> Run:
+    combine = _COMBINE.get(modifiers[0])
+    if combine is None:
+        return function
+
+    def run(*sources: Array) -> tuple[Array, Array]:
+        result = function(*sources[:-1])
+        return result, combine(result != 0, sources[-1])
+
+    return run
+
+
+def _bind_table(instruction: Instruction, op: Op) -> Op:
+    """Work out the truth table, an immediate, once."""
+    lut = instruction.operands[4 if len(instruction.operands) > 4 else -1]
+    if not isinstance(lut, Int):
+        at = instruction.position
+        raise UnsupportedPtx(f"{instruction.mnemonic}: the truth table must be a constant", at.line, at.column)
+    function = _three(lut.value & 0xFF)
+    return replace(op, run=_with_predicate(instruction.modifiers, lambda a, b, c, _lut: function(a, b, c)))
+
+
+ROWS: Final = (
+    Row("popc.{b32,b64}", "u32 = T", always(_count_ones)),
+    Row("clz.{b32,b64}", "u32 = T", always(_count_leading_zeros)),
+    Row("bfind{,.shiftamt}.{u32,u64,s32,s64}", "u32 = T", _find_top),
+    Row("fns.b32", "b32 = b32 b32 s32", always(_find_nth)),
+    Row("brev.{b32,b64}", "T = T", always(_reverse)),
+    Row("bfe.{u32,u64,s32,s64}", "T = T u32 u32", always(_extract)),
+    Row("bfi.{b32,b64}", "T = T T u32 u32", always(_insert)),
+    Row("bmsk.{clamp,wrap}.b32", "b32 = u32 u32", _mask),
+    Row("szext.{clamp,wrap}.{u32,s32}", "T = T u32", _extend),
+    Row("prmt.b32", "b32 = b32 b32 b32", always(_permute)),
+    Row("prmt.b32{.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}", "b32 = b32 b32 b32", lambda m: _permute_mode(m[1:])),
+    Row("lop3.b32", "b32 = b32 b32 b32 u32", _lop3, bind=_bind_table),
+    Row("lop3.{or,and}.b32", "b32 pred = b32 b32 b32 u32 pred", _lop3, bind=_bind_table),
+)
+"""Rows of bit manipulation."""
