@@ -1,0 +1,243 @@
+"""Steps that update memory atomically: ``atom`` and ``red``.
+
+Source: PTX ISA 9.7.13.5 (atom), 9.7.13.6 (red).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator import updates
+from tensorwasm.gpu.emulator.access import locate, memory_operand, note_width, parse_access, synchronize
+from tensorwasm.gpu.emulator.builder import Builder
+from tensorwasm.gpu.emulator.lanes import Array
+from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.memory import Update
+from tensorwasm.gpu.emulator.operands import RAW, Reader, Writer
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.ptx.model import Instruction, Name
+
+_WORDS: Final = frozenset({"add", "inc", "dec", "min", "max", "and", "or", "xor", "exch", "cas", "noftz"})
+_INTEGERS: Final = ("u32", "s32", "u64", "s64")
+_HALVES: Final = ("f16", "f16x2", "bf16", "bf16x2")
+_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "add": ("u32", "s32", "u64", "s64", "f32", "f64", *_HALVES),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "min": (*_INTEGERS, *_HALVES),
+    "max": (*_INTEGERS, *_HALVES),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+    "exch": ("b32", "b64", "u32", "s32", "u64", "s64", "f32", "f64"),
+    "cas": ("b16", "b32", "b64", "u32", "s32", "u64", "s64"),
+}
+_PACKED: Final = {"f16x2": np.dtype(np.float16), "bf16x2": updates.BFLOAT16}
+
+
+_UFUNCS: Final[dict[str, Any]] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def compile_atomic(builder: Builder, instruction: Instruction) -> None:
+    """Add the step of an ``atom`` or ``red``, in every operation, type and space."""
+    access = parse_access(instruction, _WORDS)
+    operation = next((word for word in access.words if word != "noftz"), "")
+    if access.type not in _TYPES.get(operation, ()) or access.space not in ("global", "shared", "generic"):
+        raise UnsupportedPtx("this form of an atomic operation")
+    if access.type in _HALVES and operation != "cas" and "noftz" not in access.words:
+        raise UnsupportedPtx("a half-precision atomic without .noftz")
+    if access.count > 1 and (access.space != "global" or access.type not in ("f32", *_HALVES)):
+        raise UnsupportedPtx(f"an atomic operation on vectors of .{access.type}")
+    returns = instruction.opcode == "atom"
+    operands = list(instruction.operands)
+    expected = returns + 2 + (operation == "cas") + ("L2::cache_hint" in instruction.modifiers)
+    if len(operands) != expected:
+        raise MalformedPtx(f"{len(operands)} operands where {expected} are expected")
+    targets = list(builder.elements(operands.pop(0))) if returns else []
+    address = memory_operand(builder, operands.pop(0))
+    note_width(builder, access)
+    space, read_address = locate(builder, access, address)
+    dtype = DTYPES[access.type]
+    sources = [list(builder.elements(operand)) for operand in operands[: 1 + (operation == "cas")]]
+    if any(len(each) != access.count for each in sources) or (returns and len(targets) != access.count):
+        raise MalformedPtx(f"operands of {access.count} elements are expected")
+    site = builder.site(instruction)
+    for element in range(access.count):
+        reads = [builder.reader(each[element], access.type) for each in sources]
+        sink = not returns or (isinstance(targets[element], Name) and targets[element].name == "_")  # type: ignore[union-attr]
+        write = None if sink else builder.writer(targets[element], access.type)
+        prepare = (
+            _PREPARE.get((operation, access.type)) or _PREPARE.get((operation, "")) or _binary(operation, access.type)
+        )
+        builder.step(
+            _step(
+                space,
+                site,
+                _shifted(read_address, element * dtype.itemsize),
+                reads,
+                write,
+                dtype,
+                prepare,
+                access.ordering,
+            )
+        )
+
+
+Prepare = Callable[[Machine, list[Array], bool], tuple[np.dtype[Any], Update]]
+
+
+def _shifted(read: Reader, offset: int) -> Reader:
+    if offset == 0:
+        return read
+    return lambda machine: read(machine) + np.uint64(offset)
+
+
+def _step(
+    space: str,
+    site: Any,
+    read_address: Reader,
+    reads: list[Reader],
+    write: Writer | None,
+    dtype: np.dtype[Any],
+    prepare: Prepare,
+    ordering: bool,  # noqa: FBT001 - one of many facts
+) -> Callable[[Machine], None]:
+    raw = RAW[dtype.itemsize * 8]
+
+    def step(machine: Machine) -> None:
+        machine.spins += 1
+        if ordering:
+            synchronize(machine)
+        sources = [read(machine) for read in reads]
+        element, update = prepare(machine, sources, space == "global")
+        before = machine.memory.update(space, site, machine.who, read_address(machine), element, update)
+        if write is not None:
+            write(machine, before.view(raw).view(dtype))
+        if ordering:
+            synchronize(machine)
+
+    return step
+
+
+def _part(values: Array, at: Array | None) -> Array:
+    return values if at is None else values[at]
+
+
+def _checker(machine: Machine) -> Callable[[], None]:
+    def check() -> None:
+        machine.check()
+
+    return check
+
+
+def _binary(operation: str, ptx_type: str) -> Prepare:
+    function = _UFUNCS[operation]
+    dtype = DTYPES[ptx_type]
+
+    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+        (operand,) = sources
+
+        def update(view: Array, index: Array, at: Array | None) -> Array:
+            return updates.accumulated(function, view, index, _part(operand, at), _checker(machine))
+
+        return dtype, update
+
+    return prepare
+
+
+def _half(operation: str, ptx_type: str) -> Prepare:
+    element = _PACKED.get(ptx_type, DTYPES[ptx_type])
+    packed = ptx_type in _PACKED
+    whole = np.dtype(np.uint32) if packed else np.dtype(np.uint16)
+    combine = {"add": np.add, "min": np.fmin, "max": np.fmax}[operation]
+
+    def joined(found: Array, operand: Array) -> Array:
+        left, right = np.ascontiguousarray(found).view(element), np.ascontiguousarray(operand).view(element)
+        return combine(left, right).astype(element).view(whole)  # type: ignore[no-any-return]
+
+    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+        operand = sources[0].view(whole)
+
+        def update(view: Array, index: Array, at: Array | None) -> Array:
+            return updates.by_turns(joined, view, index, (_part(operand, at),), _checker(machine))
+
+        return whole, update
+
+    return prepare
+
+
+def _add_single(machine: Machine, sources: list[Array], is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    (operand,) = sources
+
+    def update(view: Array, index: Array, at: Array | None) -> Array:
+        mine = _part(operand, at)
+        if not is_global or not (_subnormal(view[index]) or _subnormal(mine)):
+            saved = view[index]
+            before = updates.accumulated(np.add, view, index, mine, _checker(machine))
+            if not is_global or not (_subnormal(view[index]) or _subnormal(before)):
+                return before
+            view[index] = saved
+        return updates.by_turns(_add_flushed, view, index, (mine,), _checker(machine))
+
+    return DTYPES["f32"], update
+
+
+def _subnormal(values: Array) -> bool:
+    return bool(((values != 0) & (np.abs(values) < np.finfo(np.float32).tiny)).any())
+
+
+def _add_flushed(left: Array, right: Array) -> Array:
+    return updates.flushed(updates.flushed(left) + updates.flushed(right))
+
+
+def _exchange(_machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    raw = RAW[sources[0].dtype.itemsize * 8]
+    operand = sources[0].view(raw)
+    return raw, lambda view, index, at: updates.exchanged(view, index, _part(operand, at))
+
+
+def _compare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    raw = RAW[sources[0].dtype.itemsize * 8]
+    expected, wanted = (source.view(raw) for source in sources)
+    check = _checker(machine)
+    return raw, lambda view, index, at: updates.compared(view, index, _part(expected, at), _part(wanted, at), check)
+
+
+def _count(direction: int) -> Prepare:
+    combine = updates.increment if direction > 0 else updates.decrement
+
+    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+        bound = sources[0]
+
+        def update(view: Array, index: Array, at: Array | None) -> Array:
+            mine = _part(bound, at)
+            if (mine == mine[0]).all():
+                return updates.cycled(direction, view, index, int(mine[0]))
+            return updates.by_turns(combine, view, index, (mine,), _checker(machine))
+
+        return DTYPES["u32"], update
+
+    return prepare
+
+
+_PREPARE: Final[dict[tuple[str, str], Prepare]] = {
+    ("add", "f32"): _add_single,
+    ("exch", ""): _exchange,
+    ("cas", ""): _compare,
+    ("inc", ""): _count(1),
+    ("dec", ""): _count(-1),
+    **{
+        (operation, ptx_type): _half(operation, ptx_type) for operation in ("add", "min", "max") for ptx_type in _HALVES
+    },
+}

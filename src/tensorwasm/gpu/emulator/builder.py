@@ -1,0 +1,457 @@
+"""Turns the body of one function into blocks of steps: scopes, registers, operands, guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.faults import Site
+from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.memory import LOCAL_WINDOW, PARAM_WINDOW
+from tensorwasm.gpu.emulator.operands import (
+    RAW,
+    Reader,
+    Register,
+    Writer,
+    floating_bits,
+    immediate_bits,
+    read_computed,
+    read_constant,
+    read_register,
+    write_nothing,
+    write_register,
+)
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.gpu.emulator.program import End, FunctionCode, Step, param_offsets
+from tensorwasm.gpu.emulator.special import read_special, width_bits
+from tensorwasm.ptx.layout import TYPE_BYTES
+from tensorwasm.ptx.model import (
+    Address,
+    Block,
+    Directive,
+    Float,
+    Function,
+    Instruction,
+    Int,
+    Label,
+    Name,
+    Not,
+    Offset,
+    Operand,
+    Pair,
+    Statement,
+    TargetList,
+    Variable,
+    Vector,
+)
+from tensorwasm.ptx.scope import Scope
+from tensorwasm.ptx.special import SPECIALS
+
+COMPONENTS: Final = "xyzw"
+_COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
+_U64: Final = np.dtype(np.uint64)
+
+Resolve = Callable[[int], int]
+EndFactory = Callable[[int, int, Resolve], End]
+"""Makes the end of a block from the number of that block, the number of the next one and the places of labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a block, before places are known.
+
+    Attributes:
+        make: makes it.
+        alone: whether the block must hold nothing else, so that lanes can come back to it.
+    """
+
+    make: EndFactory
+    alone: bool = False
+
+
+Item = Step | Finish | int
+"""A step, an end, or a label by its number."""
+
+
+class Builder:
+    """Builds one function.
+
+    Attributes:
+        code: what is known of it so far.
+        items: its steps, ends and labels in order.
+        scope: names known at the current statement.
+    """
+
+    def __init__(
+        self,
+        code: FunctionCode,
+        module_scope: Scope,
+        addresses: dict[int, int],
+        functions: dict[str, FunctionCode],
+        keys: dict[int, int],
+    ) -> None:
+        """Begin a function.
+
+        Args:
+            code: filled in while building.
+            module_scope: names of the module.
+            addresses: address of each global and constant variable, by the identity of its declaration.
+            functions: all functions of the module that have bodies.
+            keys: key of every other variable, by the identity of its declaration; extended here.
+        """
+        self.code, self.functions = code, functions
+        self.items: list[Item] = []
+        self.scope = Scope(module_scope)
+        self._addresses, self._keys = addresses, keys
+        self._registers: dict[tuple[int, str], Register] = {}
+        self._labels: dict[int, int] = {}
+        self._label_count = 0
+        for variable in (*code.function.returns, *code.function.params):
+            self.scope.declare(variable.name, variable)
+        code.formals.extend(self._home(variable) for variable in code.function.params)
+        code.results.extend(self._home(variable) for variable in code.function.returns)
+
+    def _home(self, variable: Variable) -> Register | int:
+        if variable.space == "reg":
+            return self._register(variable, variable.name)
+        return self.key(variable)
+
+    # ---------------------------------------------------------------------------------------- statements
+
+    def build(self, compile_instruction: Callable[[Builder, Instruction], None]) -> None:
+        """Build the whole body, instruction by instruction.
+
+        Raises:
+            MalformedPtx: an operand does not fit.
+            UnsupportedPtx: the emulator lacks something.
+        """
+        self._build_block(self.code.function.body or (), compile_instruction)
+
+    def _build_block(self, body: tuple[Statement, ...], compile_instruction: Callable[..., None]) -> None:
+        for statement in body:
+            if isinstance(statement, Label):
+                self.scope.declare(statement.name, statement)
+            elif isinstance(statement, TargetList):
+                self.scope.declare(statement.label, statement)
+        for statement in body:
+            if isinstance(statement, Instruction):
+                self._build_instruction(statement, compile_instruction)
+            elif isinstance(statement, Label):
+                self.items.append(self.label(statement.name))
+            elif isinstance(statement, Variable):
+                self.scope.declare(statement.name, statement)
+            elif isinstance(statement, Block):
+                self.scope = Scope(self.scope)
+                self._build_block(statement.body, compile_instruction)
+                self.scope = self.scope.parent or self.scope
+            elif isinstance(statement, Directive | TargetList):
+                continue
+
+    def _build_instruction(self, instruction: Instruction, compile_instruction: Callable[..., None]) -> None:
+        start = len(self.items)
+        try:
+            compile_instruction(self, instruction)
+            if instruction.guard is not None and instruction.opcode not in ("bra", "brx"):
+                self._guard(instruction, start)
+        except MalformedPtx as error:
+            if error.line:
+                raise
+            where = instruction.position
+            kind = UnsupportedPtx if isinstance(error, UnsupportedPtx) else MalformedPtx
+            raise kind(f"{instruction.mnemonic}: {error.message}", where.line, where.column) from None
+
+    def _guard(self, instruction: Instruction, start: int) -> None:
+        read = self.guard(instruction)
+        built = self.items[start:]
+        if not any(isinstance(item, Finish) for item in built):
+            self.items[start:] = [_guarded(read, step) for step in built if callable(step)]
+            return
+        after = self.new_label()
+        self.items.insert(start, Finish(_skip(read, after)))
+        self.items.append(after)
+
+    def guard(self, instruction: Instruction) -> Reader:
+        """Return a reader of the instruction's guard, negation included."""
+        if instruction.guard is None:
+            raise MalformedPtx("no guard")
+        predicate = instruction.guard.predicate
+        return self.reader(Not(predicate) if instruction.guard.negated else predicate, "pred")
+
+    def step(self, step: Step) -> None:
+        """Add a step."""
+        self.items.append(step)
+
+    def finish(self, make: EndFactory, *, alone: bool = False) -> None:
+        """Add the end of a block."""
+        self.items.append(Finish(make, alone))
+
+    # -------------------------------------------------------------------------------------------- labels
+
+    def new_label(self) -> int:
+        """Return a label of the builder's own."""
+        self._label_count += 1
+        return self._label_count
+
+    def label(self, name: str) -> int:
+        """Return the number of a label of the program.
+
+        Raises:
+            MalformedPtx: there is none of that name.
+        """
+        found = self.scope.find(name)
+        if not isinstance(found, Label):
+            raise MalformedPtx(f"{name} is no label")
+        number = self._labels.get(id(found))
+        if number is None:
+            number = self._labels[id(found)] = self.new_label()
+        return number
+
+    # ---------------------------------------------------------------------------------------- registers
+
+    def _register(self, variable: Variable, name: str) -> Register:
+        found = self._registers.get((id(variable), name))
+        if found is None:
+            bits = 1 if variable.type == "pred" else TYPE_BYTES[variable.type] * 8
+            if bits > 64:
+                raise UnsupportedPtx(f"registers of type .{variable.type}")
+            found = Register(self.code.first_slot + len(self.code.widths), bits)
+            self.code.widths.append(bits)
+            self._registers[id(variable), name] = found
+        return found
+
+    def carry(self) -> Register:
+        """Return the condition code register's carry flag."""
+        return self._register(_CARRY, "CC.CF")
+
+    def register(self, operand: Name) -> Register | None:
+        """Return the scalar register that an operand names, or None if it names something else."""
+        found = self.scope.find(operand.name)
+        if not isinstance(found, Variable) or found.space != "reg":
+            return None
+        if operand.component is not None:
+            return self._register(found, f"{operand.name}.{_COLOURS.get(operand.component, operand.component)}")
+        if found.vector > 1:
+            raise MalformedPtx(f"vector register {operand.name} where a scalar is expected")
+        return self._register(found, operand.name)
+
+    def type_of(self, operand: Operand) -> str | None:
+        """Return the PTX type of the register that an operand names, or None for anything else."""
+        found = self.scope.find(operand.name) if isinstance(operand, Name) else None
+        return found.type if isinstance(found, Variable) and found.space == "reg" else None
+
+    def variable(self, name: str) -> Variable | None:
+        """Return the variable in memory of a name, or None."""
+        found = self.scope.find(name)
+        return found if isinstance(found, Variable) and found.space != "reg" else None
+
+    def key(self, variable: Variable) -> int:
+        """Return the key of a variable that launches place, and note that the function uses it."""
+        key = self._keys.setdefault(id(variable), len(self._keys))
+        self.code.variables[key] = variable
+        return key
+
+    def elements(self, operand: Operand) -> Iterator[Operand]:
+        """Yield the scalars of an operand: of a vector, a pair or a vector register."""
+        if isinstance(operand, Vector):
+            for element in operand.elements:
+                yield from self.elements(element)
+        elif isinstance(operand, Pair):
+            yield operand.first
+            yield operand.second
+        elif isinstance(operand, Name) and operand.component is None:
+            found = self.scope.find(operand.name)
+            if isinstance(found, Variable) and found.space == "reg" and found.vector > 1:
+                yield from (Name(operand.name, component) for component in COMPONENTS[: found.vector])
+            else:
+                yield operand
+        else:
+            yield operand
+
+    # ------------------------------------------------------------------------------------------ operands
+
+    def writer(self, operand: Operand, ptx_type: str) -> Writer:
+        """Return a writer of a destination.
+
+        Raises:
+            MalformedPtx: the operand cannot be written as that type.
+        """
+        if isinstance(operand, Name):
+            if operand.name == "_":
+                return write_nothing
+            register = self.register(operand)
+            if register is not None:
+                return write_register(register, ptx_type)
+        raise MalformedPtx("a register is expected as the destination")
+
+    def width(self, operand: Operand) -> int | None:
+        """Return the bits of the register an operand names, or None for anything else."""
+        register = self.register(operand) if isinstance(operand, Name) and operand.name not in SPECIALS else None
+        return register.bits if register else None
+
+    def reader(self, operand: Operand, ptx_type: str) -> Reader:
+        """Return a reader of a source.
+
+        Raises:
+            MalformedPtx: the operand cannot be read as that type.
+            UnsupportedPtx: the emulator lacks it.
+        """
+        read = _READERS.get(type(operand))
+        if read is None or (ptx_type == "pred" and not isinstance(operand, Name | Int | Not)):
+            raise MalformedPtx(f"a {type(operand).__name__.lower()} operand where .{ptx_type} is expected")
+        return read(self, operand, ptx_type)
+
+    def _read_name(self, operand: Name, ptx_type: str) -> Reader:
+        dtype = DTYPES[ptx_type]
+        if operand.name in SPECIALS:
+            name = operand.name if operand.component is None else f"{operand.name}.{operand.component}"
+            if dtype.kind == "b":
+                raise MalformedPtx(f"{name} is no predicate")
+            if dtype.itemsize * 8 > width_bits(name) and dtype.kind == "f":
+                raise MalformedPtx(f"{name} where .{ptx_type} is expected")
+            return read_special(name, dtype)
+        register = self.register(operand)
+        if register is not None:
+            return read_register(register, dtype)
+        return self._read_address(Offset(operand, 0), ptx_type)
+
+    def _read_address(self, operand: Offset, ptx_type: str) -> Reader:
+        dtype = DTYPES[ptx_type]
+        if dtype.kind not in "ui" or dtype.itemsize < 4:
+            raise MalformedPtx(f"the address of {operand.base.name} where .{ptx_type} is expected")
+        place = self.place(operand.base.name)
+        offset = operand.offset
+        if isinstance(place, int):
+            return read_constant(place + offset, dtype)
+        return read_computed(lambda machine: place(machine) + offset, dtype)
+
+    def place(self, name: str) -> int | Callable[[Machine], int]:
+        """Return the address of a variable in its space, or of a function.
+
+        Raises:
+            MalformedPtx: there is none of that name.
+            UnsupportedPtx: the module does not define it.
+        """
+        found = self.scope.find(name)
+        if isinstance(found, Function):
+            if found.name not in self.functions:
+                raise UnsupportedPtx(f"function {name}, which the module does not define")
+            return self.functions[found.name].address
+        if not isinstance(found, Variable) or found.space == "reg":
+            raise MalformedPtx(f"{name} has no address")
+        if found.space in ("global", "const"):
+            if id(found) not in self._addresses:
+                raise UnsupportedPtx(f"variable {name}, which the module does not define")
+            return self._addresses[id(found)]
+        if self.kernel_parameter(found):
+            return self.param_offset(found)
+        key = self.key(found)
+        if found.space == "shared":
+            return lambda machine: machine.launch.shared[key]
+        # A parameter of a function lives among its locals; `Memory` adds the window of parameters to its address.
+        window = LOCAL_WINDOW - PARAM_WINDOW if found.space == "param" else 0
+        return lambda machine: frame_offset(machine, key) + window
+
+    def kernel_parameter(self, variable: Variable) -> bool:
+        """Return whether a variable is a parameter of the kernel being built."""
+        return self.code.function.entry and any(variable is one for one in self.code.function.params)
+
+    def param_offset(self, variable: Variable) -> int:
+        """Return the offset of a kernel's parameter in the parameter buffer."""
+        for one, offset in zip(self.code.function.params, param_offsets(self.code.function)[0], strict=True):
+            if one is variable:
+                return offset
+        raise MalformedPtx(f"{variable.name} is no parameter of the kernel")
+
+    def address(self, operand: Address) -> Reader:
+        """Return a reader of an address in whatever space, ``(n,) uint64``."""
+        offset = operand.offset % (1 << 64)
+        if isinstance(operand.base, Int):
+            return read_constant(operand.base.value + operand.offset, _U64)
+        register = self.register(operand.base)
+        if register is None:
+            return self._read_address(Offset(operand.base, operand.offset), "u64")
+        if register.bits < 32:
+            raise MalformedPtx(f"an address in a register of {register.bits} bits")
+        read = read_register(register, RAW[register.bits])
+        if register.bits == 32:
+            narrow = read
+            read = lambda machine: narrow(machine).astype(_U64)  # noqa: E731 - replaces the reader above
+        if offset == 0:
+            return read
+        add = np.uint64(offset)
+        return lambda machine: read(machine) + add
+
+    def _read_int(self, operand: Int, ptx_type: str) -> Reader:
+        if ptx_type == "pred":
+            return _read_truth(operand.value != 0)
+        return read_constant(immediate_bits(operand.value, ptx_type), DTYPES[ptx_type])
+
+    def _read_float(self, operand: Float, ptx_type: str) -> Reader:
+        return read_constant(floating_bits(operand.bits, operand.width, ptx_type), DTYPES[ptx_type])
+
+    def _read_not(self, operand: Not, ptx_type: str) -> Reader:
+        if ptx_type != "pred":
+            raise MalformedPtx(f"a negated predicate where .{ptx_type} is expected")
+        read = self.reader(operand.operand, "pred")
+        return lambda machine: ~read(machine)
+
+    def _read_memory(self, operand: Address, ptx_type: str) -> Reader:
+        if ptx_type != "u64":
+            raise MalformedPtx(f"an address where .{ptx_type} is expected")
+        return self.address(operand)
+
+    def site(self, instruction: Instruction) -> Site:
+        """Return how faults name an instruction."""
+        return Site(instruction)
+
+
+def frame_offset(machine: Machine, key: int) -> int:
+    """Return where a local variable of the active lanes lies in their local memory."""
+    offset, stride = machine.launch.frame[key]
+    return offset + stride * machine.depth
+
+
+def _read_truth(value: bool) -> Reader:  # noqa: FBT001 - the constant itself
+    return lambda machine: np.full(machine.count, value, np.bool_)
+
+
+def _guarded(read: Reader, step: Step) -> Step:
+    return lambda machine: machine.narrowed(read(machine), step)
+
+
+def _skip(read: Reader, after: int) -> EndFactory:
+    def make(_own: int, following: int, resolve: Resolve) -> End:
+        return branch_end(read, following, resolve(after))
+
+    return make
+
+
+def branch_end(read: Reader, taken: int, fallen: int) -> End:
+    """Return the end that sends lanes with a set predicate to one place and the others to another."""
+
+    def end(machine: Machine) -> int:
+        mask = read(machine)
+        yes = np.count_nonzero(mask)
+        if yes == machine.count:
+            return taken
+        if yes == 0 or taken == fallen:
+            return fallen
+        return machine.scheduler.split(mask, taken, fallen)  # type: ignore[no-any-return]
+
+    return end
+
+
+_CARRY: Final = Variable("reg", "pred", "CC.CF")
+
+_READERS: Final[dict[type, Callable[[Builder, Any, str], Reader]]] = {
+    Name: Builder._read_name,  # noqa: SLF001 - the table of the class's own methods
+    Offset: Builder._read_address,  # noqa: SLF001
+    Int: Builder._read_int,  # noqa: SLF001
+    Float: Builder._read_float,  # noqa: SLF001
+    Not: Builder._read_not,  # noqa: SLF001
+    Address: Builder._read_memory,  # noqa: SLF001
+}

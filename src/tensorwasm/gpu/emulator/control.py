@@ -1,0 +1,188 @@
+"""Ends of blocks: branches, calls, returns, exits, barriers.
+
+Source: PTX ISA 9.7.12 (Control Flow), 9.7.13.1 and .2 (barriers), 9.7.19 (trap, brkpt, nanosleep, pmevent).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.builder import Builder, Resolve, branch_end
+from tensorwasm.gpu.emulator.faults import fault
+from tensorwasm.gpu.emulator.lanes import Array, narrow
+from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.operands import Reader
+from tensorwasm.gpu.emulator.program import End
+from tensorwasm.ptx.model import Instruction, Name, TargetList
+
+
+def compile_branch(builder: Builder, instruction: Instruction) -> None:
+    """Add a ``bra``."""
+    (target,) = instruction.operands
+    label = builder.label(target.name) if isinstance(target, Name) else -1
+    if any(word != "uni" for word in instruction.modifiers) or label < 0:
+        raise UnsupportedPtx("this form of bra")
+    read = builder.guard(instruction) if instruction.guard else None
+
+    def make(_own: int, following: int, resolve: Resolve) -> End:
+        place = resolve(label)
+        if read is None:
+            return lambda _machine: place
+        return branch_end(read, place, following)
+
+    builder.finish(make)
+
+
+def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
+    """Add a ``brx.idx``: a branch through a table."""
+    if instruction.modifiers not in (("idx",), ("idx", "uni")):
+        raise UnsupportedPtx("this form of brx")
+    index, targets = instruction.operands
+    table = builder.scope.find(targets.name) if isinstance(targets, Name) else None
+    if not isinstance(table, TargetList) or table.kind != "branchtargets":
+        raise MalformedPtx("a list of branch targets is expected")
+    labels = [builder.label(name) for name in table.targets]
+    read, site = builder.reader(index, "u32"), builder.site(instruction)
+    guard = builder.guard(instruction) if instruction.guard else None
+
+    def make(_own: int, following: int, resolve: Resolve) -> End:
+        places = np.array([resolve(label) for label in labels], np.int64)
+
+        def end(machine: Machine) -> int:
+            if guard is not None:
+                mask = guard(machine)
+                if not mask.any():
+                    return following
+                if not mask.all():
+                    machine.scheduler.park(following, machine.depth, narrow(machine.who, ~mask, machine.lanes))
+                    machine.activate(narrow(machine.who, mask, machine.lanes))
+            values = read(machine)
+            beyond = values >= places.size
+            if beyond.any():
+                at = int(beyond.argmax())
+                fault(
+                    machine.geometry,
+                    site,
+                    int(machine.indices()[at]),
+                    f"takes branch {int(values[at])} of {places.size}",
+                )
+            return go(machine, places[values])
+
+        return end
+
+    builder.finish(make)
+
+
+def go(machine: Machine, places: Array) -> int:
+    """Send each active lane to its own place; return where those that stay active run, or -1."""
+    first = int(places[0])
+    if (places == first).all():
+        return first
+    lanes = machine.indices()
+    machine.scheduler.park_each(places, np.full(lanes.size, machine.depth), lanes)
+    return -1
+
+
+def compile_exit(builder: Builder, _instruction: Instruction) -> None:
+    """Add an ``exit``: the lanes end."""
+    builder.finish(lambda _own, _following, _resolve: leave)
+
+
+def leave(machine: Machine) -> int:
+    """End the active lanes."""
+    lanes = machine.indices()
+    machine.kill(lanes)
+    if machine.live_lanes:
+        machine.scheduler.release_gathering()
+        machine.barriers.retire(lanes)
+    return -1
+
+
+def compile_trap(builder: Builder, instruction: Instruction) -> None:
+    """Add a ``trap`` or ``brkpt``: the kernel ends in a fault."""
+    site = builder.site(instruction)
+    reason = {"trap": "traps", "brkpt": "stops at a breakpoint, and nobody debugs"}[instruction.opcode]
+    builder.step(lambda machine: fault(machine.geometry, site, int(machine.indices()[0]), reason))
+
+
+def compile_sleep(builder: Builder, instruction: Instruction) -> None:
+    """Add a ``nanosleep``: others run first."""
+    builder.reader(instruction.operands[0], "u32")
+
+    def make(_own: int, following: int, _resolve: Resolve) -> End:
+        def end(machine: Machine) -> int:
+            machine.spins += 1
+            machine.scheduler.pass_turn(following, machine.depth, machine.who)
+            return -1
+
+        return end
+
+    builder.finish(make)
+
+
+def compile_nothing(_builder: Builder, _instruction: Instruction) -> None:
+    """Accept an instruction that a program cannot observe, such as ``pmevent``."""
+
+
+# ------------------------------------------------------------------------------------------------ barriers
+
+_REDUCTION_ROWS: Final = {"popc": 0, "and": 1, "or": 2}
+
+
+def compile_barrier(builder: Builder, instruction: Instruction) -> None:
+    """Add a ``bar`` or ``barrier`` in any form."""
+    words = [word for word in instruction.modifiers if word not in ("cta", "aligned")]
+    if words[:1] == ["warp"]:
+        _compile_warp_barrier(builder, instruction)
+    elif words in (["sync"], ["arrive"]):
+        _compile_block_barrier(builder, instruction, None, wait=words == ["sync"])
+    elif words in (["red", "popc", "u32"], ["red", "and", "pred"], ["red", "or", "pred"]):
+        _compile_block_barrier(builder, instruction, words[1], wait=True)
+    else:
+        raise UnsupportedPtx("clusters" if "cluster" in words else "this form of barrier")
+
+
+def _compile_warp_barrier(builder: Builder, instruction: Instruction) -> None:
+    (mask,) = instruction.operands
+    read, site = builder.reader(mask, "u32"), builder.site(instruction)
+
+    def make(_own: int, following: int, _resolve: Resolve) -> End:
+        return lambda machine: machine.barriers.meet(site, following, read(machine))
+
+    builder.finish(make)
+
+
+def _compile_block_barrier(builder: Builder, instruction: Instruction, reduction: str | None, *, wait: bool) -> None:
+    operands = list(instruction.operands)
+    write = read_vote = None
+    if reduction is not None:
+        if len(operands) not in (3, 4):
+            raise MalformedPtx(f"{len(operands)} operands")
+        write = builder.writer(operands.pop(0), "u32" if reduction == "popc" else "pred")
+        read_vote = builder.reader(operands.pop(), "pred")
+    if not 1 <= len(operands) <= 2 or (not wait and len(operands) != 2):
+        raise MalformedPtx(f"{len(instruction.operands)} operands")
+    read_id = builder.reader(operands[0], "u32")
+    read_threads: Reader | None = builder.reader(operands[1], "u32") if len(operands) == 2 else None
+    site = builder.site(instruction)
+
+    def make(_own: int, following: int, _resolve: Resolve) -> End:
+        def end(machine: Machine) -> int:
+            threads = read_threads(machine) if read_threads else None
+            votes = read_vote(machine) if read_vote else None
+            return machine.barriers.arrive(site, following, read_id(machine), threads, votes, wait=wait)  # type: ignore[no-any-return]
+
+        return end
+
+    builder.finish(make)
+    if write is not None and reduction is not None:
+        store, row = write, _REDUCTION_ROWS[reduction]
+
+        def collect(machine: Machine) -> None:
+            found = machine.barriers.results[row][machine.indices()]
+            store(machine, found if row == 0 else found.astype(np.bool_))
+
+        builder.step(collect)

@@ -1,0 +1,179 @@
+"""Steps that move values: ``mov`` in all forms, address conversions and tests.
+
+Source: PTX ISA 9.7.9.1 and .2 (mov), 9.7.9.18 (isspacep), 9.7.9.20 (cvta).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.allocations import CONST_WINDOW, WINDOW_BYTES
+from tensorwasm.gpu.emulator.builder import Builder
+from tensorwasm.gpu.emulator.lanes import Array
+from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.memory import SHARED_WINDOW, WINDOWS
+from tensorwasm.gpu.emulator.operands import RAW, Reader, own
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.ptx.model import Instruction, Name, Operand, Vector
+from tensorwasm.ptx.special import SPECIALS
+
+_SCALARS: Final = frozenset(
+    {"pred", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
+    | {f"{kind}{bits}" for kind in "bus" for bits in (16, 32, 64)}
+)
+
+
+def compile_mov(builder: Builder, instruction: Instruction) -> None:
+    """Add the step of a ``mov``: registers, constants, addresses, packing and unpacking."""
+    ptx_type = instruction.modifiers[-1] if instruction.modifiers else ""
+    if ptx_type == "b128":
+        raise UnsupportedPtx("128-bit registers")
+    width = instruction.modifiers[:-1]
+    if ptx_type not in _SCALARS or width not in ((), ("v2",), ("v4",)) or len(instruction.operands) != 2:
+        raise UnsupportedPtx("this form of mov")
+    target, source = instruction.operands
+    if width:
+        _move_each(builder, list(builder.elements(target)), list(builder.elements(source)), ptx_type)
+    elif isinstance(source, Vector):
+        _pack(builder, target, list(builder.elements(source)), ptx_type)
+    elif isinstance(target, Vector):
+        _unpack(builder, list(builder.elements(target)), source, ptx_type)
+    else:
+        _move(builder, target, source, ptx_type)
+
+
+def _move(builder: Builder, target: Operand, source: Operand, ptx_type: str) -> None:
+    bits = DTYPES[ptx_type].itemsize * 8 if ptx_type != "pred" else 1
+    raw = "pred" if bits == 1 else f"b{bits}"
+    if builder.width(target) == bits and builder.width(source) == bits and isinstance(target, Name):
+        register, origin = builder.register(target), builder.register(source)  # type: ignore[arg-type]
+        if register is not None and origin is not None:
+            builder.step(_share(register.slot, origin.slot, builder.reader(source, raw)))
+            return
+    immediate = ptx_type if ptx_type in ("f32", "f64") else raw
+    read, write = builder.reader(source, immediate), builder.writer(target, immediate)
+
+    def step(machine: Machine) -> None:
+        values = read(machine)
+        # A read-only array (a constant, a special register) is what `Machine.write` expects of a shared one.
+        write(machine, values if not values.flags.writeable else own(values, (values,)))
+
+    if isinstance(source, Name) and source.name not in SPECIALS and builder.register(source) is not None:
+        builder.step(lambda machine: write(machine, read(machine).copy()))
+    else:
+        builder.step(step)
+
+
+def _share(target: int, source: int, read: Reader) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        if machine.who is None:
+            values = machine.regs[source]
+            values.flags.writeable = False
+            machine.regs[target] = values
+        else:
+            machine.write(target, read(machine))
+
+    return step
+
+
+def _move_each(builder: Builder, targets: list[Operand], sources: list[Operand], ptx_type: str) -> None:
+    if len(targets) != len(sources):
+        raise MalformedPtx("vectors of different lengths")
+    reads = [builder.reader(source, ptx_type) for source in sources]
+    writes = [builder.writer(target, ptx_type) for target in targets]
+
+    def step(machine: Machine) -> None:
+        values = [read(machine).copy() for read in reads]
+        for write, value in zip(writes, values, strict=True):
+            write(machine, value)
+
+    builder.step(step)
+
+
+def _element(ptx_type: str, count: int) -> np.dtype[Any]:
+    bits = DTYPES[ptx_type].itemsize * 8
+    if count not in (2, 4) or bits // count < 8 or ptx_type == "pred":
+        raise MalformedPtx(f"{count} elements in .{ptx_type}")
+    return RAW[bits // count]
+
+
+def _pack(builder: Builder, target: Operand, sources: list[Operand], ptx_type: str) -> None:
+    part = _element(ptx_type, len(sources))
+    bits = DTYPES[ptx_type].itemsize * 8
+    whole = RAW[bits]
+    reads = [builder.reader(source, f"b{part.itemsize * 8}") for source in sources]
+    write = builder.writer(target, f"b{bits}")
+
+    def step(machine: Machine) -> None:
+        values = np.empty((machine.count, len(reads)), part)
+        for column, read in enumerate(reads):
+            values[:, column] = read(machine)
+        write(machine, values.view(whole).reshape(-1))
+
+    builder.step(step)
+
+
+def _unpack(builder: Builder, targets: list[Operand], source: Operand, ptx_type: str) -> None:
+    part = _element(ptx_type, len(targets))
+    read = builder.reader(source, f"b{DTYPES[ptx_type].itemsize * 8}")
+    sinks = [isinstance(target, Name) and target.name == "_" for target in targets]
+    writes = [builder.writer(target, f"b{part.itemsize * 8}") for target in targets]
+
+    def step(machine: Machine) -> None:
+        parts = read(machine).view(part).reshape(machine.count, -1)
+        values = [None if sink else parts[:, column].copy() for column, sink in enumerate(sinks)]
+        for write, value in zip(writes, values, strict=True):
+            if value is not None:
+                write(machine, value)
+
+    builder.step(step)
+
+
+# ---------------------------------------------------------------------------------------------- addresses
+
+
+def _base_space(word: str) -> str:
+    return word.split("::", maxsplit=1)[0] if word.rsplit("::", maxsplit=1)[-1] in ("cta", "entry", word) else word
+
+
+def compile_cvta(builder: Builder, instruction: Instruction) -> None:
+    """Add the step of a ``cvta``: an address into or out of the generic space."""
+    words = [word for word in instruction.modifiers if word != "to"]
+    if len(words) != 2 or len(instruction.operands) != 2:
+        raise UnsupportedPtx("this form of cvta")
+    space = _base_space(words[0])
+    if space not in (*WINDOWS, "global", "const") or words[1] != "u64":
+        raise UnsupportedPtx(".".join(("cvta", *instruction.modifiers)))
+    target, source = instruction.operands
+    window = WINDOWS.get(space, 0)
+    if window == 0:
+        _move(builder, target, source, "u64")
+        return
+    delta = np.uint64(-window % (1 << 64) if "to" in instruction.modifiers else window)
+    read, write = builder.reader(source, "u64"), builder.writer(target, "u64")
+    builder.step(lambda machine: write(machine, read(machine) + delta))
+
+
+def _between(low: int, high: int) -> Callable[[Array], Array]:
+    return lambda values: (values >= np.uint64(low)) & (values < np.uint64(high))
+
+
+_TESTS: Final[dict[str, Callable[[Array], Array]]] = {
+    "const": _between(CONST_WINDOW, CONST_WINDOW + WINDOW_BYTES),
+    **{space: _between(window, window + WINDOW_BYTES) for space, window in WINDOWS.items()},
+    "global": lambda values: (values < np.uint64(SHARED_WINDOW)) & ~_TESTS["const"](values),
+}
+
+
+def compile_isspacep(builder: Builder, instruction: Instruction) -> None:
+    """Add the step of an ``isspacep``: whether a generic address lies in a space."""
+    space = _base_space(instruction.modifiers[0]) if len(instruction.modifiers) == 1 else ""
+    test = _TESTS.get(space)
+    if test is None or len(instruction.operands) != 2:
+        raise UnsupportedPtx("this form of isspacep")
+    read, write = builder.reader(instruction.operands[1], "u64"), builder.writer(instruction.operands[0], "pred")
+    builder.step(lambda machine: write(machine, test(read(machine))))

@@ -1,0 +1,179 @@
+"""What atomic operations do to memory when lanes meet at one address: as if they came one after the other, in order.
+
+Each update takes the memory as elements, one element index and one operand (or two) per access, writes the outcome and
+returns what each access found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwasm.gpu.emulator.lanes import Array
+
+Index = NDArray[np.int64]
+Check = Callable[[], None]
+_ROUNDS_PER_CHECK: Final = 256
+
+
+class Segments:
+    """Accesses sorted by address, stably: a segment is all accesses to one element, in lane order."""
+
+    def __init__(self, index: Index) -> None:
+        self.order = np.argsort(index, kind="stable")
+        ranked = index[self.order]
+        self.starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
+        self.sizes = np.diff(np.append(self.starts, index.size))
+        self.elements = ranked[self.starts]
+
+    def rounds(self, check: Check) -> Any:
+        """Yield, for the first, second, ... access of every segment, (positions of the accesses, their elements)."""
+        for rank in range(int(self.sizes.max())):
+            if rank % _ROUNDS_PER_CHECK == 0:
+                check()
+            alive = self.sizes > rank
+            yield self.order[self.starts[alive] + rank], self.elements[alive]
+
+
+def distinct(index: Index) -> bool:
+    """Return whether no two accesses meet."""
+    if index.size == 1:
+        return True
+    steps = index[1:] - index[:-1]
+    if int(steps.min()) > 0:
+        return True
+    ranked = np.sort(index)
+    return not bool((ranked[1:] == ranked[:-1]).any())
+
+
+def by_turns(
+    combine: Callable[..., Array], view: Array, index: Index, operands: tuple[Array, ...], check: Check
+) -> Array:
+    """Update in as many rounds as there are accesses to the most wanted element."""
+    if distinct(index):
+        before = view[index]
+        view[index] = combine(before, *operands)
+        return before
+    before = np.empty(index.size, view.dtype)
+    for positions, elements in Segments(index).rounds(check):
+        found = view[elements]
+        before[positions] = found
+        view[elements] = combine(found, *(operand[positions] for operand in operands))
+    return before
+
+
+def accumulated(function: np.ufunc, view: Array, index: Index, operand: Array, check: Check) -> Array:
+    """Update with a binary function; crowded elements are worked off by running totals."""
+    if distinct(index):
+        before = view[index]
+        view[index] = function(before, operand)
+        return before
+    segments = Segments(index)
+    if segments.sizes.size >= int(segments.sizes.max()):
+        return by_turns(function, view, index, (operand,), check)
+    before = np.empty(index.size, view.dtype)
+    for turn, (start, size, element) in enumerate(zip(segments.starts, segments.sizes, segments.elements, strict=True)):
+        if turn % _ROUNDS_PER_CHECK == 0:
+            check()
+        positions = segments.order[start : start + size]
+        totals = function.accumulate(
+            np.concatenate((view[element : element + 1], operand[positions])), dtype=view.dtype
+        )
+        before[positions] = totals[:-1]
+        view[element] = totals[-1]
+    return before
+
+
+def exchanged(view: Array, index: Index, operand: Array) -> Array:
+    """Exchange: every access finds what the one before it left."""
+    segments = Segments(index)
+    ranked = operand[segments.order]
+    found = np.empty_like(ranked)
+    found[1:] = ranked[:-1]
+    found[segments.starts] = view[segments.elements]
+    view[segments.elements] = ranked[segments.starts + segments.sizes - 1]
+    before = np.empty_like(found)
+    before[segments.order] = found
+    return before
+
+
+def compared(view: Array, index: Index, expected: Array, wanted: Array, check: Check) -> Array:
+    """Compare and swap. Rounds are counted in swaps that succeed, since failures change nothing."""
+    segments = Segments(index)
+    owner = np.repeat(np.arange(segments.starts.size), segments.sizes)
+    rank = np.arange(index.size)
+    expected, wanted = expected[segments.order], wanted[segments.order]
+    current = view[segments.elements]
+    done = segments.starts.copy()
+    found = np.empty_like(expected)
+    turn = 0
+    while True:
+        if turn % _ROUNDS_PER_CHECK == 0:
+            check()
+        turn += 1
+        waiting = rank >= done[owner]
+        found[waiting] = current[owner[waiting]]
+        swaps = np.flatnonzero(waiting & (expected == current[owner]) & (wanted != current[owner]))
+        if not swaps.size:
+            break
+        winners, first = np.unique(owner[swaps], return_index=True)
+        at = swaps[first]
+        current[winners] = wanted[at]
+        done[winners] = at + 1
+        others = np.ones(done.size, np.bool_)
+        others[winners] = False
+        done[others] = (segments.starts + segments.sizes)[others]
+    view[segments.elements] = current
+    before = np.empty_like(found)
+    before[segments.order] = found
+    return before
+
+
+def flushed(values: Array) -> Array:
+    """Return single-precision values with subnormal ones replaced by zeros of their sign."""
+    small = np.abs(values) < np.finfo(np.float32).tiny
+    cleared: Array = np.where(small, np.copysign(np.float32(0), values), values)
+    return cleared
+
+
+def increment(value: Array, bound: Array) -> Array:
+    """Count up, from the bound (or above it) to 0."""
+    return np.where(value >= bound, value.dtype.type(0), value + value.dtype.type(1))
+
+
+def decrement(value: Array, bound: Array) -> Array:
+    """Count down, from 0 (or from above the bound) to the bound."""
+    return np.where((value == 0) | (value > bound), bound, value - value.dtype.type(1))
+
+
+def cycled(direction: int, view: Array, index: Index, bound: int) -> Array:
+    """Count up or down with one bound for all accesses, however many meet."""
+    segments = Segments(index)
+    start = np.repeat(view[segments.elements], segments.sizes).astype(np.uint64)
+    rank = (np.arange(index.size) - np.repeat(segments.starts, segments.sizes)).astype(np.uint64)
+    last = np.repeat(segments.sizes, segments.sizes).astype(np.uint64)
+    turn = _counted(direction, start, rank, bound)
+    total = _counted(direction, start, last, bound)
+    view[segments.elements] = total[segments.starts].astype(view.dtype)
+    before = np.empty(index.size, view.dtype)
+    before[segments.order] = turn.astype(view.dtype)
+    return before
+
+
+def _counted(direction: int, start: Array, times: Array, bound: int) -> Array:
+    cycle = np.uint64(bound + 1)
+    outside = start > np.uint64(bound)
+    if direction > 0:
+        inside = (start + times) % cycle
+        entered = (times - np.uint64(1)) % cycle
+    else:
+        inside = (start + times * np.uint64(bound)) % cycle
+        entered = np.uint64(bound) - (times - np.uint64(1)) % cycle
+    return np.where(outside & (times > 0), entered, np.where(outside, start, inside))
+
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
