@@ -37,6 +37,13 @@ def decode(bits, type_):
     }[type_]()
 
 
+def encode(value, type_):
+    """Return the bits of a value that the type holds."""
+    form = {"f64": "<d", "f16": "<e"}.get(type_, "<f")
+    bits = int.from_bytes(struct.pack(form, value), "little")
+    return bits >> 16 if type_ == "bf16" else bits
+
+
 @functools.cache
 def _decode_fp8(bits, type_):
     mantissa_bits, bias = {"e4m3": (3, 7), "e5m2": (2, 15)}[type_]
@@ -244,3 +251,57 @@ def element(registers, type_, i):
         return registers[i]
     per = 32 // width
     return registers[i // per] >> (i % per * width) & ((1 << width) - 1)
+
+
+def register_counts(form):
+    """Return the registers of D, A, B and C per lane."""
+    return (
+        registers_per_lane(form.m, form.n, form.d, form),
+        registers_per_lane(form.m, form.k, form.a, form),
+        registers_per_lane(form.k, form.n, form.b, form),
+        registers_per_lane(form.m, form.n, form.c, form),
+    )
+
+
+def take_apart(form, registers):
+    """Take the sources apart: element bits of A, B and C, per tile."""
+    _, a, b, c = register_counts(form)
+    return (
+        gather([r[:a] for r in registers], form.a, (form.m, form.k), functools.partial(place_a, form), form),
+        gather([r[a : a + b] for r in registers], form.b, (form.k, form.n), functools.partial(place_b, form), form),
+        accumulators(form, form.c, [r[a + b : a + b + c] for r in registers]),
+    )
+
+
+def accumulators(form, type_, registers):
+    """Return the element bits of C or D, per tile."""
+    place = functools.partial(place_c, form, type_)
+    return gather(registers, type_, (form.m, form.n), place, form)
+
+
+def values(matrix, type_):
+    return [[decode(bits, type_) for bits in row] for row in matrix]
+
+
+def fractions(matrix, type_):
+    return [[Fraction(value) for value in row] for row in values(matrix, type_)]
+
+
+def float32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def float16(value):
+    return struct.unpack("<e", struct.pack("<e", value))[0]
+
+
+def expect(form, a, b, c):
+    """Return the exact result, rounded or wrapped to the type of D, as values."""
+    product = multiply(values(a, form.a), values(b, form.b), values(c, form.c), form.rule)
+    finish = {
+        "s32": saturate if "satfinite" in form.flags else wrap,
+        "f64": lambda value: value,
+        "f32": float32,
+        "f16": float16,
+    }[form.d]
+    return [[finish(value) for value in row] for row in product]

@@ -146,7 +146,7 @@ def update(
     Returns:
         The word of each lane's object before its change, ``(lanes,)`` uint64.
     """
-    words = memory.load(space, lanes, addresses, _WORD, atomic=True)[:, 0]
+    words = memory.load(space, lanes, addresses, _WORD, atomic=True)[:, 0].copy()
     amounts = [(change, np.broadcast_to(amount, lanes.shape).tolist()) for change, amount in steps]
     places = list(zip(memory.blocks(lanes).tolist(), addresses.tolist(), strict=True))
     barriers: dict[tuple[int, int], Barrier] = {}

@@ -1,14 +1,10 @@
-import functools
-import math
-import struct
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import tensor as oracle
+from strategies import tensor as strategy
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.collective import compile_warp_op, forms
 from tensorwasm.gpu.emulator.collective import mma as table
@@ -16,7 +12,7 @@ from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.ptx.model import Float, Instruction, Int, Name, Position, Vector
 
 MMA_FORMS = [name for name in forms() if name.startswith("mma.")]
-EXACT_TYPES = {"s8", "u8", "s4", "u4", "b1"}
+ROUNDED = {"rz", "rm", "rp"}
 
 
 def instruction(mnemonic, *counts):
@@ -25,18 +21,9 @@ def instruction(mnemonic, *counts):
     return Instruction(opcode, tuple(modifiers), tuple(operands), position=Position(3, 5))
 
 
-def counts_of(form):
-    return (
-        oracle.registers_per_lane(form.m, form.n, form.d, form),
-        oracle.registers_per_lane(form.m, form.k, form.a, form),
-        oracle.registers_per_lane(form.k, form.n, form.b, form),
-        oracle.registers_per_lane(form.m, form.n, form.c, form),
-    )
-
-
 def run(mnemonic, registers):
     """Run on one list of registers per lane; return the same."""
-    op = compile_warp_op(instruction(mnemonic, *counts_of(oracle.read_form(mnemonic))))
+    op = compile_warp_op(instruction(mnemonic, *oracle.register_counts(oracle.read_form(mnemonic))))
     columns = [
         np.array([lane[i] for lane in registers], f"u{int(type_[1:]) // 8}")[None].view(DTYPES[type_])
         for i, type_ in enumerate(op.sources)
@@ -46,99 +33,14 @@ def run(mnemonic, registers):
     return [[int(result[0, lane]) for result in results] for lane in range(32)]
 
 
-def matrices(form, registers):
-    """Take the sources apart: element bits of A, B and C, per tile."""
-    _, a, b, c = counts_of(form)
-    return (
-        oracle.gather(
-            [r[:a] for r in registers], form.a, (form.m, form.k), functools.partial(oracle.place_a, form), form
-        ),
-        oracle.gather(
-            [r[a : a + b] for r in registers], form.b, (form.k, form.n), functools.partial(oracle.place_b, form), form
-        ),
-        accumulators(form, form.c, [r[a + b : a + b + c] for r in registers]),
-    )
-
-
-def accumulators(form, type_, registers):
-    place = functools.partial(oracle.place_c, form, type_)
-    return oracle.gather(registers, type_, (form.m, form.n), place, form)
-
-
-def values(matrix, type_):
-    return [[oracle.decode(bits, type_) for bits in row] for row in matrix]
-
-
-def fractions(matrix, type_):
-    return [[Fraction(value) for value in row] for row in values(matrix, type_)]
-
-
-def finite_bits(rng, type_):
-    """Return bits of an element whose products and sums stay exact in binary64."""
-    if type_ in EXACT_TYPES | {"s32"}:
-        return int(rng.integers(0, 1 << oracle.BITS[type_]))
-    value = float(rng.integers(-8, 9)) * 2.0 ** int(rng.integers(-2, 3))
-    if type_ in {"e4m3", "e5m2"}:
-        return int(rng.choice([bits for bits in range(256) if 2**-4 <= abs(oracle.decode(bits, type_)) <= 16]))
-    return {
-        "f64": lambda: int(np.float64(value + rng.random()).view(np.uint64)),
-        "f32": lambda: int(np.float32(value).view(np.uint32)),
-        "tf32": lambda: int(np.float32(value).view(np.uint32)) | int(rng.integers(0, 1 << 13)),
-        "bf16": lambda: int(np.float32(value).view(np.uint32)) >> 16,
-        "f16": lambda: int(np.float16(value).view(np.uint16)),
-    }[type_]()
-
-
-def draw_registers(rng, form, draw_bits):
-    _, *counts = counts_of(form)
-    lanes = []
-    for _ in range(32):
-        lane = []
-        for count, type_ in zip(counts, (form.a, form.b, form.c), strict=True):
-            width = oracle.BITS[type_]
-            per = max(32 // width, 1)
-            lane += [sum(draw_bits(rng, type_) << (i * width) for i in range(per)) for _ in range(count)]
-        lanes.append(lane)
-    return lanes
-
-
-def float32(value):
-    return struct.unpack("<f", struct.pack("<f", value))[0]
-
-
-def float16(value):
-    return struct.unpack("<e", struct.pack("<e", value))[0]
-
-
-def expect(form, a, b, c):
-    """Return the exact result, rounded or wrapped to the type of D, as values."""
-    product = oracle.multiply(values(a, form.a), values(b, form.b), values(c, form.c), form.rule)
-    finish = {
-        "s32": oracle.saturate if "satfinite" in form.flags else oracle.wrap,
-        "f64": lambda value: value,
-        "f32": float32,
-        "f16": float16,
-    }[form.d]
-    return [[finish(value) for value in row] for row in product]
-
-
-ROUNDED = {"rz", "rm", "rp"}
-
-
 @pytest.mark.parametrize("mnemonic", [name for name in MMA_FORMS if not ROUNDED & set(name.split("."))])
 def test_every_form_multiplies_as_the_isa_lays_it_out(mnemonic):
     rng = np.random.default_rng(len(mnemonic))
     form = oracle.read_form(mnemonic)
-    registers = draw_registers(rng, form, finite_bits)
-    results = accumulators(form, form.d, run(mnemonic, registers))
-    for result, *sources in zip(results, *matrices(form, registers), strict=True):
-        assert values(result, form.d) == expect(form, *sources)
-
-
-def near_the_edge(rng, type_):
-    if type_ == "s32":
-        return (0x7FFFFFF0 + int(rng.integers(0, 32))) & 0xFFFFFFFF
-    return finite_bits(rng, type_)
+    registers = strategy.draw_registers(rng, form, strategy.finite_bits)
+    results = oracle.accumulators(form, form.d, run(mnemonic, registers))
+    for result, *sources in zip(results, *oracle.take_apart(form, registers), strict=True):
+        assert oracle.values(result, form.d) == oracle.expect(form, *sources)
 
 
 @settings(max_examples=30, deadline=None)
@@ -146,17 +48,10 @@ def near_the_edge(rng, type_):
 def test_integers_are_exact_for_any_bits(mnemonic, seed):
     form = oracle.read_form(mnemonic)
     rng = np.random.default_rng(seed)
-    registers = draw_registers(rng, form, near_the_edge)
-    results = accumulators(form, form.d, run(mnemonic, registers))
-    for result, *sources in zip(results, *matrices(form, registers), strict=True):
-        assert values(result, "s32") == expect(form, *sources)
-
-
-def any_finite(rng, type_):
-    while True:
-        bits = int(rng.integers(0, 1 << oracle.BITS[type_], dtype=np.uint64))
-        if math.isfinite(oracle.decode(bits, type_)):
-            return bits
+    registers = strategy.draw_registers(rng, form, strategy.near_the_edge)
+    results = oracle.accumulators(form, form.d, run(mnemonic, registers))
+    for result, *sources in zip(results, *oracle.take_apart(form, registers), strict=True):
+        assert oracle.values(result, "s32") == oracle.expect(form, *sources)
 
 
 @settings(max_examples=30, deadline=None)
@@ -166,12 +61,12 @@ def any_finite(rng, type_):
 )
 def test_floats_of_any_size_are_the_rounded_sum(mnemonic, seed):
     form = oracle.read_form(mnemonic)
-    registers = draw_registers(np.random.default_rng(seed), form, any_finite)
-    results = accumulators(form, form.d, run(mnemonic, registers))
-    for result, a, b, c in zip(results, *matrices(form, registers), strict=True):
-        sources = [fractions(*source) for source in ((a, form.a), (b, form.b), (c, form.c))]
+    registers = strategy.draw_registers(np.random.default_rng(seed), form, strategy.any_finite)
+    results = oracle.accumulators(form, form.d, run(mnemonic, registers))
+    for result, a, b, c in zip(results, *oracle.take_apart(form, registers), strict=True):
+        sources = [oracle.fractions(*source) for source in ((a, form.a), (b, form.b), (c, form.c))]
         exact, scale = oracle.multiply(*sources), oracle.magnitude(*sources)
-        for got, wanted, size in zip(flat(values(result, form.d)), flat(exact), flat(scale), strict=True):
+        for got, wanted, size in zip(flat(oracle.values(result, form.d)), flat(exact), flat(scale), strict=True):
             slack = size / 2**46
             assert oracle.round_to(wanted - slack, form.d) <= got <= oracle.round_to(wanted + slack, form.d)
 
@@ -181,7 +76,7 @@ def flat(matrix):
 
 
 def fill(form, a, b, c):
-    _, *counts = counts_of(form)
+    _, *counts = oracle.register_counts(form)
     lane = [word for count, word in zip(counts, (a, b, c), strict=True) for _ in range(count)]
     return [list(lane) for _ in range(32)]
 
@@ -204,7 +99,7 @@ def fill(form, a, b, c):
 )
 def test_special_values(mnemonic, a, b, c, d):
     form = oracle.read_form(mnemonic)
-    assert run(mnemonic, fill(form, a, b, c)) == [[d] * counts_of(form)[0]] * 32
+    assert run(mnemonic, fill(form, a, b, c)) == [[d] * oracle.register_counts(form)[0]] * 32
 
 
 def test_saturation_clamps_the_sum_and_wrapping_does_not():
