@@ -19,6 +19,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.guest import capi, codec, stack, traps, wasi
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
+from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.module import CallPlan
@@ -167,7 +168,9 @@ class Instance:
             frame = self._frames.get(export) or self._find(export, plan)
             plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
             address = ctypes.addressof(frame)
-            error = _func_call(
+            error = shielded(
+                self._state,
+                _func_call,
                 context,
                 address + capi.EXTERN_PAYLOAD_OFFSET,
                 address + plan.CELLS,
@@ -217,9 +220,8 @@ class Instance:
         instance = ctypes.create_string_buffer(capi.SIZES["wasmtime_instance_t"])
         context = self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
         try:
-            error = (_instantiate if quick else _instantiate_slowly)(
-                self._prepared.address, context, instance, ctypes.byref(self._trap)
-            )
+            arguments = (self._prepared.address, context, instance, ctypes.byref(self._trap))
+            error = _instantiate(*arguments) if quick else shielded(self._state, _instantiate_slowly, *arguments)
             self._ended(error)
             self._state.instance = instance
         finally:

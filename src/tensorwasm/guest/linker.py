@@ -161,14 +161,19 @@ def make_trampoline(function: HostFunction) -> Trampoline:
         state = None
         try:
             state = STATES[_context_get_data(_caller_context(caller))]
+            if state.error is not None:
+                raise state.error  # noqa: TRY301 - the handler below is the one way out for every error
             state.caller = caller
-            answer = body(state, *unpack(read(cells, size))) if size else body(state)
+            state.interruptible = True
+            try:
+                answer = body(state, *unpack(read(cells, size))) if size else body(state)
+            finally:
+                state.interruptible = False
+                state.caller = 0
             if result is not None:
                 result.from_address(cells).value = answer
-            state.caller = 0
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             if state is not None:
-                state.caller = 0
                 state.error = as_raised(error, f"host function {function.module}.{function.name}")
             trap: int = _trap_new(b"host", 4)
             return trap

@@ -10,6 +10,7 @@ from typing import Final
 from tensorwasm.errors import CapacityExhausted
 
 _HOST_MARGIN_BYTES: Final = 256 << 10  # Python frames below the guest, host functions above it
+_CALLBACK_FRAMES: Final = 12  # a callback, the handling of its error, and a signal handler on top
 _ATTRIBUTE_BYTES: Final = 64  # pthread_attr_t is 56 bytes on 64-bit Linux, glibc and musl
 
 _checked = threading.local()
@@ -18,14 +19,17 @@ _checked = threading.local()
 def require(stack_bytes: int) -> None:
     """Refuse to run a guest on a thread whose stack is too small for it: overflowing would end the process.
 
-    Looks once per thread and costs nothing after that. Threads of other systems than Linux are trusted.
+    Looks once per thread. Threads of other systems than Linux are trusted. Python frames are checked each time: a
+    callback that cannot even begin, because Python's recursion limit is reached, has no way to tell C.
 
     Args:
         stack_bytes: what the guest may use.
 
     Raises:
         CapacityExhausted: the thread's stack is too small.
+        RecursionError: too few Python frames are left for callbacks.
     """
+    _descend(_CALLBACK_FRAMES)
     if getattr(_checked, "bytes", 0) >= stack_bytes:
         return
     size = _thread_stack_bytes()
@@ -35,6 +39,11 @@ def require(stack_bytes: int) -> None:
             "thread with a larger stack (threading.stack_size) or lower the sandbox's stack limit"
         )
     _checked.bytes = stack_bytes
+
+
+def _descend(frames: int) -> None:
+    if frames:
+        _descend(frames - 1)
 
 
 def _thread_stack_bytes() -> int:

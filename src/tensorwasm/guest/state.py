@@ -39,10 +39,11 @@ class GuestState:
         engine: where it runs.
         deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
-        error: what a host function raised during the current call.
+        error: what a host function, an output sink or a signal handler raised during the current call.
         caller: the C caller during a host call, else 0.
         context: the store's context, 0 once closed.
         instance: the ``wasmtime_instance_t`` once instantiated.
+        interruptible: the body of a host function runs, so a signal handler may raise.
         wasi: output streams and clock, None without WASI.
     """
 
@@ -57,6 +58,7 @@ class GuestState:
         "engine",
         "error",
         "instance",
+        "interruptible",
         "started_ns",
         "token",
         "wasi",
@@ -69,6 +71,7 @@ class GuestState:
         self.started_ns = 0
         self.error: BaseException | None = None
         self.caller = 0
+        self.interruptible = False
         self.context = 0
         self.instance: ctypes.Array[ctypes.c_char] | None = None
         self.wasi: WasiState | None = None
@@ -128,7 +131,10 @@ class GuestState:
         Raises:
             InvokeTimeout: the deadline passed.
             GuestTrap: the sandbox was cancelled.
+            BaseException: what an output sink or a signal handler raised meanwhile.
         """
+        if self.error is not None:
+            raise self.error
         if self._cancelled:
             raise GuestTrap(f"{traps.CANCELLED}: the sandbox was cancelled", traps.CANCELLED)
         now_ns = time.monotonic_ns()

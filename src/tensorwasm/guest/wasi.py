@@ -59,7 +59,7 @@ class WasiConfig:
         env: environment, as pairs.
         stdin: all of standard input.
         stdout: called with each chunk as the guest writes it, on the guest's thread; None captures. What it raises
-            reaches the guest as a failed write and the caller when the call ends.
+            reaches the guest as a failed write and soon ends the call.
         stderr: the same for standard error.
         directories: what the guest may see of the file system.
     """
