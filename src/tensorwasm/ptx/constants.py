@@ -22,7 +22,7 @@ WARP_SZ: Final = 32
 
 _WORD: Final = (1 << 64) - 1
 _SIGN: Final = 1 << 63
-_DECIMAL_FLOAT: Final = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_DECIMAL_FLOAT: Final = re.compile(r"(?=.*[.eE])(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 class _Whole(NamedTuple):

@@ -260,6 +260,8 @@ def _parse_initializer(cursor: Cursor, shared: _Shared, shape: tuple[int, ...]) 
         return (_parse_initial(cursor),)
     values: list[Initial] = []
     _parse_row(cursor, rows, values)
+    if len(values) % shared.vector:
+        raise cursor.error("a vector's initial values are all or none", cursor.at - 1)
     return tuple(values)
 
 

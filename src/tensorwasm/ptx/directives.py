@@ -142,16 +142,17 @@ def parse_tuning(cursor: Cursor) -> tuple[Directive, ...]:
         if most is None:
             raise cursor.error(f"{shown(word)} is no directive of a function")
         cursor.at += 1
-        directives.append(Directive(word[1:], _numbers(cursor, most), position))
+        least = 0 if word.startswith(".abi_preserve") else 1
+        directives.append(Directive(word[1:], _numbers(cursor, most, least), position))
     return tuple(directives)
 
 
-def _numbers(cursor: Cursor, most: int) -> tuple[str, ...]:
+def _numbers(cursor: Cursor, most: int, least: int) -> tuple[str, ...]:
     if not most:
         return ()
-    words = [_number(cursor, 1)]
+    words = [_number(cursor, least)]
     while len(words) < most and cursor.accept(","):
-        words.append(_number(cursor, 1))
+        words.append(_number(cursor, least))
     return tuple(words)
 
 

@@ -95,6 +95,8 @@ class Cursor:
         for match in _TOKEN.finditer(source):
             keep(match[1])
             start_at(match.start(1))
+            if match[1] == END:
+                break
             if len(self.tokens) > MAX_TOKENS:
                 raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
         for index, token in enumerate(self.tokens):

@@ -1,0 +1,74 @@
+import pytest
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.ptx.lexer import Cursor
+from tensorwasm.ptx.model import Address, Float, Int, Name, Not, Offset, Pair, Vector
+from tensorwasm.ptx.operands import MAX_OPERAND_DEPTH, parse_operand
+
+
+def operand(text):
+    cursor = Cursor(text + ";")
+    value = parse_operand(cursor)
+    assert cursor.peek() == ";"
+    return value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("%r1", Name("%r1")),
+        ("%tid.x", Name("%tid", "x")),
+        ("%tid .x", Name("%tid", "x")),
+        ("_", Name("_")),
+        ("a", Name("a")),
+        ("-5", Int(-5)),
+        ("0x10", Int(16)),
+        ("5|6", Int(7)),
+        ("WARP_SZ", Int(32)),
+        ("!0", Int(1)),
+        ("0f3F800000", Float(0x3F800000, 32)),
+        ("!p", Not(Name("p"))),
+        ("p|q", Pair(Name("p"), Name("q"))),
+        ("_|!q", Pair(Name("_"), Not(Name("q")))),
+        ("buf+4", Offset(Name("buf"), 4)),
+        ("buf+-4", Offset(Name("buf"), -4)),
+        ("buf-4+2*3", Offset(Name("buf"), 2)),
+        ("buf+0", Offset(Name("buf"), 0)),
+        ("buf+0xFFFFFFFFFFFFFFFC", Offset(Name("buf"), -4)),
+        ("[%rd1]", Address(Name("%rd1"))),
+        ("[%rd1+4]", Address(Name("%rd1"), 4)),
+        ("[%rd1+-4]", Address(Name("%rd1"), -4)),
+        ("[%rd1-4-4]", Address(Name("%rd1"), -8)),
+        ("[ %rd1 + 0 ]", Address(Name("%rd1"))),
+        ("[16]", Address(Int(16))),
+        ("[4*4+1]", Address(Int(17))),
+        ("[t, {x, y}]", Address(Name("t"), 0, (Vector((Name("x"), Name("y"))),))),
+        ("[t+8, s, {1}]", Address(Name("t"), 8, (Name("s"), Vector((Int(1),))))),
+        ("{a, _, 1, b.y}", Vector((Name("a"), Name("_"), Int(1), Name("b", "y")))),
+        ("{}", Vector(())),
+    ],
+)
+def test_operands(text, value):
+    assert operand(text) == value
+    assert operand(text) == value  # the second reading may come from what the first one left behind
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ";", "@p", "[a", "[a+]", "[a+b]", "[]", "{a", "{a,", "%tid.q", "a.b.x", "-%f1", "!-1.5", '"s"', ".reg"],
+)
+def test_what_is_no_operand(text):
+    with pytest.raises(MalformedPtx):
+        assert operand(text) is None
+
+
+def test_an_indexed_array_is_named_as_unsupported():
+    with pytest.raises(UnsupportedPtx, match="indexed"):
+        operand("a[1]")
+
+
+def test_depth_has_a_limit():
+    assert operand("{" * 8 + "a" + "}" * 8)
+    for text in ("{" * 1000, "[a, " * 1000, "a|" * 1000):
+        with pytest.raises(MalformedPtx, match=f"more than {MAX_OPERAND_DEPTH} deep"):
+            operand(text)
