@@ -58,11 +58,11 @@ def compile_lane_op(instruction: Instruction, type_of: TypeOf = lambda _operand:
 
 def _immediates_fit(instruction: Instruction) -> bool:
     """Check the operands that must be constants: the size of a copy and the number of groups."""
-    form = instruction.modifiers[:2]
-    if instruction.opcode == "cp" and form[1] in _SIZES:
-        size = instruction.operands[2]
-        return isinstance(size, Int) and size.value in _SIZES[form[1]]
-    if form == ("async", "wait_group"):
-        count = instruction.operands[0]
+    words = instruction.modifiers
+    if "wait_group" in words:
+        (count,) = instruction.operands
         return isinstance(count, Int) and 0 <= count.value < 1 << 31
+    for operator in _SIZES.keys() & set(words):
+        size = instruction.operands[2]
+        return isinstance(size, Int) and size.value in _SIZES[operator]
     return True

@@ -236,10 +236,12 @@ def test_groups_follow_a_list_per_lane(steps):
     [
         ((address("%r1"), address("%rd1"), Name("%r2")), "cp.async.ca.shared.global"),
         ((address("%r1"), address("%rd1"), Int(12)), "cp.async.ca.shared.global"),
+        ((address("%r1"), address("%rd1"), Name("%r2")), "cp.ca.async.shared.global"),
         ((address("%r1"), address("%rd1"), Int(8)), "cp.async.cg.shared.global"),
         ((address("%r1"), address("%rd1"), Int(16), Name("%r1"), Name("%r2")), "cp.async.cg.shared.global"),
         ((address("%r1"), Name("%rd1"), Int(16)), "cp.async.cg.shared.global"),
         ((Name("%r1"),), "cp.async.wait_group"),
+        ((Name("%r1"),), "cp.wait_group.async"),
         ((Int(-1),), "cp.async.wait_group"),
     ],
 )
