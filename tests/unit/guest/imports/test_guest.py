@@ -98,14 +98,14 @@ def word(value):
     return Number("u32", struct.pack("<I", value))
 
 
-def test_a_kernel_writes_into_the_guests_memory(spawn, emulator):
+def test_a_kernel_writes_into_the_guests_memory(emulator, spawn):
     instance = spawn(emulator, guest(FILL, b"fill", Window(RESULT_AT, 4), word(ANSWER)))
     assert instance.call("load")[0] > 0
     assert instance.call("launch") == [0]
     assert instance.call("result") == [ANSWER]
 
 
-def test_a_kernel_writes_into_a_device_buffer(spawn, emulator):
+def test_a_kernel_writes_into_a_device_buffer(emulator, spawn):
     instance = spawn(emulator, guest(FILL, b"fill", BufferOffset(1, 0), word(ANSWER)))
     assert instance.call("load")[0] > 0
     assert instance.call("launch") == [-11]
@@ -116,7 +116,7 @@ def test_a_kernel_writes_into_a_device_buffer(spawn, emulator):
     assert instance.call("result") == [ANSWER]
 
 
-def test_a_window_may_lie_in_memory_that_grew_since(spawn, emulator):
+def test_a_window_may_lie_in_memory_that_grew_since(emulator, spawn):
     instance = spawn(emulator, guest(FILL, b"fill", Window(PAGE - 4, 8), word(ANSWER)))
     instance.call("load")
     assert instance.call("launch") == [-2]
@@ -127,7 +127,7 @@ def test_a_window_may_lie_in_memory_that_grew_since(spawn, emulator):
     assert instance.memory.read(PAGE - 4, 4) == struct.pack("<I", ANSWER)
 
 
-def test_a_kernel_that_never_ends_ends_at_the_deadline(spawn, emulator):
+def test_a_kernel_that_never_ends_ends_at_the_deadline(emulator, spawn):
     instance = spawn(emulator, guest(FOREVER, b"forever"))
     instance.call("load")
     with pytest.raises(InvokeTimeout):
