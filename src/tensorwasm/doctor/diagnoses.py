@@ -53,6 +53,14 @@ DIAGNOSES: Final = (
         "sudo apt-get purge 'nvidia-utils-*', then use /usr/lib/wsl/lib/nvidia-smi, which Windows provides.",
     ),
     Diagnosis(
+        "nvidia-smi-not-found",
+        _LOADER,
+        "nvidia-smi: command not found",
+        r"nvidia-smi: (?:command )?not found",
+        "The driver, or its package of tools, is not installed, or this is a container that was started without GPUs.",
+        "Install the driver (Ubuntu: sudo apt-get install nvidia-driver-550; reboot). Docker: --gpus all.",
+    ),
+    Diagnosis(
         "libcuda-not-found",
         _LOADER,
         "libcuda.so: cannot open shared object file: No such file or directory",
@@ -227,6 +235,14 @@ DIAGNOSES: Final = (
         "Run it with --device emulator: that names thread, instruction and address. Then start a new process.",
     ),
     Diagnosis(
+        "wrong-sums",
+        _DEVICE,
+        "vector_add: 3 of 1000 sums are wrong",
+        r"sums are wrong",
+        "The device takes the kernel and computes something else: a hardware fault, an overclocked card or a bug here.",
+        "Look for 'Xid' in dmesg and at ECC errors in 'nvidia-smi -q'; run the same with --device emulator.",
+    ),
+    Diagnosis(
         "busy-device",
         _DEVICE,
         "all CUDA-capable devices are busy or unavailable (error 46)",
@@ -246,7 +262,7 @@ DIAGNOSES: Final = (
         "compat-libcuda",
         _VERSIONS,
         "forward compatibility was attempted on non supported HW (error 804)",
-        r"forward compatibility was attempted|\(error 804\b",
+        r"forward compatibility was attempted|CUDA 'compat' folder, whose|\(error 804\b",
         "A CUDA 'compat' libcuda is used on a card that does not support it; only data-centre cards do.",
         "Take the compat folder off LD_LIBRARY_PATH and upgrade the driver instead.",
     ),

@@ -18,6 +18,12 @@ from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.probe import parse_choice
 
 _QUERY: Final = "index,name,driver_version,memory.total,compute_cap,compute_mode"
+DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+KERNEL_MODULE: Final = "/proc/driver/nvidia/version"
+WSL_LIBRARY: Final = "/usr/lib/wsl/lib/libcuda.so.1"
+_VAGUE: Final = frozenset({"libcuda-not-found", "no-device"})
+"""Diagnoses that a clue makes more precise."""
+
 _WSL_SMI: Final = "/usr/lib/wsl/lib/nvidia-smi"
 _IF_MISSING: Final = {"cuda": Status.FAIL, "auto": Status.WARN, "emulator": Status.INFO}
 
@@ -81,6 +87,11 @@ class Machine:
         return _IF_MISSING[self.kind]
 
     @property
+    def hint(self) -> Status:
+        """How bad a sign is that does not prove anything: never FAIL, because the device may work all the same."""
+        return Status.INFO if self.kind == "emulator" else Status.WARN
+
+    @property
     def windows(self) -> bool:
         """Whether this is Windows itself."""
         return self.system.platform == "win32"
@@ -124,7 +135,7 @@ class Machine:
         """The driver's version, from nvidia-smi or the kernel module."""
         if self.gpus:
             return parse_version(self.gpus[0].driver)
-        return parse_version((self.system.read("/proc/driver/nvidia/version") or "").partition("NVRM")[2])
+        return parse_version((self.system.read(KERNEL_MODULE) or "").partition("NVRM")[2])
 
     @cached_property
     def nvcc(self) -> Version | None:
@@ -159,9 +170,21 @@ class Machine:
         """Join a path as this platform does."""
         return str((PureWindowsPath if self.windows else PurePosixPath)(*parts))
 
+    @cached_property
+    def clues(self) -> tuple[str, ...]:
+        """What is missing on this machine and explains errors whose text alone does not."""
+        wanted: tuple[str, ...] = ()
+        if self.wsl:
+            wanted = (WSL_LIBRARY,)
+        elif self.linux and self.system.exists(KERNEL_MODULE):
+            wanted = DEVICE_NODES
+        return tuple(f"{path} is missing" for path in wanted if not self.system.exists(path))
+
     def bad(self, check: str, status: Status, seen: str) -> Row:
-        """Return a row with the diagnosis and fix that the table has for what was seen."""
+        """Return a row with the diagnosis and fix that the table has for what was seen, the clues considered."""
         found = diagnose(seen)
+        if found is not None and found.name in _VAGUE:
+            found = diagnose("\n".join((*self.clues, seen)))
         if found is None:
             return Row(check, status, seen)
         return Row(check, status, seen, found.cause, found.fix)

@@ -49,11 +49,18 @@ def render(found: Report) -> str:
 
 def _lines(row: Row) -> list[str]:
     head = f"{row.status:<4}  {row.check:<{_LABEL}}  "
-    lines = textwrap.wrap(row.seen, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
+    lines = _wrap(row.seen, head) or [head.rstrip()]
     for word, text in (("why: ", row.diagnosis), ("fix: ", row.fix)):
-        indent = " " * (6 + _LABEL + 2)
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=indent + word, subsequent_indent=indent + " " * len(word))
+        lines += _wrap(text, " " * (6 + _LABEL + 2) + word)
     return lines
+
+
+def _wrap(text: str, head: str) -> list[str]:
+    """Wrap text after a head; commands and paths stay in one piece."""
+    indent = " " * len(head)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _printable(line: str) -> str:

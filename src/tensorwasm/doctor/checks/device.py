@@ -62,11 +62,12 @@ def check_emulator(machine: Machine) -> tuple[Row, ...]:
     try:
         device, _ = machine.system.open("emulator")
     except TensorWasmError as error:
-        return (Row("emulator", Status.WARN, error.message),)
+        seen, _, fix = error.message.partition("; ")
+        return (Row("emulator", Status.WARN, seen, "It is what runs kernels without a GPU.", fix),)
     try:
         return (Row("emulator", Status.OK, verify(device, "")),)
     except TensorWasmError as error:
-        return (Row("emulator", Status.WARN, f"{error.kind}: {error.message}"),)
+        return (machine.bad("emulator", Status.WARN, f"{error.kind}: {error.message}"),)
     finally:
         device.close()
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.doctor.machine import Gpu, Machine
+from tensorwasm.doctor.machine import DEVICE_NODES, KERNEL_MODULE, Gpu, Machine
 from tensorwasm.doctor.rows import Row, Status
 from tensorwasm.gpu.cuda.versions import (
     DRIVER_FLOORS,
@@ -57,11 +57,10 @@ def check_nvidia_smi(machine: Machine) -> tuple[Row, ...]:
     answer = machine.overview
     if answer is None:
         where = " (inside WSL)" if machine.wsl else ""
-        status = min(machine.if_missing, Status.WARN, key=list(Status).index)
-        return (machine.bad("nvidia-smi", status, f"nvidia-smi: not found{where}"),)
+        return (machine.bad("nvidia-smi", machine.hint, f"nvidia-smi: not found{where}"),)
     if answer.code != 0:
         said = " ".join(answer.text.split())[:200]
-        return (machine.bad("nvidia-smi", machine.if_missing, f"exit code {answer.code}: {said}"),)
+        return (machine.bad("nvidia-smi", machine.hint, f"exit code {answer.code}: {said}"),)
     cuda = re.search(r"CUDA Version:\s*([\d.]+)", answer.text)
     driver = spell_version(machine.driver) if machine.driver else "unknown"
     return (Row("nvidia-smi", Status.OK, f"driver {driver}, for CUDA up to {cuda[1] if cuda else 'unknown'}"),)
@@ -70,7 +69,8 @@ def check_nvidia_smi(machine: Machine) -> tuple[Row, ...]:
 def check_gpus(machine: Machine) -> tuple[Row, ...]:
     """Which GPUs are there, and in which compute mode?"""
     if not machine.gpus:
-        return (Row("GPU table", machine.if_missing, "nvidia-smi lists no GPU"),)
+        why = "Either there is none, or nvidia-smi cannot tell; the last lines say what CUDA itself finds."
+        return (Row("GPU table", machine.hint, "nvidia-smi lists no GPU", why),)
     return tuple(_gpu_row(machine, gpu) for gpu in machine.gpus)
 
 
@@ -103,7 +103,8 @@ def check_driver_floor(machine: Machine) -> tuple[Row, ...]:
     """Is the driver new enough, and for which toolkit?"""
     driver = machine.driver
     if driver is None:
-        return (Row("driver", machine.if_missing, "no driver version to be read"),)
+        why = "Neither nvidia-smi nor the kernel module tells it."
+        return (Row("driver", machine.hint, "version unknown", why),)
     oldest = driver_floor(MINIMUM_CUDA, windows=_windows_driver(machine))
     if driver < oldest:
         return (machine.bad("driver", machine.if_missing, f"driver {spell_version(driver)} is older than 525"),)
@@ -144,10 +145,8 @@ def check_toolkit_driver(machine: Machine) -> tuple[Row, ...]:
 
 def check_device_nodes(machine: Machine) -> tuple[Row, ...]:
     """Were the device nodes created at boot?"""
-    if not machine.linux or machine.wsl or not machine.system.exists("/proc/driver/nvidia/version"):
+    if not machine.linux or machine.wsl or not machine.system.exists(KERNEL_MODULE):
         return ()
-    missing = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm") if not machine.system.exists(node)]
-    if not missing:
-        return (Row("device nodes", Status.OK, "/dev/nvidiactl and /dev/nvidia-uvm are there"),)
-    verb = "is" if len(missing) == 1 else "are"
-    return (machine.bad("device nodes", Status.WARN, f"{' and '.join(missing)} {verb} missing"),)
+    if machine.clues:
+        return (machine.bad("device nodes", Status.WARN, ", ".join(machine.clues)),)
+    return (Row("device nodes", Status.OK, f"{' and '.join(DEVICE_NODES)} are there"),)

@@ -15,8 +15,9 @@ def check_roots(machine: Machine) -> tuple[Row, ...]:
     """CUDA_ROOT, CUDA_PATH, CUDA_HOME: which counts, and is a toolkit there?"""
     environment = machine.system.environment
     if machine.root is None:
-        fix = "None is needed to run kernels. To build with a toolkit, set CUDA_ROOT to its folder."
-        return (Row(", ".join(ROOT_VARIABLES), Status.INFO, "not set", fix=fix),)
+        first, *others = ROOT_VARIABLES
+        seen = f"not set, nor {' nor '.join(others)}: none is needed to run kernels"
+        return (Row(first, Status.INFO, seen),)
     rows = [_root_row(machine, *machine.root)]
     for name in ROOT_VARIABLES:
         value = environment.get(name)
@@ -59,7 +60,7 @@ def check_arch(machine: Machine) -> tuple[Row, ...]:
 
 def check_path(machine: Machine) -> tuple[Row, ...]:
     """Is the toolkit's bin folder on the PATH?"""
-    if machine.root is None:
+    if machine.root is None or not machine.system.exists(machine.root[1]):
         return ()
     folder = machine.join(machine.root[1], "bin")
     if folder in _entries(machine, "PATH"):
@@ -84,7 +85,7 @@ def check_library_path(machine: Machine) -> tuple[Row, ...]:
 
 _HIDING: Final = {
     "stubs": "the toolkit's stub of libcuda is found before the driver's",
-    "compat": "forward compatibility was attempted: this libcuda is used instead of the driver's",
+    "compat": "a CUDA 'compat' folder, whose libcuda is used instead of the driver's",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tensorwasm.doctor.machine import Machine
+from tensorwasm.doctor.machine import WSL_LIBRARY, Machine
 from tensorwasm.doctor.rows import Row, Status
 
 _SYSTEM: Final = (
@@ -13,7 +13,6 @@ _SYSTEM: Final = (
     "/usr/lib64/libcuda.so.1",
     "/usr/local/nvidia/lib64/libcuda.so.1",
 )
-_WSL: Final = "/usr/lib/wsl/lib/libcuda.so.1"
 _WINDOWS: Final = "C:\\Windows\\System32\\nvcuda.dll"
 
 
@@ -24,7 +23,7 @@ def check_libcuda(machine: Machine) -> tuple[Row, ...]:
     name = "nvcuda.dll" if machine.windows else "libcuda.so.1"
     complaint = machine.system.load_library(name)
     if complaint:
-        rows = [machine.bad("libcuda by the loader", machine.if_missing, f"{complaint}")]
+        rows = [machine.bad("libcuda by the loader", machine.if_missing, complaint)]
     else:
         rows = [Row("libcuda by the loader", Status.OK, f"{name} loads")]
     return (*rows, *_places(machine, loads=not complaint))
@@ -33,9 +32,9 @@ def check_libcuda(machine: Machine) -> tuple[Row, ...]:
 def _places(machine: Machine, *, loads: bool) -> tuple[Row, ...]:
     """Say where the library lies; it is a hint only when the loader does not find it."""
     if machine.wsl:
-        if machine.system.exists(_WSL):
-            return (Row("libcuda from Windows", Status.OK, _WSL),)
-        return (machine.bad("libcuda from Windows", machine.if_missing, f"{_WSL} is missing"),)
+        if machine.clues:
+            return (machine.bad("libcuda from Windows", machine.if_missing, ", ".join(machine.clues)),)
+        return (Row("libcuda from Windows", Status.OK, WSL_LIBRARY),)
     found = [path for path in ((_WINDOWS,) if machine.windows else _SYSTEM) if machine.system.exists(path)]
     if found and not loads:
         folder = found[0].rpartition("\\" if machine.windows else "/")[0]

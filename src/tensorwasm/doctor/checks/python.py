@@ -29,10 +29,10 @@ class Need:
 
 
 _NEEDS: Final = (
-    Need("wasmtime", "runs guests"),
-    Need("numpy", "the emulator"),
+    Need("wasmtime", "way to run guests"),
+    Need("numpy", "emulator"),
     Need("ml_dtypes", "bfloat16 on the emulator"),
-    Need("cuda-bindings", "GPUs", "cuda"),
+    Need("cuda-bindings", "way to a GPU", "cuda"),
 )
 
 
@@ -57,10 +57,14 @@ def _package_row(machine: Machine, need: Need, requirement: str) -> Row:
     fix = f"python -m pip install 'tensor-wasm[{need.extra}]'" if need.extra else "python -m pip install tensor-wasm"
     missing = machine.if_missing if need.extra else Status.FAIL
     if version is None:
-        return Row(need.package, missing, "not installed", f"Without it: no {need.purpose}.", fix)
+        return Row(need.package, missing, "not installed", f"Without it there is no {need.purpose}.", fix)
     if not _fits(version, asked):
         return Row(
-            need.package, missing, f"{version}; this release wants {asked}", "Another version.", f"{fix} --upgrade"
+            need.package,
+            missing,
+            f"{version}; this release wants {asked}",
+            "This release is not written for it.",
+            f"{fix} --upgrade",
         )
     return Row(need.package, Status.OK, version)
 

@@ -37,8 +37,9 @@ def _daemon_row(machine: Machine) -> Row:
     asked = machine.system.environment.get("CUDA_MPS_PIPE_DIRECTORY")
     control = machine.join(asked or _PIPES, "control")
     if machine.system.exists(control):
-        seen = f"on: {control}; a fault of one process ends the others on that GPU too"
-        return Row("MPS", Status.WARN if machine.kind != "emulator" else Status.INFO, seen)
+        seen = f"on: {control}"
+        why = "Processes under MPS share one fault domain: an illegal access in one ends its neighbours."
+        return Row("MPS", machine.hint, seen, why, "Stop it where tenants do not trust each other.")
     if asked:
         fix = "Start it with nvidia-cuda-mps-control -d, or unset CUDA_MPS_PIPE_DIRECTORY."
         return Row(

@@ -6,19 +6,18 @@ from typing import Final
 
 from tensorwasm.doctor.machine import Machine
 from tensorwasm.doctor.rows import Row, Status
-from tensorwasm.gpu.cuda.versions import MINIMUM_CUDA, assembles, spell_version, toolkits_for
+from tensorwasm.gpu.cuda.versions import MINIMUM_CAPABILITY, MINIMUM_CUDA, assembles, spell_version, toolkits_for
 
 _NEWEST_VERIFIED: Final = (13, 2)
 
 
 def check_nvcc(machine: Machine) -> tuple[Row, ...]:
     """Is there an nvcc, and of which release?"""
-    status = Status.INFO if machine.kind == "emulator" else Status.WARN
     if machine.nvcc is None:
         return (
             Row(
                 "nvcc",
-                status,
+                machine.hint,
                 "not on the PATH",
                 "Only authors of kernels need it: a kernel comes as PTX.",
                 "To compile .cu files, install the CUDA toolkit and put its bin folder on the PATH.",
@@ -27,7 +26,9 @@ def check_nvcc(machine: Machine) -> tuple[Row, ...]:
     release = spell_version(machine.nvcc)
     if machine.nvcc < MINIMUM_CUDA:
         fix = "Install toolkit 12.0 or newer."
-        return (Row("nvcc", status, f"release {release}", "Older than the oldest toolkit that is supported.", fix),)
+        return (
+            Row("nvcc", machine.hint, f"release {release}", "Older than the oldest toolkit that is supported.", fix),
+        )
     newer = " (newer than what was verified)" if machine.nvcc > _NEWEST_VERIFIED else ""
     return (Row("nvcc", Status.OK, f"release {release}{newer}"),)
 
@@ -35,8 +36,7 @@ def check_nvcc(machine: Machine) -> tuple[Row, ...]:
 def check_ptxas(machine: Machine) -> tuple[Row, ...]:
     """Is there a ptxas, and of which release?"""
     if machine.ptxas is None:
-        status = Status.INFO if machine.kind == "emulator" else Status.WARN
-        return (machine.bad("ptxas", status, "ptxas not found"),)
+        return (machine.bad("ptxas", machine.hint, "ptxas not found"),)
     return (Row("ptxas", Status.OK, f"release {spell_version(machine.ptxas)}"),)
 
 
@@ -61,22 +61,27 @@ def check_releases(machine: Machine) -> tuple[Row, ...]:
 
 def check_assembler(machine: Machine) -> tuple[Row, ...]:
     """Does ptxas know the GPUs?"""
-    rows = []
-    for gpu in machine.gpus:
-        if machine.ptxas is None or gpu.capability is None or assembles(machine.ptxas, gpu.capability):
-            continue
-        known = toolkits_for(gpu.capability)
-        wanted = "a newer toolkit" if known is None else f"a toolkit from {spell_version(known[0])} on"
-        if known is not None and known[1] is not None:
-            wanted = f"a toolkit from {spell_version(known[0])} to {spell_version(known[1])}"
-        architecture = f"sm_{gpu.capability[0]}{gpu.capability[1]}"
-        rows.append(
-            Row(
-                f"ptxas for GPU {gpu.index}",
-                Status.WARN,
-                f"release {spell_version(machine.ptxas)} does not compile for {architecture}",
-                "The driver compiles kernels itself then, inside this process.",
-                f"Install {wanted}.",
-            )
+    if machine.ptxas is None:
+        return ()
+    capabilities = {gpu.capability for gpu in machine.gpus if gpu.capability is not None}
+    return tuple(
+        Row(
+            f"ptxas for sm_{major}{minor}",
+            Status.WARN,
+            f"release {spell_version(machine.ptxas)} does not compile for it",
+            "The driver compiles kernels itself then, inside this process.",
+            f"Install {_toolkit_for((major, minor))}.",
         )
-    return tuple(rows)
+        for major, minor in sorted(capabilities)
+        if (major, minor) >= MINIMUM_CAPABILITY and not assembles(machine.ptxas, (major, minor))
+    )
+
+
+def _toolkit_for(capability: tuple[int, int]) -> str:
+    known = toolkits_for(capability)
+    if known is None:
+        return "the newest toolkit"
+    first, last = max(known[0], MINIMUM_CUDA), known[1]
+    return (
+        f"toolkit {spell_version(first)} or newer" if last is None else f"toolkit 12.x, {spell_version(last)} at most"
+    )
