@@ -134,13 +134,6 @@ def _part(values: Array, at: Array | None) -> Array:
     return values if at is None else values[at]
 
 
-def _checker(machine: Machine) -> Callable[[], None]:
-    def check() -> None:
-        machine.check()
-
-    return check
-
-
 def _binary(operation: str, ptx_type: str) -> Prepare:
     function = _UFUNCS[operation]
     dtype = DTYPES[ptx_type]
@@ -149,7 +142,7 @@ def _binary(operation: str, ptx_type: str) -> Prepare:
         (operand,) = sources
 
         def update(view: Array, index: Array, at: Array | None) -> Array:
-            return updates.accumulated(function, view, index, _part(operand, at), _checker(machine))
+            return updates.accumulated(function, view, index, _part(operand, at), machine.check)
 
         return dtype, update
 
@@ -170,7 +163,7 @@ def _half(operation: str, ptx_type: str) -> Prepare:
         operand = sources[0].view(whole)
 
         def update(view: Array, index: Array, at: Array | None) -> Array:
-            return updates.by_turns(joined, view, index, (_part(operand, at),), _checker(machine))
+            return updates.by_turns(joined, view, index, (_part(operand, at),), machine.check)
 
         return whole, update
 
@@ -184,11 +177,11 @@ def _add_single(machine: Machine, sources: list[Array], is_global: bool) -> tupl
         mine = _part(operand, at)
         if not is_global or not (_subnormal(view[index]) or _subnormal(mine)):
             saved = view[index]
-            before = updates.accumulated(np.add, view, index, mine, _checker(machine))
+            before = updates.accumulated(np.add, view, index, mine, machine.check)
             if not is_global or not (_subnormal(view[index]) or _subnormal(before)):
                 return before
             view[index] = saved
-        return updates.by_turns(_add_flushed, view, index, (mine,), _checker(machine))
+        return updates.by_turns(_add_flushed, view, index, (mine,), machine.check)
 
     return DTYPES["f32"], update
 
@@ -210,7 +203,7 @@ def _exchange(_machine: Machine, sources: list[Array], _is_global: bool) -> tupl
 def _compare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
     raw = RAW[sources[0].dtype.itemsize * 8]
     expected, wanted = (source.view(raw) for source in sources)
-    check = _checker(machine)
+    check = machine.check
     return raw, lambda view, index, at: updates.compared(view, index, _part(expected, at), _part(wanted, at), check)
 
 
@@ -224,7 +217,7 @@ def _count(direction: int) -> Prepare:
             mine = _part(bound, at)
             if (mine == mine[0]).all():
                 return updates.cycled(direction, view, index, int(mine[0]))
-            return updates.by_turns(combine, view, index, (mine,), _checker(machine))
+            return updates.by_turns(combine, view, index, (mine,), machine.check)
 
         return DTYPES["u32"], update
 

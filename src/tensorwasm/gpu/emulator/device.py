@@ -23,6 +23,7 @@ from tensorwasm.gpu.emulator.operands import RAW
 from tensorwasm.gpu.emulator.plan import Plan, make_plan
 from tensorwasm.gpu.emulator.program import Program, param_offsets
 from tensorwasm.ptx.model import Function, Module
+from tensorwasm.ptx.select import check_compatible
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
 
 LANES: Final = 1 << 14
@@ -33,7 +34,7 @@ BLOCK_BYTES: Final = 1 << 30
 """Memory that one block may need."""
 MAX_BLOCK_THREADS: Final = 1024
 MAX_BLOCK: Final = (1024, 1024, 64)
-MAX_GRID: Final = (1 << 31) - 1
+MAX_GRID: Final = ((1 << 31) - 1, 65535, 65535)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +144,7 @@ class EmulatorDevice:
             UnsupportedPtx: the module asks for what the emulator lacks, by name.
             MalformedPtx: operands do not fit their instruction.
         """
+        check_compatible(module, self._info.compute_capability, self._info.ptx_version)
         loaded = EmulatedModule(load(module, self._allocations), {})
         with self._lock:
             self._modules.append(loaded)
@@ -229,7 +231,7 @@ class EmulatorDevice:
         most = min(MAX_BLOCK_THREADS, _thread_limit(plan.code.function))
         if min(config.block) < 1 or threads > most or any(a > b for a, b in zip(config.block, MAX_BLOCK, strict=True)):
             raise InvalidDimensions(f"a block of {x} x {y} x {z} threads; this kernel takes at most {most}")
-        if min(config.grid) < 1 or max(config.grid) > MAX_GRID:
+        if min(config.grid) < 1 or any(a > b for a, b in zip(config.grid, MAX_GRID, strict=True)):
             raise InvalidDimensions(f"a grid of {' x '.join(map(str, config.grid))} blocks")
         if config.shared_bytes < 0 or shared_bytes > self._info.max_shared_bytes:
             limit = self._info.max_shared_bytes
@@ -306,7 +308,7 @@ def _pack(function: Function, args: Sequence[bytes]) -> bytes:
     if len(args) != len(offsets):
         raise InvalidKernelArgs(f"{len(args)} arguments for {len(offsets)} parameters")
     buffer = bytearray(size)
-    ends = [*offsets[1:], size]
+    ends = [*offsets, size][1:]
     for index, (offset, end, value) in enumerate(zip(offsets, ends, args, strict=True)):
         if len(value) > end - offset or not value:
             raise InvalidKernelArgs(f"argument {index} has {len(value)} bytes where {end - offset} are expected")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorwasm.errors import KernelFault
 from tensorwasm.gpu.emulator.barriers import Barriers
-from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.machine import CHECK_STEPS, Machine
 from tensorwasm.gpu.emulator.program import Block
 from tensorwasm.gpu.emulator.scheduler import Scheduler
 
@@ -26,6 +26,7 @@ def run(machine: Machine, blocks: list[Block], pc: int) -> None:
             machine.steps += block.cost
             pc = block.end(machine)
             if machine.steps >= machine.next_check:
+                machine.next_check = machine.steps + CHECK_STEPS
                 machine.check()
                 scheduler.tick()
             if pc >= 0 and scheduler.interrupts(pc):

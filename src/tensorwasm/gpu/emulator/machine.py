@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.emulator.geometry import WARP_LANES, Geometry
-from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, narrow, pick, select
+from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, narrow
 from tensorwasm.gpu.emulator.memory import Memory
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
 
@@ -185,16 +185,11 @@ class Machine:
 
     # --------------------------------------------------------------------------------------------- time
 
-    def check(self) -> bool:
+    def check(self) -> None:
         """Look at the clock.
 
         Raises:
             InvokeTimeout: the deadline has passed.
         """
-        self.next_check = self.steps + CHECK_STEPS
         if self.launch.deadline.expired():
             raise InvokeTimeout(f"kernel {self.launch.kernel} was still running at the deadline")
-        return True
-
-
-__all__ = ["CHECK_STEPS", "Launch", "Machine", "pick", "select"]
