@@ -150,7 +150,7 @@ class Instance:
             deadline: when it must have ended; never later than ``limits.wall_s`` from now.
 
         Returns:
-            Its results; nothing if the guest left through ``proc_exit(0)``.
+            Its results; nothing if the guest left through ``proc_exit(0)``, in this call or in its start function.
 
         Raises:
             MissingExport: no exported function of that name.
@@ -165,6 +165,8 @@ class Instance:
         context = self._enter(deadline, self.limits.wall_s)
         try:
             plan = self.module.plan(export)
+            if self._state.instance is None:
+                return []
             frame = self._frames.get(export) or self._find(export, plan)
             plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
             address = ctypes.addressof(frame)
@@ -222,8 +224,8 @@ class Instance:
         try:
             arguments = (self._prepared.address, context, instance, ctypes.byref(self._trap))
             error = _instantiate(*arguments) if quick else shielded(self._state, _instantiate_slowly, *arguments)
-            self._ended(error)
-            self._state.instance = instance
+            if not self._ended(error):
+                self._state.instance = instance
         finally:
             self._leave()
 

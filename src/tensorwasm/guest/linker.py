@@ -154,8 +154,8 @@ def make_trampoline(function: HostFunction) -> Trampoline:
     body = function.body
     unpack = struct.Struct("<" + "".join(_READ[kind] for kind in function.params)).unpack
     size = capi.CELL_BYTES * len(function.params)
+    params_at = (ctypes.c_char * size).from_address
     result = _WRITE[function.results[0]] if function.results else None
-    read = ctypes.string_at
 
     def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
         state = None
@@ -166,7 +166,7 @@ def make_trampoline(function: HostFunction) -> Trampoline:
             state.caller = caller
             state.interruptible = True
             try:
-                answer = body(state, *unpack(read(cells, size))) if size else body(state)
+                answer = body(state, *unpack(params_at(cells))) if size else body(state)
             finally:
                 state.interruptible = False
                 state.caller = 0

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvalidArgs, InvokeTimeout
+from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvalidArgs, InvalidPointer, InvokeTimeout
 from tensorwasm.guest import preview1
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
@@ -243,6 +243,18 @@ def test_proc_exit_with_0_is_an_ordinary_end_and_large_codes_become_255(guest):
         with pytest.raises(GuestExit) as caught:
             instance.call("proc_exit", [code])
         assert caught.value.code == 255
+
+
+def test_a_start_function_may_exit(engine, wat):
+    text = """(module (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+      (memory (export "memory") 1) (func $start (call $exit (i32.const {code}))) (start $start)
+      (func (export "f") (result i32) (i32.const 1)))"""
+    with Instance(Linker(engine).prepare(engine.compile(wat(text.format(code=0))))) as instance:
+        assert instance.call("f") == []
+        with pytest.raises(InvalidPointer):
+            instance.memory.read(0, 1)
+    with pytest.raises(GuestExit):
+        Instance(Linker(engine).prepare(engine.compile(wat(text.format(code=3)))))
 
 
 def test_clocks_run_and_random_numbers_differ(guest):
