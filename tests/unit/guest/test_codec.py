@@ -5,7 +5,7 @@ import math
 import struct
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oracles.guest import typed_error_of
@@ -14,6 +14,7 @@ from tensorwasm.errors import InvalidArgs
 from tensorwasm.guest import codec
 
 
+@settings(deadline=None)
 @given(gen.frames())
 @example([("f32", 0x7F800001)])  # signalling: a processor's conversion would make it quiet
 @example([("f64", (0x7FF0 << 48) + 1)])
@@ -22,6 +23,7 @@ def test_bits_survive_decoding_and_encoding(frame):
     assert codec.encode(kinds, codec.decode(kinds, cells)) == cells
 
 
+@settings(deadline=None)
 @given(gen.frames())
 @example([("f32", 0x00000001), ("f32", 0x7F7FFFFF), ("f32", 0x3DCCCCCD)])
 def test_bits_survive_json(frame):
@@ -31,6 +33,7 @@ def test_bits_survive_json(frame):
     assert "\n" not in text
 
 
+@settings(deadline=None)
 @given(gen.f32_values().filter(math.isfinite))
 def test_an_f32_is_rendered_no_longer_than_its_repr(value):
     text = codec.render(["f32"], [value])[1:-1]
@@ -38,6 +41,7 @@ def test_an_f32_is_rendered_no_longer_than_its_repr(value):
     assert len(text) <= len(repr(value))
 
 
+@settings(deadline=None)
 @given(st.integers(0, (1 << 64) - 1))
 def test_unsigned_and_signed_forms_are_one_value(bits):
     signed = bits - (1 << 64) if bits >> 63 else bits
@@ -45,6 +49,7 @@ def test_unsigned_and_signed_forms_are_one_value(bits):
     assert codec.encode(["i64"], [signed]) == codec.encode(["i64"], [str(signed)]) == expected == [bits]
 
 
+@settings(deadline=None)
 @given(gen.kinds(), gen.unfit_values())
 def test_what_does_not_fit_is_refused_by_index_and_type(kind, value):
     with pytest.raises(InvalidArgs) as caught:
@@ -122,6 +127,7 @@ def test_results_render_as_json_that_python_reads():
     assert json.loads(text)[0] == 2**63 - 1
 
 
+@settings(deadline=None)
 @given(st.text() | st.sampled_from(["{}", "1", "[", "[1", "[1e999]", "[" * 5000, "[" + "9" * 5000 + "]", "null"]))
 def test_arguments_that_are_no_json_array_are_refused(text):
     error = typed_error_of(codec.parse, text)

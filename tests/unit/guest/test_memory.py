@@ -17,7 +17,7 @@ def memory(spawn):
     return spawn('(module (memory (export "memory") 2))').memory
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=offsets, length=offsets)
 def test_a_region_is_readable_exactly_when_it_lies_inside(memory, offset, length):
     inside = offset >= 0 and length >= 0 and offset + length <= SIZE
@@ -29,7 +29,7 @@ def test_a_region_is_readable_exactly_when_it_lies_inside(memory, offset, length
                 access(offset, length)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=st.integers(0, SIZE), data=st.binary(max_size=100))
 def test_what_is_written_is_read(memory, offset, data):
     if offset + len(data) > SIZE:

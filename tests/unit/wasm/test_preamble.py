@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
@@ -85,6 +85,7 @@ def test_a_module_cut_inside_a_section_is_refused(length):
         scan(FULL[:length])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 @example(b"\x05\x03\x01\x00", True)
 @example(b"\x01\x86\x80\x80\x80\x00\x01\x60\x00\x00", True)
@@ -94,6 +95,7 @@ def test_garbage_gives_only_our_error(garbage, with_header):
     assert error is None or "(at byte " in error.message
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(FULL) - 1), st.integers(0, 255))
 def test_one_wrong_byte_gives_a_scan_or_our_error(position, value):
     damaged = bytearray(FULL)
@@ -102,6 +104,7 @@ def test_one_wrong_byte_gives_a_scan_or_our_error(position, value):
     assert error is None or isinstance(error, InvalidWasm)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), st.sampled_from([32, 64]))
 def test_leb128_reads_back(value, bits):
     data = leb(value)
