@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import sys
 
 import pytest
@@ -42,6 +41,7 @@ def test_a_pool_with_more_mappings_than_the_kernel_allows_is_refused(monkeypatch
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux")
 def test_a_limit_on_the_address_space_is_a_typed_error_not_an_abort():
+    resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))
     try:
