@@ -44,8 +44,10 @@ CORPUS = {path.name: path.read_text("ascii") for path in sorted(GOLDEN.glob("*.p
 _TYPES = st.sampled_from(sorted(TYPE_BYTES))
 _ALIGNS = st.none() | st.sampled_from([1, 2, 4, 8, 16, 128])
 _STEMS = st.sampled_from(["a", "%r", "%", "$L__BB", "_v", "_ZN3foo", "f$", "Q_"])
-_WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,6}(::[a-z0-9_]{1,5})?", fullmatch=True)
-_OPCODES = _WORDS.filter(lambda word: ":" not in word and word not in {"bra", "brx", "call"})
+_WORDS = st.sampled_from(
+    ["rn", "ftz", "f32", "m16n8k16", "shared::cta", "L2::cache_hint", "L1::evict_last", "2d", "x_1"]
+)
+_OPCODES = st.sampled_from(["add", "ld", "st", "mov", "mma", "cp", "setp", "bar", "tex", "x9_y"])
 _STRINGS = st.text("abc /.:;{}*", max_size=8).map(lambda text: f'"{text}"')
 _U32 = st.integers(0, (1 << 32) - 1).map(str)
 
@@ -54,6 +56,8 @@ floats = st.builds(Float, st.integers(0, (1 << 32) - 1), st.just(32)) | st.build
     Float, st.integers(0, (1 << 64) - 1), st.just(64)
 )
 _offsets = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-16, 16)
+
+_SPECIAL_NAMES = [Name("%tid", "x"), Name("%ctaid", "w"), Name("%laneid"), Name("_"), Name("%clock64")]
 
 
 @dataclass
@@ -81,7 +85,7 @@ class _Maker:
         return tuple(self.draw(st.lists(strategy, min_size=least, max_size=most)))
 
     def times(self, most: int, least: int = 0) -> range:
-        return range(self.draw(st.integers(least, most)))
+        return range(self.draw(st.integers(least, most)) if most > least else least)
 
     # -- declarations ---------------------------------------------------------------------------------------------
 
@@ -150,19 +154,32 @@ class _Maker:
 
     # -- operands -------------------------------------------------------------------------------------------------
 
-    def operand(self) -> st.SearchStrategy[Any]:
-        specials = st.sampled_from(
-            [Name("%tid", "x"), Name("%ctaid", "w"), Name("%laneid"), Name("_"), Name("%clock64")]
-        )
-        known = [*self.values, *self.memory]
-        names = st.sampled_from(known) | specials if known else specials
-        plain = st.sampled_from([each for each in known if each.component is None] or [Name("%tid")])
-        simple = names | ints | floats | st.builds(Offset, plain, _offsets) | st.builds(Not, names)
-        inner = simple | st.builds(Vector, st.lists(simple, max_size=4).map(tuple))
-        addresses = st.builds(Address, plain, _offsets, st.lists(inner, max_size=2).map(tuple)) | st.builds(
-            Address, ints, st.just(0), st.lists(inner, max_size=1).map(tuple)
-        )
-        return inner | addresses | st.builds(Pair, names, simple)
+    def pick(self, choices: list[Any]) -> Any:
+        return choices[self.draw(st.integers(0, len(choices) - 1))]
+
+    def known(self) -> Name:
+        return self.pick([*self.values, *self.memory, *_SPECIAL_NAMES])
+
+    def base(self) -> Name:
+        return self.pick([each for each in [*self.values, *self.memory] if each.component is None] or [Name("%tid")])
+
+    def operand(self, depth: int = 0) -> Any:
+        kind = self.draw(st.integers(0, 8 if depth < 2 else 4))
+        makers = [
+            self.known,
+            lambda: self.draw(ints),
+            lambda: self.draw(floats),
+            lambda: Offset(self.base(), self.draw(_offsets)),
+            lambda: Not(self.known()),
+            lambda: Vector(self.operands(4, depth + 1)),
+            lambda: Pair(self.known(), self.operand(2)),
+            lambda: Address(self.base(), self.draw(_offsets), self.operands(2, depth + 1)),
+            lambda: Address(self.draw(ints), 0, self.operands(1, depth + 1)),
+        ]
+        return makers[kind]()
+
+    def operands(self, most: int, depth: int = 0, least: int = 0) -> tuple[Any, ...]:
+        return tuple(self.operand(depth) for _ in self.times(most, least))
 
     # -- statements -----------------------------------------------------------------------------------------------
 
@@ -175,16 +192,16 @@ class _Maker:
                 "bra", self.some(st.just("uni"), 1), (Name(self.draw(st.sampled_from(self.labels))),), guard
             )
         modifiers = self.some(_WORDS)
-        return Instruction(self.draw(_OPCODES), modifiers, self.some(self.operand(), 4), guard)
+        return Instruction(self.draw(_OPCODES), modifiers, self.operands(4), guard)
 
     def call(self) -> Instruction:
         function = self.draw(st.sampled_from(self.functions))
         operands: list[Any] = []
         if function.returns:
-            operands.append(Arguments(self.some(self.operand(), len(function.returns), len(function.returns))))
+            operands.append(Arguments(self.operands(len(function.returns), 0, len(function.returns))))
         operands.append(Name(function.name))
         if function.params or self.draw(st.booleans()):
-            operands.append(Arguments(self.some(self.operand(), len(function.params), len(function.params))))
+            operands.append(Arguments(self.operands(len(function.params), 0, len(function.params))))
         return Instruction("call", self.some(st.just("uni"), 1), tuple(operands))
 
     def directive(self) -> Directive:

@@ -17,7 +17,7 @@ Symbol = Variable | Function | Label | TargetList | Directive
 """What a name can stand for; a directive is an ``.alias``."""
 
 _MOST_DIGITS: Final = len(str(MAX_REGISTERS))
-_NUMBERED_SPECIALS: Final = {name.rstrip("0123456789"): name for name in SPECIALS if name[-1].isdigit()}
+_NUMBERED_SPECIALS: Final = frozenset(name.rstrip("0123456789") for name in SPECIALS if name[-1].isdigit())
 
 
 def fault(message: str, position: Position) -> MalformedPtx:
@@ -78,11 +78,11 @@ class Scope:
             scope = scope.parent
         return None
 
-    def member(self, name: str) -> Variable | None:
-        """Return the family of this scope alone that ``name`` is a number of, or None."""
+    def member(self, name: str, least_digits: int = 1) -> Variable | None:
+        """Return the family of this scope alone that ``name`` is a number of, or None; the longest prefix wins."""
         if not self.families:
             return None
-        for digits in range(1, min(_MOST_DIGITS, len(name) - 1) + 1):
+        for digits in range(least_digits, min(_MOST_DIGITS, len(name) - 1) + 1):
             number = name[-digits:]
             if not number[0].isdigit():
                 return None
@@ -104,7 +104,5 @@ class Scope:
                 raise fault(f"{shown(name)} is declared twice, once by its number", symbol.position)
         for prefix, family in self.families.items():
             # Of the names that prefix<n> declares, prefix0 has the smallest number under any shorter prefix.
-            shorter = self.member(prefix + "0")
-            special = _NUMBERED_SPECIALS.get(prefix)
-            if shorter is not family or (special is not None):
+            if prefix in _NUMBERED_SPECIALS or self.member(prefix + "0", 2) is not None:
                 raise fault(f"{shown(prefix + '<...>')} declares names that are taken", family.position)

@@ -20,6 +20,8 @@ MAX_BLOCK_DEPTH: Final = 64
 
 _MNEMONIC: Final = re.compile(r"[a-z]\w*(?:\.\w+(?:::\w+)*)*", re.ASCII)
 
+_MODIFIER: Final = re.compile(r"\.[A-Za-z_]\w*(?:::\w+)*", re.ASCII)
+
 
 def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
     """Read statements up to and including the closing brace; the opening one is already taken.
@@ -113,8 +115,8 @@ def _parse_mnemonic(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
     if cursor.peek()[:1] != ".":
         return known
     apart: list[str] = []
-    while cursor.peek()[:1] == ".":
-        apart += cursor.take()[1:].split(".")
+    while _MODIFIER.fullmatch(cursor.peek()):
+        apart.append(cursor.take()[1:])
     return known[0], known[1] + tuple(apart)
 
 

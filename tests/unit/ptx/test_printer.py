@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from oracles.ptx import assemble, check_round_trip
 from strategies.ptx import CORPUS, modules
 from tensorwasm.ptx import parse, render
 
 
+@settings(max_examples=50)
 @given(modules())
 def test_what_is_rendered_parses_to_the_same_module(module):
     check_round_trip(module)
