@@ -217,7 +217,7 @@ def _invalidate(space: str) -> Run:
 
 
 def _arrival(space: str, *changes: Change) -> Run:
-    """Arrive; the last change takes the count, or is the expectation of transactions."""
+    """Arrive once, or as often as an operand says."""
 
     def run(memory: LaneMemory, lanes: NDArray[np.int64], addresses: Lanes, *counts: Lanes) -> tuple[Lanes, ...]:
         amount: Lanes | int = counts[0] if counts else 1
@@ -227,6 +227,8 @@ def _arrival(space: str, *changes: Change) -> Run:
 
 
 def _expecting_arrival(space: str, *changes: Change) -> Run:
+    """Expect transactions, then arrive once."""
+
     def run(memory: LaneMemory, lanes: NDArray[np.int64], addresses: Lanes, counts: Lanes) -> tuple[Lanes, ...]:
         arrivals: list[tuple[Change, Lanes | int]] = [(change, 1) for change in changes]
         return (update(memory, space, lanes, addresses, (expect, counts), *arrivals),)

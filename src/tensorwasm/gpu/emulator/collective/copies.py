@@ -233,7 +233,7 @@ _PREFETCHES: Final = ("", ".L2::64B", ".L2::128B", ".L2::256B")
 
 
 def forms() -> Iterator[Form]:
-    """Yield every supported mnemonic with its ops. The copied size is an immediate, checked by `copy_sizes`."""
+    """Yield every supported mnemonic with its ops. Sizes and group counts are constants, the same in every lane."""
     for cache, space, hint, prefetch in itertools.product(
         ("ca", "cg"), ("shared", "shared::cta"), ("", ".L2::cache_hint"), _PREFETCHES
     ):
