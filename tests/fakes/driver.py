@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, NOT_FOUND, NOT_READY = 0, 1, 2, 201, 500, 600
+CONTEXT_IS_DESTROYED = 709
 INVALID_HANDLE, ALREADY_REGISTERED, NOT_REGISTERED, INVALID_DEVICE = 400, 712, 713, 101
 
 ATTRIBUTES = {
@@ -127,9 +128,8 @@ class FakeDriver:
         self._ended.set()
 
     def reset(self) -> None:
-        """What another library's device reset does: the context and all in it are gone."""
+        """What another library's device reset does: the context and all in it are gone; its handle stays."""
         self._primary.alive = False
-        self._primary = Handle("context", next(self._numbers))
         self.memory.clear()
         self.registered.clear()
         self.handles.clear()
@@ -166,7 +166,7 @@ class FakeDriver:
             if name in self.fail and name != "cuModuleLoadDataEx":
                 return (self.fail[name],)
             if name not in _WITHOUT_CONTEXT and (not self.stack() or not self.stack()[-1].alive):
-                return (INVALID_CONTEXT,)
+                return (CONTEXT_IS_DESTROYED if self.stack() else INVALID_CONTEXT,)
             with self._lock if name != "cuEventSynchronize" else nullcontext():
                 return _ENTRY_POINTS[name](self, *args)
 
@@ -202,12 +202,17 @@ class FakeDriver:
 
     @entry_point("cuDevicePrimaryCtxRetain")
     def _device_primary_ctx_retain(self, device):
+        if not self._primary.alive:
+            self._primary.alive = True
+            self._primary.number = next(self._numbers)
         return SUCCESS, self._primary
+
+    @entry_point("cuCtxGetId")
+    def _ctx_get_id(self, context):
+        return (SUCCESS, context.number) if context.alive else (CONTEXT_IS_DESTROYED,)
 
     @entry_point("cuCtxPushCurrent")
     def _ctx_push_current(self, context):
-        if not context.alive:
-            return (INVALID_CONTEXT,)
         self.stack().append(context)
         return (SUCCESS,)
 
@@ -370,6 +375,7 @@ _WITHOUT_CONTEXT = frozenset(
         "cuDeviceTotalMem",
         "cuDeviceGetAttribute",
         "cuDevicePrimaryCtxRetain",
+        "cuCtxGetId",
         "cuCtxPushCurrent",
         "cuCtxPopCurrent",
     }

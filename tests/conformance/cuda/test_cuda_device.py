@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib.util
 import mmap
 import os
@@ -101,14 +100,12 @@ def run_child(program: str, *texts: str, limit_s: float = 60.0) -> str:
 
 @pytest.fixture
 def flag(gpu):
-    """A word of host memory that kernels can poll, with its address."""
+    """A word of host memory that kernels can poll."""
     block = mmap.mmap(-1, mmap.PAGESIZE)
-    word = ctypes.c_uint32.from_buffer(block)
-    gpu.register(ctypes.addressof(word), mmap.PAGESIZE)
-    yield word
-    gpu.unregister(ctypes.addressof(word))
-    del word
-    gc.collect()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    gpu.register(address, mmap.PAGESIZE)
+    yield ctypes.c_uint32.from_address(address)
+    gpu.unregister(address)
     block.close()
 
 
@@ -282,7 +279,8 @@ expect(DeviceUnavailable, open_cuda)
     gpu.free(gpu.allocate(64))
 
 
-def test_another_librarys_reset_is_survived_with_nothing_held_and_noticed_with_something():
+@pytest.mark.parametrize("then", ["left alone", "retained by another"])
+def test_another_librarys_reset_is_survived_with_nothing_held_and_noticed_with_something(then):
     run_child(
         """
 from tensorwasm.gpu.cuda.binding import load_driver
@@ -295,9 +293,12 @@ stream = device.open_stream()
 address = device.allocate(64)
 device.write(address, b"alive", stream)
 reset()
+if sys.argv[1] == "retained by another":
+    load_driver().call("cuDevicePrimaryCtxRetain", load_driver().call("cuDeviceGet", 0))
 expect(DeviceLost, lambda: device.allocate(64))
 device.close()
-"""
+""",
+        then,
     )
 
 

@@ -46,8 +46,8 @@ class Driver:
             answer = getattr(self.api, function)(*args)
         except (AttributeError, RuntimeError, OSError) as error:
             raise DeviceUnavailable(_explain(function, error)) from error
-        code, *values = answer
-        return int(code), values[0] if len(values) == 1 else tuple(values) or None
+        results = len(answer) - 1
+        return int(answer[0]), answer[1] if results == 1 else answer[1:] if results else None
 
     def attribute(self, device: Any, name: str) -> int:
         """Return a device attribute, named without its ``CU_DEVICE_ATTRIBUTE_`` prefix.

@@ -8,8 +8,7 @@ call answers `DeviceLost`, and nothing is freed any more, because work that cann
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from tensorwasm.errors import (
@@ -22,8 +21,8 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.context import PrimaryContext
-from tensorwasm.gpu.cuda.functions import Geometry, LoadedKernels, with_arguments
+from tensorwasm.gpu.cuda.context import Call, PrimaryContext
+from tensorwasm.gpu.cuda.functions import Geometry, LoadedKernels
 from tensorwasm.gpu.cuda.ledger import Ledger, Ranges
 from tensorwasm.gpu.cuda.modules import Compiler
 from tensorwasm.gpu.cuda.results import DriverFailure, Scope, describe, meaning, translate
@@ -55,6 +54,8 @@ class CudaDevice:
         self._streams = Streams(driver, context)
         self._lock = threading.Lock()
         self._closed = False
+        self._calling = Call(context, self._require_usable, self._judge)
+        self._waiting = Call(context, self._require_usable, self._judge_wait)
 
     @property
     def info(self) -> DeviceInfo:
@@ -74,7 +75,7 @@ class CudaDevice:
             QuotaExceeded: the device has no such memory left.
             DeviceLost: the device does not answer.
         """
-        with self._calling():
+        with self._calling:
             pointer = self._driver.call("cuMemAlloc", size_bytes)
             try:
                 self._streams.clear(pointer, size_bytes)
@@ -102,7 +103,7 @@ class CudaDevice:
         """
         api = self._driver.api
         flags = api.CU_MEMHOSTREGISTER_PORTABLE | api.CU_MEMHOSTREGISTER_DEVICEMAP
-        with self._calling():
+        with self._calling:
             self._driver.call("cuMemHostRegister", address, size_bytes, flags)
             try:
                 self._require_same_address(address)
@@ -155,7 +156,7 @@ class CudaDevice:
         if not host.nbytes:
             return
         ends = (address, host) if function == "cuMemcpyHtoDAsync" else (host, address)
-        with self._calling(waiting=True):
+        with self._waiting:
             self._streams.order(own)
             self._driver.call(function, *ends, host.nbytes, own.handle)
             self._driver.call("cuStreamSynchronize", own.handle)
@@ -163,7 +164,7 @@ class CudaDevice:
     def _give_back(self, ranges: Ranges, address: int, function: str) -> None:
         size_bytes = ranges.take(address)
         try:
-            with self._calling():
+            with self._calling:
                 self._driver.call(function, address)
         except TensorWasmError:
             ranges.add(address, size_bytes)
@@ -181,7 +182,7 @@ class CudaDevice:
         """
         self._require_alive()
         image = self._compiler.compile(module)
-        with self._calling():
+        with self._calling:
             loaded = LoadedKernels(self._compiler.load(image), module)
             self._ledger.modules.add(loaded)
             return loaded
@@ -203,7 +204,7 @@ class CudaDevice:
             QuotaExceeded: the driver has no memory for it.
             DeviceLost: the device does not answer.
         """
-        with self._calling():
+        with self._calling:
             stream = self._streams.make()
             self._ledger.streams.add(stream)
             return stream
@@ -225,7 +226,7 @@ class CudaDevice:
         except KeyError:
             raise InvalidHandle("released already") from None
         try:
-            with self._calling():
+            with self._calling:
                 destroy()
         except TensorWasmError:
             live.add(item)
@@ -266,15 +267,14 @@ class CudaDevice:
         own, kernels = self._own(stream), self._module(loaded)
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the launch")
-        with self._calling():
+        with self._calling:
             function = kernels.function(self._driver, entry)
             function.check(config, args, self._geometry)
             function.admit_shared(config.shared_bytes)
             self._streams.order(own)
+            packed = function.pack(args)
             shape = (*config.grid, *config.block, config.shared_bytes)
-            with_arguments(
-                args, lambda params: self._driver.call("cuLaunchKernel", function.handle, *shape, own.handle, params, 0)
-            )
+            self._driver.call("cuLaunchKernel", function.handle, *shape, own.handle, packed.address, 0)
             own.deadline = deadline
             self._ledger.count_launch()
 
@@ -287,7 +287,7 @@ class CudaDevice:
             DeviceLost: the device does not answer.
         """
         own = self._own(stream)
-        with self._calling(waiting=True):
+        with self._waiting:
             ended = self._streams.wait(own, deadline)
         if not ended:
             self._lose("a kernel ran past its deadline and cannot be stopped")
@@ -330,18 +330,21 @@ class CudaDevice:
             self._ledger.streams.discard(stream)
         self._streams.release()
 
-    @contextmanager
-    def _calling(self, *, waiting: bool = False) -> Iterator[None]:
-        """Bind the context for a ``with`` and turn a failed driver call into an error of our tree."""
+    def _judge(self, failure: DriverFailure) -> TensorWasmError:
+        """Return the error for a failed call, and count the device as lost if that is what it means."""
+        if meaning(failure).scope is not Scope.CALL:
+            self._lose(describe(failure))
+        return translate(failure)
+
+    def _judge_wait(self, failure: DriverFailure) -> TensorWasmError:
+        """The same where work is waited for: a kernel's fault is named as such."""
+        self._judge(failure)
+        return translate(failure, waiting=True)
+
+    def _require_usable(self) -> None:
         self._require_alive()
-        try:
-            with self._context.bound():
-                self._require_generation()
-                yield
-        except DriverFailure as failure:
-            if meaning(failure).scope is not Scope.CALL:
-                self._lose(describe(failure))
-            raise translate(failure, waiting=waiting) from None
+        if self._generation != self._context.generation:
+            self._adopt_generation()
 
     def _require_alive(self) -> None:
         if self._context.lost:
@@ -349,10 +352,8 @@ class CudaDevice:
         if self._closed:
             raise DeviceUnavailable("the device is closed")
 
-    def _require_generation(self) -> None:
+    def _adopt_generation(self) -> None:
         """Go on after another library's reset if it took nothing of ours, else count the device as lost."""
-        if self._generation == self._context.generation:
-            return
         if not self._ledger.empty():
             self._lose("another library has reset the GPU, and with it went what this process held there")
             self._require_alive()

@@ -6,11 +6,13 @@ Source: CUDA Driver API, "Execution Control", cuLaunchKernel.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs
@@ -36,6 +38,18 @@ class Geometry:
     shared_bytes: int
 
 
+class Packed(NamedTuple):
+    """Arguments of a launch.
+
+    Attributes:
+        address: of a ``void*[]``, a pointer to each value.
+        memory: where the pointers and the values live; keep it until the driver has copied them.
+    """
+
+    address: int
+    memory: object
+
+
 class Function:
     """A kernel on the device.
 
@@ -54,6 +68,9 @@ class Function:
         self._driver = driver
         self._kernel = kernel
         self._sizes = [param.size_bytes for param in kernel.params]
+        self._layout = _layout(self._sizes)
+        self._block = ctypes.c_char * self._layout.size
+        self._offsets = [_SLOT_BYTES * len(self._sizes) + at for at in _slots(self._sizes)]
         self._most_dynamic = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._threads = self._ask(attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
         self._static_bytes = self._ask(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -70,8 +87,10 @@ class Function:
             InvalidDimensions: more than this device or this kernel takes.
             InvalidKernelArgs: other arguments than the kernel's parameters: the driver would read past them.
         """
-        _check_axes("grid", config.grid, most.grid)
-        _check_axes("block", config.block, most.block)
+        if not (_within(config.grid, most.grid) and _within(config.block, most.block)):
+            raise InvalidDimensions(
+                f"grid {config.grid}, block {config.block}; this device takes 1 to {most.grid}, {most.block}"
+            )
         threads = prod(config.block)
         if threads > self._threads:
             raise InvalidDimensions(f"{threads} threads in a block; {self._kernel.entry} takes {self._threads}")
@@ -83,8 +102,15 @@ class Function:
             raise InvalidDimensions(
                 f"{config.shared_bytes} bytes of dynamic shared memory; {room} are left of a block's"
             )
-        if [len(arg) for arg in args] != self._sizes:
+        if list(map(len, args)) != self._sizes:
             raise InvalidKernelArgs(f"{self._kernel.entry} takes parameters of {self._sizes} bytes")
+
+    def pack(self, args: Sequence[bytes]) -> Packed:
+        """Return arguments, as `check` has found them right, in the form that the driver takes."""
+        block = self._block()
+        base = ctypes.addressof(block)
+        self._layout.pack_into(block, 0, *[base + offset for offset in self._offsets], *args)
+        return Packed(base, block)
 
     def admit_shared(self, size_bytes: int) -> None:
         """Let the kernel use that much dynamic shared memory; beyond 48 KiB a kernel must be told.
@@ -125,19 +151,16 @@ class LoadedKernels:
         return function
 
 
-def with_arguments(args: Sequence[bytes], use: Callable[[int], None]) -> None:
-    """Call ``use`` with the address of a ``void*[]``, one pointer a parameter; the memory lives until it returns."""
-    slots = [arg.ljust(-len(arg) % _SLOT_BYTES + len(arg), b"\0") for arg in args]
-    values = ctypes.create_string_buffer(b"".join(slots))
-    pointers = (ctypes.c_void_p * len(slots))()
-    address = ctypes.addressof(values)
-    for at, slot in enumerate(slots):
-        pointers[at] = address
-        address += len(slot)
-    use(ctypes.addressof(pointers) if slots else 0)
+def _within(asked: Dim3, most: Dim3) -> bool:
+    return 1 <= asked[0] <= most[0] and 1 <= asked[1] <= most[1] and 1 <= asked[2] <= most[2]
 
 
-def _check_axes(what: str, asked: Dim3, most: Dim3) -> None:
-    for axis, count, limit in zip("xyz", asked, most, strict=True):
-        if not 1 <= count <= limit:
-            raise InvalidDimensions(f"{what}.{axis} is {count}; this device takes 1 to {limit}")
+def _slots(sizes: Sequence[int]) -> list[int]:
+    """Return where each value begins: one after the other, each at a multiple of 8."""
+    return list(accumulate((-(-size // _SLOT_BYTES) * _SLOT_BYTES for size in sizes), initial=0))[:-1]
+
+
+def _layout(sizes: Sequence[int]) -> struct.Struct:
+    """Return the layout of one block of memory with the pointers in front and the values behind them."""
+    values = (f"{size}s{-size % _SLOT_BYTES}x" for size in sizes)
+    return struct.Struct(f"={len(sizes)}Q{''.join(values)}")

@@ -25,8 +25,6 @@ from tensorwasm.errors import (
 
 SUCCESS: Final = 0
 NOT_READY: Final = 600
-STALE_CONTEXT: Final = frozenset({201, 709})
-"""The context that was bound is gone: another library has reset the device."""
 
 
 class DriverFailure(Exception):

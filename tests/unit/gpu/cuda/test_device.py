@@ -330,6 +330,7 @@ def test_a_kernels_fault_is_reported_once_and_then_the_device_is_lost(device, fa
 # ---------------------------------------------------------------------------------- failures of the driver
 
 FALLIBLE = (
+    "cuCtxGetId",
     "cuCtxPushCurrent",
     "cuMemAlloc",
     "cuMemsetD8Async",
@@ -475,6 +476,14 @@ def test_another_librarys_reset_is_survived_by_a_device_that_holds_nothing(devic
     address = device.allocate(8)
     assert address in fake.memory
     assert fake.calls["cuDevicePrimaryCtxRetain"] == 2
+
+
+def test_another_librarys_reset_and_retain_is_noticed_though_the_handle_is_the_same(device, fake):
+    device.allocate(8)
+    fake.reset()
+    fake.cuDevicePrimaryCtxRetain(0)
+    with pytest.raises(DeviceLost, match="reset"):
+        device.allocate(8)
 
 
 def test_another_librarys_reset_loses_a_device_that_holds_something(device, fake):
