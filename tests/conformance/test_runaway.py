@@ -1,4 +1,4 @@
-"""A guest whose kernel never ends, run as a command: it exits at its deadline with the timeout's code, on every device."""
+"""A guest whose kernel never ends, run as a command: on every device it exits at its deadline, with that code."""
 
 from __future__ import annotations
 
