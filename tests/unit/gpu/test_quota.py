@@ -111,7 +111,7 @@ def test_a_place_that_comes_free_is_given_to_who_waits(deadline):
         gate.enter(deadline)
         entered.set()
 
-    waiter = threading.Thread(target=enter)
+    waiter = threading.Thread(target=enter, daemon=True)
     waiter.start()
     gate.leave()
     assert entered.wait(10)
