@@ -48,7 +48,7 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
-from tensorwasm.ptx.scope import Scope
+from tensorwasm.ptx.scope import Scope, Symbol
 from tensorwasm.ptx.special import SPECIALS
 
 COMPONENTS: Final = "xyzw"
@@ -108,12 +108,16 @@ class Builder:
         self.scope = Scope(module_scope)
         self._addresses, self._keys = addresses, keys
         self._registers: dict[tuple[int, str], Register] = {}
+        # What names mean and how they are read where the current statement stands.
+        self._meanings: dict[str, Symbol | None] = {}
+        self._readers: dict[tuple[str, str | None, str], Reader] = {}
         self._labels: dict[int, int] = {}
         self._label_count = 0
         for variable in (*code.function.returns, *code.function.params):
             self.scope.declare(variable.name, variable)
-        code.formals.extend(self._home(variable) for variable in code.function.params)
-        code.results.extend(self._home(variable) for variable in code.function.returns)
+        if not code.function.entry:
+            code.formals.extend(self._home(variable) for variable in code.function.params)
+            code.results.extend(self._home(variable) for variable in code.function.returns)
 
     def _home(self, variable: Variable) -> Register | int:
         if variable.space == "reg":
@@ -144,12 +148,27 @@ class Builder:
                 self.items.append(self.label(statement.name))
             elif isinstance(statement, Variable):
                 self.scope.declare(statement.name, statement)
+                self._forget()
             elif isinstance(statement, Block):
-                self.scope = Scope(self.scope)
+                outer, self.scope = self.scope, Scope(self.scope)
+                self._forget()
                 self._build_block(statement.body, compile_instruction)
-                self.scope = self.scope.parent or self.scope
+                self.scope = outer
+                self._forget()
             elif isinstance(statement, Directive | TargetList):
                 continue
+
+    def _forget(self) -> None:
+        self._meanings.clear()
+        self._readers.clear()
+
+    def find(self, name: str) -> Symbol | None:
+        """Return what a name means here, or None."""
+        try:
+            return self._meanings[name]
+        except KeyError:
+            found = self._meanings[name] = self.scope.find(name)
+            return found
 
     def _build_instruction(self, instruction: Instruction, compile_instruction: Callable[..., None]) -> None:
         start = len(self.items)
@@ -202,7 +221,7 @@ class Builder:
         Raises:
             MalformedPtx: there is none of that name.
         """
-        found = self.scope.find(name)
+        found = self.find(name)
         if not isinstance(found, Label):
             raise MalformedPtx(f"{name} is no label")
         number = self._labels.get(id(found))
@@ -229,7 +248,7 @@ class Builder:
 
     def register(self, operand: Name) -> Register | None:
         """Return the scalar register that an operand names, or None if it names something else."""
-        found = self.scope.find(operand.name)
+        found = self.find(operand.name)
         if not isinstance(found, Variable) or found.space != "reg":
             return None
         if operand.component is not None:
@@ -240,12 +259,12 @@ class Builder:
 
     def type_of(self, operand: Operand) -> str | None:
         """Return the PTX type of the register that an operand names, or None for anything else."""
-        found = self.scope.find(operand.name) if isinstance(operand, Name) else None
+        found = self.find(operand.name) if isinstance(operand, Name) else None
         return found.type if isinstance(found, Variable) and found.space == "reg" else None
 
     def variable(self, name: str) -> Variable | None:
         """Return the variable in memory of a name, or None."""
-        found = self.scope.find(name)
+        found = self.find(name)
         return found if isinstance(found, Variable) and found.space != "reg" else None
 
     def key(self, variable: Variable) -> int:
@@ -263,7 +282,7 @@ class Builder:
             yield operand.first
             yield operand.second
         elif isinstance(operand, Name) and operand.component is None:
-            found = self.scope.find(operand.name)
+            found = self.find(operand.name)
             if isinstance(found, Variable) and found.space == "reg" and found.vector > 1:
                 yield from (Name(operand.name, component) for component in COMPONENTS[: found.vector])
             else:
@@ -299,8 +318,14 @@ class Builder:
             MalformedPtx: the operand cannot be read as that type.
             UnsupportedPtx: the emulator lacks it.
         """
+        if type(operand) is Name:
+            key = (operand.name, operand.component, ptx_type)
+            known = self._readers.get(key)
+            if known is None:
+                known = self._readers[key] = self._read_name(operand, ptx_type)
+            return known
         read = _READERS.get(type(operand))
-        if read is None or (ptx_type == "pred" and not isinstance(operand, Name | Int | Not)):
+        if read is None or (ptx_type == "pred" and not isinstance(operand, Int | Not)):
             raise MalformedPtx(f"a {type(operand).__name__.lower()} operand where .{ptx_type} is expected")
         return read(self, operand, ptx_type)
 
@@ -335,7 +360,7 @@ class Builder:
             MalformedPtx: there is none of that name.
             UnsupportedPtx: the module does not define it.
         """
-        found = self.scope.find(name)
+        found = self.find(name)
         if isinstance(found, Function):
             if found.name not in self.functions:
                 raise UnsupportedPtx(f"function {name}, which the module does not define")
@@ -448,8 +473,7 @@ def branch_end(read: Reader, taken: int, fallen: int) -> End:
 _CARRY: Final = Variable("reg", "pred", "CC.CF")
 
 _READERS: Final[dict[type, Callable[[Builder, Any, str], Reader]]] = {
-    Name: Builder._read_name,  # noqa: SLF001 - the table of the class's own methods
-    Offset: Builder._read_address,  # noqa: SLF001
+    Offset: Builder._read_address,  # noqa: SLF001 - the table of the class's own methods
     Int: Builder._read_int,  # noqa: SLF001
     Float: Builder._read_float,  # noqa: SLF001
     Not: Builder._read_not,  # noqa: SLF001

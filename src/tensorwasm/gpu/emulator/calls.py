@@ -71,7 +71,7 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
     arguments = _take_list(operands)
     if not isinstance(callee, Name):
         raise MalformedPtx("a function is expected")
-    found = builder.scope.find(callee.name)
+    found = builder.find(callee.name)
     if isinstance(found, Function):
         if found.name == ASSERTION and found.name not in builder.functions:
             site = builder.site(instruction)
@@ -96,7 +96,7 @@ def _take_list(operands: list[Operand]) -> list[Operand]:
 
 
 def _targets(builder: Builder, operands: list[Operand]) -> tuple[Function, list[FunctionCode]]:
-    found = builder.scope.find(operands[0].name) if operands and isinstance(operands[0], Name) else None
+    found = builder.find(operands[0].name) if operands and isinstance(operands[0], Name) else None
     if not isinstance(found, TargetList):
         raise MalformedPtx("a call through an address needs a prototype or targets")
     if found.prototype is not None:
@@ -187,7 +187,7 @@ def _enter(
     following: int,
 ) -> int:
     depth = machine.depth
-    if depth >= MAX_DEPTH:
+    if depth >= MAX_DEPTH and any(code.recursive for code in choose.candidates):
         fault(machine.geometry, site, int(machine.indices()[0]), f"calls more than {MAX_DEPTH} functions deep")
     if len(machine.return_pcs) <= depth:
         machine.return_pcs.append(np.zeros(machine.lanes, np.int64))

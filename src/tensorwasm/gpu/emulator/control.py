@@ -41,7 +41,7 @@ def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
     if instruction.modifiers not in (("idx",), ("idx", "uni")):
         raise UnsupportedPtx("this form of brx")
     index, targets = instruction.operands
-    table = builder.scope.find(targets.name) if isinstance(targets, Name) else None
+    table = builder.find(targets.name) if isinstance(targets, Name) else None
     if not isinstance(table, TargetList) or table.kind != "branchtargets":
         raise MalformedPtx("a list of branch targets is expected")
     labels = [builder.label(name) for name in table.targets]

@@ -35,7 +35,10 @@ def _thread(axis: int) -> Callable[[Machine], Array]:
 def _block(axis: int) -> Callable[[Machine], Array]:
     def compute(machine: Machine) -> Array:
         geometry = machine.geometry
-        return np.array([geometry.block_at(block)[axis] for block in range(geometry.blocks)]).take(geometry.block)
+        x, y, _ = machine.launch.config.grid
+        # A grid has less than 2**63 blocks.
+        block = geometry.first_block + np.arange(geometry.blocks)
+        return (block % x, block // x % y, block // (x * y))[axis].take(geometry.block)
 
     return compute
 

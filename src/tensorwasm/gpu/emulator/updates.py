@@ -142,12 +142,14 @@ def flushed(values: Array) -> Array:
 
 def increment(value: Array, bound: Array) -> Array:
     """Count up, from the bound (or above it) to 0."""
-    return np.where(value >= bound, value.dtype.type(0), value + value.dtype.type(1))
+    counted: Array = np.where(value >= bound, value.dtype.type(0), value + value.dtype.type(1))
+    return counted
 
 
 def decrement(value: Array, bound: Array) -> Array:
     """Count down, from 0 (or from above the bound) to the bound."""
-    return np.where((value == 0) | (value > bound), bound, value - value.dtype.type(1))
+    counted: Array = np.where((value == 0) | (value > bound), bound, value - value.dtype.type(1))
+    return counted
 
 
 def cycled(direction: int, view: Array, index: Index, bound: int) -> Array:
@@ -173,7 +175,8 @@ def _counted(direction: int, start: Array, times: Array, bound: int) -> Array:
     else:
         inside = (start + times * np.uint64(bound)) % cycle
         entered = np.uint64(bound) - (times - np.uint64(1)) % cycle
-    return np.where(outside & (times > 0), entered, np.where(outside, start, inside))
+    counted: Array = np.where(outside & (times > 0), entered, np.where(outside, start, inside))
+    return counted
 
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
