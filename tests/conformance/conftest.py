@@ -11,21 +11,13 @@ from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.probe import open_device
 
 
-def pytest_addoption(parser):
-    parser.addoption("--require-gpu", action="store_true", help="a test that needs a GPU and finds none fails")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
-
-
 @pytest.fixture(scope="session")
 def gpu(request):
     """The machine's first GPU, opened once."""
     try:
         device, _ = open_device("cuda")
     except DeviceUnavailable as error:
-        if request.config.getoption("--require-gpu", default=False):
+        if request.config.getoption("--require-gpu"):
             pytest.fail(f"--require-gpu: {error.message}", pytrace=False)
         pytest.skip(f"no usable GPU: {error.message}")
     yield device
