@@ -18,6 +18,7 @@ from tensorwasm.errors import (
     InvalidHandle,
     InvokeTimeout,
     LaunchRefused,
+    QuotaExceeded,
     TensorWasmError,
 )
 from tensorwasm.gpu.cuda.binding import Driver
@@ -75,6 +76,8 @@ class CudaDevice:
             QuotaExceeded: the device has no such memory left.
             DeviceLost: the device does not answer.
         """
+        if size_bytes > self._info.memory_bytes:  # a number of any size, which the bindings need not be able to pass on
+            raise QuotaExceeded(f"{size_bytes} bytes: the device has {self._info.memory_bytes}")
         with self._calling:
             pointer = self._driver.call("cuMemAlloc", size_bytes)
             try:

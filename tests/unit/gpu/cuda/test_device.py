@@ -120,10 +120,18 @@ def test_a_read_into_bytes_is_a_bug_and_not_a_write_to_them(device, stream):
         device.read(address, memoryview(b"constant"), stream)
 
 
-def test_more_memory_than_the_device_has_is_a_quota(device):
+@pytest.mark.parametrize("size", [2 << 30, 1 << 64, 1 << 200])
+def test_more_memory_than_the_device_has_is_a_quota(device, size):
     with pytest.raises(QuotaExceeded):
-        device.allocate(2 << 30)
+        device.allocate(size)
     assert device.statistics() == DeviceStatistics()
+
+
+def test_more_memory_than_is_left_is_a_quota(device):
+    address = device.allocate(1 << 29)
+    with pytest.raises(QuotaExceeded, match="error 2"):
+        device.allocate(1 << 30)
+    device.free(address)
 
 
 def test_memory_is_freed_once(device, fake):

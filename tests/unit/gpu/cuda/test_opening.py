@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from fakes.driver import FakeDriver
@@ -92,11 +95,27 @@ def test_no_driver_at_all_is_said_so():
 
 
 def test_no_bindings_at_all_is_said_so(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     binding.load_driver.cache_clear()
     with pytest.raises(DeviceUnavailable, match="cuda-bindings"):
         binding.load_driver()
     binding.load_driver.cache_clear()
+
+
+def test_importing_the_package_imports_no_bindings_and_opening_says_what_lacks():
+    program = """
+import sys
+sys.modules["cuda"] = None
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu import probe
+from tensorwasm.gpu.cuda import opening
+try:
+    probe.open_device("cuda")
+except DeviceUnavailable as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said == "cuda-bindings is not installed; pip install 'tensor-wasm[cuda]'\n"
 
 
 def test_a_gpu_that_was_lost_stays_lost_for_the_process():
