@@ -163,6 +163,11 @@ def test_a_number_used_as_a_pointer_passes_when_it_is_the_guests(value):
     assert bind_one(POINTER, u64(value)) == (struct.pack("<Q", value),)
 
 
+def test_a_number_may_point_at_the_last_byte():
+    last = u64(GUEST.end - 1)
+    assert bind_one(replace(POINTER, access_align_bytes=1), last) == (last.data,)
+
+
 @pytest.mark.parametrize("argument", [u64(GUEST.address + 2), HostWindow(GUEST.address + 1, 8), BufferOffset(1, 6)])
 def test_misaligned_pointers_are_refused(argument):
     with pytest.raises(LaunchRefused, match="alignment"):
