@@ -116,16 +116,32 @@ def _extend(modifiers: Modifiers) -> Run:
 # ------------------------------------------------------------------------------------------ permute
 
 
+_NIBBLES: Final = np.arange(0, 16, 4, dtype=np.uint32)
+
+
+def _eight(a: Array, b: Array) -> Array:
+    """Return the bytes of ``b:a``, lowest first, ``(lanes, 8)``."""
+    return np.stack([a, b], axis=-1).view(np.uint8)
+
+
+def _word(four: Array) -> Array:
+    return np.ascontiguousarray(four).view(np.uint32).reshape(-1)
+
+
 def _permute(a: Array, b: Array, selector: Array) -> Array:
     """Pick four of the eight bytes of ``b:a``; bit 3 of a nibble of the selector replicates the byte's sign instead."""
-    eight = (b.astype(np.uint64) << np.uint64(32)) | a
-    result = np.zeros_like(a)
-    for i in range(4):
-        nibble = (selector >> np.uint32(4 * i)) & np.uint32(15)
-        byte = ((eight >> ((nibble & 7) * np.uint32(8))) & np.uint64(0xFF)).astype(np.uint32)
-        byte = np.where(nibble & 8, (byte >> np.uint32(7)) * np.uint32(0xFF), byte)
-        result |= byte << np.uint32(8 * i)
-    return result
+    nibbles = selector[:, None] >> _NIBBLES
+    four = np.take_along_axis(_eight(a, b), (nibbles & np.uint32(7)).astype(np.intp), axis=1)
+    return _word(np.where(nibbles & np.uint32(8), (four >> np.uint8(7)) * np.uint8(0xFF), four))
+
+
+def _bind_selector(instruction: Instruction, op: Op) -> Op:
+    """Turn a constant selector without signs into constant positions."""
+    selector = instruction.operands[-1]
+    if not isinstance(selector, Int) or selector.value & 0x8888:
+        return op
+    places = [selector.value >> shift & 7 for shift in (0, 4, 8, 12)]
+    return replace(op, run=lambda a, b, _selector: _word(_eight(a, b)[:, places]))
 
 
 _SELECTORS: Final[dict[str, tuple[int, int, int, int]]] = {
@@ -224,7 +240,7 @@ ROWS: Final = (
     Row("bfi.{b32,b64}", "T = T T u32 u32", always(_insert)),
     Row("bmsk.{clamp,wrap}.b32", "b32 = u32 u32", _mask),
     Row("szext.{clamp,wrap}.{u32,s32}", "T = T u32", _extend),
-    Row("prmt.b32", "b32 = b32 b32 b32", always(_permute)),
+    Row("prmt.b32", "b32 = b32 b32 b32", always(_permute), bind=_bind_selector),
     Row("prmt.b32{.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}", "b32 = b32 b32 b32", lambda m: _permute_mode(m[1:])),
     Row("lop3.b32", "b32 = b32 b32 b32 u32", _lop3, bind=_bind_table),
     Row("lop3.{or,and}.b32", "b32 pred = b32 b32 b32 u32 pred", _lop3, bind=_bind_table),

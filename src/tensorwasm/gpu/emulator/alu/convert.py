@@ -8,12 +8,13 @@ Source: PTX ISA 9.7.9.21 (cvt).
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.floating import flush, mode_of, rectify, saturate
-from tensorwasm.gpu.emulator.alu.rounding import FORMATS, INTEGRAL, Array, Doubles, narrow, nudge, to_odd
+from tensorwasm.gpu.emulator.alu.rounding import FORMATS, INTEGRAL, Array, Doubles, canonical, narrow, nudge, to_odd
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
@@ -46,12 +47,14 @@ def _integer_to_float(modifiers: Modifiers) -> Run:
     finish: Run = saturate if "sat" in modifiers else np.asarray
     if target == "f64":
         return lambda a: finish(nudge(*_pieces(a), mode))
+    if target == "f32" and mode == "rn":
+        return lambda a: finish(a.astype(np.float32))
     return lambda a: finish(narrow(to_odd(*_pieces(a)), target, mode))
 
 
-def _rounding(modifiers: Modifiers) -> Run:
-    """Return the rounding to an integral value that the modifiers name, or none."""
-    return next((INTEGRAL[word] for word in modifiers if word in INTEGRAL), np.asarray)
+def _rounding(modifiers: Modifiers) -> Run | None:
+    """Return the rounding to an integral value that the modifiers name."""
+    return next((INTEGRAL[word] for word in modifiers if word in INTEGRAL), None)
 
 
 def _float_to_integer(modifiers: Modifiers) -> Run:
@@ -60,7 +63,7 @@ def _float_to_integer(modifiers: Modifiers) -> Run:
     NaN gives 0, or the top bit alone if the source is f64 or the target has 64 bits.
     """
     target, source = modifiers[-2:]
-    dtype, step = DTYPES[target], _rounding(modifiers)
+    dtype, step = DTYPES[target], _rounding(modifiers) or np.asarray
     low, high = (dtype.type(bound) for bound in _bounds(target))
     top = np.array([1 << (8 * dtype.itemsize - 1)], f"u{dtype.itemsize}").view(dtype)[0]
     invalid = top if source == "f64" or dtype.itemsize == 8 else dtype.type(0)
@@ -78,21 +81,35 @@ def _float_to_integer(modifiers: Modifiers) -> Run:
 
 
 def _float_to_float(modifiers: Modifiers) -> Run:
-    target, source = modifiers[-2:]
-    mode, step, ftz = mode_of(modifiers), _rounding(modifiers), "ftz" in modifiers
-    finite = "satfinite" in modifiers
-    before: Run = flush if ftz and source == "f32" else np.asarray
-    after: list[Run] = [flush] * (ftz and target == "f32")
+    ftz, target, source = "ftz" in modifiers, *modifiers[-2:]
+    before = [flush] * (ftz and source == "f32")
+    after = [flush] * (ftz and target == "f32")
     after += [saturate] * ("sat" in modifiers) + [rectify] * ("relu" in modifiers)
+    convert = _rounded_cast(modifiers)
 
     def run(a: Array) -> Array:
-        exact = step(before(a).astype(np.float64))
-        result = exact if target == "f64" else narrow(exact, target, mode, finite=finite)
-        for finish in after:
-            result = finish(result)
-        return result
+        for step in (*before, convert, *after):
+            a = step(a)
+        return a
 
     return run
+
+
+def _rounded_cast(modifiers: Modifiers) -> Run:
+    (target, source), mode, finite = modifiers[-2:], mode_of(modifiers), "satfinite" in modifiers
+    step = _rounding(modifiers)
+    if target == "f64":
+        return lambda a: (step or np.asarray)(a.astype(np.float64))
+    # NumPy and ml_dtypes round to nearest themselves, except from f64 to bf16, which goes through f32.
+    if (
+        mode == "rn"
+        and not step
+        and not finite
+        and target in {"f32", "f16", "bf16"}
+        and (target, source) != ("bf16", "f64")
+    ):
+        return lambda a: canonical(a.astype(DTYPES[target]), target)
+    return lambda a: narrow((step or np.asarray)(a.astype(np.float64)), target, mode, finite=finite)
 
 
 # ------------------------------------------------------------------------------------------ packed
@@ -126,6 +143,12 @@ def _pair_to_pair(modifiers: Modifiers) -> Run:
     return lambda a: _bits(convert(np.ascontiguousarray(a).view(form.dtype))).view(DTYPES[target])
 
 
+_WIDTHS: Final = (8, 16, 32, 64)
+_SATURATING: Final = ",".join(
+    f"{d}{m}.{s}{n}"
+    for d, m, s, n in itertools.product("us", _WIDTHS, "us", _WIDTHS)
+    if (n > m if d == s else d == "u" or n >= m)  # where the target lacks some values of the source
+)
 _ALL: Final = "{u8,u16,u32,u64,s8,s16,s32,s64}"
 _NOT_BYTES: Final = "{u16,u32,u64,s16,s32,s64}"  # bf16 does not convert from and to bytes
 _EITHER: Final = "{.rn,.rz,.rm,.rp}"
@@ -160,7 +183,8 @@ _BETWEEN_FLOATS: Final = (
 )
 
 ROWS: Final = (
-    Row(f"cvt{{,.sat}}.{_ALL}.{_ALL}", "D = T", _integer_to_integer),
+    Row(f"cvt.{_ALL}.{_ALL}", "D = T", _integer_to_integer),
+    Row(f"cvt.sat.{{{_SATURATING}}}", "D = T", _integer_to_integer),
     *(Row(pattern, "D = T", _integer_to_float) for pattern in _TO_FLOAT),
     *(Row(pattern, "D = T", _float_to_integer) for pattern in _TO_INTEGER),
     *(Row(pattern, "D = T", _float_to_float) for pattern in _BETWEEN_FLOATS),

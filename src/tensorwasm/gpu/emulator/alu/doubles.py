@@ -15,8 +15,10 @@ from tensorwasm.gpu.emulator.alu.rounding import Array, Doubles, nudge, to_odd, 
 
 def add(a: Doubles, b: Doubles, mode: str) -> Doubles:
     """Add."""
-    total, error = two_sum(a, b)
-    result = nudge(total, error, mode)
+    total = a + b
+    swap = np.abs(a) < np.abs(b)  # Dekker's error: Knuth's may overflow where the sum does not
+    large, small = np.where(swap, b, a), np.where(swap, a, b)
+    result = nudge(total, small - (total - large), mode)
     if mode == "rm":
         np.copyto(result, -0.0, where=(result == 0) & (np.signbit(a) | np.signbit(b)))
     return result
@@ -56,31 +58,44 @@ def square_root(a: Doubles, mode: str) -> Doubles:
 
 def fused(a: Doubles, b: Doubles, c: Doubles, mode: str) -> Doubles:
     """Compute ``a * b + c`` with a single rounding."""
+    if mode == "rn" and _are_moderate(a, b, c):
+        value, _ = _exact(a, b, c)
+        return np.where(value == 0, a * b + c, value)  # the sign of an exact zero
     (ma, ea), (mb, eb), (mc, ec) = np.frexp(a), np.frexp(b), np.frexp(c)
     exponent = ea + eb
     distance = np.where(mc == 0, 0, ec - exponent)
     near = np.clip(distance, -200, 200)  # beyond that the smaller term is no more than a sign
     exponent = exponent + np.where(distance > near, distance - near, 0)
-    high, low = two_product(ma, mb)
-    total, error = two_sum(np.ldexp(mc, near), low)
-    value, rest = two_sum(high, total)
-    rest = to_odd(*two_sum(error, rest))
+    value, rest = _exact(ma, mb, np.ldexp(mc, near))
     result = nudge(*_scale(value, rest, exponent), mode)
     simple = ~(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)) | (a == 0) | (b == 0)
-    result = np.where(simple, add(a * b, c, mode), result)
+    result = np.where(simple, add(ma * mb, c, mode), result)
     if mode == "rm":
-        zero = (value == 0) & (rest == 0) & ~simple
-        np.copyto(result, -0.0, where=zero)
+        np.copyto(result, -0.0, where=(value == 0) & ~simple)
     return result
 
 
+def _are_moderate(*operands: Doubles) -> bool:
+    """Say whether all operands are zeros or far enough from the ends of the range for `_exact`."""
+    values = np.concatenate(operands)
+    exponents = (values.view(np.uint64) >> np.uint64(52)) & np.uint64(0x7FF)
+    return bool(((exponents - np.uint64(723) < np.uint64(600)) | (values == 0)).all())
+
+
+def _exact(a: Doubles, b: Doubles, c: Doubles) -> tuple[Doubles, Doubles]:
+    """Return ``a * b + c`` to nearest, and the rest of it rounded to odd."""
+    high, low = two_product(a, b)
+    total, error = two_sum(c, low)
+    value, rest = two_sum(high, total)
+    return two_sum(value, to_odd(*two_sum(error, rest)))  # once more, for the leading terms may have cancelled
+
+
 def _scale(value: Doubles, rest: Doubles, exponent: Array) -> tuple[Doubles, Doubles]:
-    """Round ``(value + rest) * 2**exponent`` to nearest, once; also return the residual of the result."""
-    nearest = np.ldexp(value + rest, exponent)
-    # Among subnormals the sum above rounded too early: round the leading term alone, and break its ties by the rest.
-    coarse = np.ldexp(value, exponent)
-    left = value - np.ldexp(coarse, -exponent)
-    tie = (np.abs(left) == np.ldexp(0.5, -1074 - exponent)) & (np.sign(left) == np.sign(rest))
-    coarse = np.where(tie, np.nextafter(coarse, np.copysign(np.inf, rest)), coarse)
-    nearest = np.where(np.abs(nearest) < np.finfo(np.float64).tiny, coarse, nearest)
-    return nearest, (value - np.ldexp(nearest, -exponent)) + rest
+    """Round ``(value + rest) * 2**exponent``, its nearest double being ``value``; return also the residual."""
+    nearest = np.ldexp(value, exponent)
+    left = value - np.ldexp(nearest, -exponent)
+    residual = left + rest
+    # Among subnormals that rounded twice. It is wrong where the first rounding made a tie for the second.
+    tie = (left != 0) & (np.abs(left) == np.ldexp(0.5, -1074 - exponent)) & (np.sign(left) == np.sign(rest))
+    result = np.where(tie, np.nextafter(nearest, np.copysign(np.inf, rest)), nearest)
+    return result, np.where(tie, -residual, residual)

@@ -63,8 +63,9 @@ def _fma32(a: Array, b: Array, c: Array) -> Array:
     total = product + c
     bits = total.view(np.uint64)
     subnormal = (bits << np.uint64(1)) - np.uint64(1) < np.uint64((897 << 53) - 1)
-    if (((bits & _LOW) == _HALF) | subnormal).any():
-        total = add_odd("rn", product, c.astype(np.float64))
+    hard = ((bits & _LOW) == _HALF) | subnormal
+    if hard.any():
+        total[hard] = add_odd("rn", product[hard], _double(c[hard]))
     return total.astype(np.float32)
 
 
@@ -138,21 +139,24 @@ def _arithmetic64(name: str) -> Callable[[Modifiers], Run]:
 # ------------------------------------------------------------------------------------ sign, minimum, maximum
 
 
-def signed_zero_aware(ufunc: np.ufunc, zero: np.ufunc, a: Array, b: Array) -> Array:
-    """Apply fmin or fmax with -0 < +0; a single NaN loses."""
+def _selection(precedes: np.ufunc, zero: np.ufunc, a: Array, b: Array) -> Array:
+    """Return ``a`` where it precedes ``b`` or ``b`` is NaN, else ``b``; ``zero`` picks the sign bit of equal operands.
+
+    Not NumPy's fmin and fmax: a signalling NaN wins there.
+    """
     word = np.dtype(f"u{a.dtype.itemsize}")
     equal = zero(a.view(word), b.view(word)).view(a.dtype)
-    return np.where(a == b, equal, ufunc(a, b))
+    return np.where(a == b, equal, np.where(precedes(a, b) | (b != b), a, b))  # noqa: PLR0124 - the NaN test
 
 
 def smaller(a: Array, b: Array) -> Array:
     """Return the minimum: -0 < +0, a single NaN loses."""
-    return signed_zero_aware(np.fmin, np.bitwise_or, a, b)
+    return _selection(np.less, np.bitwise_or, a, b)
 
 
 def larger(a: Array, b: Array) -> Array:
     """Return the maximum: -0 < +0, a single NaN loses."""
-    return signed_zero_aware(np.fmax, np.bitwise_and, a, b)
+    return _selection(np.greater, np.bitwise_and, a, b)
 
 
 def contagious(select: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:

@@ -37,23 +37,20 @@ class Format:
         smallest: smallest normal number.
         largest: largest finite number.
         dtype: NumPy type that holds its values exactly.
-        nan: bits of the NaN that NVIDIA GPUs answer with, in the width of ``dtype``.
+        nan: the NaN that NVIDIA GPUs answer with, a scalar of ``dtype``.
     """
 
     precision: int
     smallest: float
     largest: float
     dtype: np.dtype[Any]
-    nan: int
-
-    @property
-    def canonical(self) -> Any:
-        """The canonical NaN as a scalar of ``dtype``."""
-        return np.array(self.nan, f"u{self.dtype.itemsize}").view(self.dtype)[()]
+    nan: Any
 
 
-def _format(precision: int, minimum: int, largest: float, dtype: Any, nan: int) -> Format:
-    return Format(precision, 2.0**minimum, largest, np.dtype(dtype), nan)
+def _format(precision: int, minimum: int, largest: float, dtype: Any, nan_bits: int) -> Format:
+    type_ = np.dtype(dtype)
+    nan = np.array([nan_bits], f"u{type_.itemsize}").view(type_)[0]
+    return Format(precision, 2.0**minimum, largest, type_, nan)
 
 
 FORMATS: Final[dict[str, Format]] = {
@@ -69,11 +66,10 @@ _EXPONENT = np.uint64(0x7FF0000000000000)
 
 
 def two_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the nearest sum and the exact error; the error is NaN where an input is not finite."""
+    """Return the nearest sum and the exact error (Knuth), NaN where an input is not finite; far from overflow."""
     total = a + b
-    swap = np.abs(a) < np.abs(b)
-    large, small = np.where(swap, b, a), np.where(swap, a, b)
-    return total, small - (total - large)
+    virtual = total - a
+    return total, (a - (total - virtual)) + (b - virtual)
 
 
 def split(a: Doubles) -> tuple[Doubles, Doubles]:
@@ -138,22 +134,20 @@ def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> 
     if mode == "rn" and name in {"f32", "f16"}:  # NumPy rounds these itself
         return canonical(x.astype(form.dtype), name)
     exponent = (x.view(np.uint64) & _EXPONENT).view(np.float64)
-    quantum = np.maximum(exponent, form.smallest) * 2.0 ** (1 - form.precision)
-    rounded = np.where(np.isfinite(x), _STEPS[mode](x / quantum) * quantum, x)
-    if mode in {"rn", "rna"}:
-        rounded = np.where(np.abs(rounded) > form.largest, np.copysign(np.inf, x), rounded)
-    else:
+    quantum = np.clip(exponent, form.smallest, 2.0**1000) * 2.0 ** (1 - form.precision)
+    rounded = _STEPS[mode](x / quantum) * quantum
+    if mode not in {"rn", "rna"}:  # those leave overflow to the cast below
         low = -np.inf if mode == "rm" else -form.largest
         high = np.inf if mode == "rp" else form.largest
-        over = np.isfinite(x) & (np.abs(rounded) > form.largest)
-        rounded = np.where(over, np.where(x < 0, low, high), rounded)
+        np.copyto(rounded, low, where=(rounded < -form.largest) & (x > -np.inf))
+        np.copyto(rounded, high, where=(rounded > form.largest) & (x < np.inf))
     exact = rounded if form.dtype.kind == "f" else rounded.astype(np.float32)  # the types of ml_dtypes know float32
     return canonical(exact.astype(form.dtype), name)
 
 
 def canonical(values: Array, name: str) -> Array:
     """Replace every NaN, in place, by the one NVIDIA GPUs give; return the array."""
-    np.copyto(values, FORMATS[name].canonical, where=values != values)  # noqa: PLR0124 - the NaN test
+    np.copyto(values, FORMATS[name].nan, where=values != values)  # noqa: PLR0124 - the NaN test
     return values
 
 
