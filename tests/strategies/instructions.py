@@ -6,6 +6,7 @@ more result, both predicates.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from strategies.lanes import LaneKernel
@@ -79,3 +80,25 @@ def _get_carry(opcode: str, flag: str) -> list[str]:
 
 def _identifier(form: str) -> str:
     return form.replace(".", "_").replace(":", "_")
+
+
+_REQUIREMENTS = (
+    (r"lop3\.(and|or)\b", 70, "8.2"),
+    (r"e[45]m[23]x2", 89, "8.1"),
+    (r"(min|max)\b.*\bxorsign", 86, "8.0"),
+    (r"[us]16x2|(min|max)\.relu\.s32", 90, "8.0"),
+    (r"cvt\.r[nz]\b.*\btf32", 90, "8.0"),
+    (r"cvt\.(?!.*ftz).*\bbf16(x2)?\.f32|cvt\.r.\.ftz\.bf16\.f32|cvt\.(r[a-z]\.)?f32\.bf16", 80, "8.1"),
+    (r"(abs|neg|min|max|fma)\b.*bf16", 80, "8.0"),
+    (r"bf16", 90, "8.0"),
+    (r"satfinite", 80, "8.1"),
+    (r"relu|\bNaN\b|tf32|(min|max)\b.*f16|f16x2\.f32", 80, "8.0"),
+)
+"""Least target and PTX version of forms that match, first match first; some a little later than need be."""
+
+
+def requirements(form: str) -> tuple[int, str]:
+    """Return the least target and PTX version of a form."""
+    return next(
+        ((target, version) for pattern, target, version in _REQUIREMENTS if re.search(pattern, form)), (70, "8.0")
+    )

@@ -21,7 +21,19 @@ def draw(form: str, types: tuple[str, ...], lanes: int) -> list[NDArray]:
         if type_ == types[0]:  # equal operands, and operands that differ in the last bit
             same = random.random(lanes) < 0.15
             column[same] = columns[0][same] ^ (random.random(same.sum()) < 0.5).astype(column.dtype)
+    if len(types) == 3 and len(set(types)) == 1 and types[0] in FORMATS:
+        _cancel(random, types[0], columns)
     return columns
+
+
+def _cancel(random: np.random.Generator, type_: str, columns: list[NDArray]) -> None:
+    """Make ``a * 1 + c`` cancel, wholly or but for the last bits, in some lanes."""
+    exponent_bits, mantissa_bits = FORMATS[type_]
+    a, b, c = columns
+    chosen = random.random(len(a)) < 0.15
+    one, sign = ((1 << (exponent_bits - 1)) - 1) << mantissa_bits, 1 << (exponent_bits + mantissa_bits)
+    b[chosen] = one
+    c[chosen] = a[chosen] ^ a.dtype.type(sign) ^ random.integers(0, 3, chosen.sum()).astype(a.dtype)
 
 
 def _draw_type(random: np.random.Generator, type_: str, lanes: int) -> NDArray:
