@@ -27,7 +27,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.imports.cuda import CudaService
-from tensorwasm.values import Deadline, Region
+from tensorwasm.values import Deadline, LaunchConfig, Region
 
 PAGE = 1 << 16
 FUNCTIONS = {
@@ -300,7 +300,7 @@ def test_checks_of_launch_come_in_order():
     cases = [
         (full, BAD_KERNEL, BAD_GRID, BAD_TAG, PAGE, -2),
         (full, BAD_KERNEL, BAD_GRID, BAD_TAG, 0, -3),
-        (full, 5, BAD_GRID, BAD_TAG, 0, -8),
+        (full, 0, BAD_GRID, BAD_TAG, 0, -8),
         (full, 5, (1, 1, 1), BAD_TAG, 0, -6),
         (free, 5, (1, 1, 1), many, 0, -10),
         (free, 5, (1, 1, 1), bytes(4097), 0, -10),
@@ -419,10 +419,19 @@ def test_after_a_kernels_fault_only_the_texts_are_left(guest, where):
     assert guest.launch(kernel) == -5
     assert guest.text == "thread (1,0,0): ld.global at 0x10"
     for name in DEVICE_FUNCTIONS:
+        guest.service.last_error = b""
         params = FUNCTIONS["0.2.0", name].params
         assert guest(name.removeprefix("wasi_cuda_"), *(-1 for _ in params)) == -7
         assert "thread (1,0,0)" in guest.text
     assert guest("last_error_copy", 0, 512) > 0
+
+
+def test_sync_waits_for_work_in_flight(guest):
+    kernel = guest.load()
+    guest.session.submit(kernel, LaunchConfig((1, 1, 1), (1, 1, 1)), tuple, None, Deadline())
+    assert guest.device.busy
+    assert guest("sync") == 0
+    assert not guest.device.busy
 
 
 @pytest.mark.parametrize(
@@ -496,6 +505,14 @@ def test_checks_of_copies_come_in_order(guest):
     ]:
         assert guest("memcpy_h2d", low, high, at, length) == code
         assert guest("memcpy_d2h", at, low, high, length) == code
+
+
+@given(around(64))
+def test_halves_make_the_whole(value):
+    guest, seen = Guest(), []
+    guest.session.allocate = lambda size: seen.append(size) or 1
+    assert guest.alloc(value) == 1
+    assert seen == [value]
 
 
 def test_handles_are_64_bits_wide(guest):
