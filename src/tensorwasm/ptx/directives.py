@@ -158,6 +158,10 @@ def _numbers(cursor: Cursor, most: int, least: int) -> tuple[str, ...]:
 
 def _number(cursor: Cursor, least: int = 0) -> str:
     """Take an integer and return it in decimal, so that readers need no other form."""
+    word = cursor.peek()
+    if word.isdecimal() and len(word) < 10 and word[0] != "0":
+        cursor.at += 1  # as it is nearly always
+        return word
     value = cursor.integer("a number", _COUNT)
     if value < least:
         raise cursor.error(f"a number from {least} up expected", cursor.at - 1)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorwasm.ptx.accesses import ELEMENT_BYTES, HANDLES, access_bytes, spaces
 from tensorwasm.ptx.check import module_scope
 from tensorwasm.ptx.graph import propagate
 from tensorwasm.ptx.layout import TYPE_BYTES
@@ -22,7 +23,6 @@ from tensorwasm.ptx.model import (
     Block,
     Function,
     Instruction,
-    Int,
     Module,
     Name,
     Offset,
@@ -63,53 +63,6 @@ def trace(module: Module, entry: Function, functions: Iterable[Function]) -> tup
     return tracer.uses()
 
 
-# ----------------------------------------------------------------------------------------- what is accessed
-
-_SPACES: Final = frozenset({"global", "shared", "local", "const", "param"})
-
-_TYPE_BYTES: Final = {
-    **TYPE_BYTES,
-    **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2"), 2),
-    **dict.fromkeys(("bf16x2", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "tf32"), 4),
-}
-_VECTORS: Final = {"v2": 2, "v4": 4, "v8": 8}
-
-_HANDLES: Final = frozenset({"tex", "tld4", "txq", "suld", "sust", "sured", "suq"})
-"""Opcodes whose brackets hold the handle of a texture or surface."""
-
-_FIXED_BYTES: Final = {
-    "prefetch": 1,
-    "prefetchu": 1,
-    "createpolicy": 1,
-    "discard": 128,
-    "applypriority": 128,
-    "wmma": 16,
-}
-"""What the operands of these are aligned to, whatever their type."""
-
-_BULK_BYTES: Final = 16
-"""What bulk copies are aligned to."""
-
-
-def _spaces(instruction: Instruction, count: int) -> list[str]:
-    """Return the state spaces of an instruction's ``count`` addresses, in order; ``generic`` where none is named."""
-    named = [word.partition("::")[0] for word in instruction.modifiers]
-    spaces = [word for word in named if word in _SPACES]
-    return spaces if len(spaces) > 1 else (spaces or ["generic"]) * count
-
-
-def _access_bytes(instruction: Instruction) -> int:
-    """Return the alignment that an access needs."""
-    if instruction.opcode in _FIXED_BYTES:
-        return _FIXED_BYTES[instruction.opcode]
-    if instruction.opcode == "cp":
-        size = instruction.operands[2] if len(instruction.operands) > 2 else None
-        return size.value if isinstance(size, Int) and size.value in {4, 8, 16} else _BULK_BYTES
-    sizes = [_TYPE_BYTES[word] for word in instruction.modifiers if word in _TYPE_BYTES]
-    lanes = [_VECTORS[word] for word in instruction.modifiers if word in _VECTORS]
-    return (sizes[-1] if sizes else 1) * (lanes[0] if lanes else 1)
-
-
 # ------------------------------------------------------------------------------------------------ the graph
 
 _Slot = tuple[int, str]
@@ -138,9 +91,10 @@ class _Tracer:
     offsets: dict[_Slot, set[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     sums: list[tuple[int, int, int]] = field(default_factory=list)
-    links: list[tuple[_Slot, _Slot]] = field(default_factory=list)
+    links: set[tuple[_Slot, _Slot]] = field(default_factory=set)
     accesses: list[_Access] = field(default_factory=list)
     outer: dict[str, Scope] = field(default_factory=dict)
+    registers: dict[int, dict[str, int | None]] = field(default_factory=dict)
 
     def uses(self) -> tuple[Use, ...]:
         """Build the graph, propagate, and read off the accesses."""
@@ -149,8 +103,8 @@ class _Tracer:
         for function in self.functions:
             self._walk(self.outer[function.name], function.body or ())
         seeds = self._seeds()
-        for source, target in self.links:
-            for offset in self.offsets.get(source, set()) | self.offsets.get(target, set()):
+        for source, target in sorted(self.links):
+            for offset in sorted(self.offsets.get(source, set()) | self.offsets.get(target, set())):
                 self.copies.append((self._node(source, offset), self._node(target, offset)))
         # All that is summed into a value; then only what is its base: summed with nothing that stems from a parameter.
         everything = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds)
@@ -191,7 +145,10 @@ class _Tracer:
         return scope
 
     def _node(self, slot: _Slot, offset: int) -> int:
-        self.offsets.setdefault(slot, set()).add(offset)
+        known = self.offsets.setdefault(slot, set())
+        if offset not in known and len(known) >= _MOST_FIELDS:
+            offset = _OTHER_FIELDS
+        known.add(offset)
         return self.nodes.setdefault((*slot, offset), len(self.nodes))
 
     def _slot(self, scope: Scope, operand: Operand, space: str) -> _Slot | None:
@@ -207,8 +164,15 @@ class _Tracer:
     def _registers(self, scope: Scope, operand: Operand) -> list[int]:
         """Return the nodes of the registers in a name, or in a vector as ``mov`` packs them."""
         elements = operand.elements[:_MOST_PACKED] if isinstance(operand, Vector) else (operand,)
-        slots = [self._slot(scope, element, "reg") for element in elements]
-        return [self._node(slot, 0) for slot in slots if slot is not None]
+        nodes = [self._register(scope, element.name) for element in elements if isinstance(element, Name)]
+        return [node for node in nodes if node is not None]
+
+    def _register(self, scope: Scope, name: str) -> int | None:
+        known = self.registers.setdefault(id(scope), {})
+        if name not in known:
+            slot = self._slot(scope, Name(name), "reg")
+            known[name] = None if slot is None else self._node(slot, 0)
+        return known[name]
 
     def _variable(self, scope: Scope, operand: Operand) -> list[int]:
         """Return the node that stands for every variable's address, if ``operand`` is one."""
@@ -226,10 +190,11 @@ class _Tracer:
                 flow = _FLOWS.get(statement.opcode)
                 if flow is not None:
                     flow(self, scope, statement)
-                if statement.opcode not in _HANDLES:
+                if statement.opcode not in HANDLES:
                     self._access(scope, statement)
             elif isinstance(statement, Variable):
                 scope.declare(statement.name, statement)
+                self.registers.pop(id(scope), None)
             elif isinstance(statement, Block):
                 self._walk(self._open(scope), statement.body)
 
@@ -237,8 +202,8 @@ class _Tracer:
         addresses = [operand for operand in instruction.operands if isinstance(operand, Address)]
         if not addresses:
             return
-        align = _access_bytes(instruction)
-        for address, space in zip(addresses, _spaces(instruction, len(addresses)), strict=False):
+        align = access_bytes(instruction)
+        for address, space in zip(addresses, spaces(instruction, len(addresses)), strict=False):
             if space in {"global", "generic"}:
                 self.accesses += [_Access(node, align, True) for node in self._registers(scope, address.base)]
 
@@ -281,9 +246,9 @@ class _Tracer:
         if not isinstance(found, Function) or inner is None:
             return
         for operand, variable in zip(given, found.params, strict=False):
-            self.links += [(slot, (id(inner), variable.name)) for slot in self._slots(scope, operand)]
+            self.links |= {(slot, (id(inner), variable.name)) for slot in self._slots(scope, operand)}
         for operand, variable in zip(taken, found.returns, strict=False):
-            self.links += [((id(inner), variable.name), slot) for slot in self._slots(scope, operand)]
+            self.links |= {((id(inner), variable.name), slot) for slot in self._slots(scope, operand)}
 
     def _slots(self, scope: Scope, operand: Operand) -> list[_Slot]:
         found = self._slot(scope, operand, "param") or self._slot(scope, operand, "reg")
@@ -295,6 +260,10 @@ class _Tracer:
 
 
 _MOST_PACKED: Final = 8
+_MOST_TARGETS: Final = 16
+_MOST_FIELDS: Final = 8
+_OTHER_FIELDS: Final = -1
+"""Where all fields of a structure count as one, beyond the first so many: so that work stays in proportion."""
 
 
 # ------------------------------------------------------------------------------- how instructions move values
@@ -346,7 +315,7 @@ def _flow_store(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None
 
 def _flow_slot(tracer: _Tracer, scope: Scope, instruction: Instruction, *, load: bool) -> None:
     words = instruction.modifiers
-    size = _TYPE_BYTES.get(words[-1], 0) if words else 0
+    size = ELEMENT_BYTES.get(words[-1], 0) if words else 0
     if size == 8 and len(instruction.operands) == 2 and any(word.partition("::")[0] == "param" for word in words):
         values, address = instruction.operands if load else instruction.operands[::-1]
         tracer.slot(scope, values, address, size=size, load=load)
@@ -361,7 +330,7 @@ def _flow_call(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
     for name in tuple(callees):
         targets = scope.find(name)
         if isinstance(targets, TargetList):
-            callees.update(targets.targets)
+            callees.update(targets.targets[:_MOST_TARGETS])
     for name in sorted(callees):
         tracer.call(scope, name, taken, given)
 

@@ -17,7 +17,7 @@ from tensorwasm.errors import MalformedPtx
 from tensorwasm.ptx.model import Position
 
 MAX_PTX_BYTES: Final = 8 << 20
-MAX_TOKENS: Final = 1 << 22
+MAX_TOKENS: Final = 3 << 20
 MAX_NAME_CHARS: Final = 1 << 16
 
 END: Final = ""

@@ -34,10 +34,15 @@ from tensorwasm.ptx.model import (
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Yield every statement of a body, those of inner blocks in their place after the block itself."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, Block):
-            yield from statements(statement.body)
+    waiting = [iter(body)]
+    while waiting:
+        for statement in waiting[-1]:
+            yield statement
+            if isinstance(statement, Block):
+                waiting.append(iter(statement.body))
+                break
+        else:
+            waiting.pop()
 
 
 def names(operand: Operand | Initial) -> Iterator[str]:

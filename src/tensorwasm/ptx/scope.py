@@ -17,12 +17,19 @@ Symbol = Variable | Function | Label | TargetList | Directive
 """What a name can stand for; a directive is an ``.alias``."""
 
 _MOST_DIGITS: Final = len(str(MAX_REGISTERS))
-_NUMBERED_SPECIALS: Final = frozenset(name.rstrip("0123456789") for name in SPECIALS if name[-1].isdigit())
+_DIGITS: Final = "0123456789"
+_NUMBERED_SPECIALS: Final = frozenset(name.rstrip(_DIGITS) for name in SPECIALS if name[-1].isdigit())
 
 
 def fault(message: str, position: Position) -> MalformedPtx:
     """Return the error for something at ``position``."""
     return MalformedPtx(message, position.line, position.column)
+
+
+def _splits(name: str) -> list[tuple[str, int]]:
+    """Return the prefixes and numbers that ``name`` can be made of, the longest prefix first."""
+    digits = min(_MOST_DIGITS, len(name) - len(name.rstrip(_DIGITS)), len(name) - 1)
+    return [(name[:-most], int(name[-most:])) for most in range(1, digits + 1) if most == 1 or name[-most] != "0"]
 
 
 class Scope:
@@ -70,24 +77,23 @@ class Scope:
 
     def locate(self, name: str) -> tuple[Scope, Symbol] | None:
         """Return what ``name`` means here together with the scope that declares it, or None."""
+        splits: list[tuple[str, int]] | None = None
         scope: Scope | None = self
         while scope is not None:
-            symbol = scope.symbols.get(name) or scope.member(name)
+            symbol = scope.symbols.get(name)
+            if symbol is None and scope.families:
+                splits = _splits(name) if splits is None else splits
+                symbol = scope.member(splits)
             if symbol is not None:
                 return scope, symbol
             scope = scope.parent
         return None
 
-    def member(self, name: str, least_digits: int = 1) -> Variable | None:
-        """Return the family of this scope alone that ``name`` is a number of, or None; the longest prefix wins."""
-        if not self.families:
-            return None
-        for digits in range(least_digits, min(_MOST_DIGITS, len(name) - 1) + 1):
-            number = name[-digits:]
-            if not number[0].isdigit():
-                return None
-            family = self.families.get(name[:-digits])
-            if family is not None and (digits == 1 or number[0] != "0") and int(number) < (family.count or 0):
+    def member(self, splits: list[tuple[str, int]]) -> Variable | None:
+        """Return the family of this scope alone that one of ``splits`` belongs to, or None."""
+        for prefix, number in splits:
+            family = self.families.get(prefix)
+            if family is not None and number < (family.count or 0):
                 return family
         return None
 
@@ -100,9 +106,9 @@ class Scope:
         if not self.families:
             return
         for name, symbol in self.symbols.items():
-            if self.member(name) is not None:
+            if self.member(_splits(name)) is not None:
                 raise fault(f"{shown(name)} is declared twice, once by its number", symbol.position)
         for prefix, family in self.families.items():
             # Of the names that prefix<n> declares, prefix0 has the smallest number under any shorter prefix.
-            if prefix in _NUMBERED_SPECIALS or self.member(prefix + "0", 2) is not None:
+            if prefix in _NUMBERED_SPECIALS or self.member(_splits(prefix + "0")[1:]) is not None:
                 raise fault(f"{shown(prefix + '<...>')} declares names that are taken", family.position)

@@ -16,7 +16,7 @@ from tensorwasm.ptx.lexer import END, Cursor, shown
 from tensorwasm.ptx.model import Block, Function, Guard, Instruction, Label, Operand, Statement, TargetList
 from tensorwasm.ptx.operands import parse_arguments, parse_name, parse_operand
 
-MAX_BLOCK_DEPTH: Final = 64
+MAX_BLOCK_DEPTH: Final = 32
 
 _MNEMONIC: Final = re.compile(r"[a-z]\w*(?:\.\w+(?:::\w+)*)*", re.ASCII)
 

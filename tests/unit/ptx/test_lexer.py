@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import MalformedPtx
-from tensorwasm.ptx.lexer import MAX_NAME_CHARS, MAX_PTX_BYTES, MAX_TOKENS, Cursor, decode, literal, shown
+from tensorwasm.ptx import lexer
+from tensorwasm.ptx.lexer import MAX_NAME_CHARS, MAX_PTX_BYTES, Cursor, decode, literal, shown
 
 TEXTS = {
     "ld.global.v2.f32 %r1": ["ld.global.v2.f32", "%r1"],
@@ -77,12 +78,18 @@ def test_bytes_read_as_text_or_are_refused(data):
         ('"', "string that does not end"),
         ("a" * (MAX_NAME_CHARS + 1), "token of more than"),
         (" " * (MAX_PTX_BYTES + 1), "bytes of PTX"),
-        ("(" * (MAX_TOKENS + 1), "tokens"),
     ],
 )
 def test_what_does_not_end_or_is_too_long_is_refused(text, message):
     with pytest.raises(MalformedPtx, match=message):
         Cursor(text)
+
+
+def test_tokens_are_counted(monkeypatch):
+    monkeypatch.setattr(lexer, "MAX_TOKENS", 10)
+    assert len(Cursor("(" * 10).tokens) == 11
+    with pytest.raises(MalformedPtx, match="more than 10 tokens"):
+        Cursor("(" * 11)
 
 
 @given(st.integers(0, (1 << 64) - 1))
