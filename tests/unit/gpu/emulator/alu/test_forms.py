@@ -68,6 +68,25 @@ def test_every_form_agrees_with_its_judge(opcode):
         check(form, draw_sources(form, LANES))
 
 
+FOUND = [
+    # a signalling NaN wins in NumPy's fmin, not in PTX
+    ("min.f32", 0x7F800001, 0xC7400001),
+    ("max.f16", 0xDC03, 0x7D20),
+    # the product overflows, the addend is infinite
+    ("fma.rm.f64", 0x543FFFFFFFFFFFFF, 0x6BAF3A43AE15D4CE, 0xFFF0000000000000),
+    # the leading terms cancel, and what is left is subnormal
+    ("fma.rn.f64", 0x450FFFFFFFFFFFFA, 0x800FFFFFFFFFFFFF, 0x052FFFFFFFFFFFF8),
+    # all cancels, at an exponent where half of the least subnormal underflows
+    ("fma.rn.f64", 0x43C8000000000000, 0xFC10000000000000, 0x7FE8000000000000),
+]
+
+
+@pytest.mark.parametrize(("form", *"abc"), [(*case, None)[:4] for case in FOUND])
+def test_cases_that_went_wrong_once(form, a, b, c):
+    type_ = form.rpartition(".")[2]
+    check(form, [from_bits([operand], type_) for operand in (a, b, c) if operand is not None])
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_form_agrees_with_its_judge_on_any_bits(data):
