@@ -107,13 +107,13 @@ _FLOAT_ARITHMETIC: Final[dict[str, Callable[[float, float], float]]] = {
 }
 
 
+_AFTER_LITERAL: Final = frozenset({",", ";", "}", ")", "]"})
+_CONSTANT_STARTS: Final = frozenset({"-", "+", "~", "!", "(", "WARP_SZ"})
+
+
 def starts_constant(word: str) -> bool:
     """Return whether an operand that begins with ``word`` is a constant expression."""
     return word[:1].isdigit() or word in _CONSTANT_STARTS or (word[:1] == "." and word[1:2].isdigit())
-
-
-_AFTER_LITERAL: Final = frozenset({",", ";", "}", ")", "]"})
-_CONSTANT_STARTS: Final = frozenset({"-", "+", "~", "!", "(", "WARP_SZ"})
 
 
 def parse_constant(cursor: Cursor, floor: int = 0) -> Int | Float:

@@ -13,8 +13,8 @@ from array import array
 from bisect import bisect_right
 from typing import Final
 
-from tensorwasm.errors import MalformedPtx
-from tensorwasm.ptx.model import Position
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.ptx.model import Float, Int, Name, Position
 
 MAX_PTX_BYTES: Final = 8 << 20
 MAX_TOKENS: Final = 3 << 20
@@ -23,7 +23,8 @@ MAX_NAME_CHARS: Final = 1 << 16
 END: Final = ""
 """The token after the last one."""
 
-_IDENTIFIER: Final = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+|_", re.ASCII)
+IDENTIFIER: Final = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+|_", re.ASCII)
+"""A name without a dot, and the sink ``_``."""
 
 # Possessive throughout: no input makes it look at a character more than a fixed number of times.
 _TOKEN: Final = re.compile(
@@ -85,7 +86,7 @@ class Cursor:
         self.tokens: list[str] = []
         self._starts = array("I")
         self.at = 0
-        self.known: dict[str, object] = {}
+        self.known: dict[str, Name | Int | Float] = {}
         self.mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.padding_left = 1 << 20
         self._read(source)
@@ -121,6 +122,11 @@ class Cursor:
         """Return the error to raise for token ``index``, by default the next one."""
         position = self.position(self.at if index is None else index)
         return MalformedPtx(message, position.line, position.column)
+
+    def unsupported(self, message: str) -> UnsupportedPtx:
+        """Return the error to raise where the next token begins what is PTX but not understood here."""
+        position = self.position(self.at)
+        return UnsupportedPtx(message, position.line, position.column)
 
     def peek(self) -> str:
         """Return the next token without taking it."""
@@ -162,7 +168,7 @@ class Cursor:
             MalformedPtx: the next token is something else.
         """
         token = self.tokens[self.at]
-        if not _IDENTIFIER.fullmatch(token):
+        if not IDENTIFIER.fullmatch(token):
             raise self.error(f"{what} expected, not {shown(token)}")
         self.at += 1
         return token

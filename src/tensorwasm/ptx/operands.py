@@ -5,11 +5,10 @@ Source: PTX ISA 6 (Instruction Operands).
 
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import Final
 
-from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.constants import ADDITIVE, parse_constant, parse_whole, starts_constant, wrap_signed
-from tensorwasm.ptx.lexer import Cursor, shown
+from tensorwasm.ptx.lexer import IDENTIFIER, Cursor, shown
 from tensorwasm.ptx.model import Address, Arguments, Float, Int, Name, Not, Offset, Operand, Pair, Vector
 
 MAX_OPERAND_DEPTH: Final = 16
@@ -26,11 +25,10 @@ def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
         UnsupportedPtx: an array is indexed.
     """
     word = cursor.peek()
-    if cursor.tokens[cursor.at + 1 : cursor.at + 2] and cursor.tokens[cursor.at + 1] in _ENDS:
-        known = cursor.known.get(word)
-        if known is not None:
-            cursor.at += 1
-            return cast("Operand", known)
+    known = cursor.known.get(word)
+    if known is not None and cursor.tokens[cursor.at + 1] in _ENDS:
+        cursor.at += 1
+        return known
     if depth > MAX_OPERAND_DEPTH:
         raise cursor.error(f"operands nested more than {MAX_OPERAND_DEPTH} deep")
     if word == "[":
@@ -78,14 +76,13 @@ def parse_name(cursor: Cursor) -> Name:
         MalformedPtx: the word is no name, or what follows its dot is no component.
     """
     word = cursor.peek()
-    if word.isidentifier() or word[:1] in {"%", "$", "_"} or word[:1].isalpha():
-        name, dot, component = word.partition(".")
-        if dot and component not in _COMPONENTS:
-            raise cursor.error(f"{shown(component)} is no component of a vector")
-        if len(name) > 1 or name == "_" or name.isalpha():
-            cursor.at += 1
-            return Name(name, component or None)
-    raise cursor.error(f"an operand expected, not {shown(word)}")
+    name, dot, component = word.partition(".")
+    if not IDENTIFIER.fullmatch(name):
+        raise cursor.error(f"an operand expected, not {shown(word)}")
+    if dot and component not in _COMPONENTS:
+        raise cursor.error(f"{shown(component)} is no component of a vector")
+    cursor.at += 1
+    return Name(name, component or None)
 
 
 def parse_offset(cursor: Cursor) -> int:
@@ -126,8 +123,7 @@ def _parse_named(cursor: Cursor, depth: int) -> Operand:
         cursor.at += 1
         return Name(name.name, follower[1:])
     if follower == "[":
-        error = cursor.error("an indexed array: write [name+bytes]")
-        raise UnsupportedPtx(error.message)
+        raise cursor.unsupported("an indexed array: write [name+bytes]")
     return name
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.check import check
 from tensorwasm.ptx.declarations import SPACES, parse_attributes, parse_linkage, parse_params, parse_variables
 from tensorwasm.ptx.directives import IN_MODULE, parse_tuning
@@ -55,12 +54,8 @@ def _parse_version(cursor: Cursor) -> tuple[int, int]:
         raise cursor.error(f"a version such as 8.0 expected, not {shown(cursor.peek())}")
     version = int(match[1]), int(match[2])
     if version < OLDEST_VERSION or version[0] > NEWEST_MAJOR:
-        position = cursor.position(cursor.at)
-        raise UnsupportedPtx(
-            f"PTX ISA {version[0]}.{version[1]}: versions 6.0 to {NEWEST_MAJOR}.x are understood",
-            position.line,
-            position.column,
-        )
+        known = f"versions {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} to {NEWEST_MAJOR}.x are understood"
+        raise cursor.unsupported(f"PTX ISA {version[0]}.{version[1]}: {known}")
     cursor.at += 1
     return version
 

@@ -63,7 +63,7 @@ def test_what_is_no_operand(text):
 
 
 def test_an_indexed_array_is_named_as_unsupported():
-    with pytest.raises(UnsupportedPtx, match="indexed"):
+    with pytest.raises(UnsupportedPtx, match="1:2: an indexed array"):
         operand("a[1]")
 
 
