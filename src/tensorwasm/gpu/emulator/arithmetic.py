@@ -22,6 +22,9 @@ def bind_operands(
     operands: list[Operand] = [one for operand in instruction.operands for one in builder.elements(operand)]
     if len(operands) != len(results) + len(sources):
         raise MalformedPtx(f"{len(operands)} operands where {len(results) + len(sources)} are expected")
+    if instruction.opcode != "cvt":
+        for operand, ptx_type in zip(operands, (*results, *sources), strict=True):
+            builder.require_width(operand, ptx_type)
     writers = [builder.writer(one, ptx_type) for one, ptx_type in zip(operands, results, strict=False)]
     readers = [builder.reader(one, ptx_type) for one, ptx_type in zip(operands[len(results) :], sources, strict=True)]
     return writers, readers

@@ -5,6 +5,7 @@ Source: PTX ISA 9.7.13.1 (bar, barrier), 9.7.13.2 (bar.warp.sync).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.geometry import WARP_LANES
-from tensorwasm.gpu.emulator.lanes import Array, select
+from tensorwasm.gpu.emulator.lanes import Array
 from tensorwasm.gpu.emulator.machine import Machine
 
 BARRIERS: Final = 16
@@ -25,22 +26,46 @@ class Barriers:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        geometry = machine.geometry
-        self._block = geometry.block
-        slots = geometry.blocks * BARRIERS
-        self._arrived = np.zeros(slots, np.int64)
-        self._awaited = np.full(slots, _FREE, np.int64)
-        self._waits = np.full(machine.lanes, _FREE, np.int64)
-        """Slot that each lane waits at, or -1."""
-        self._pc = np.zeros(machine.lanes, np.int64)
-        self._depth = np.zeros(machine.lanes, np.int64)
-        self._votes = np.zeros(machine.lanes, np.bool_)
-        self.results = np.zeros((3, machine.lanes), np.uint32)
-        """What each lane's last reduction found: popc, and, or."""
+        self._block = machine.geometry.block
         self._sites: dict[int, Site] = {}
-        self._warp_masks = np.zeros(machine.lanes, np.uint32)
         self._pending = 0
         self._warp_pending = 0
+
+    # Most kernels never leave the fast paths below, so nothing is allocated before one does.
+
+    @cached_property
+    def _arrived(self) -> NDArray[np.int64]:
+        return np.zeros(self._machine.geometry.blocks * BARRIERS, np.int64)
+
+    @cached_property
+    def _awaited(self) -> NDArray[np.int64]:
+        return np.full(self._machine.geometry.blocks * BARRIERS, _FREE, np.int64)
+
+    @cached_property
+    def _waits(self) -> NDArray[np.int64]:
+        """Slot that each lane waits at, or -1."""
+        return np.full(self._machine.lanes, _FREE, np.int64)
+
+    @cached_property
+    def _pc(self) -> NDArray[np.int64]:
+        return np.zeros(self._machine.lanes, np.int64)
+
+    @cached_property
+    def _depth(self) -> NDArray[np.int64]:
+        return np.zeros(self._machine.lanes, np.int64)
+
+    @cached_property
+    def _votes(self) -> NDArray[np.bool_]:
+        return np.zeros(self._machine.lanes, np.bool_)
+
+    @cached_property
+    def _warp_masks(self) -> NDArray[np.uint32]:
+        return np.zeros(self._machine.lanes, np.uint32)
+
+    @cached_property
+    def results(self) -> NDArray[np.uint32]:
+        """What each lane's last reduction found: popc, and, or."""
+        return np.zeros((3, self._machine.lanes), np.uint32)
 
     # -------------------------------------------------------------------------------------------- block
 
@@ -240,11 +265,3 @@ def met(machine: Machine, lanes: NDArray[np.int64], masks: Array) -> NDArray[np.
         same |= (present[warp, place] == mine).astype(np.uint32) << np.uint32(place)
     complete: NDArray[np.bool_] = (same & named) == named
     return complete
-
-
-def everyone(machine: Machine) -> bool:
-    """Return whether the active lanes are all that live."""
-    return machine.count == machine.live_lanes
-
-
-__all__ = ["BARRIERS", "Barriers", "check_membership", "everyone", "met", "select"]

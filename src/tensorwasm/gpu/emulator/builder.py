@@ -311,6 +311,19 @@ class Builder:
         register = self.register(operand) if isinstance(operand, Name) and operand.name not in SPECIALS else None
         return register.bits if register else None
 
+    def require_width(self, operand: Operand, ptx_type: str) -> None:
+        """Check that a register is as wide as a type; anything else passes.
+
+        Raises:
+            MalformedPtx: it is not.
+
+        Source: PTX ISA 9.2 (operand size must agree with the instruction type).
+        """
+        bits = self.width(operand)
+        wanted = 1 if ptx_type == "pred" else DTYPES[ptx_type].itemsize * 8
+        if bits is not None and bits != max(wanted, 1) and not (wanted == 8 and bits == 16):
+            raise MalformedPtx(f"a register of {bits} bits where .{ptx_type} is expected")
+
     def reader(self, operand: Operand, ptx_type: str) -> Reader:
         """Return a reader of a source.
 

@@ -249,26 +249,34 @@ class EmulatorDevice:
         each = plan.block_bytes(launch.shared_bytes, threads)
         batch = max(1, min(total, self._lanes // threads, BATCH_BYTES // max(each, 1)))
         zeros = _zeros(batch * threads)
-        first = 0
-        while first < total:
-            blocks = min(batch, total - first)
-            geometry = Geometry(launch.kernel, launch.config, first, blocks)
+        for first in range(0, total, batch):
+            geometry = Geometry(launch.kernel, launch.config, first, min(batch, total - first))
             if geometry.lanes != zeros[32].size:
                 zeros = _zeros(geometry.lanes)
                 launch.constants.clear()
-            memory = Memory(
-                geometry,
-                planes,
-                self._allocations,
-                self._atomicity,
-                launch.shared_bytes,
-                plan.frame_bytes,
-                plan.granule_bytes,
-            )
-            machine = Machine(launch, geometry, memory, [zeros[width] for width in plan.widths])
-            machine.check()
-            run(machine, program.blocks, plan.code.pc)
-            first += blocks
+            self._run_batch(program, plan, launch, planes, geometry, zeros)
+
+    def _run_batch(
+        self,
+        program: Program,
+        plan: Plan,
+        launch: Launch,
+        planes: list[Plane],
+        geometry: Geometry,
+        zeros: dict[int, Array],
+    ) -> None:
+        memory = Memory(
+            geometry,
+            planes,
+            self._allocations,
+            self._atomicity,
+            launch.shared_bytes,
+            plan.frame_bytes,
+            plan.granule_bytes,
+        )
+        machine = Machine(launch, geometry, memory, [zeros[width] for width in plan.widths])
+        machine.check()
+        run(machine, program.blocks, plan.code.pc)
 
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """Return at once: launches have ended when they return."""

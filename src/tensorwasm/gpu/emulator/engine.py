@@ -18,6 +18,16 @@ def run(machine: Machine, blocks: list[Block], pc: int) -> None:
     """
     scheduler = machine.scheduler = Scheduler(machine)
     barriers = machine.barriers = Barriers(machine)
+    try:
+        _run(machine, blocks, pc, scheduler)
+        if machine.live_lanes:
+            raise KernelFault(_describe(machine, scheduler, barriers))
+    finally:
+        # They refer to the machine: without the cycle its memory is released at once.
+        machine.scheduler = machine.barriers = None
+
+
+def _run(machine: Machine, blocks: list[Block], pc: int, scheduler: Scheduler) -> None:
     while True:
         while pc >= 0:
             block = blocks[pc]
@@ -34,9 +44,7 @@ def run(machine: Machine, blocks: list[Block], pc: int) -> None:
                 break
         pc = scheduler.next()
         if pc < 0:
-            break
-    if machine.live_lanes:
-        raise KernelFault(_describe(machine, scheduler, barriers))
+            return
 
 
 def _describe(machine: Machine, scheduler: Scheduler, barriers: Barriers) -> str:

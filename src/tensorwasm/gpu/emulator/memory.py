@@ -83,14 +83,12 @@ class Memory:
         self._set = Plane(0, np.zeros(self._frames.data.size, np.uint8), "local memory")
         self.shadow = Shadow(self._shared.data.size, granule_bytes, geometry.block, geometry.thread, geometry.warp)
         self._bases: dict[tuple[str, int], NDArray[np.int64]] = {}
-        self._places: dict[str, Callable[..., Place | None]] = {
-            "global": self._place_global,
-            "const": self._place_global,
-            "generic": self._place_generic,
-            "param": self._place_param,
-            "shared": self._place_shared,
-            "local": self._place_local,
-        }
+
+    def _place(
+        self, space: str, site: Site, who: Selection, addresses: Addresses, size: int, intent: Intent
+    ) -> Place | None:
+        """Check accesses and find them; None if they lie in several planes, each of which has been checked to exist."""
+        return _PLACES[space](self, site, who, addresses, size, intent)
 
     # ------------------------------------------------------------------------------------------ access
 
@@ -110,7 +108,7 @@ class Memory:
         Raises:
             KernelFault: an access breaks a rule.
         """
-        place = self._places[space](site, who, addresses, dtype.itemsize * count, "atomic load" if atomic else "load")
+        place = self._place(space, site, who, addresses, dtype.itemsize * count, "atomic load" if atomic else "load")
         if place is None:
             return self._load_parts(space, site, who, addresses, dtype, count, atomic=atomic)
         plane, index = place
@@ -138,7 +136,7 @@ class Memory:
         """
         count = values.shape[1] if values.ndim == 2 else 1
         size = values.dtype.itemsize * count
-        place = self._places[space](site, who, addresses, size, "atomic store" if atomic else "store")
+        place = self._place(space, site, who, addresses, size, "atomic store" if atomic else "store")
         if place is None:
             for part, positions in self._parts(space, site, who, addresses, size):
                 lanes = self._lanes(who)[positions]
@@ -161,7 +159,7 @@ class Memory:
         Raises:
             KernelFault: an access breaks a rule.
         """
-        place = self._places[space](site, who, addresses, dtype.itemsize, "update")
+        place = self._place(space, site, who, addresses, dtype.itemsize, "update")
         if place is not None:
             plane, index = place
             with self._atomicity:
@@ -182,7 +180,7 @@ class Memory:
         Raises:
             KernelFault: an access breaks a rule.
         """
-        place = self._places[space](site, who, addresses, size_bytes, "store")
+        place = self._place(space, site, who, addresses, size_bytes, "store")
         if place is not None and place[0] is self._shared:
             self.shadow.unset(_flat(place[1], addresses.size), size_bytes)
 
@@ -244,7 +242,7 @@ class Memory:
             return None
         if space == "param":
             return self._place_global(site, who, addresses, size, intent)
-        return self._places[space](site, who, addresses - np.uint64(WINDOWS[space]), size, intent)
+        return self._place(space, site, who, addresses - np.uint64(WINDOWS[space]), size, intent)
 
     def _place_param(self, site: Site, who: Selection, addresses: Addresses, size: int, intent: Intent) -> Place | None:
         return self._place_generic(site, who, addresses + np.uint64(PARAM_WINDOW), size, intent)
@@ -402,3 +400,13 @@ def _flat(index: Index, count: int) -> NDArray[np.int64]:
     if isinstance(index, slice):
         return np.arange(index.start, index.stop)
     return index
+
+
+_PLACES: Final[dict[str, Callable[..., Place | None]]] = {
+    "global": Memory._place_global,  # noqa: SLF001 - the table of the class's own methods
+    "const": Memory._place_global,  # noqa: SLF001
+    "generic": Memory._place_generic,  # noqa: SLF001
+    "param": Memory._place_param,  # noqa: SLF001
+    "shared": Memory._place_shared,  # noqa: SLF001
+    "local": Memory._place_local,  # noqa: SLF001
+}

@@ -47,6 +47,8 @@ def compile_mov(builder: Builder, instruction: Instruction) -> None:
 
 
 def _move(builder: Builder, target: Operand, source: Operand, ptx_type: str) -> None:
+    builder.require_width(target, ptx_type)
+    builder.require_width(source, ptx_type)
     bits = DTYPES[ptx_type].itemsize * 8 if ptx_type != "pred" else 1
     raw = "pred" if bits == 1 else f"b{bits}"
     if builder.width(target) == bits and builder.width(source) == bits and isinstance(target, Name):
@@ -105,6 +107,8 @@ def _pack(builder: Builder, target: Operand, sources: list[Operand], ptx_type: s
     part = _element(ptx_type, len(sources))
     bits = DTYPES[ptx_type].itemsize * 8
     whole = RAW[bits]
+    for source in sources:
+        builder.require_width(source, f"b{part.itemsize * 8}")
     reads = [builder.reader(source, f"b{part.itemsize * 8}") for source in sources]
     write = builder.writer(target, f"b{bits}")
 

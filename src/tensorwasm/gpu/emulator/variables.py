@@ -27,6 +27,8 @@ def initial_bytes(variable: Variable, place: Place) -> bytes:
     Raises:
         UnsupportedPtx: an element that the emulator lacks.
     """
+    if not variable.initializer:
+        return b""
     size = TYPE_BYTES.get(variable.type)
     if size is None or size > 8:
         raise UnsupportedPtx(f"variables of type .{variable.type}", variable.position.line, variable.position.column)

@@ -1,0 +1,207 @@
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fakes.emulation import HEAD, Emulation, kernel, store_result
+from tensorwasm.errors import (
+    InvalidDimensions,
+    InvalidKernel,
+    InvalidKernelArgs,
+    InvokeTimeout,
+    KernelFault,
+    LaunchRefused,
+    QuotaExceeded,
+)
+from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.emulator.geometry import Geometry
+from tensorwasm.ptx.parser import parse
+from tensorwasm.values import Deadline, LaunchConfig
+
+INCREMENT = kernel(
+    """
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r2, %r2, %r3, %r0;
+    ld.param.u64 %rd0, [p0]; mad.wide.u32 %rd0, %r2, 4, %rd0; ld.global.u32 %r1, [%rd0]; add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd0], %r1;
+    """
+)
+
+
+@pytest.mark.parametrize("block", [(1, 1, 1), (256, 1, 1), (1024, 1, 1)])
+@pytest.mark.parametrize("grid", [((1 << 31) - 1, 1, 1), ((1 << 31) - 1, 65535, 65535)])
+def test_a_giant_grid_allocates_nothing_of_its_size(emulation, grid, block):
+    region = emulation.buffer([0])
+    text = kernel("ld.param.u64 %rd0, [p0]; red.global.max.u32 [%rd0], %r0;")
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvokeTimeout):
+            emulation.launch(text, region, grid=grid, block=block, seconds=0.3)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 << 20
+
+
+def test_the_last_blocks_of_a_giant_grid_know_who_they_are(emulation):
+    # Only the geometry: running all the blocks before them would take years.
+    grid = ((1 << 31) - 1, 65535, 65535)
+    last = Geometry("k", LaunchConfig(grid, (4, 2, 2)), grid[0] * grid[1] * grid[2] - 2, 2)
+    assert last.block_at(1) == (grid[0] - 1, 65534, 65534)
+    assert last.describe(31).endswith("thread (3, 1, 1)")
+
+
+def test_lanes_bound_how_many_blocks_run_side_by_side():
+    text = kernel("atom.global.add.u32 %r1, [count], 1;" + store_result(), before=".global .u32 count;")
+    for lanes in (1, 64, 100, 1 << 14):
+        found = Emulation(lanes=lanes).run(text, 50 * 60, grid=(60, 1, 1), block=(50, 1, 1))
+        assert sorted(found.tolist()) == list(range(3000))
+
+
+def test_memory_bounds_how_many_blocks_run_side_by_side(emulation):
+    # 64 KiB of local memory per thread: 16,384 lanes would take 2 GiB.
+    text = kernel(
+        ".local .b8 big[65536]; st.local.u32 [big+65532], %r0; ld.local.u32 %r1, [big+65532];" + store_result()
+    )
+    tracemalloc.start()
+    try:
+        found = emulation.run(text, 32 * 100, grid=(100, 1, 1))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.tolist() == list(range(32)) * 100
+    assert peak_bytes < 400 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "before"),
+    [
+        ({"block": (1025, 1, 1)}, ""),
+        ({"block": (32, 33, 1)}, ""),
+        ({"block": (1, 1, 65)}, ""),
+        ({"block": (0, 1, 1)}, ""),
+        ({"grid": (0, 1, 1)}, ""),
+        ({"grid": (1 << 31, 1, 1)}, ""),
+        ({"grid": (1, 65536, 1)}, ""),
+        ({"shared_bytes": (227 << 10) + 1}, ""),
+        ({"shared_bytes": 227 << 10}, ".shared .b32 one;"),
+        ({"shared_bytes": -1}, ""),
+        ({"block": (1024, 1, 1)}, ".local .b8 big[2000000];"),
+    ],
+)
+def test_geometry_outside_the_limits_is_refused_before_anything_is_allocated(emulation, options, before):
+    use = {"": "", ".s": "st.shared.u32 [one], 1;", ".l": "st.local.u32 [big], 1;"}[before[:2]]
+    body = f"{before} {use}"
+    with pytest.raises(InvalidDimensions):
+        emulation.launch(kernel(body), emulation.buffer([0]), **options)
+    assert emulation.device.statistics().launches == 0
+
+
+@pytest.mark.parametrize(("directive", "threads"), [(".maxntid 64", 64), (".reqntid 8, 4, 2", 64)])
+def test_the_kernels_own_limit_of_threads(emulation, directive, threads):
+    text = kernel("", directives=directive)
+    emulation.launch(text, emulation.buffer([0]), block=(threads // 2, 2, 1))
+    with pytest.raises(InvalidDimensions):
+        emulation.launch(text, emulation.buffer([0]), block=(threads + 1, 1, 1))
+
+
+def test_arguments_must_be_those_of_the_kernel(emulation):
+    for args in ([], [bytes(8), bytes(8)], [bytes(9)], [b""]):
+        with pytest.raises(InvalidKernelArgs):
+            emulation.launch(kernel(""), args=args)
+    loaded = emulation.device.load(parse(kernel("")))
+    with pytest.raises(InvalidKernel):
+        emulation.device.launch(
+            loaded, "other", LaunchConfig((1, 1, 1), (1, 1, 1)), [], [], emulation.stream, Deadline()
+        )
+
+
+def test_a_kernel_without_parameters(emulation):
+    emulation.launch(kernel("", params=0))
+
+
+def test_statistics_and_the_budget_are_exact():
+    emulation = Emulation(memory_bytes=1000)
+    device = emulation.device
+    start = DeviceStatistics(streams=1)
+    assert device.statistics() == start
+    first = device.allocate(600)
+    with pytest.raises(QuotaExceeded):
+        device.allocate(401)
+    second = device.allocate(400)
+    assert device.statistics() == DeviceStatistics(allocations=2, allocated_bytes=1000, streams=1)
+    device.free(first)
+    loaded = device.load(parse(HEAD + ".global .b8 x[600]; .entry k() { ret; }"))
+    with pytest.raises(QuotaExceeded):
+        device.allocate(1)
+    assert device.statistics() == DeviceStatistics(allocations=1, allocated_bytes=400, modules=1, streams=1)
+    device.unload(loaded)
+    device.unload(loaded)
+    device.free(second)
+    with pytest.raises(LaunchRefused):
+        device.free(second)
+    device.allocate(1000)
+    device.close()
+    device.close()
+    assert device.statistics() == DeviceStatistics()
+
+
+def test_a_module_that_does_not_load_leaves_nothing(emulation):
+    before = emulation.device.statistics()
+    for body in ("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [t, {%f1, %f2}];", "add.u32 %r1, %rd1, 1, 2;"):
+        text = kernel(body, before=".global .texref t; .global .b8 big[100000];")
+        with pytest.raises(Exception, match=r"\d+:\d+"):
+            emulation.device.load(parse(text))
+    assert emulation.device.statistics() == before
+    emulation.device.allocate((1 << 30) - 4096)
+
+
+def test_reads_and_writes_stay_inside_one_allocation(emulation):
+    region = emulation.buffer([1, 2, 3])
+    for address, size in ((region.address, 13), (region.address - 1, 1), (region.end, 1), (0, 1)):
+        with pytest.raises(LaunchRefused):
+            emulation.device.read(address, memoryview(bytearray(size)), emulation.stream)
+        with pytest.raises(LaunchRefused):
+            emulation.device.write(address, bytes(size), emulation.stream)
+
+
+@pytest.mark.parametrize(("address", "size"), [(0, 4096), (4096, 0), (1 << 52, 4096), (-4096, 4096)])
+def test_what_cannot_be_host_memory_is_not_registered(emulation, address, size):
+    with pytest.raises(LaunchRefused):
+        emulation.device.register(address, size)
+    with pytest.raises(LaunchRefused):
+        emulation.device.unregister(address)
+
+
+def test_a_fault_does_not_outlive_its_launch(emulation):
+    region = emulation.buffer([1] * 32)
+    with pytest.raises(KernelFault):
+        emulation.launch(kernel("trap;"), region)
+    emulation.launch(INCREMENT, region)
+    assert emulation.read(region).tolist() == [2] * 32
+
+
+def test_threads_launch_at_the_same_time_each_on_its_own_memory(emulation):
+    regions = [emulation.buffer(np.arange(64 * 100, dtype=np.uint32) * (n + 1)) for n in range(6)]
+    loaded = emulation.device.load(parse(INCREMENT))
+
+    def work(region):
+        for _ in range(5):
+            emulation.device.launch(
+                loaded,
+                "k",
+                LaunchConfig((100, 1, 1), (64, 1, 1)),
+                [region.address.to_bytes(8, "little")],
+                [region],
+                emulation.stream,
+                Deadline.after(20),
+            )
+
+    workers = [threading.Thread(target=work, args=(region,)) for region in regions]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for number, region in enumerate(regions):
+        assert np.array_equal(emulation.read(region), np.arange(6400, dtype=np.uint32) * (number + 1) + 5)
+    assert emulation.device.statistics().launches == 30
