@@ -224,6 +224,26 @@ def test_prefetch_changes_nothing(launcher, random):
     assert_array_equal(got, data)
 
 
+def test_cache_policies_change_nothing(launcher, random):
+    launcher.require(80)
+    data = random_bits(random, "b32", LANES)
+    body = """
+        mov.u64 %rd0, scratch;
+        applypriority.global.L2::evict_normal [%rd0], 128;
+        discard.global.L2 [%rd0], 128;
+        createpolicy.fractional.L2::evict_last.L2::evict_unchanged.b64 %rd1, 0.5;
+        createpolicy.fractional.L2::evict_first.b64 %rd2;
+        mad.wide.u32 %rd0, %lane, 4, %rd0;
+        bar.sync 0;
+        st.global.L2::cache_hint.b32 [%rd0], %a0, %rd1;
+        ld.global.L2::cache_hint.b32 %d0, [%rd0], %rd2;
+    """
+    kernel = LaneKernel("policies", ("b32",), ("b32",), body)
+    variable = f".global .align 128 .b8 scratch[{16 * LANES}];"
+    (got,) = launcher.run_lanes(kernel, [data], lanes=LANES, text=module([variable, kernel], "sm_80"))
+    assert_array_equal(got, data)
+
+
 # --------------------------------------------------------------------------------------- module variables
 
 
