@@ -496,22 +496,19 @@ def test_a_block_outside_a_cluster_is_one_of_its_own(launcher):
             f"""
     .visible .entry alone(.param .u64 out)
     {{
-        .reg .b32 %r<4>; .reg .b64 %rd0; .reg .pred %p;
+        .reg .b32 %r<2>; .reg .b64 %rd0;
         mov.u32 %r1, %ctaid.x;
         ld.param.u64 %rd0, [out];
-        mad.wide.u32 %rd0, %r1, 36, %rd0;
+        mad.wide.u32 %rd0, %r1, 32, %rd0;
         {stores}
-        mov.pred %p, %is_explicit_cluster;
-        selp.u32 %r2, 1, 0, %p;
-        st.global.u32 [%rd0+32], %r2;
         ret;
     }}
     """
         ],
         "sm_90",
     )
-    (out,) = launcher.launch(text, "alone", [np.full((3, 9), 7, np.uint32)], grid=(3, 1, 1), block=(1, 1, 1))
-    assert_array_equal(out, [[block, 3, 0, 1, 0, 1, 1, 1, 0] for block in range(3)])
+    (out,) = launcher.launch(text, "alone", [np.full((3, 8), 7, np.uint32)], grid=(3, 1, 1), block=(1, 1, 1))
+    assert_array_equal(out, [[block, 3, 0, 1, 0, 1, 1, 1] for block in range(3)])
 
 
 def test_clocks_run_forward(launcher):
