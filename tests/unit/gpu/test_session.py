@@ -285,6 +285,21 @@ def test_variables_of_a_module_are_charged(session, device, ledger):
     assert ledger.statistics() == LedgerStatistics(0, 0)
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [b".global .align 4 .b8 t[64];", b"{ .const .align 4 .b8 t[64]; }", b"{ { .global .b32 t[8], u[8]; } }"],
+)
+def test_variables_inside_a_kernel_are_charged_too(session, ledger, hidden):
+    session.load(NOTHING.replace(b"ret;", hidden + b"ret;"), "nothing")
+    assert ledger.statistics() == LedgerStatistics(0, 64)
+
+
+def test_what_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
+    declared = b".local .b8 l[64]; .shared .b8 s[64]; .reg .b32 %r<64>; ret;"
+    session.load(NOTHING.replace(b"ret;", declared), "nothing")
+    assert ledger.statistics() == LedgerStatistics(0, 0)
+
+
 # ----------------------------------------------------------------------------------------------------- launches
 
 
