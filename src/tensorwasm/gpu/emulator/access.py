@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.builder import Builder, frame_offset
+from tensorwasm.gpu.emulator.builder import Builder
 from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Writer, read_computed, read_constant
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program import Step
@@ -105,7 +106,7 @@ def memory_operand(builder: Builder, operand: Operand) -> Address:
     if operand.coordinates:
         raise UnsupportedPtx("addresses with coordinates")
     if isinstance(operand.base, Name):
-        variable = builder.variable(operand.base.name)
+        variable = builder.names.variable(operand.base.name)
         if variable is not None and variable.type not in DTYPES and variable.type != "b128":
             raise UnsupportedPtx(f"variables of type .{variable.type}")
     return operand
@@ -115,15 +116,15 @@ def parameter(builder: Builder, access: Access, address: Address) -> Variable | 
     """Return the ``.param`` variable that an access names directly, or None."""
     if access.space != "param" or not isinstance(address.base, Name):
         return None
-    return builder.variable(address.base.name)
+    return builder.names.variable(address.base.name)
 
 
 def locate(builder: Builder, access: Access, address: Address) -> tuple[str, Reader]:
     """Return the space and the addresses of an access; parameters of functions lie among the locals."""
     variable = parameter(builder, access, address)
-    if variable is None or builder.kernel_parameter(variable):
-        return access.space, builder.address(address)
-    key, offset = builder.key(variable), address.offset
+    if variable is None or builder.names.kernel_parameter(variable):
+        return access.space, builder.names.address(address)
+    key, offset = builder.names.key(variable), address.offset
     return "local", read_computed(lambda machine: frame_offset(machine, key) + offset, RAW[64])
 
 
@@ -141,7 +142,7 @@ def compile_load(builder: Builder, instruction: Instruction) -> None:
     access = parse_access(instruction)
     target, place = _operands(instruction, target_first=True)
     address = memory_operand(builder, place)
-    writes = [builder.writer(one, access.type) for one in builder.elements(target)]
+    writes = [builder.names.writer(one, access.type) for one in builder.names.elements(target)]
     if len(writes) != access.count:
         raise MalformedPtx(f"{len(writes)} destinations for {access.count} elements")
     if _load_parameter(builder, access, address, writes):
@@ -170,11 +171,11 @@ def compile_load(builder: Builder, instruction: Instruction) -> None:
 def _load_parameter(builder: Builder, access: Access, address: Address, writes: list[Writer]) -> bool:
     """Add the step that reads a kernel parameter named directly: the same value for every lane."""
     variable = parameter(builder, access, address)
-    if variable is None or not builder.kernel_parameter(variable):
+    if variable is None or not builder.names.kernel_parameter(variable):
         return False
     dtype = DTYPES[access.type]
     size = dtype.itemsize
-    start = builder.param_offset(variable) + address.offset
+    start = builder.names.param_offset(variable) + address.offset
     if start % (size * access.count) or start < 0:
         raise MalformedPtx(f"a parameter of {size * access.count} bytes at the misaligned offset {start}")
     for index, write in enumerate(writes):
@@ -198,7 +199,7 @@ def compile_store(builder: Builder, instruction: Instruction) -> None:
     dtype = DTYPES[access.type]
     raw = f"b{dtype.itemsize * 8}"
     kind = access.type if access.type in ("f32", "f64") else raw
-    reads = [builder.reader(one, kind) for one in builder.elements(source)]
+    reads = [builder.names.reader(one, kind) for one in builder.names.elements(source)]
     if len(reads) != access.count:
         raise MalformedPtx(f"{len(reads)} sources for {access.count} elements")
     note_width(builder, access)
@@ -241,12 +242,12 @@ _FENCE: Final = re.compile(
 def compile_hint(builder: Builder, instruction: Instruction) -> None:
     """Accept an instruction that only advises the caches."""
     for operand in instruction.operands:
-        builder.reader(operand, "u64" if isinstance(operand, Address) else "b32")
+        builder.names.reader(operand, "u64" if isinstance(operand, Address) else "b32")
 
 
 def compile_policy(builder: Builder, instruction: Instruction) -> None:
     """Add the step of a ``createpolicy``: caches have no policies here, so any value is one."""
-    write = builder.writer(instruction.operands[0], "b64") if instruction.operands else None
+    write = builder.names.writer(instruction.operands[0], "b64") if instruction.operands else None
     if write is None:
         raise MalformedPtx("no destination")
     read = read_constant(0, RAW[64])

@@ -19,14 +19,16 @@ def bind_operands(
     Raises:
         MalformedPtx: their number or their types do not fit.
     """
-    operands: list[Operand] = [one for operand in instruction.operands for one in builder.elements(operand)]
+    operands: list[Operand] = [one for operand in instruction.operands for one in builder.names.elements(operand)]
     if len(operands) != len(results) + len(sources):
         raise MalformedPtx(f"{len(operands)} operands where {len(results) + len(sources)} are expected")
     if instruction.opcode != "cvt":
         for operand, ptx_type in zip(operands, (*results, *sources), strict=True):
-            builder.require_width(operand, ptx_type)
-    writers = [builder.writer(one, ptx_type) for one, ptx_type in zip(operands, results, strict=False)]
-    readers = [builder.reader(one, ptx_type) for one, ptx_type in zip(operands[len(results) :], sources, strict=True)]
+            builder.names.require_width(operand, ptx_type)
+    writers = [builder.names.writer(one, ptx_type) for one, ptx_type in zip(operands, results, strict=False)]
+    readers = [
+        builder.names.reader(one, ptx_type) for one, ptx_type in zip(operands[len(results) :], sources, strict=True)
+    ]
     return writers, readers
 
 
@@ -40,9 +42,9 @@ def compile_arithmetic(builder: Builder, instruction: Instruction, op: Op) -> No
     sources = op.sources[:-1] if op.reads_carry else op.sources
     writers, readers = bind_operands(builder, instruction, results, sources)
     if op.writes_carry:
-        writers.append(write_register(builder.carry(), "pred"))
+        writers.append(write_register(builder.names.carry(), "pred"))
     if op.reads_carry:
-        readers.append(read_register(builder.carry(), DTYPES["pred"]))
+        readers.append(read_register(builder.names.carry(), DTYPES["pred"]))
     if len(writers) == 1:
         builder.step(_single(op, writers[0], readers))
     else:

@@ -64,19 +64,19 @@ def compile_atomic(builder: Builder, instruction: Instruction) -> None:
     expected = returns + 2 + (operation == "cas") + ("L2::cache_hint" in instruction.modifiers)
     if len(operands) != expected:
         raise MalformedPtx(f"{len(operands)} operands where {expected} are expected")
-    targets = list(builder.elements(operands.pop(0))) if returns else []
+    targets = list(builder.names.elements(operands.pop(0))) if returns else []
     address = memory_operand(builder, operands.pop(0))
     note_width(builder, access)
     space, read_address = locate(builder, access, address)
     dtype = DTYPES[access.type]
-    sources = [list(builder.elements(operand)) for operand in operands[: 1 + (operation == "cas")]]
+    sources = [list(builder.names.elements(operand)) for operand in operands[: 1 + (operation == "cas")]]
     if any(len(each) != access.count for each in sources) or (returns and len(targets) != access.count):
         raise MalformedPtx(f"operands of {access.count} elements are expected")
     site = builder.site(instruction)
     for element in range(access.count):
-        reads = [builder.reader(each[element], access.type) for each in sources]
+        reads = [builder.names.reader(each[element], access.type) for each in sources]
         sink = not returns or (isinstance(targets[element], Name) and targets[element].name == "_")  # type: ignore[union-attr]
-        write = None if sink else builder.writer(targets[element], access.type)
+        write = None if sink else builder.names.writer(targets[element], access.type)
         prepare = (
             _PREPARE.get((operation, access.type)) or _PREPARE.get((operation, "")) or _binary(operation, access.type)
         )

@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.faults import Site
 from tensorwasm.gpu.emulator.machine import Machine
-from tensorwasm.gpu.emulator.memory import LOCAL_WINDOW, PARAM_WINDOW
+from tensorwasm.gpu.emulator.names import Names
 from tensorwasm.gpu.emulator.operands import (
-    RAW,
     Reader,
-    Register,
-    Writer,
-    floating_bits,
-    immediate_bits,
-    read_computed,
-    read_constant,
-    read_register,
-    write_nothing,
-    write_register,
 )
-from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program import End, FunctionCode, Step, param_offsets
-from tensorwasm.gpu.emulator.special import read_special, width_bits
-from tensorwasm.ptx.layout import TYPE_BYTES
+from tensorwasm.gpu.emulator.program import End, Step
 from tensorwasm.ptx.model import (
-    Address,
     Block,
     Directive,
-    Float,
-    Function,
     Instruction,
-    Int,
     Label,
-    Name,
     Not,
-    Offset,
-    Operand,
-    Pair,
     Statement,
     TargetList,
     Variable,
-    Vector,
 )
-from tensorwasm.ptx.scope import Scope, Symbol
-from tensorwasm.ptx.special import SPECIALS
 
 COMPONENTS: Final = "xyzw"
 _COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
@@ -83,46 +59,16 @@ class Builder:
     Attributes:
         code: what is known of it so far.
         items: its steps, ends and labels in order.
-        scope: names known at the current statement.
+        names: what names mean at the current statement.
     """
 
-    def __init__(
-        self,
-        code: FunctionCode,
-        module_scope: Scope,
-        addresses: dict[int, int],
-        functions: dict[str, FunctionCode],
-        keys: dict[int, int],
-    ) -> None:
-        """Begin a function.
-
-        Args:
-            code: filled in while building.
-            module_scope: names of the module.
-            addresses: address of each global and constant variable, by the identity of its declaration.
-            functions: all functions of the module that have bodies.
-            keys: key of every other variable, by the identity of its declaration; extended here.
-        """
-        self.code, self.functions = code, functions
+    def __init__(self, names: Names) -> None:
+        """Begin the function that the names are of."""
+        self.code = names.code
+        self.names = names
         self.items: list[Item] = []
-        self.scope = Scope(module_scope)
-        self._addresses, self._keys = addresses, keys
-        self._registers: dict[tuple[int, str], Register] = {}
-        # What names mean and how they are read where the current statement stands.
-        self._meanings: dict[str, Symbol | None] = {}
-        self._readers: dict[tuple[str, str | None, str], Reader] = {}
         self._labels: dict[int, int] = {}
         self._label_count = 0
-        for variable in (*code.function.returns, *code.function.params):
-            self.scope.declare(variable.name, variable)
-        if not code.function.entry:
-            code.formals.extend(self._home(variable) for variable in code.function.params)
-            code.results.extend(self._home(variable) for variable in code.function.returns)
-
-    def _home(self, variable: Variable) -> Register | int:
-        if variable.space == "reg":
-            return self._register(variable, variable.name)
-        return self.key(variable)
 
     # ---------------------------------------------------------------------------------------- statements
 
@@ -138,37 +84,22 @@ class Builder:
     def _build_block(self, body: tuple[Statement, ...], compile_instruction: Callable[..., None]) -> None:
         for statement in body:
             if isinstance(statement, Label):
-                self.scope.declare(statement.name, statement)
+                self.names.declare(statement.name, statement)
             elif isinstance(statement, TargetList):
-                self.scope.declare(statement.label, statement)
+                self.names.declare(statement.label, statement)
         for statement in body:
             if isinstance(statement, Instruction):
                 self._build_instruction(statement, compile_instruction)
             elif isinstance(statement, Label):
                 self.items.append(self.label(statement.name))
             elif isinstance(statement, Variable):
-                self.scope.declare(statement.name, statement)
-                self._forget()
+                self.names.declare(statement.name, statement)
             elif isinstance(statement, Block):
-                outer, self.scope = self.scope, Scope(self.scope)
-                self._forget()
+                self.names.enter()
                 self._build_block(statement.body, compile_instruction)
-                self.scope = outer
-                self._forget()
+                self.names.leave()
             elif isinstance(statement, Directive | TargetList):
                 continue
-
-    def _forget(self) -> None:
-        self._meanings.clear()
-        self._readers.clear()
-
-    def find(self, name: str) -> Symbol | None:
-        """Return what a name means here, or None."""
-        try:
-            return self._meanings[name]
-        except KeyError:
-            found = self._meanings[name] = self.scope.find(name)
-            return found
 
     def _build_instruction(self, instruction: Instruction, compile_instruction: Callable[..., None]) -> None:
         start = len(self.items)
@@ -198,7 +129,7 @@ class Builder:
         if instruction.guard is None:
             raise MalformedPtx("no guard")
         predicate = instruction.guard.predicate
-        return self.reader(Not(predicate) if instruction.guard.negated else predicate, "pred")
+        return self.names.reader(Not(predicate) if instruction.guard.negated else predicate, "pred")
 
     def step(self, step: Step) -> None:
         """Add a step."""
@@ -221,7 +152,7 @@ class Builder:
         Raises:
             MalformedPtx: there is none of that name.
         """
-        found = self.find(name)
+        found = self.names.find(name)
         if not isinstance(found, Label):
             raise MalformedPtx(f"{name} is no label")
         number = self._labels.get(id(found))
@@ -229,232 +160,9 @@ class Builder:
             number = self._labels[id(found)] = self.new_label()
         return number
 
-    # ---------------------------------------------------------------------------------------- registers
-
-    def _register(self, variable: Variable, name: str) -> Register:
-        found = self._registers.get((id(variable), name))
-        if found is None:
-            bits = 1 if variable.type == "pred" else TYPE_BYTES[variable.type] * 8
-            if bits > 64:
-                raise UnsupportedPtx(f"registers of type .{variable.type}")
-            found = Register(self.code.first_slot + len(self.code.widths), bits)
-            self.code.widths.append(bits)
-            self._registers[id(variable), name] = found
-        return found
-
-    def carry(self) -> Register:
-        """Return the condition code register's carry flag."""
-        return self._register(_CARRY, "CC.CF")
-
-    def register(self, operand: Name) -> Register | None:
-        """Return the scalar register that an operand names, or None if it names something else."""
-        found = self.find(operand.name)
-        if not isinstance(found, Variable) or found.space != "reg":
-            return None
-        if operand.component is not None:
-            return self._register(found, f"{operand.name}.{_COLOURS.get(operand.component, operand.component)}")
-        if found.vector > 1:
-            raise MalformedPtx(f"vector register {operand.name} where a scalar is expected")
-        return self._register(found, operand.name)
-
-    def type_of(self, operand: Operand) -> str | None:
-        """Return the PTX type of the register that an operand names, or None for anything else."""
-        found = self.find(operand.name) if isinstance(operand, Name) else None
-        return found.type if isinstance(found, Variable) and found.space == "reg" else None
-
-    def variable(self, name: str) -> Variable | None:
-        """Return the variable in memory of a name, or None."""
-        found = self.find(name)
-        return found if isinstance(found, Variable) and found.space != "reg" else None
-
-    def key(self, variable: Variable) -> int:
-        """Return the key of a variable that launches place, and note that the function uses it."""
-        key = self._keys.setdefault(id(variable), len(self._keys))
-        self.code.variables[key] = variable
-        return key
-
-    def elements(self, operand: Operand) -> Iterator[Operand]:
-        """Yield the scalars of an operand: of a vector, a pair or a vector register."""
-        if isinstance(operand, Vector):
-            for element in operand.elements:
-                yield from self.elements(element)
-        elif isinstance(operand, Pair):
-            yield operand.first
-            yield operand.second
-        elif isinstance(operand, Name) and operand.component is None:
-            found = self.find(operand.name)
-            if isinstance(found, Variable) and found.space == "reg" and found.vector > 1:
-                yield from (Name(operand.name, component) for component in COMPONENTS[: found.vector])
-            else:
-                yield operand
-        else:
-            yield operand
-
-    # ------------------------------------------------------------------------------------------ operands
-
-    def writer(self, operand: Operand, ptx_type: str) -> Writer:
-        """Return a writer of a destination.
-
-        Raises:
-            MalformedPtx: the operand cannot be written as that type.
-        """
-        if isinstance(operand, Name):
-            if operand.name == "_":
-                return write_nothing
-            register = self.register(operand)
-            if register is not None:
-                return write_register(register, ptx_type)
-        raise MalformedPtx("a register is expected as the destination")
-
-    def width(self, operand: Operand) -> int | None:
-        """Return the bits of the register an operand names, or None for anything else."""
-        register = self.register(operand) if isinstance(operand, Name) and operand.name not in SPECIALS else None
-        return register.bits if register else None
-
-    def require_width(self, operand: Operand, ptx_type: str) -> None:
-        """Check that a register is as wide as a type; anything else passes.
-
-        Raises:
-            MalformedPtx: it is not.
-
-        Source: PTX ISA 9.2 (operand size must agree with the instruction type).
-        """
-        bits = self.width(operand)
-        wanted = 1 if ptx_type == "pred" else DTYPES[ptx_type].itemsize * 8
-        if bits is not None and bits != max(wanted, 1) and not (wanted == 8 and bits == 16):
-            raise MalformedPtx(f"a register of {bits} bits where .{ptx_type} is expected")
-
-    def reader(self, operand: Operand, ptx_type: str) -> Reader:
-        """Return a reader of a source.
-
-        Raises:
-            MalformedPtx: the operand cannot be read as that type.
-            UnsupportedPtx: the emulator lacks it.
-        """
-        if type(operand) is Name:
-            key = (operand.name, operand.component, ptx_type)
-            known = self._readers.get(key)
-            if known is None:
-                known = self._readers[key] = self._read_name(operand, ptx_type)
-            return known
-        read = _READERS.get(type(operand))
-        if read is None or (ptx_type == "pred" and not isinstance(operand, Int | Not)):
-            raise MalformedPtx(f"a {type(operand).__name__.lower()} operand where .{ptx_type} is expected")
-        return read(self, operand, ptx_type)
-
-    def _read_name(self, operand: Name, ptx_type: str) -> Reader:
-        dtype = DTYPES[ptx_type]
-        if operand.name in SPECIALS:
-            name = operand.name if operand.component is None else f"{operand.name}.{operand.component}"
-            if dtype.kind == "b":
-                raise MalformedPtx(f"{name} is no predicate")
-            if dtype.itemsize * 8 > width_bits(name) and dtype.kind == "f":
-                raise MalformedPtx(f"{name} where .{ptx_type} is expected")
-            return read_special(name, dtype)
-        register = self.register(operand)
-        if register is not None:
-            return read_register(register, dtype)
-        return self._read_address(Offset(operand, 0), ptx_type)
-
-    def _read_address(self, operand: Offset, ptx_type: str) -> Reader:
-        dtype = DTYPES[ptx_type]
-        if dtype.kind not in "ui" or dtype.itemsize < 4:
-            raise MalformedPtx(f"the address of {operand.base.name} where .{ptx_type} is expected")
-        place = self.place(operand.base.name)
-        offset = operand.offset
-        if isinstance(place, int):
-            return read_constant(place + offset, dtype)
-        return read_computed(lambda machine: place(machine) + offset, dtype)
-
-    def place(self, name: str) -> int | Callable[[Machine], int]:
-        """Return the address of a variable in its space, or of a function.
-
-        Raises:
-            MalformedPtx: there is none of that name.
-            UnsupportedPtx: the module does not define it.
-        """
-        found = self.find(name)
-        if isinstance(found, Function):
-            if found.name not in self.functions:
-                raise UnsupportedPtx(f"function {name}, which the module does not define")
-            return self.functions[found.name].address
-        if not isinstance(found, Variable) or found.space == "reg":
-            raise MalformedPtx(f"{name} has no address")
-        if found.space in ("global", "const"):
-            if id(found) not in self._addresses:
-                raise UnsupportedPtx(f"variable {name}, which the module does not define")
-            return self._addresses[id(found)]
-        if self.kernel_parameter(found):
-            return self.param_offset(found)
-        key = self.key(found)
-        if found.space == "shared":
-            return lambda machine: machine.launch.shared[key]
-        # A parameter of a function lives among its locals; `Memory` adds the window of parameters to its address.
-        window = LOCAL_WINDOW - PARAM_WINDOW if found.space == "param" else 0
-        return lambda machine: frame_offset(machine, key) + window
-
-    def kernel_parameter(self, variable: Variable) -> bool:
-        """Return whether a variable is a parameter of the kernel being built."""
-        return self.code.function.entry and any(variable is one for one in self.code.function.params)
-
-    def param_offset(self, variable: Variable) -> int:
-        """Return the offset of a kernel's parameter in the parameter buffer."""
-        for one, offset in zip(self.code.function.params, param_offsets(self.code.function)[0], strict=True):
-            if one is variable:
-                return offset
-        raise MalformedPtx(f"{variable.name} is no parameter of the kernel")
-
-    def address(self, operand: Address) -> Reader:
-        """Return a reader of an address in whatever space, ``(n,) uint64``."""
-        offset = operand.offset % (1 << 64)
-        if isinstance(operand.base, Int):
-            return read_constant(operand.base.value + operand.offset, _U64)
-        register = self.register(operand.base)
-        if register is None:
-            return self._read_address(Offset(operand.base, operand.offset), "u64")
-        if register.bits < 32:
-            raise MalformedPtx(f"an address in a register of {register.bits} bits")
-        read = read_register(register, RAW[register.bits])
-        if register.bits == 32:
-            narrow = read
-            read = lambda machine: narrow(machine).astype(_U64)  # noqa: E731 - replaces the reader above
-        if offset == 0:
-            return read
-        add = np.uint64(offset)
-        return lambda machine: read(machine) + add
-
-    def _read_int(self, operand: Int, ptx_type: str) -> Reader:
-        if ptx_type == "pred":
-            return _read_truth(operand.value != 0)
-        return read_constant(immediate_bits(operand.value, ptx_type), DTYPES[ptx_type])
-
-    def _read_float(self, operand: Float, ptx_type: str) -> Reader:
-        return read_constant(floating_bits(operand.bits, operand.width, ptx_type), DTYPES[ptx_type])
-
-    def _read_not(self, operand: Not, ptx_type: str) -> Reader:
-        if ptx_type != "pred":
-            raise MalformedPtx(f"a negated predicate where .{ptx_type} is expected")
-        read = self.reader(operand.operand, "pred")
-        return lambda machine: ~read(machine)
-
-    def _read_memory(self, operand: Address, ptx_type: str) -> Reader:
-        if ptx_type != "u64":
-            raise MalformedPtx(f"an address where .{ptx_type} is expected")
-        return self.address(operand)
-
     def site(self, instruction: Instruction) -> Site:
         """Return how faults name an instruction."""
         return Site(instruction)
-
-
-def frame_offset(machine: Machine, key: int) -> int:
-    """Return where a local variable of the active lanes lies in their local memory."""
-    offset, stride = machine.launch.frame[key]
-    return offset + stride * machine.depth
-
-
-def _read_truth(value: bool) -> Reader:  # noqa: FBT001 - the constant itself
-    return lambda machine: np.full(machine.count, value, np.bool_)
 
 
 def _guarded(read: Reader, step: Step) -> Step:
@@ -481,14 +189,3 @@ def branch_end(read: Reader, taken: int, fallen: int) -> End:
         return machine.scheduler.split(mask, taken, fallen)  # type: ignore[no-any-return]
 
     return end
-
-
-_CARRY: Final = Variable("reg", "pred", "CC.CF")
-
-_READERS: Final[dict[type, Callable[[Builder, Any, str], Reader]]] = {
-    Offset: Builder._read_address,  # noqa: SLF001 - the table of the class's own methods
-    Int: Builder._read_int,  # noqa: SLF001
-    Float: Builder._read_float,  # noqa: SLF001
-    Not: Builder._read_not,  # noqa: SLF001
-    Address: Builder._read_memory,  # noqa: SLF001
-}

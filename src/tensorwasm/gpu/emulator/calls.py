@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.builder import Builder, Resolve, frame_offset
+from tensorwasm.gpu.emulator.builder import Builder, Resolve
 from tensorwasm.gpu.emulator.control import leave
 from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.lanes import narrow
 from tensorwasm.gpu.emulator.machine import Machine
+from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Register, own, read_register
 from tensorwasm.gpu.emulator.program import FUNCTION_STRIDE, FUNCTION_WINDOW, MAX_DEPTH, End, FunctionCode, Program
 from tensorwasm.ptx.layout import variable_bytes
@@ -47,7 +48,7 @@ def _return_end(fetches: list[Fetch]) -> End:
         start = machine.launch.mailbox
         for fetch in fetches:
             values = fetch(machine)
-            machine.memory.set_frames(start, values, machine.who)
+            machine.memory.frames.write(start, values, machine.who)
             start += values.shape[1]
         machine.depth -= 1
         lanes = machine.indices()
@@ -71,19 +72,19 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
     arguments = _take_list(operands)
     if not isinstance(callee, Name):
         raise MalformedPtx("a function is expected")
-    found = builder.find(callee.name)
+    found = builder.names.find(callee.name)
     if isinstance(found, Function):
-        if found.name == ASSERTION and found.name not in builder.functions:
+        if found.name == ASSERTION and found.name not in builder.names.functions:
             site = builder.site(instruction)
             builder.step(lambda machine: fault(machine.geometry, site, int(machine.indices()[0]), "fails an assertion"))
             return
-        if found.name not in builder.functions:
+        if found.name not in builder.names.functions:
             raise UnsupportedPtx(f"function {found.name}, which the module does not define")
         builder.code.callees.add(found.name)
-        _emit(builder, instruction, _Direct(builder.functions[found.name]), found, arguments, results)
+        _emit(builder, instruction, _Direct(builder.names.functions[found.name]), found, arguments, results)
         return
     prototype, allowed = _targets(builder, operands)
-    choose = _Indirect(builder, builder.reader(callee, "u64"), allowed)
+    choose = _Indirect(builder, builder.names.reader(callee, "u64"), allowed)
     _emit(builder, instruction, choose, prototype, arguments, results)
 
 
@@ -96,14 +97,14 @@ def _take_list(operands: list[Operand]) -> list[Operand]:
 
 
 def _targets(builder: Builder, operands: list[Operand]) -> tuple[Function, list[FunctionCode]]:
-    found = builder.find(operands[0].name) if operands and isinstance(operands[0], Name) else None
+    found = builder.names.find(operands[0].name) if operands and isinstance(operands[0], Name) else None
     if not isinstance(found, TargetList):
         raise MalformedPtx("a call through an address needs a prototype or targets")
     if found.prototype is not None:
-        code = [one for one in builder.functions.values() if not one.function.entry]
+        code = [one for one in builder.names.functions.values() if not one.function.entry]
         fits = [one for one in code if _shape(one.function) == _shape(found.prototype)]
         return found.prototype, fits
-    targets = [builder.functions[name] for name in found.targets if name in builder.functions]
+    targets = [builder.names.functions[name] for name in found.targets if name in builder.names.functions]
     if not targets or len(targets) != len(found.targets):
         raise UnsupportedPtx("a call target that the module does not define")
     first = targets[0].function
@@ -217,7 +218,7 @@ def _open_frame(machine: Machine, code: FunctionCode) -> None:
     """Leave nothing of an earlier call's local variables initialised."""
     for key, variable in code.variables.items():
         if variable.space in ("local", "param"):
-            machine.memory.unset_frames(frame_offset(machine, key), variable_bytes(variable), machine.who)
+            machine.memory.frames.unset(frame_offset(machine, key), variable_bytes(variable), machine.who)
 
 
 def _save(machine: Machine, caller: FunctionCode) -> None:
@@ -240,7 +241,7 @@ def _landing(
                 machine.write(slot, machine.saved[machine.depth, slot][rows].copy())
         start = machine.launch.mailbox
         for deliver, size in zip(delivers, sizes, strict=True):
-            deliver(machine, machine.memory.frames(start, size, machine.who))
+            deliver(machine, machine.memory.frames.read(start, size, machine.who))
             start += size
 
     return land
@@ -252,17 +253,17 @@ def _landing(
 def _fetch(builder: Builder, operand: Operand, declared: Variable) -> Fetch:
     """Return how an argument is read: a ``.param`` variable, a register or a constant."""
     size = variable_bytes(declared)
-    variable = builder.variable(operand.name) if isinstance(operand, Name) else None
-    if variable is not None and variable.space == "param" and not builder.kernel_parameter(variable):
+    variable = builder.names.variable(operand.name) if isinstance(operand, Name) else None
+    if variable is not None and variable.space == "param" and not builder.names.kernel_parameter(variable):
         if variable_bytes(variable) != size:
             raise MalformedPtx(f"{variable.name} has {variable_bytes(variable)} bytes where {size} are expected")
-        return _fetch_frame(builder.key(variable), size)
+        return _fetch_frame(builder.names.key(variable), size)
     if declared.type == "pred":
-        return _as_bytes(builder.reader(operand, "pred"))
+        return _as_bytes(builder.names.reader(operand, "pred"))
     if size not in (1, 2, 4, 8):
         raise MalformedPtx(f"a parameter of {size} bytes cannot be a register")
     kind = declared.type if declared.type in ("f32", "f64") else f"b{size * 8}"
-    return _as_bytes(builder.reader(operand, kind))
+    return _as_bytes(builder.names.reader(operand, kind))
 
 
 def _as_bytes(read: Reader) -> Fetch:
@@ -274,7 +275,7 @@ def _as_bytes(read: Reader) -> Fetch:
 
 
 def _fetch_frame(key: int, size: int) -> Fetch:
-    return lambda machine: machine.memory.frames(frame_offset(machine, key), size, machine.who).copy()
+    return lambda machine: machine.memory.frames.read(frame_offset(machine, key), size, machine.who).copy()
 
 
 def _fetch_home(home: Register | int, declared: Variable) -> Fetch:
@@ -285,7 +286,7 @@ def _fetch_home(home: Register | int, declared: Variable) -> Fetch:
 
 def _store_home(machine: Machine, home: Register | int, values: Bytes, _code: FunctionCode) -> None:
     if isinstance(home, int):
-        machine.memory.set_frames(frame_offset(machine, home), values, machine.who)
+        machine.memory.frames.write(frame_offset(machine, home), values, machine.who)
     else:
         machine.write(home.slot, own(np.ascontiguousarray(values).view(RAW[home.bits]).reshape(-1), (values,)))
 
@@ -295,14 +296,14 @@ def _deliver(builder: Builder, operand: Operand, declared: Variable) -> Deliver:
     size = variable_bytes(declared)
     if isinstance(operand, Name) and operand.name == "_":
         return lambda _machine, _values: None
-    variable = builder.variable(operand.name) if isinstance(operand, Name) else None
+    variable = builder.names.variable(operand.name) if isinstance(operand, Name) else None
     if variable is not None and variable.space == "param":
         if variable_bytes(variable) != size:
             raise MalformedPtx(f"{variable.name} has {variable_bytes(variable)} bytes where {size} are expected")
-        key = builder.key(variable)
-        return lambda machine, values: machine.memory.set_frames(frame_offset(machine, key), values, machine.who)
+        key = builder.names.key(variable)
+        return lambda machine, values: machine.memory.frames.write(frame_offset(machine, key), values, machine.who)
     kind = "pred" if declared.type == "pred" else f"b{size * 8}"
-    write, raw = builder.writer(operand, kind), RAW[1 if kind == "pred" else size * 8]
+    write, raw = builder.names.writer(operand, kind), RAW[1 if kind == "pred" else size * 8]
     return lambda machine, values: write(machine, np.ascontiguousarray(values).view(raw).reshape(-1).copy())
 
 

@@ -41,11 +41,11 @@ def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
     if instruction.modifiers not in (("idx",), ("idx", "uni")):
         raise UnsupportedPtx("this form of brx")
     index, targets = instruction.operands
-    table = builder.find(targets.name) if isinstance(targets, Name) else None
+    table = builder.names.find(targets.name) if isinstance(targets, Name) else None
     if not isinstance(table, TargetList) or table.kind != "branchtargets":
         raise MalformedPtx("a list of branch targets is expected")
     labels = [builder.label(name) for name in table.targets]
-    read, site = builder.reader(index, "u32"), builder.site(instruction)
+    read, site = builder.names.reader(index, "u32"), builder.site(instruction)
     guard = builder.guard(instruction) if instruction.guard else None
 
     def make(_own: int, following: int, resolve: Resolve) -> End:
@@ -110,7 +110,7 @@ def compile_trap(builder: Builder, instruction: Instruction) -> None:
 
 def compile_sleep(builder: Builder, instruction: Instruction) -> None:
     """Add a ``nanosleep``: others run first."""
-    builder.reader(instruction.operands[0], "u32")
+    builder.names.reader(instruction.operands[0], "u32")
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:
         def end(machine: Machine) -> int:
@@ -147,7 +147,7 @@ def compile_barrier(builder: Builder, instruction: Instruction) -> None:
 
 def _compile_warp_barrier(builder: Builder, instruction: Instruction) -> None:
     (mask,) = instruction.operands
-    read, site = builder.reader(mask, "u32"), builder.site(instruction)
+    read, site = builder.names.reader(mask, "u32"), builder.site(instruction)
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:
         return lambda machine: machine.barriers.meet(site, following, read(machine))
@@ -161,12 +161,12 @@ def _compile_block_barrier(builder: Builder, instruction: Instruction, reduction
     if reduction is not None:
         if len(operands) not in (3, 4):
             raise MalformedPtx(f"{len(operands)} operands")
-        write = builder.writer(operands.pop(0), "u32" if reduction == "popc" else "pred")
-        read_vote = builder.reader(operands.pop(), "pred")
+        write = builder.names.writer(operands.pop(0), "u32" if reduction == "popc" else "pred")
+        read_vote = builder.names.reader(operands.pop(), "pred")
     if not 1 <= len(operands) <= 2 or (not wait and len(operands) != 2):
         raise MalformedPtx(f"{len(instruction.operands)} operands")
-    read_id = builder.reader(operands[0], "u32")
-    read_threads: Reader | None = builder.reader(operands[1], "u32") if len(operands) == 2 else None
+    read_id = builder.names.reader(operands[0], "u32")
+    read_threads: Reader | None = builder.names.reader(operands[1], "u32") if len(operands) == 2 else None
     site = builder.site(instruction)
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:

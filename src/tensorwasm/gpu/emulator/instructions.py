@@ -91,7 +91,7 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
     if warp_op is not None:
         compile_warp_step(builder, instruction, warp_op)
         return
-    lane_op = compile_lane_op(instruction, builder.type_of)
+    lane_op = compile_lane_op(instruction, builder.names.type_of)
     if lane_op is None:
         raise UnsupportedPtx("the emulator lacks this instruction")
     compile_lane_memory(builder, instruction, lane_op)

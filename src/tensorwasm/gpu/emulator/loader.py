@@ -7,6 +7,7 @@ from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.builder import Builder, Finish, Item, Resolve
 from tensorwasm.gpu.emulator.instructions import compile_instruction
 from tensorwasm.gpu.emulator.machine import CHECK_STEPS, Machine
+from tensorwasm.gpu.emulator.names import Names
 from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, Step
 from tensorwasm.gpu.emulator.variables import initial_bytes
 from tensorwasm.ptx.layout import variable_bytes
@@ -109,7 +110,7 @@ def _build_functions(program: Program, scope: Scope, addresses: dict[int, int]) 
     kernels = 0
     for code in program.by_index:
         code.first_slot = 0 if code.function.entry else program.slots
-        builder = Builder(code, scope, addresses, program.functions, keys)
+        builder = Builder(Names(code, scope, addresses, program.functions, keys))
         builder.build(compile_instruction)
         compile_instruction(builder, _RETURN)
         code.pc = len(program.blocks)

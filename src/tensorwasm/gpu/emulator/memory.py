@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.allocations import CONST_WINDOW, WINDOW_BYTES, Allocations, Plane
+from tensorwasm.gpu.emulator.allocations import WINDOW_BYTES, Allocations, Plane
 from tensorwasm.gpu.emulator.faults import Site, fault
+from tensorwasm.gpu.emulator.frames import STRIDE_BYTES, Frames
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, pick
 from tensorwasm.gpu.emulator.shadow import Shadow
@@ -27,7 +28,6 @@ SHARED_WINDOW: Final = 1 << 60
 LOCAL_WINDOW: Final = SHARED_WINDOW + WINDOW_BYTES
 PARAM_WINDOW: Final = LOCAL_WINDOW + WINDOW_BYTES
 WINDOWS: Final = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
-STRIDE_BYTES: Final = 32
 
 Addresses = NDArray[np.uint64]
 Index = int | slice | NDArray[np.int64]
@@ -47,7 +47,7 @@ class Memory:
     Attributes:
         geometry: who the lanes are.
         shared_bytes: shared memory of one block.
-        frame_bytes: local memory of one lane.
+        frames: local memory of the lanes.
         shadow: access history of shared memory.
     """
 
@@ -75,14 +75,12 @@ class Memory:
         self.geometry, self._allocations, self._atomicity = geometry, allocations, atomicity
         self._planes = list(planes)
         self._starts = [plane.base for plane in planes]
-        self.shared_bytes, self.frame_bytes = shared_bytes, frame_bytes
+        self.shared_bytes = shared_bytes
         self._shared_stride = -(-shared_bytes // STRIDE_BYTES) * STRIDE_BYTES
-        self._frame_stride = -(-frame_bytes // STRIDE_BYTES) * STRIDE_BYTES
         self._shared = Plane(0, np.zeros(self._shared_stride * geometry.blocks, np.uint8), "shared memory")
-        self._frames = Plane(0, np.zeros(self._frame_stride * geometry.lanes, np.uint8), "local memory")
-        self._set = Plane(0, np.zeros(self._frames.data.size, np.uint8), "local memory")
+        self.frames = Frames(geometry.lanes, frame_bytes)
         self.shadow = Shadow(self._shared.data.size, granule_bytes, geometry.block, geometry.thread, geometry.warp)
-        self._bases: dict[tuple[str, int], NDArray[np.int64]] = {}
+        self._bases: dict[int, NDArray[np.int64]] = {}
 
     def _place(
         self, space: str, site: Site, who: Selection, addresses: Addresses, size: int, intent: Intent
@@ -184,25 +182,6 @@ class Memory:
         if place is not None and place[0] is self._shared:
             self.shadow.unset(_flat(place[1], addresses.size), size_bytes)
 
-    def frames(self, start: int, size_bytes: int, who: Selection) -> NDArray[np.uint8]:
-        """Return bytes of the selected lanes' local memory, ``(n, size_bytes)``; a view unless ``who`` is an array."""
-        matrix = self._frames.data.reshape(self.geometry.lanes, self._frame_stride)[:, start : start + size_bytes]
-        return matrix if who is None else matrix[who]
-
-    def set_frames(self, start: int, values: NDArray[np.uint8], who: Selection) -> None:
-        """Write ``(n, size_bytes)`` bytes into the selected lanes' local memory, for calls."""
-        shape = (self.geometry.lanes, self._frame_stride)
-        rows: Any = slice(None) if who is None else who
-        columns = slice(start, start + values.shape[1])
-        self._frames.data.reshape(shape)[rows, columns] = values
-        self._set.data.reshape(shape)[rows, columns] = 1
-
-    def unset_frames(self, start: int, size_bytes: int, who: Selection) -> None:
-        """Make bytes of the selected lanes' local memory uninitialised, for a new call frame."""
-        shape = (self.geometry.lanes, self._frame_stride)
-        rows: Any = slice(None) if who is None else who
-        self._set.data.reshape(shape)[rows, start : start + size_bytes] = 0
-
     # ---------------------------------------------------------------------------------------- placement
 
     def _place_global(
@@ -249,11 +228,11 @@ class Memory:
 
     def _place_shared(self, site: Site, who: Selection, offsets: Addresses, size: int, intent: Intent) -> Place:
         if int(offsets.max()) + size > self.shared_bytes:
-            at = int((offsets > max(0, self.shared_bytes - size)).argmax()) if self.shared_bytes >= size else 0
+            at = int((offsets > self.shared_bytes - size).argmax()) if self.shared_bytes >= size else 0
             self._beyond(site, who, int(offsets[at]), at, size, "shared memory of the block", self.shared_bytes)
         self._check_alignment(site, who, offsets, size)
         index = (offsets >> np.uint64(size.bit_length() - 1)).view(np.int64)
-        index += pick(self._base("shared", size), who)
+        index += pick(self._base(size), who)
         note = self.shadow.store if intent in _STORES else self.shadow.load
         mistake = note(index, size, who, atomic=intent not in _PLAIN)
         if mistake is not None:
@@ -261,31 +240,21 @@ class Memory:
         return self._shared, index
 
     def _place_local(self, site: Site, who: Selection, offsets: Addresses, size: int, intent: Intent) -> Place:
-        if int(offsets.max()) + size > self.frame_bytes:
-            at = int((offsets > max(0, self.frame_bytes - size)).argmax()) if self.frame_bytes >= size else 0
-            self._beyond(site, who, int(offsets[at]), at, size, "local memory of the thread", self.frame_bytes)
+        limit = self.frames.size_bytes
+        if int(offsets.max()) + size > limit:
+            at = int((offsets > limit - size).argmax()) if limit >= size else 0
+            self._beyond(site, who, int(offsets[at]), at, size, "local memory of the thread", limit)
         self._check_alignment(site, who, offsets, size)
-        index = (offsets >> np.uint64(size.bit_length() - 1)).view(np.int64)
-        index += pick(self._base("local", size), who)
-        written = self._set.view(np.dtype(f"uint{8 * min(size, 8)}"), max(size // 8, 1))
-        if intent in _STORES:
-            written[index] = np.iinfo(written.dtype).max
-            return self._frames, index
-        marks = written.take(index, axis=0)
-        blank = marks == 0 if marks.ndim == 1 else ~marks.any(axis=1)
-        if blank.any():
-            at = int(blank.argmax())
-            self._fault(site, who, at, f"reads uninitialised local memory at local address {int(offsets[at]):#x}")
-        return self._frames, index
+        index, blank = self.frames.access(offsets, size, who, store=intent in _STORES)
+        if blank is not None:
+            reason = f"reads uninitialised local memory at local address {int(offsets[blank]):#x}"
+            self._fault(site, who, blank, reason)
+        return self.frames.plane, index
 
-    def _base(self, space: str, size: int) -> NDArray[np.int64]:
-        found = self._bases.get((space, size))
+    def _base(self, size: int) -> NDArray[np.int64]:
+        found = self._bases.get(size)
         if found is None:
-            if space == "shared":
-                found = self.geometry.block * (self._shared_stride // size)
-            else:
-                found = np.arange(self.geometry.lanes) * (self._frame_stride // size)
-            self._bases[space, size] = found
+            found = self._bases[size] = self.geometry.block * (self._shared_stride // size)
         return found
 
     # ------------------------------------------------------------------------- accesses to several planes
@@ -353,7 +322,7 @@ class Memory:
             differs = (view[index] != values).reshape(index.size, -1).any(axis=1)
             if differs.any():
                 at = int(differs.argmax())
-                offset = int(index[at] - pick(self._base("shared", size), who)[at]) * size
+                offset = int(index[at] - pick(self._base(size), who)[at]) * size
                 reason = f"races: another thread writes another value at shared address {offset:#x} at the same time"
                 self._fault(site, who, at, reason)
 
@@ -381,11 +350,6 @@ class Memory:
         else:
             where = f"at the last {plane.end - address} bytes of"
         return f"{where} {plane.label} at {plane.base:#x}"
-
-
-def is_const(address: int) -> bool:
-    """Return whether a generic address lies in the constant window."""
-    return CONST_WINDOW <= address < CONST_WINDOW + WINDOW_BYTES
 
 
 def _ascending(addresses: Addresses, low: int, high: int, size: int) -> bool:

@@ -37,37 +37,34 @@ def compile_mov(builder: Builder, instruction: Instruction) -> None:
         raise UnsupportedPtx("this form of mov")
     target, source = instruction.operands
     if width:
-        _move_each(builder, list(builder.elements(target)), list(builder.elements(source)), ptx_type)
+        _move_each(builder, list(builder.names.elements(target)), list(builder.names.elements(source)), ptx_type)
     elif isinstance(source, Vector):
-        _pack(builder, target, list(builder.elements(source)), ptx_type)
+        _pack(builder, target, list(builder.names.elements(source)), ptx_type)
     elif isinstance(target, Vector):
-        _unpack(builder, list(builder.elements(target)), source, ptx_type)
+        _unpack(builder, list(builder.names.elements(target)), source, ptx_type)
     else:
         _move(builder, target, source, ptx_type)
 
 
 def _move(builder: Builder, target: Operand, source: Operand, ptx_type: str) -> None:
-    builder.require_width(target, ptx_type)
-    builder.require_width(source, ptx_type)
+    builder.names.require_width(target, ptx_type)
+    builder.names.require_width(source, ptx_type)
     bits = DTYPES[ptx_type].itemsize * 8 if ptx_type != "pred" else 1
     raw = "pred" if bits == 1 else f"b{bits}"
-    if builder.width(target) == bits and builder.width(source) == bits and isinstance(target, Name):
-        register, origin = builder.register(target), builder.register(source)  # type: ignore[arg-type]
+    if isinstance(target, Name) and isinstance(source, Name) and source.name not in SPECIALS:
+        register, origin = builder.names.register(target), builder.names.register(source)
         if register is not None and origin is not None:
-            builder.step(_share(register.slot, origin.slot, builder.reader(source, raw)))
+            builder.step(_share(register.slot, origin.slot, builder.names.reader(source, raw)))
             return
     immediate = ptx_type if ptx_type in ("f32", "f64") else raw
-    read, write = builder.reader(source, immediate), builder.writer(target, immediate)
+    read, write = builder.names.reader(source, immediate), builder.names.writer(target, immediate)
 
     def step(machine: Machine) -> None:
         values = read(machine)
         # A read-only array (a constant, a special register) is what `Machine.write` expects of a shared one.
         write(machine, values if not values.flags.writeable else own(values, (values,)))
 
-    if isinstance(source, Name) and source.name not in SPECIALS and builder.register(source) is not None:
-        builder.step(lambda machine: write(machine, read(machine).copy()))
-    else:
-        builder.step(step)
+    builder.step(step)
 
 
 def _share(target: int, source: int, read: Reader) -> Callable[[Machine], None]:
@@ -85,8 +82,8 @@ def _share(target: int, source: int, read: Reader) -> Callable[[Machine], None]:
 def _move_each(builder: Builder, targets: list[Operand], sources: list[Operand], ptx_type: str) -> None:
     if len(targets) != len(sources):
         raise MalformedPtx("vectors of different lengths")
-    reads = [builder.reader(source, ptx_type) for source in sources]
-    writes = [builder.writer(target, ptx_type) for target in targets]
+    reads = [builder.names.reader(source, ptx_type) for source in sources]
+    writes = [builder.names.writer(target, ptx_type) for target in targets]
 
     def step(machine: Machine) -> None:
         values = [read(machine).copy() for read in reads]
@@ -108,9 +105,9 @@ def _pack(builder: Builder, target: Operand, sources: list[Operand], ptx_type: s
     bits = DTYPES[ptx_type].itemsize * 8
     whole = RAW[bits]
     for source in sources:
-        builder.require_width(source, f"b{part.itemsize * 8}")
-    reads = [builder.reader(source, f"b{part.itemsize * 8}") for source in sources]
-    write = builder.writer(target, f"b{bits}")
+        builder.names.require_width(source, f"b{part.itemsize * 8}")
+    reads = [builder.names.reader(source, f"b{part.itemsize * 8}") for source in sources]
+    write = builder.names.writer(target, f"b{bits}")
 
     def step(machine: Machine) -> None:
         values = np.empty((machine.count, len(reads)), part)
@@ -123,9 +120,9 @@ def _pack(builder: Builder, target: Operand, sources: list[Operand], ptx_type: s
 
 def _unpack(builder: Builder, targets: list[Operand], source: Operand, ptx_type: str) -> None:
     part = _element(ptx_type, len(targets))
-    read = builder.reader(source, f"b{DTYPES[ptx_type].itemsize * 8}")
+    read = builder.names.reader(source, f"b{DTYPES[ptx_type].itemsize * 8}")
     sinks = [isinstance(target, Name) and target.name == "_" for target in targets]
-    writes = [builder.writer(target, f"b{part.itemsize * 8}") for target in targets]
+    writes = [builder.names.writer(target, f"b{part.itemsize * 8}") for target in targets]
 
     def step(machine: Machine) -> None:
         parts = read(machine).view(part).reshape(machine.count, -1)
@@ -158,7 +155,7 @@ def compile_cvta(builder: Builder, instruction: Instruction) -> None:
         _move(builder, target, source, "u64")
         return
     delta = np.uint64(-window % (1 << 64) if "to" in instruction.modifiers else window)
-    read, write = builder.reader(source, "u64"), builder.writer(target, "u64")
+    read, write = builder.names.reader(source, "u64"), builder.names.writer(target, "u64")
     builder.step(lambda machine: write(machine, read(machine) + delta))
 
 
@@ -179,5 +176,8 @@ def compile_isspacep(builder: Builder, instruction: Instruction) -> None:
     test = _TESTS.get(space)
     if test is None or len(instruction.operands) != 2:
         raise UnsupportedPtx("this form of isspacep")
-    read, write = builder.reader(instruction.operands[1], "u64"), builder.writer(instruction.operands[0], "pred")
+    read, write = (
+        builder.names.reader(instruction.operands[1], "u64"),
+        builder.names.writer(instruction.operands[0], "pred"),
+    )
     builder.step(lambda machine: write(machine, test(read(machine))))

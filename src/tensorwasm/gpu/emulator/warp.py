@@ -82,7 +82,7 @@ def _emit(builder: Builder, instruction: Instruction, mask: Operand | None, act:
     if mask is None:
         builder.step(lambda machine: act(machine, _everyone(machine)))
     else:
-        compile_gathering(builder, instruction, builder.reader(mask, "u32"), act)
+        compile_gathering(builder, instruction, builder.names.reader(mask, "u32"), act)
 
 
 def _split(instruction: Instruction, count: int, *, sync: bool) -> tuple[list[Operand], Operand | None]:
@@ -95,8 +95,8 @@ def _split(instruction: Instruction, count: int, *, sync: bool) -> tuple[list[Op
 
 def _targets(builder: Builder, operand: Operand, first: str, second: str) -> tuple[Writer, Writer | None]:
     if isinstance(operand, Pair):
-        return builder.writer(operand.first, first), builder.writer(operand.second, second)
-    return builder.writer(operand, first), None
+        return builder.names.writer(operand.first, first), builder.names.writer(operand.second, second)
+    return builder.names.writer(operand, first), None
 
 
 # ------------------------------------------------------------------------------------------------ shuffles
@@ -138,9 +138,9 @@ def compile_shuffle(builder: Builder, instruction: Instruction) -> None:
     mode = _MODES[words[0]]
     write, write_valid = _targets(builder, target, "b32", "pred")
     read, read_lane, read_limits = (
-        builder.reader(source, "b32"),
-        builder.reader(lane, "u32"),
-        builder.reader(limits, "u32"),
+        builder.names.reader(source, "b32"),
+        builder.names.reader(lane, "u32"),
+        builder.names.reader(limits, "u32"),
     )
 
     def act(machine: Machine, _masks: Array) -> None:
@@ -197,7 +197,7 @@ def compile_vote(builder: Builder, instruction: Instruction) -> None:
     if words[1:] != [result] or words[0] not in _VOTES:
         raise UnsupportedPtx("this form of vote")
     (target, source), mask = _split(instruction, 2, sync=sync)
-    judge, read, write = _VOTES[words[0]], builder.reader(source, "pred"), builder.writer(target, result)
+    judge, read, write = _VOTES[words[0]], builder.names.reader(source, "pred"), builder.names.writer(target, result)
 
     def act(machine: Machine, masks: Array) -> None:
         members = _members(machine, masks)
@@ -230,7 +230,7 @@ def compile_match(builder: Builder, instruction: Instruction) -> None:
         raise UnsupportedPtx("this form of match")
     (target, source), mask = _split(instruction, 2, sync=True)
     write, write_same = _targets(builder, target, "b32", "pred")
-    read, unanimous = builder.reader(source, words[2]), words[0] == "all"
+    read, unanimous = builder.names.reader(source, words[2]), words[0] == "all"
 
     def act(machine: Machine, masks: Array) -> None:
         members = _members(machine, masks)
@@ -247,7 +247,7 @@ def compile_active_mask(builder: Builder, instruction: Instruction) -> None:
     """Add an ``activemask``."""
     if instruction.modifiers != ("b32",) or len(instruction.operands) != 1:
         raise UnsupportedPtx("this form of activemask")
-    write = builder.writer(instruction.operands[0], "b32")
+    write = builder.names.writer(instruction.operands[0], "b32")
     builder.step(lambda machine: write(machine, _everyone(machine)))
 
 
@@ -298,7 +298,11 @@ def compile_reduction(builder: Builder, instruction: Instruction) -> None:
     if combine is None or (absolute and ptx_type != "f32"):
         raise UnsupportedPtx("this form of redux")
     (target, source), mask = _split(instruction, 2, sync=True)
-    read, write, dtype = builder.reader(source, ptx_type), builder.writer(target, ptx_type), DTYPES[ptx_type]
+    read, write, dtype = (
+        builder.names.reader(source, ptx_type),
+        builder.names.writer(target, ptx_type),
+        DTYPES[ptx_type],
+    )
 
     def act(machine: Machine, masks: Array) -> None:
         members = _members(machine, masks)
