@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -48,6 +48,10 @@ _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _func_call: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
 
 
+_abandoned: Final[list[tuple[Prepared, int]]] = []
+"""Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
+
+
 class Instance:
     """One sandbox, made by instantiating a prepared module.
 
@@ -64,6 +68,7 @@ class Instance:
         services: Mapping[str, object] = _NO_SERVICES,
         wasi_config: WasiConfig = _NO_WASI,
         deadline: Deadline | None = None,
+        drain: Callable[[], bool] | None = None,
     ) -> None:
         """Instantiate, running the start function if the module has one.
 
@@ -73,6 +78,8 @@ class Instance:
             services: what host functions find with `HostCall.service`.
             wasi_config: what the guest gets through WASI.
             deadline: when the start function must have ended; never later than ``limits.wall_s`` or 30 s from now.
+            drain: called once, before the sandbox's pages go back to the pool, whatever ended it. False means that
+                something outside may still reach them: they are then never used again.
 
         Raises:
             CapacityExhausted: the pool is full, or this thread's stack is too small.
@@ -88,6 +95,7 @@ class Instance:
         self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
         self._trap = ctypes.c_size_t()
         self._lock = threading.Lock()
+        self._drain = drain
         self._owner = 0
         self._spent_ns = 0
         self._store = 0
@@ -202,6 +210,9 @@ class Instance:
         with self._lock:
             store, self._store = self._store, 0
             if not store:
+                return
+            if self._drain is not None and not self._drain():
+                _abandoned.append((self._prepared, store))
                 return
             self._state.close()
             self._frames.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
-
-_abandoned: Final[list[Instance]] = []
-"""Sandboxes whose memory a kernel may still reach: never given back to the pool, because no moment would be safe."""
 
 
 class Host(Protocol):
@@ -149,9 +146,10 @@ class Function:
             directories=_directories(granted),
         )
         start = time.perf_counter()
-        with self._gpu(granted, services, on_device) as session, ExitStack() as stack:
-            instance = self._instantiate(config, services, deadline)
-            stack.callback(_retire, instance, session)
+        with (
+            self._gpu(granted, services, on_device) as session,
+            self._sandbox(config, services, deadline, session) as instance,
+        ):
             values, exit_code = _call(instance, target, args, deadline)
             return Invocation(
                 export=target,
@@ -179,9 +177,20 @@ class Function:
         found = self._prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
-    def _instantiate(self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline | None) -> Instance:
+    def _sandbox(
+        self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline | None, session: Session | None
+    ) -> Instance:
+        """Return a sandbox that ends its GPU session first, because the device may reach its memory until then."""
+
+        def drain() -> bool:
+            if session is None:
+                return True
+            session.close()
+            return not session.statistics().abandoned
+
+        limits = self._host.limits
         return Instance(
-            self._prepared, limits=self._host.limits, services=services, wasi_config=config, deadline=deadline
+            self._prepared, limits=limits, services=services, wasi_config=config, deadline=deadline, drain=drain
         )
 
     @contextmanager
@@ -209,16 +218,6 @@ def _call(
         return tuple(instance.call(export, args, deadline=deadline)), 0
     except GuestExit as left:
         return (), left.code
-
-
-def _retire(instance: Instance, session: Session | None) -> None:
-    """Close a sandbox after its session, because the device may reach its memory until then."""
-    if session is not None:
-        session.close()
-        if session.statistics().abandoned:
-            _abandoned.append(instance)
-            return
-    instance.close()
 
 
 class _Chunks:
