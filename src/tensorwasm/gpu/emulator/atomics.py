@@ -6,6 +6,7 @@ Source: PTX ISA 9.7.13.5 (atom), 9.7.13.6 (red).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.memory import Update
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Writer
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.ptx.model import Instruction, Name
+from tensorwasm.ptx.model import Instruction
 
 _WORDS: Final = frozenset({"add", "inc", "dec", "min", "max", "and", "or", "xor", "exch", "cas", "noftz"})
 _INTEGERS: Final = ("u32", "s32", "u64", "s64")
@@ -75,8 +76,9 @@ def compile_atomic(builder: Builder, instruction: Instruction) -> None:
     site = builder.site(instruction)
     for element in range(access.count):
         reads = [builder.names.reader(each[element], access.type) for each in sources]
-        sink = not returns or (isinstance(targets[element], Name) and targets[element].name == "_")  # type: ignore[union-attr]
-        write = None if sink else builder.names.writer(targets[element], access.type)
+        write = builder.names.writer(targets[element], access.type) if returns else None
+        if returns and builder.names.unused(targets[element]):
+            write = None
         prepare = (
             _PREPARE.get((operation, access.type)) or _PREPARE.get((operation, "")) or _binary(operation, access.type)
         )
@@ -94,7 +96,20 @@ def compile_atomic(builder: Builder, instruction: Instruction) -> None:
         )
 
 
-Prepare = Callable[[Machine, list[Array], bool], tuple[np.dtype[Any], Update]]
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What an update may depend on besides its operands.
+
+    Attributes:
+        flushes: whether subnormal numbers count as zeros.
+        wanted: whether the program uses what was there before.
+    """
+
+    flushes: bool
+    wanted: bool
+
+
+Prepare = Callable[[Machine, list[Array], Circumstances], tuple[np.dtype[Any], Update]]
 
 
 def _shifted(read: Reader, offset: int) -> Reader:
@@ -114,13 +129,14 @@ def _step(
     ordering: bool,  # noqa: FBT001 - one of many facts
 ) -> Callable[[Machine], None]:
     raw = RAW[dtype.itemsize * 8]
+    around = Circumstances(flushes=space == "global", wanted=write is not None)
 
     def step(machine: Machine) -> None:
         machine.spins += 1
         if ordering:
             synchronize(machine)
         sources = [read(machine) for read in reads]
-        element, update = prepare(machine, sources, space == "global")
+        element, update = prepare(machine, sources, around)
         before = machine.memory.update(space, site, machine.who, read_address(machine), element, update)
         if write is not None:
             write(machine, before.view(raw).view(dtype))
@@ -138,10 +154,12 @@ def _binary(operation: str, ptx_type: str) -> Prepare:
     function = _UFUNCS[operation]
     dtype = DTYPES[ptx_type]
 
-    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    def prepare(machine: Machine, sources: list[Array], around: Circumstances) -> tuple[np.dtype[Any], Update]:
         (operand,) = sources
 
         def update(view: Array, index: Array, at: Array | None) -> Array:
+            if not around.wanted:
+                return updates.blindly(function, view, index, _part(operand, at))
             return updates.accumulated(function, view, index, _part(operand, at), machine.check)
 
         return dtype, update
@@ -159,7 +177,7 @@ def _half(operation: str, ptx_type: str) -> Prepare:
         left, right = np.ascontiguousarray(found).view(element), np.ascontiguousarray(operand).view(element)
         return combine(left, right).astype(element).view(whole)  # type: ignore[no-any-return]
 
-    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    def prepare(machine: Machine, sources: list[Array], _around: Circumstances) -> tuple[np.dtype[Any], Update]:
         operand = sources[0].view(whole)
 
         def update(view: Array, index: Array, at: Array | None) -> Array:
@@ -170,37 +188,36 @@ def _half(operation: str, ptx_type: str) -> Prepare:
     return prepare
 
 
-def _add_single(machine: Machine, sources: list[Array], is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+def _add_single(machine: Machine, sources: list[Array], around: Circumstances) -> tuple[np.dtype[Any], Update]:
     (operand,) = sources
 
     def update(view: Array, index: Array, at: Array | None) -> Array:
         mine = _part(operand, at)
-        if not is_global or not (_subnormal(view[index]) or _subnormal(mine)):
-            saved = view[index]
-            before = updates.accumulated(np.add, view, index, mine, machine.check)
-            if not is_global or not (_subnormal(view[index]) or _subnormal(before)):
-                return before
-            view[index] = saved
-        return updates.by_turns(_add_flushed, view, index, (mine,), machine.check)
+        if around.flushes and not (_coarse(mine) and _coarse(view[index])):
+            return updates.by_turns(_add_flushed, view, index, (mine,), machine.check)
+        if not around.wanted:
+            return updates.blindly(np.add, view, index, mine)
+        return updates.accumulated(np.add, view, index, mine, machine.check)
 
     return DTYPES["f32"], update
 
 
-def _subnormal(values: Array) -> bool:
-    return bool(((values != 0) & (np.abs(values) < np.finfo(np.float32).tiny)).any())
+def _coarse(values: Array) -> bool:
+    """Return whether no sum of such values can be subnormal: all are 0 or multiples of the ulp of 2**-100."""
+    return bool(((values == 0) | (np.abs(values) >= 2.0**-100)).all())
 
 
 def _add_flushed(left: Array, right: Array) -> Array:
     return updates.flushed(updates.flushed(left) + updates.flushed(right))
 
 
-def _exchange(_machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+def _exchange(_machine: Machine, sources: list[Array], _around: Circumstances) -> tuple[np.dtype[Any], Update]:
     raw = RAW[sources[0].dtype.itemsize * 8]
     operand = sources[0].view(raw)
     return raw, lambda view, index, at: updates.exchanged(view, index, _part(operand, at))
 
 
-def _compare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+def _compare(machine: Machine, sources: list[Array], _around: Circumstances) -> tuple[np.dtype[Any], Update]:
     raw = RAW[sources[0].dtype.itemsize * 8]
     expected, wanted = (source.view(raw) for source in sources)
     check = machine.check
@@ -210,7 +227,7 @@ def _compare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[
 def _count(direction: int) -> Prepare:
     combine = updates.increment if direction > 0 else updates.decrement
 
-    def prepare(machine: Machine, sources: list[Array], _is_global: bool) -> tuple[np.dtype[Any], Update]:  # noqa: FBT001
+    def prepare(machine: Machine, sources: list[Array], _around: Circumstances) -> tuple[np.dtype[Any], Update]:
         bound = sources[0]
 
         def update(view: Array, index: Array, at: Array | None) -> Array:

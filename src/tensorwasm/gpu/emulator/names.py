@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from tensorwasm.gpu.emulator.operands import (
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program import FunctionCode, param_offsets
 from tensorwasm.gpu.emulator.special import read_special, width_bits
+from tensorwasm.gpu.emulator.usage import count_names
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import Address, Float, Function, Int, Name, Not, Offset, Operand, Pair, Variable, Vector
 from tensorwasm.ptx.scope import Scope, Symbol
@@ -65,6 +67,7 @@ class Names:
         self._scope = Scope(module_scope)
         self._addresses, self._keys = addresses, keys
         self._registers: dict[tuple[int, str], Register] = {}
+        self._uses: Counter[str] | None = None
         self._meanings: dict[str, Symbol | None] = {}
         self._readers: dict[tuple[str, str | None, str], Reader] = {}
         for variable in (*code.function.returns, *code.function.params):
@@ -183,6 +186,17 @@ class Names:
             if register is not None:
                 return write_register(register, ptx_type)
         raise MalformedPtx("a register is expected as the destination")
+
+    def unused(self, operand: Operand) -> bool:
+        """Return whether nothing but one instruction names a destination, or it is the sink ``_``.
+
+        Compilers leave the result of many an atomic operation unused.
+        """
+        if self._uses is None:
+            self._uses = count_names(self.code.function)
+        if not isinstance(operand, Name) or any(operand.name == one.name for one in self.code.function.returns):
+            return False
+        return operand.name == "_" or self._uses[operand.name] == 1
 
     def width(self, operand: Operand) -> int | None:
         """Return the bits of the register an operand names, or None for anything else."""

@@ -24,7 +24,7 @@ class Segments:
     """Accesses sorted by address, stably: a segment is all accesses to one element, in lane order."""
 
     def __init__(self, index: Index) -> None:
-        self.order = np.argsort(index, kind="stable")
+        self.order = np.argsort(_narrowed(index), kind="stable")
         ranked = index[self.order]
         self.starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
         self.sizes = np.diff(np.append(self.starts, index.size))
@@ -46,8 +46,20 @@ def distinct(index: Index) -> bool:
     steps = index[1:] - index[:-1]
     if int(steps.min()) > 0:
         return True
-    ranked = np.sort(index)
+    ranked = np.sort(_narrowed(index), kind="stable")
     return not bool((ranked[1:] == ranked[:-1]).any())
+
+
+def _narrowed(index: Index) -> Array:
+    """Return keys in the same order, of 16 bits where that is enough: NumPy sorts those by radix."""
+    low = int(index.min())
+    return (index - low).astype(np.uint16) if int(index.max()) - low < 1 << 16 else index
+
+
+def blindly(function: np.ufunc, view: Array, index: Index, operand: Array) -> Array:
+    """Update with a binary function when nobody asks what was there before; returns no more than something."""
+    function.at(view, index, operand)
+    return operand
 
 
 def by_turns(

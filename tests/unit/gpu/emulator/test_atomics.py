@@ -138,3 +138,45 @@ def test_two_threads_of_the_host_update_one_counter(emulation):
     for worker in workers:
         worker.join()
     assert emulation.read(counter).tolist() == [4 * 400 * 256]
+
+
+def test_a_result_that_only_the_caller_uses_is_kept(emulation):
+    function = ".func (.reg .b32 %o) f() { atom.global.add.u32 %o, [cell], 1; ret; }"
+    text = kernel("call (%r1), f;" + store_result(), before=CELL + function)
+    assert emulation.run(text, 32).tolist() == list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "expected"),
+    [
+        ("add", "u32", 2016),
+        ("min", "s32", 0),
+        ("max", "u32", 63),
+        ("xor", "b32", 0),
+        ("or", "b32", 63),
+        ("add", "u64", 2016),
+    ],
+)
+def test_results_that_nobody_reads(emulation, operation, kind, expected):
+    wide = kind == "u64"
+    target, source = ("%rd7", "%rd6") if wide else ("%r7", "%r0")
+    text = kernel(
+        f"cvt.u64.u32 %rd6, %r0; atom.global.{operation}.{kind} {target}, [cell], {source}; bar.sync 0;"
+        "ld.global.b32 %r1, [cell];" + store_result(),
+        before=CELL,
+    )
+    assert emulation.run(text, 64, block=(64, 1, 1)).tolist() == [expected] * 64
+
+
+def test_sums_near_the_smallest_number_flush_on_the_way(emulation):
+    # 1.5 * 2**-126 - 2**-126 is subnormal and counts as 0 before 2**-126 is added.
+    text = kernel(
+        """
+        mov.b32 %f1, 0x00C00000; mov.b32 %f2, 0x80800000; mov.b32 %f3, 0x00800000;
+        setp.eq.u32 %p0, %r0, 1; selp.f32 %f1, %f2, %f1, %p0; setp.eq.u32 %p0, %r0, 2; selp.f32 %f1, %f3, %f1, %p0;
+        red.global.add.f32 [cell], %f1; bar.sync 0; ld.global.b32 %r1, [cell];
+        """
+        + store_result(),
+        before=CELL,
+    )
+    assert emulation.run(text, 3, block=(3, 1, 1)).tolist() == [0x00800000] * 3
