@@ -146,8 +146,9 @@ def compile_barrier(builder: Builder, instruction: Instruction) -> None:
 
 
 def _compile_warp_barrier(builder: Builder, instruction: Instruction) -> None:
-    (mask,) = instruction.operands
-    read, site = builder.names.reader(mask, "u32"), builder.site(instruction)
+    if len(instruction.operands) != 1 or instruction.modifiers != ("warp", "sync"):
+        raise UnsupportedPtx("this form of barrier")
+    read, site = builder.names.reader(instruction.operands[0], "u32"), builder.site(instruction)
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:
         return lambda machine: machine.barriers.meet(site, following, read(machine))

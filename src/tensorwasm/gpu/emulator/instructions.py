@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator import access, calls, control, moves, warp
 from tensorwasm.gpu.emulator.alu import compile_op
 from tensorwasm.gpu.emulator.arithmetic import compile_arithmetic
@@ -54,6 +55,27 @@ HANDLERS: Final[dict[str, Handler]] = {
     "barrier": control.compile_barrier,
 }
 
+OPERANDS: Final[dict[str, tuple[int, int, str]]] = {
+    "cvta": (2, 2, r"(to\.)?[a-z:]+\.u64"),
+    "isspacep": (2, 2, r"[a-z:]+"),
+    "membar": (0, 0, r".*"),
+    "fence": (0, 0, r".*"),
+    "prefetch": (1, 1, r"((global|local)\.)?L[12]|global\.L2::evict_(last|normal)|(const\.|param\.)?tensormap"),
+    "prefetchu": (1, 1, r"L1"),
+    "discard": (2, 2, r"(global\.)?L2"),
+    "applypriority": (2, 2, r"(global\.)?L2::evict_normal"),
+    "createpolicy": (1, 4, r"(fractional|range|cvt)\..*b64"),
+    "ret": (0, 0, r"(uni)?"),
+    "exit": (0, 0, r""),
+    "trap": (0, 0, r""),
+    "brkpt": (0, 0, r""),
+    "nanosleep": (1, 1, r"u32"),
+    "pmevent": (1, 1, r"(mask)?"),
+    "bar": (1, 4, r".*"),
+    "barrier": (1, 4, r".*"),
+}
+"""Fewest and most operands, and modifiers, of instructions whose handlers do not look themselves."""
+
 LACKING: Final[dict[str, str]] = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep"), "textures"),
     **dict.fromkeys(("suld", "sust", "sured", "suq"), "surfaces"),
@@ -80,6 +102,7 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
     atomic_bulk = instruction.opcode == "red" and instruction.modifiers[:1] == ("async",)
     handler = None if atomic_bulk else HANDLERS.get(instruction.opcode)
     if handler is not None:
+        _check_form(instruction)
         handler(builder, instruction)
         return
     op = compile_op(instruction)
@@ -95,3 +118,11 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
     if lane_op is None:
         raise UnsupportedPtx("the emulator lacks this instruction")
     compile_lane_memory(builder, instruction, lane_op)
+
+
+def _check_form(instruction: Instruction) -> None:
+    fewest, most, modifiers = OPERANDS.get(instruction.opcode, (0, len(instruction.operands), ".*"))
+    if not re.fullmatch(modifiers, ".".join(instruction.modifiers)):
+        raise UnsupportedPtx(f"this form of {instruction.opcode}")
+    if not fewest <= len(instruction.operands) <= most:
+        raise MalformedPtx(f"{len(instruction.operands)} operands")
