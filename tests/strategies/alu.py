@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import re
+from fractions import Fraction
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from oracles.formats import FORMATS, Real, decode, encode, log2_floor, multiply, negated
+from oracles.formats import FORMATS, Real, decode, encode, multiply
 from strategies.lanes import LaneKernel, width_bytes
 from tensorwasm.gpu.emulator import alu
 from tensorwasm.gpu.emulator.ops import DTYPES
@@ -60,7 +61,7 @@ def _float_edges(type_: str) -> tuple[int, ...]:
     }
     exponents |= {bias + n for n in (7, 8, 15, 16, 31, 32, 63, 64) if n < bias}
     mantissas = {0, 1, 2, 3, 1 << (m - 1), (1 << (m - 1)) + 1, (1 << m) - 2, (1 << m) - 1}
-    mantissas |= {1 << i for i in range(0, m, 5)}
+    mantissas |= {bit << i for i in range(m - 1) for bit in (1, 3)}  # ties of every narrower format
     positive = {x << m | y for x in exponents for y in mantissas if 0 <= x < 2**e}
     positive |= {infinity, infinity + 1, infinity | 1 << (m - 1), infinity | (1 << m) - 1}
     sign = 1 << (e + m)
@@ -73,51 +74,76 @@ def bits(type_: str) -> st.SearchStrategy[int]:
     return st.one_of(st.sampled_from(edges(type_)), st.integers(0, (1 << size) - 1))
 
 
-@st.composite
-def floats_of(draw: st.DrawFn, type_: str, exponent: int | None = None) -> int:
+def float_of(source: random.Random, type_: str, exponent: int) -> int:
     """Return a finite number, with few or many bits set, of about the given exponent field."""
     form = FORMATS[type_]
-    m, top = form.mantissa, 2**form.exponent - 2
-    field = draw(st.integers(0, top)) if exponent is None else min(max(exponent, 0), top)
-    small = draw(st.integers(0, 7))
-    mantissa = draw(st.sampled_from([draw(st.integers(0, 2**m - 1)), small, small << (m - 3), 2**m - 1 - small]))
-    return draw(st.booleans()) << (form.exponent + m) | field << m | mantissa
+    m = form.mantissa
+    field = min(max(exponent, 0), 2**form.exponent - 2)
+    small = source.randrange(8)
+    mantissa = source.choice([source.getrandbits(m), small, small << (m - 3), 2**m - 1 - small])
+    return source.getrandbits(1) << (form.exponent + m) | field << m | mantissa
 
 
-@st.composite
-def related(draw: st.DrawFn, opcode: str, type_: str) -> tuple[int, ...]:
-    """Return operands whose exact result lies near a tie, near zero by cancellation, or near the ends of the range."""
+def related(source: random.Random, opcode: str, type_: str) -> tuple[int, ...]:
+    """Return operands of an arithmetic instruction that make rounding hard.
+
+    The exact result lies near a tie, near zero by cancellation, among subnormals, or near overflow.
+    """
+    if opcode in {"fma", "mad"}:
+        return off_a_tie(source, type_)
     form = FORMATS[type_]
     m, bias, top = form.mantissa, 2 ** (form.exponent - 1) - 1, 2**form.exponent - 2
-    a = draw(floats_of(type_))
-    field = a >> m & (2**form.exponent - 1)
-    apart = st.one_of(
-        st.sampled_from([d * s for d in (0, 1, 2, m, m + 1, m + 2) for s in (1, -1)]), st.integers(-90, 90)
-    )
-    result = draw(st.one_of(st.integers(-m - 3, 4), st.integers(0, top), st.sampled_from([top, top + 1])))
+    field = source.randrange(top + 1)
+    a = float_of(source, type_, field)
     if opcode in {"rcp", "sqrt"}:
         return (a,)
     if opcode in {"add", "sub"}:
-        return a, draw(floats_of(type_, field + draw(apart)))
-    if opcode == "div":
-        b = draw(floats_of(type_, field - result + bias))
-        quotient = multiply(decode(draw(floats_of(type_, result)), type_), decode(b, type_))
-        return draw(st.sampled_from([a, encode(quotient, type_)])), b
-    b = draw(floats_of(type_, result + bias - field))
-    return (a, b) if opcode == "mul" else (a, b, draw(_addend(a, b, type_, draw(apart))))
+        apart = source.choice([0, 1, -1, 2, -2, m, -m, m + 1, -m - 1, m + 2, -m - 2, source.randrange(-90, 90)])
+        return a, float_of(source, type_, field + apart)
+    result = source.choice([source.randrange(-m - 3, 5), source.randrange(top + 1), top, top + 1])
+    if opcode == "mul":
+        return source.choice([(a, float_of(source, type_, result + bias - field)), off_a_tie(source, type_)[:2]])
+    b = float_of(source, type_, field - result + bias)
+    quotient = multiply(decode(float_of(source, type_, result), type_), decode(b, type_))
+    return source.choice([a, encode(quotient, type_)]), b
 
 
-@st.composite
-def _addend(draw: st.DrawFn, a: int, b: int, type_: str, apart: int) -> int:
-    """Return what nearly cancels a product, or lies ``apart`` binary places from it."""
-    product = multiply(decode(a, type_), decode(b, type_))
-    if not isinstance(product, Real) or product.value == 0:
-        return draw(bits(type_))
-    if draw(st.booleans()):
-        return encode(negated(product), type_, draw(st.sampled_from(["rn", "rz", "rm", "rp"])))
-    bias = 2 ** (FORMATS[type_].exponent - 1) - 1
-    scale = draw(st.sampled_from([1, 2]))
-    return draw(floats_of(type_, log2_floor(abs(product.value)) + bias + scale * apart))
+def off_a_tie(source: random.Random, type_: str) -> tuple[int, int, int]:
+    """Return ``a, b, c`` with ``a * b + c`` a little off a tie: what one more rounding would get wrong.
+
+    Ties of subnormals and of normal numbers, sums that cancel, and operands of every size come alike.
+    """
+    form = FORMATS[type_]
+    m, half = form.mantissa, form.lowest - form.mantissa - 1  # the place of half the least subnormal
+    exact = source.random() < 0.5
+    x, y, extra, size = (_tie_product if exact else _near_tie_product)(source, m)
+    place = source.choice([half, source.randint(half - 2, half + 4), source.randint(half + m, -half - m), 1 - m])
+    spread = source.choice([3, 3, -form.lowest * 9 // 10])
+    share = (place - extra) // 2 + source.randint(-spread, spread)
+    factors = Fraction(x) * Fraction(2) ** share, Fraction(y) * Fraction(2) ** (place - extra - share)
+    below, above = place - source.randint(m, 3 * m), place + source.randint(size, size + m)
+    addend = source.choice([Fraction(2) ** below, Fraction(2) ** above, Fraction(0), factors[0] * factors[1]])
+    values = (*factors, addend) if source.random() < 0.95 else (Fraction(0), factors[0], addend)
+    signs = (source.choice([1, -1]) for _ in values)
+    return tuple(encode(Real.of(v * s, negative=s < 0), type_) for v, s in zip(values, signs, strict=True))
+
+
+def _tie_product(source: random.Random, m: int) -> tuple[int, int, int, int]:
+    """Return factors of an odd number with one bit more than a significand holds, or a little less."""
+    size = source.choice([m + 2, m + 2, source.randint(1, m + 2)])
+    cut = source.randint(1, size)
+    x = source.getrandbits(cut) | 1 << (cut - 1) | 1
+    y = (source.randint(1 << (size - 1), (1 << size) - 1) // x) | 1
+    return x, y, 0, size
+
+
+def _near_tie_product(source: random.Random, m: int) -> tuple[int, int, int, int]:
+    """Return factors whose product misses a shifted odd number by too little for one significand to tell."""
+    size = source.randint(1, source.choice([m // 2, m + 2]))
+    tie = source.getrandbits(size) | 1 << (size - 1) | 1
+    x = source.getrandbits(m + 1) | 1 << m | 1
+    extra = 2 * m + 1 - size
+    return x, round(Fraction(tie << extra, x)), extra, size
 
 
 def lanes(type_: str, count: int, seed: str) -> NDArray[np.generic]:
