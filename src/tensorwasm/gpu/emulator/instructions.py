@@ -72,7 +72,7 @@ OPERANDS: Final[dict[str, tuple[int, int, str]]] = {
     "nanosleep": (1, 1, r"u32"),
     "pmevent": (1, 1, r"(mask)?"),
     "bar": (1, 4, r".*"),
-    "barrier": (1, 4, r".*"),
+    "barrier": (0, 4, r".*"),
 }
 """Fewest and most operands, and modifiers, of instructions whose handlers do not look themselves."""
 

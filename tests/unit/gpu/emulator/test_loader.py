@@ -67,10 +67,17 @@ def test_no_opcode_is_both_known_and_lacking():
         "isspacep.shared %r1, %rd1",
         "selp.b32 %r1, %r2, %r3, %r4",
         "add.f32 %f1, %f2, !%p1",
+        "ld.param.u32 %r1, [p0+8]",
+        "ld.param.v2.u32 {%r1, %r2}, [p0+-8]",
+        "ld.param.u64 %rd1, [p0+4]",
+        "nanosleep.u32",
+        "ret %r1",
+        "trap 1",
+        "bar.warp.sync -1, 0",
     ],
 )
 def test_operands_that_do_not_fit_are_malformed(emulation, instruction):
-    text = f"{HEAD}.entry k()\n{{\n{DECLARATIONS}\n\n{instruction};\nret; }}"
+    text = f"{HEAD}.entry k(.param .u64 p0)\n{{\n{DECLARATIONS}\n\n{instruction};\nret; }}"
     with pytest.raises(MalformedPtx) as caught:
         emulation.device.load(parse(text))
     assert caught.value.line == 8
