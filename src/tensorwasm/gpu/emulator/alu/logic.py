@@ -17,7 +17,7 @@ from tensorwasm.gpu.emulator.ops import DTYPES, Op
 from tensorwasm.ptx.model import Instruction, Vector
 
 _WORDS: Final = "b16,b32,b64"
-_SHARES: Final = frozenset({("b32", 2), ("b64", 2), ("b64", 4)})
+_SHARES: Final = frozenset({("b16", 2), ("b32", 2), ("b32", 4), ("b64", 2), ("b64", 4)})
 
 
 def _amount(b: Array, dtype: np.dtype[Any]) -> Array:

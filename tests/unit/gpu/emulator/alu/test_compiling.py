@@ -76,7 +76,7 @@ def test_setp_on_one_half_has_one_predicate():
         alu.compile_op(Instruction("setp", ("lt", "f16"), (Pair(A, B), C, D)))
 
 
-@pytest.mark.parametrize(("wide", "count"), [("b32", 2), ("b64", 2), ("b64", 4)])
+@pytest.mark.parametrize(("wide", "count"), [("b16", 2), ("b32", 2), ("b32", 4), ("b64", 2), ("b64", 4)])
 def test_mov_splits_and_joins_registers_lowest_part_first(wide, count):
     vector = Vector((A, B, C, D)[:count])
     part = int(wide[1:]) // count
@@ -91,9 +91,7 @@ def test_mov_splits_and_joins_registers_lowest_part_first(wide, count):
     np.testing.assert_array_equal(join.run(*parts), words)
 
 
-@pytest.mark.parametrize(
-    ("type_", "count"), [("u32", 2), ("f64", 2), ("b16", 2), ("b32", 4), ("b32", 3), ("b32", 1), ("pred", 2)]
-)
+@pytest.mark.parametrize(("type_", "count"), [("u32", 2), ("f64", 2), ("b16", 4), ("b32", 3), ("b32", 1), ("pred", 2)])
 def test_mov_refuses_other_vectors(type_, count):
     vector = Vector((A, B, C, D)[:count])
     for operands in ((vector, E), (E, vector), (vector, vector)):
