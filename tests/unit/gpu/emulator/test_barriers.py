@@ -86,6 +86,13 @@ def test_threads_that_exit_while_others_wait(emulation):
     assert run(emulation, body) == [3] * 5 + [0] * 59
 
 
+@pytest.mark.parametrize("wait", ["bar.sync 0;", "bar.warp.sync -1;", "vote.sync.ballot.b32 %r2, %p0, -1;"])
+def test_waiting_threads_go_on_when_the_others_exit_later(emulation, wait):
+    # The waiting threads come first in the program, so that they wait before the others exit.
+    body = f"setp.ge.u32 %p0, %r0, 5; @%p0 bra leave; {wait} mov.u32 %r1, 3; bra out; leave: exit; out:"
+    assert run(emulation, body, threads=32) == [3] * 5 + [0] * 27
+
+
 def test_a_deadlock_of_two_barriers_says_who_waits_where(emulation):
     body = "setp.lt.u32 %p0, %r0, 32;\n@%p0 bra low;\nbar.sync 1;\nbra out;\nlow: bar.sync 2;\nout:"
     message = fault(emulation, body, grid=(2, 1, 1))

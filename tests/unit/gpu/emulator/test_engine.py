@@ -8,6 +8,8 @@ from oracles import programs as oracle
 from strategies.programs import programs, render
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.emulator import scheduler
+from tensorwasm.gpu.emulator.loader import arrange
+from tensorwasm.gpu.emulator.machine import CHECK_STEPS
 
 
 @settings(max_examples=60, deadline=None)
@@ -29,6 +31,18 @@ def test_impatience_changes_no_result(program, patience):
     finally:
         scheduler.PATIENCE_STEPS = usual
     assert found.reshape(64, 4).tolist() == [oracle.run(program, thread) for thread in range(64)]
+
+
+def test_lanes_that_went_different_ways_run_together_again(emulation):
+    text = kernel(
+        """
+        and.b32 %r2, %r0, 3; setp.eq.u32 %p0, %r2, 0; @%p0 bra one; setp.eq.u32 %p0, %r2, 1; @%p0 bra two;
+        add.u32 %r3, %r3, 1; bra join; two: add.u32 %r3, %r3, 2; bra join; one: add.u32 %r3, %r3, 3;
+        join: activemask.b32 %r1;
+        """
+        + store_result()
+    )
+    assert emulation.run(text, 32).tolist() == [0xFFFFFFFF] * 32
 
 
 def test_lanes_of_one_warp_that_wait_for_each_other_all_get_the_lock(emulation):
@@ -89,11 +103,11 @@ def test_a_kernel_that_never_ends_stops_at_its_deadline(emulation, body):
         emulation.launch(kernel(body, before=".global .u32 lock;"), emulation.buffer([0]), seconds=0.1)
 
 
-def test_long_straight_code_looks_at_the_clock(emulation):
-    body = "add.u32 %r1, %r1, 1;\n" * 30_000
-    text = kernel(f"again: {body} bra again;")
-    with pytest.raises(InvokeTimeout):
-        emulation.launch(text, emulation.buffer([0]), seconds=0.05)
+def test_straight_code_is_cut_where_the_clock_is_due():
+    blocks = arrange([lambda _machine: None] * 1000, 7)
+    assert sum(len(block.steps) for block in blocks) == 1000
+    assert max(len(block.steps) for block in blocks) <= CHECK_STEPS
+    assert [block.end(None) for block in blocks] == [8 + index for index in range(len(blocks))]
 
 
 def test_registers_that_nothing_wrote_are_zero(emulation):

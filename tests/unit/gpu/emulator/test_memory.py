@@ -54,6 +54,20 @@ def test_a_negative_offset_and_address_zero(emulation):
     assert "0xfffffffffffffffc" in wrapped
 
 
+def test_the_right_lane_is_named_when_lanes_touch_several_spaces(emulation):
+    text = kernel(
+        """
+        .shared .b32 cells[32]; mov.u64 %rd4, cells; mad.wide.u32 %rd4, %r0, 4, %rd4; cvta.shared.u64 %rd4, %rd4;
+        ld.param.u64 %rd0, [p0]; setp.lt.u32 %p0, %r0, 4; selp.b64 %rd4, %rd4, %rd0, %p0;
+        setp.eq.u32 %p0, %r0, 9; @%p0 add.u64 %rd4, %rd4, 4; st.b32 [%rd4], %r0;
+        """
+    )
+    region = emulation.buffer([0])
+    message = emulation.fault(text, region)
+    assert "thread (9, 0, 0)" in message
+    assert f"at {region.end:#x}" in message
+
+
 def test_memory_that_the_launch_was_not_given(emulation):
     mine, other = emulation.buffer([1]), emulation.buffer([2])
     text = kernel("ld.param.u64 %rd0, [p0]; ld.global.u32 %r1, [%rd0];")
