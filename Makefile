@@ -56,7 +56,7 @@ build: $(VENV)/.dev  ## wheel and sdist in dist/
 bench: $(VENV)/.dev  ## the benchmarks that need no GPU
 	@$(BIN)/tensor-wasm bench emulator
 
-fuzz: $(VENV)/.dev  ## mutate inputs for SECONDS (60)
+fuzz: $(VENV)/.dev  ## damage inputs, SECONDS_EACH=60 for each target
 	@for target in tests/fuzz/fuzz_*.py; do echo "== $$target"; $(BIN)/python $$target --seconds $(or $(SECONDS_EACH),60) || exit 1; done
 
 docs: $(VENV)/.dev  ## regenerate the documents and interfaces made from code
