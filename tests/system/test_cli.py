@@ -182,6 +182,35 @@ def test_a_closed_pipe_is_not_a_traceback(module):
     assert b"Traceback" not in errors
 
 
+CHATTER = """(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 2)
+  (data (i32.const 4) "\\00\\00\\01\\00")
+  (func (export "_start")
+    (loop (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8))) (br 0))))"""
+
+
+def test_a_reader_that_stopped_reading_does_not_keep_the_process_alive(module):
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "tensorwasm.cli", "run", str(module(CHATTER)), "--timeout", "1"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, check=False, timeout=60)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == InvokeTimeout.exit_code
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_the_null_device(module, closed):
+    command = [sys.executable, "-m", "tensorwasm.cli", "run", str(module(ADD)), "--export", "add", "--args", "[2, 3]"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"" if ">&-" in closed.split() else b"5\n", b"")
+
+
 def test_a_guest_without_a_gpu_loads_neither_numpy_nor_cuda(module):
     code = (
         "import sys, os; from tensorwasm import Runtime\n"

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
@@ -50,6 +51,7 @@ def execute(arguments: Sequence[str]) -> NoReturn:
 
     The process ends without Python's and the driver's exit handlers: a kernel that never ends would hold them for ever.
     """
+    _open_closed_streams()
     code = _dispatch(arguments)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -57,6 +59,14 @@ def execute(arguments: Sequence[str]) -> NoReturn:
         except OSError:  # the reader has gone: its loss, and the code still counts
             continue
     os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Let a standard stream that the caller has closed be the null device, whose number no other file then gets."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+            setattr(sys, name, stream)
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -112,9 +113,17 @@ def _standard_input(file: Path, imports: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _end_process(wall_s: float) -> None:
-    sys.stderr.write(f"error: {InvokeTimeout.kind}: nothing ended within {wall_s:g} s; the process is stopped\n")
-    sys.stderr.flush()
+    """End the process, come what may: a reader that has stopped reading, or gone, must not keep it alive."""
+    speaker = threading.Thread(target=_say_stopped, args=(wall_s,), daemon=True)
+    speaker.start()
+    speaker.join(GRACE_S)
     os._exit(InvokeTimeout.exit_code)
+
+
+def _say_stopped(wall_s: float) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {InvokeTimeout.kind}: nothing ended within {wall_s:g} s; the process is stopped\n")
+        sys.stderr.flush()
 
 
 def _read(file: Path) -> bytes:
