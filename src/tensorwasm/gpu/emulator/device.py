@@ -27,7 +27,10 @@ from tensorwasm.ptx.select import check_compatible
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
 
 LANES: Final = 1 << 14
-"""Lanes of a batch. More would not fit the processor's caches, fewer would not outweigh the interpreter."""
+"""Lanes of a batch. More would not fit the processor's caches, fewer would not outweigh the interpreter.
+
+Batches run one after the other, in the order of their blocks: a block that waits for one of a later batch waits for
+ever, as one that waits for a block that is not resident does on a GPU."""
 BATCH_BYTES: Final = 256 << 20
 """Memory that a batch of more than one block may need."""
 BLOCK_BYTES: Final = 1 << 30

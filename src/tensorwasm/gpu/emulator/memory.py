@@ -368,9 +368,9 @@ def _flat(index: Index, count: int) -> NDArray[np.int64]:
 
 _PLACES: Final[dict[str, Callable[..., Place | None]]] = {
     "global": Memory._place_global,  # noqa: SLF001 - the table of the class's own methods
-    "const": Memory._place_global,  # noqa: SLF001
-    "generic": Memory._place_generic,  # noqa: SLF001
-    "param": Memory._place_param,  # noqa: SLF001
-    "shared": Memory._place_shared,  # noqa: SLF001
-    "local": Memory._place_local,  # noqa: SLF001
+    "const": Memory._place_global,  # noqa: SLF001 - as above
+    "generic": Memory._place_generic,  # noqa: SLF001 - as above
+    "param": Memory._place_param,  # noqa: SLF001 - as above
+    "shared": Memory._place_shared,  # noqa: SLF001 - as above
+    "local": Memory._place_local,  # noqa: SLF001 - as above
 }

@@ -349,8 +349,8 @@ _CARRY: Final = Variable("reg", "pred", "CC.CF")
 
 _READERS: Final[dict[type, Callable[[Names, Any, str], Reader]]] = {
     Offset: Names._read_address,  # noqa: SLF001 - the table of the class's own methods
-    Int: Names._read_int,  # noqa: SLF001
-    Float: Names._read_float,  # noqa: SLF001
-    Not: Names._read_not,  # noqa: SLF001
-    Address: Names._read_memory,  # noqa: SLF001
+    Int: Names._read_int,  # noqa: SLF001 - as above
+    Float: Names._read_float,  # noqa: SLF001 - as above
+    Not: Names._read_not,  # noqa: SLF001 - as above
+    Address: Names._read_memory,  # noqa: SLF001 - as above
 }
