@@ -6,24 +6,27 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.device import Device
+from tensorwasm.values import MIB
 
 CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 """What `open_device` takes; N is an ordinal."""
 
 
 def open_emulator() -> Device:
-    """Open the emulator, which is there wherever NumPy is.
+    """Open the emulator, which is there wherever NumPy is, with the device memory that the settings give it.
 
     Raises:
         DeviceUnavailable: NumPy or ml_dtypes is not installed.
+        InvalidArgs: a setting does not parse.
     """
     try:
         from tensorwasm.gpu.emulator.device import EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
     except ImportError as error:
         raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
-    return EmulatorDevice()
+    return EmulatorDevice(settings.current().emulator_memory_mib * MIB)
 
 
 def open_gpu(ordinal: int) -> Device:

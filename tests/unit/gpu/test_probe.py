@@ -3,10 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.driver import FakeDriver
-from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm import settings
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.probe import CHOICES, open_device, parse_choice
+from tensorwasm.settings import Settings
+from tensorwasm.values import MIB
 
 
 class Emulator:
@@ -43,6 +46,16 @@ def test_the_emulator_is_opened_without_a_look_at_the_gpu():
         raise AssertionError
 
     assert isinstance(open_device("emulator", emulator, never)[0], Emulator)
+
+
+def test_the_emulator_has_the_memory_that_the_settings_give_it(monkeypatch):
+    given_mib = Settings.from_environment({"TENSOR_WASM_EMULATOR_MEMORY": "3"})
+    monkeypatch.setattr(settings, "current", lambda: given_mib)
+    device, _ = open_device("emulator")
+    assert device.info.memory_bytes == 3 * MIB
+    with pytest.raises(QuotaExceeded):
+        device.allocate(4 * MIB)
+    device.close()
 
 
 @pytest.mark.parametrize(("choice", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
