@@ -15,7 +15,7 @@ from tensorwasm.gpu.emulator.names import Names
 from tensorwasm.gpu.emulator.operands import (
     Reader,
 )
-from tensorwasm.gpu.emulator.program import End, Step
+from tensorwasm.gpu.emulator.program import End, Step, Targets
 from tensorwasm.ptx.model import (
     Block,
     Directive,
@@ -60,12 +60,14 @@ class Builder:
         code: what is known of it so far.
         items: its steps, ends and labels in order.
         names: what names mean at the current statement.
+        targets: where indirect branches and calls of the module may lead.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, targets: Targets) -> None:
         """Begin the function that the names are of."""
         self.code = names.code
         self.names = names
+        self.targets = targets
         self.items: list[Item] = []
         self._labels: dict[int, int] = {}
         self._label_count = 0

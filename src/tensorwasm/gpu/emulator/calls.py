@@ -23,7 +23,15 @@ from tensorwasm.gpu.emulator.lanes import narrow
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Register, own, read_register
-from tensorwasm.gpu.emulator.program import FUNCTION_STRIDE, FUNCTION_WINDOW, MAX_DEPTH, End, FunctionCode, Program
+from tensorwasm.gpu.emulator.program import (
+    FUNCTION_STRIDE,
+    FUNCTION_WINDOW,
+    MAX_DEPTH,
+    End,
+    FunctionCode,
+    Program,
+    shape_of,
+)
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Arguments, Function, Instruction, Name, Operand, TargetList, Variable
 
@@ -101,23 +109,18 @@ def _targets(builder: Builder, operands: list[Operand]) -> tuple[Function, list[
     if not isinstance(found, TargetList):
         raise MalformedPtx("a call through an address needs a prototype or targets")
     if found.prototype is not None:
-        code = [one for one in builder.names.functions.values() if not one.function.entry]
-        fits = [one for one in code if _shape(one.function) == _shape(found.prototype)]
+        fits = builder.targets.by_shape.get(shape_of(found.prototype), [])
+        builder.targets.spend(len(fits))
         return found.prototype, fits
+    builder.targets.spend(len(found.targets))
     targets = [builder.names.functions[name] for name in found.targets if name in builder.names.functions]
     if not targets or len(targets) != len(found.targets):
         raise UnsupportedPtx("a call target that the module does not define")
     first = targets[0].function
-    if any(_shape(one.function) != _shape(first) for one in targets):
+    shape = shape_of(first)
+    if any(shape_of(one.function) != shape for one in targets):
         raise MalformedPtx("call targets with different parameters")
     return first, targets
-
-
-def _shape(function: Function) -> tuple[list[int], list[int]]:
-    return (
-        [variable_bytes(param) for param in function.params],
-        [variable_bytes(result) for result in function.returns],
-    )
 
 
 class _Direct:

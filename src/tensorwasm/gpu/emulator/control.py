@@ -44,6 +44,7 @@ def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
     table = builder.names.find(targets.name) if isinstance(targets, Name) else None
     if not isinstance(table, TargetList) or table.kind != "branchtargets":
         raise MalformedPtx("a list of branch targets is expected")
+    builder.targets.spend(len(table.targets))
     labels = [builder.label(name) for name in table.targets]
     read, site = builder.names.reader(index, "u32"), builder.site(instruction)
     guard = builder.guard(instruction) if instruction.guard else None

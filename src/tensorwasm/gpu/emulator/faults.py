@@ -6,19 +6,8 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from tensorwasm.errors import KernelFault
-from tensorwasm.ptx.model import (
-    Address,
-    Arguments,
-    Float,
-    Instruction,
-    Int,
-    Name,
-    Not,
-    Offset,
-    Operand,
-    Pair,
-    Vector,
-)
+from tensorwasm.ptx.model import Instruction
+from tensorwasm.ptx.printer import render_instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +22,7 @@ class Site:
         return self.instruction.position.line
 
     def __str__(self) -> str:
-        return f"line {self.line}: `{_render(self.instruction)}`"
+        return f"line {self.line}: `{render_instruction(self.instruction)}`"
 
 
 class Threads(Protocol):
@@ -50,33 +39,3 @@ def fault(threads: Threads, site: Site, lane: int, reason: str) -> NoReturn:
         KernelFault: always.
     """
     raise KernelFault(f"{threads.describe(lane)}, {site} {reason}")
-
-
-def _render(instruction: Instruction) -> str:
-    guard = ""
-    if instruction.guard is not None:
-        guard = f"@{'!' if instruction.guard.negated else ''}{_operand(instruction.guard.predicate)} "
-    operands = ", ".join(_operand(operand) for operand in instruction.operands)
-    return f"{guard}{instruction.mnemonic} {operands}".rstrip() + ";"
-
-
-def _operand(operand: Operand) -> str:  # noqa: PLR0911 - one return per kind of operand is the clearest table here
-    match operand:
-        case Name():
-            return operand.name if operand.component is None else f"{operand.name}.{operand.component}"
-        case Int():
-            return str(operand.value)
-        case Float():
-            return f"0{'f' if operand.width == 32 else 'd'}{operand.bits:0{operand.width // 4}X}"
-        case Offset():
-            return f"{_operand(operand.base)}{operand.offset:+d}"
-        case Address():
-            return f"[{_operand(operand.base)}{operand.offset:+d}]" if operand.offset else f"[{_operand(operand.base)}]"
-        case Vector():
-            return "{" + ", ".join(_operand(element) for element in operand.elements) + "}"
-        case Pair():
-            return f"{_operand(operand.first)}|{_operand(operand.second)}"
-        case Not():
-            return f"!{_operand(operand.operand)}"
-        case Arguments():
-            return "(" + ", ".join(_operand(element) for element in operand.elements) + ")"

@@ -8,7 +8,7 @@ from tensorwasm.gpu.emulator.builder import Builder, Finish, Item, Resolve
 from tensorwasm.gpu.emulator.instructions import compile_instruction
 from tensorwasm.gpu.emulator.machine import CHECK_STEPS, Machine
 from tensorwasm.gpu.emulator.names import Names
-from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, Step
+from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, Step, Targets
 from tensorwasm.gpu.emulator.variables import initial_bytes
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Module
@@ -107,10 +107,11 @@ def _declare_variables(module: Module, scope: Scope, program: Program, allocatio
 
 def _build_functions(program: Program, scope: Scope, addresses: dict[int, int]) -> None:
     keys: dict[int, int] = {}
+    targets = Targets.of(program.by_index)
     kernels = 0
     for code in program.by_index:
         code.first_slot = 0 if code.function.entry else program.slots
-        builder = Builder(Names(code, scope, addresses, program.functions, keys))
+        builder = Builder(Names(code, scope, addresses, program.functions, keys), targets)
         builder.build(compile_instruction)
         compile_instruction(builder, _RETURN)
         code.pc = len(program.blocks)
@@ -195,8 +196,9 @@ def _find_recursion(program: Program) -> None:
 
 
 def _close_component(functions: dict[str, FunctionCode], stack: list[str], on_stack: set[str], root: str) -> None:
-    component = stack[stack.index(root) :]
-    del stack[-len(component) :]
+    component = [stack.pop()]
+    while component[-1] != root:
+        component.append(stack.pop())
     on_stack.difference_update(component)
     if len(component) > 1 or root in functions[root].callees:
         for name in component:

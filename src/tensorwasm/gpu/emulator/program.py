@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator.allocations import Plane
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.operands import Register
@@ -17,6 +18,8 @@ End = Callable[[Machine], int]
 
 MAX_DEPTH = 64
 """Calls within calls, where functions may call themselves."""
+MAX_TARGETS = 1 << 20
+"""Places that the tables of all indirect branches and calls of a module may name, each branch and call counted."""
 FUNCTION_WINDOW = 1 << 58
 FUNCTION_STRIDE = 16
 
@@ -83,6 +86,50 @@ class Program:
     planes: list[Plane] = field(default_factory=list)
     slots: int = 0
     by_index: list[FunctionCode] = field(default_factory=list)
+
+
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
+"""Bytes of each parameter and of each result of a function."""
+
+
+@dataclass(slots=True, eq=False)
+class Targets:
+    """Where the indirect branches and calls of a module may lead.
+
+    Attributes:
+        by_shape: the functions that are no kernels, by the shape a call through an address must have.
+        left: places that may still be named. Without a bound, a short text could ask for a long table many times.
+    """
+
+    by_shape: dict[Shape, list[FunctionCode]] = field(default_factory=dict)
+    left: int = MAX_TARGETS
+
+    @classmethod
+    def of(cls, codes: Iterable[FunctionCode]) -> Targets:
+        """Sort the functions of a module."""
+        targets = cls()
+        for code in codes:
+            if not code.function.entry:
+                targets.by_shape.setdefault(shape_of(code.function), []).append(code)
+        return targets
+
+    def spend(self, places: int) -> None:
+        """Count a table.
+
+        Raises:
+            UnsupportedPtx: the module's tables are too long in all.
+        """
+        self.left -= places
+        if self.left < 0:
+            raise UnsupportedPtx(f"more than {MAX_TARGETS} targets of indirect branches and calls in a module")
+
+
+def shape_of(function: Function) -> Shape:
+    """Return what a caller through an address must agree with."""
+    return (
+        tuple(variable_bytes(param) for param in function.params),
+        tuple(variable_bytes(result) for result in function.returns),
+    )
 
 
 def param_offsets(function: Function) -> tuple[list[int], int]:

@@ -97,7 +97,7 @@ def test_a_deadlock_of_two_barriers_says_who_waits_where(emulation):
     body = "setp.lt.u32 %p0, %r0, 32;\n@%p0 bra low;\nbar.sync 1;\nbra out;\nlow: bar.sync 2;\nout:"
     message = fault(emulation, body, grid=(2, 1, 1))
     assert message.startswith("deadlock: kernel k, block (0, 0, 0) thread (0, 0, 0), line ")
-    assert "`bar.sync 2;` waits at barrier 2 for ever" in message
+    assert "`bar.sync 2` waits at barrier 2 for ever" in message
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_fault_names_kernel_thread_line_instruction_address_and_neighbour(emul
     region = emulation.buffer([0] * 17)
     message = emulation.fault(text, region, block=(16, 2, 1), grid=(3, 1, 1))
     assert "kernel k, block (0, 0, 0) thread (15, 0, 0)" in message
-    assert f"line {line_of(text, 'ld.global.f32')}: `ld.global.f32 %f1, [%rd0+8];`" in message
+    assert f"line {line_of(text, 'ld.global.f32')}: `ld.global.f32 %f1, [%rd0+8]`" in message
     assert f"accesses 4 bytes at {region.address + 68:#x}" in message
     assert f"0 bytes past the end of the 68-byte allocation at {region.address:#x}" in message
 
