@@ -171,7 +171,11 @@ class Holdings:
         self.regions.add(memory)
 
     def release(self) -> list[Exception]:
-        """Release everything; return what the device raised. What it did not release is off the books all the same."""
+        """Release everything; return what the device raised.
+
+        What it did not release is off the books all the same, but for the guest's pages: `guest` stays, because the
+        device may still reach them.
+        """
         failures: list[Exception] = []
         for kernel_id, kernel in list(self._kernels.items()):
             failures += attempt(self._device.unload, kernel.loaded)
@@ -182,8 +186,10 @@ class Holdings:
             failures += attempt(self._device.free, region.address)
             self._forget_buffer(handle)
         if self.guest is not None:
-            failures += attempt(self._device.unregister, self.guest.address)
-            self._forget_guest(self.guest)
+            refused = attempt(self._device.unregister, self.guest.address)
+            if not refused:
+                self._forget_guest(self.guest)
+            failures += refused
         return failures
 
     # ------------------------------------------------------------------------------------------------ books

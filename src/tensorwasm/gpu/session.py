@@ -41,8 +41,8 @@ class SessionStatistics:
         kernels_launched: launches the device accepted.
         back_pressure_rejections: launches refused for want of a place on the GPU.
         release_failures: things the device failed to release at close.
-        abandoned: close found work still running, or a device that does not answer. What that work could reach, the
-            guest's pages included, must not be used again in this process.
+        abandoned: close found work still running, or a device that does not answer or keeps the guest's pages. What
+            that work could reach, the guest's pages included, must not be used again in this process.
     """
 
     allocations: int = 0
@@ -324,7 +324,7 @@ class Session:
         was_in_flight, self._in_flight = self._in_flight, True
         try:
             self._device.launch(kernel.loaded, kernel.signature.entry, config, values, regions, stream, deadline)
-        except (CallerError, LimitError):
+        except (CallerError, LimitError, KernelFault):  # nothing of it runs: refused, or ended by its fault
             self._in_flight = was_in_flight
             raise
         self._launched += 1
@@ -359,5 +359,6 @@ class Session:
             failures += attempt(self._device.close_stream, self._stream)
             self._stream = None
         self._release_failures = len(failures)
+        self._abandoned = self._abandoned or self._holdings.guest is not None
         if failures:
             _log.error("a device failed to release %d things at the end of a session: %s", len(failures), failures[0])

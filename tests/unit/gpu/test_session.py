@@ -600,6 +600,26 @@ def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
     assert gate.in_use == 0
 
 
+def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessions_own(device, caplog):
+    session = Session(device, ledger=Ledger(), gate=Gate(1))
+    run(session, session.load(FILL, "fill"), HostWindow(MEMORY.address, 4), word(1))
+    device.failures["unregister"] = DeviceLost("another session's kernel never ended")
+    with caplog.at_level(logging.ERROR):
+        session.close()
+    assert session.statistics().abandoned
+    assert session.statistics().pinned_bytes == MEMORY.size_bytes
+
+
+def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
+    gate = Gate(1)
+    with Session(device, ledger=Ledger(), gate=gate) as session:
+        kernel = session.load(NOTHING, "nothing")
+        device.failures["launch"] = KernelFault("thread 0")
+        with pytest.raises(KernelFault):
+            run(session, kernel)
+        assert gate.in_use == 0, "its guest may go on for long"
+
+
 def test_a_fault_found_at_close_is_an_end_of_work(device):
     session = Session(device, ledger=Ledger(), gate=Gate(1))
     session.submit(session.load(NOTHING, "nothing"), ONE, tuple, None, NEVER)
