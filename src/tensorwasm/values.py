@@ -26,8 +26,8 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """Return the deadline ``seconds`` from now; None or infinity means none."""
-        if seconds is None or math.isinf(seconds):
+        """Return the deadline ``seconds`` from now; None or infinity, in nanoseconds too, means none."""
+        if seconds is None or math.isinf(seconds * 1e9):
             return cls()
         return cls(time.monotonic_ns() + round(seconds * 1e9))
 

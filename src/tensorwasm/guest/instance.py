@@ -311,7 +311,7 @@ class Instance:
 def _earlier(deadline: Deadline | None, now_ns: int, ceiling_s: float) -> int | None:
     """Return the monotonic time at which a call must have ended, None for never."""
     asked_ns = deadline.at_ns if deadline is not None else None
-    if ceiling_s == math.inf:
+    if math.isinf(ceiling_s * 1e9):
         return asked_ns
     ceiling_ns = now_ns + int(ceiling_s * 1e9)
     return ceiling_ns if asked_ns is None or asked_ns > ceiling_ns else asked_ns

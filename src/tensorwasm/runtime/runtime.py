@@ -144,3 +144,5 @@ def _read(path: Path, limit_bytes: int) -> bytes:
             return file.read(limit_bytes + 1)
     except OSError as error:
         raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise InvalidArgs(f"{str(path)[:64]!r} is no path") from None

@@ -67,6 +67,16 @@ def test_a_deadline_ends_what_does_not_end(runtime):
         function.invoke("spin", deadline=Deadline.after(0.05))
 
 
+def test_a_limit_beyond_any_clock_is_none():
+    with Runtime(device="emulator", limits=Limits(wall_s=1e300)) as runtime:
+        assert runtime.load(wat2wasm(COUNTER)).invoke("bump").values == (1,)
+
+
+def test_a_path_that_cannot_be_one_is_refused(runtime):
+    with pytest.raises(InvalidArgs):
+        runtime.load("module\0.wasm")
+
+
 def test_input_goes_in_and_chunks_come_out(runtime):
     outcome = runtime.load(wat2wasm(STREAMER)).invoke("echo", input=b"prompt")
     assert (outcome.values, outcome.chunks) == ((0,), (b"prompt",))
