@@ -50,7 +50,7 @@ lint: $(VENV)/.dev  ## ruff
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 
-build: $(VENV)/.dev  ## wheel and sdist in dist/
+build: $(VENV)/.dev  ## the wheel, in dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.dev  ## the benchmarks that need no GPU
