@@ -72,7 +72,7 @@ def run(
     deadline = Deadline.after(wall_s)
     values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
     with Runtime(device=device or settings.device, limits=limits) as runtime:
-        function = runtime.load(_read(file), name=file.name)
+        function = runtime.load(_module(file), name=file.name)
         outcome = function.invoke(
             export,
             values,
@@ -126,16 +126,9 @@ def _say_stopped(wall_s: float) -> None:
         sys.stderr.flush()
 
 
-def _read(file: Path) -> bytes:
-    """Read the module, but never more than the limit and a byte."""
-    limit = Limits().module_bytes + 1
-    try:
-        if str(file) == "-":
-            return sys.stdin.buffer.read(limit)
-        with file.open("rb") as module:
-            return module.read(limit)
-    except OSError as error:
-        raise InvalidArgs(f"cannot read {file}: {error.strerror}") from None
+def _module(file: Path) -> bytes | Path:
+    """Return what the runtime is to load: the file, or standard input, of which never more than the limit and a byte."""
+    return sys.stdin.buffer.read(Limits().module_bytes + 1) if str(file) == "-" else file
 
 
 def _writer(text: TextIO) -> Callable[[bytes], None]:
