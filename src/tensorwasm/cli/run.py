@@ -127,7 +127,7 @@ def _say_stopped(wall_s: float) -> None:
 
 
 def _module(file: Path) -> bytes | Path:
-    """Return what the runtime is to load: the file, or standard input, of which never more than the limit and a byte."""
+    """Return what the runtime is to load: the file, or standard input up to the byte that shows it is too much."""
     return sys.stdin.buffer.read(Limits().module_bytes + 1) if str(file) == "-" else file
 
 
