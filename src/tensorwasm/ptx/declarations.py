@@ -307,6 +307,8 @@ def _parse_initial(cursor: Cursor) -> Initial:
         cursor.at += 1
         address = _parse_symbol(cursor)
         cursor.expect(")")
+        if not value.value:
+            raise cursor.error("a mask that selects no bits", start)
         return Masked(value.value, address)
     if cursor.at == start + 1:
         cursor.known[token] = value

@@ -113,6 +113,7 @@ def test_parameters(text, params):
         (".global .b8 g[2] = {1, 2, 3};", "more initial values"),
         (".global .b8 g[2][2] = {1, 2, 3, 4};", "expected"),
         (".global .b8 g = {1};", "initial value"),
+        (".global .u8 g[2] = {0x00(g)};", "selects no bits"),
         (".global .b8 g[2] = {1,};", "initial value"),
         (".global .b8 g[][1000000000] = {{1}, {2}};", "leave out too many"),
         (".global .v4 .f32 v = {1.0};", "all or none"),

@@ -1,9 +1,12 @@
+import time
+
 import numpy as np
 import pytest
 
 from fakes.emulation import HEAD, Emulation, kernel, store_result
 from tensorwasm.errors import MalformedPtx, TensorWasmError, UnsupportedPtx
 from tensorwasm.gpu.emulator.instructions import HANDLERS, LACKING
+from tensorwasm.gpu.emulator.program import MAX_TARGETS
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import Deadline, LaunchConfig
 
@@ -200,3 +203,42 @@ def test_a_variable_beyond_the_budget_is_refused_at_load():
 def test_32_bit_modules_are_refused(emulation):
     with pytest.raises(TensorWasmError):
         emulation.device.load(parse(HEAD.replace("64", "32") + ".entry k() { ret; }"))
+
+
+def _calls_through_prototypes(functions):
+    bodies = "".join(f".func f{index}() {{ ret; }}" for index in range(functions))
+    call = "p: .callprototype _ (); mov.u64 %rd1, f0;" + "call %rd1, (), p;" * functions
+    return f"{HEAD}{bodies}.entry k() {{ .reg .b64 %rd<2>; {call} ret; }}"
+
+
+def _calls_through_targets(functions):
+    bodies = "".join(f".func f{index}() {{ ret; }}" for index in range(functions))
+    listed = ", ".join(f"f{index}" for index in range(functions))
+    call = f"t: .calltargets {listed}; mov.u64 %rd1, f0;" + "call %rd1, (), t;" * functions
+    return f"{HEAD}{bodies}.entry k() {{ .reg .b64 %rd<2>; {call} ret; }}"
+
+
+def _branches_through_tables(labels):
+    listed = ", ".join(f"L{index}" for index in range(labels))
+    places = "".join(f"L{index}:" for index in range(labels))
+    body = f"mov.u32 %r1, 0; t: .branchtargets {listed};" + "brx.idx %r1, t;" * labels + places
+    return f"{HEAD}.entry k() {{ .reg .b32 %r<2>; {body} ret; }}"
+
+
+@pytest.mark.parametrize("hostile", [_calls_through_prototypes, _calls_through_targets, _branches_through_tables])
+def test_what_many_indirect_branches_and_calls_ask_for_is_bounded(emulation, hostile):
+    emulation.device.load(parse(hostile(100)))
+    with pytest.raises(UnsupportedPtx, match=f"more than {MAX_TARGETS} targets"):
+        emulation.device.load(parse(hostile(1100)))
+
+
+def test_a_long_chain_of_calls_loads_in_time_proportional_to_it(emulation):
+    def load_s(functions):
+        bodies = "".join(f".func f{index}() {{ call f{index - 1}; }}" for index in range(1, functions))
+        module = parse(f"{HEAD}.func f0() {{ ret; }}{bodies}.entry k() {{ call f{functions - 1}; }}")
+        started_s = time.process_time()
+        emulation.device.load(module)
+        return time.process_time() - started_s
+
+    load_s(100)
+    assert load_s(30_000) < 16 * load_s(3_000) + 0.5
