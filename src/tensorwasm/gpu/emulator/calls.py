@@ -219,12 +219,14 @@ def _reenters(caller: FunctionCode, candidates: list[FunctionCode]) -> bool:
 
 def _open_frame(machine: Machine, code: FunctionCode) -> None:
     """Leave nothing of an earlier call's local variables initialised."""
+    machine.steps += len(code.variables)
     for key, variable in code.variables.items():
         if variable.space in ("local", "param"):
             machine.memory.frames.unset(frame_offset(machine, key), variable_bytes(variable), machine.who)
 
 
 def _save(machine: Machine, caller: FunctionCode) -> None:
+    machine.steps += len(caller.widths)
     for slot in range(caller.first_slot, caller.first_slot + len(caller.widths)):
         register = machine.regs[slot]
         kept = machine.saved.get((machine.depth, slot))
@@ -239,6 +241,7 @@ def _landing(
 ) -> Callable[[Machine], None]:
     def land(machine: Machine) -> None:
         if _reenters(caller, candidates):
+            machine.steps += len(caller.widths)
             rows = slice(None) if machine.who is None else machine.who
             for slot in range(caller.first_slot, caller.first_slot + len(caller.widths)):
                 machine.write(slot, machine.saved[machine.depth, slot][rows].copy())

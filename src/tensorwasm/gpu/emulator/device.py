@@ -276,6 +276,7 @@ class EmulatorDevice:
             launch.shared_bytes,
             plan.frame_bytes,
             plan.granule_bytes,
+            launch.check,
         )
         machine = Machine(launch, geometry, memory, [zeros[width] for width in plan.widths])
         machine.check()

@@ -50,6 +50,15 @@ class Launch:
     number: int = 0
     constants: dict[tuple[int, str], Array] = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Look at the clock.
+
+        Raises:
+            InvokeTimeout: the deadline has passed.
+        """
+        if self.deadline.expired():
+            raise InvokeTimeout(f"kernel {self.kernel} was still running at the deadline")
+
 
 class Machine:
     """One batch. Steps read and write it; the scheduler moves its selection.
@@ -191,5 +200,4 @@ class Machine:
         Raises:
             InvokeTimeout: the deadline has passed.
         """
-        if self.launch.deadline.expired():
-            raise InvokeTimeout(f"kernel {self.launch.kernel} was still running at the deadline")
+        self.launch.check()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
@@ -60,6 +60,7 @@ class Memory:
         shared_bytes: int,
         frame_bytes: int,
         granule_bytes: int,
+        check: Callable[[], None],
     ) -> None:
         """Make shared and local memory, all zero and uninitialised.
 
@@ -71,8 +72,10 @@ class Memory:
             shared_bytes: shared memory of one block.
             frame_bytes: local memory of one lane.
             granule_bytes: narrowest access to shared memory.
+            check: looks at the clock.
         """
         self.geometry, self._allocations, self._atomicity = geometry, allocations, atomicity
+        self._check = check
         self._planes = list(planes)
         self._starts = [plane.base for plane in planes]
         self.shared_bytes = shared_bytes
@@ -278,8 +281,11 @@ class Memory:
 
     def _parts(
         self, space: str, site: Site, who: Selection, addresses: Addresses, size: int
-    ) -> list[tuple[str, NDArray[np.int64]]]:
-        """Split accesses so that each part lies in one plane; the name is the space to access the part in."""
+    ) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Split accesses so that each part lies in one plane; yield the space to access the part in and its positions.
+
+        There may be as many parts as lanes, so the clock is looked at between them.
+        """
         full = addresses + np.uint64(PARAM_WINDOW) if space == "param" else addresses
         above = full >= SHARED_WINDOW
         keys = np.where(above, -1 - (full >> np.uint64(52)).astype(np.int64), 0)
@@ -287,7 +293,9 @@ class Memory:
         if below.size:
             self._require_planes(site, who, full, size, below)
             keys[below] = np.searchsorted(np.array(self._starts, np.uint64), full[below], "right")
-        return [(space, np.flatnonzero(keys == key)) for key in np.unique(keys)]
+        for key in np.unique(keys):
+            self._check()
+            yield space, np.flatnonzero(keys == key)
 
     def _require_planes(
         self, site: Site, who: Selection, addresses: Addresses, size: int, among: Array | None = None

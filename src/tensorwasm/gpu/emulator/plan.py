@@ -11,6 +11,8 @@ from tensorwasm.ptx.model import Variable
 
 _SHADOW_BYTES: Final = 24
 _FRAME_ALIGN: Final = 32
+_RETURN_BYTES: Final = 8
+"""Of a place to return to; functions that do not call themselves are at most all active at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Plan:
     Attributes:
         code: the kernel.
         widths: bits of every register slot of a batch.
-        lane_bytes: registers and local memory of one lane.
+        lane_bytes: registers, local memory and places to return to of one lane.
         shared: offset of each shared variable, by key.
         static_shared_bytes: shared memory that the program declares; dynamic shared memory follows.
         frame: offset of each local variable and what a call depth adds to it, by key.
@@ -59,7 +61,7 @@ def make_plan(program: Program, entry: str) -> Plan:
     return Plan(
         code=code,
         widths=tuple(width or 32 for width in widths),
-        lane_bytes=register_bytes + saved_bytes + 2 * frame_bytes + 64,
+        lane_bytes=register_bytes + saved_bytes + 2 * frame_bytes + _RETURN_BYTES * len(reached) + 64,
         shared=shared,
         static_shared_bytes=static_bytes,
         frame=frame,

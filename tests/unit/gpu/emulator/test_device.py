@@ -1,4 +1,5 @@
 import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -16,6 +17,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.emulator.geometry import Geometry
+from tensorwasm.gpu.emulator.plan import make_plan
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import Deadline, LaunchConfig
 
@@ -205,3 +207,41 @@ def test_threads_launch_at_the_same_time_each_on_its_own_memory(emulation):
     for number, region in enumerate(regions):
         assert np.array_equal(emulation.read(region), np.arange(6400, dtype=np.uint32) * (number + 1) + 5)
     assert emulation.device.statistics().launches == 30
+
+
+@pytest.mark.parametrize("access", ["ld.global.u32 %r2, [%rd1];", "atom.global.add.u32 %r2, [%rd1], 1;"])
+def test_the_deadline_is_kept_when_every_lane_accesses_an_allocation_of_its_own(emulation, access):
+    threads = 4 * 1024
+    places = "".join(f".global .u32 v{index};" for index in range(threads))
+    stride = 4096 + 256  # of two allocations: a guard lies between them
+    body = f"""mov.u32 %r1, %ctaid.x; mad.lo.u32 %r1, %r1, 1024, %r0; mov.u64 %rd1, v0;
+        mad.wide.u32 %rd1, %r1, {stride}, %rd1; L: {access * 60} bra L;"""
+    started_s = time.process_time()
+    with pytest.raises(InvokeTimeout):
+        emulation.launch(kernel(body, params=0, before=places), grid=(4, 1, 1), block=(1024, 1, 1), seconds=0.2)
+    assert time.process_time() - started_s < 2
+
+
+def test_the_deadline_is_kept_when_calls_open_large_frames(emulation):
+    names = [f"a{index}" for index in range(20_000)]
+    declared = "".join(f".local .b8 {name};" for name in names)
+    used = "".join(f"mov.u64 %rd1, {name};" for name in names)
+    function = f".func f() {{ .reg .b64 %rd<2>; {declared} ret; {used} ret; }}"
+    text = kernel("L:" + "call f;" * 60 + "bra L;", params=0, before=function)
+    loaded = emulation.device.load(parse(text))
+    config = LaunchConfig((1, 1, 1), (32, 1, 1))
+    started_s = time.process_time()
+    with pytest.raises(InvokeTimeout):
+        emulation.device.launch(loaded, "k", config, (), (), emulation.stream, Deadline.after(0.1))
+    assert time.process_time() - started_s < 0.7
+
+
+def test_the_places_that_deep_calls_return_to_count_as_memory_of_a_lane(emulation):
+    def lane_bytes(depth):
+        functions = "".join(f".func f{index}() {{ call f{index - 1}; }}" for index in range(1, depth))
+        loaded = emulation.device.load(
+            parse(f"{HEAD}.func f0() {{ ret; }}{functions}.entry k() {{ call f{depth - 1}; }}")
+        )
+        return make_plan(loaded.program, "k").lane_bytes
+
+    assert lane_bytes(1100) - lane_bytes(100) == 8 * 1000
