@@ -8,25 +8,22 @@ Usage: build_guests.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from committed import ROOT, BuildError, asked_to_check, settle
 
 ZIGLANG: Final = "0.17.1"
 """The release that made the committed files."""
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLES: Final = ROOT / "examples"
 OPTIONS: Final = ("-target", "wasm32-wasi", "-std=c23", "-O2", "-s", "-Wall", "-Wextra", "-Werror")
 INCLUDES: Final = ("guest-sdk/include", "examples")
-
-
-class BuildError(Exception):
-    """A guest cannot be built; the text says why."""
 
 
 def compiler_release() -> str:
@@ -57,13 +54,13 @@ def compile_guest(source: Path, folder: Path) -> bytes:
     return module.read_bytes()
 
 
-def build(*, check: bool) -> list[Path]:
-    """Build every guest and return the committed files that differed; write them unless ``check``.
+def build(*, check: bool) -> Iterator[tuple[Path, bytes]]:
+    """Yield every committed guest and the module that its source compiles to.
 
     Raises:
         BuildError: there is no compiler, or a guest does not build.
     """
-    release, changed = compiler_release(), []
+    release = compiler_release()
     if release != ZIGLANG:
         text = f"this is ziglang {release}, the committed guests were made by {ZIGLANG}"
         if check:
@@ -71,31 +68,9 @@ def build(*, check: bool) -> list[Path]:
         print(f"NOTE: {text}: all will change", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         for source in sorted(EXAMPLES.glob("*/*.c")):
-            committed = source.with_suffix(".wasm")
-            module = compile_guest(source, Path(folder))
-            if not committed.exists() or committed.read_bytes() != module:
-                changed.append(committed)
-                if not check:
-                    committed.write_bytes(module)
-    return changed
-
-
-def main() -> int:
-    """Build or check, and say what came of it."""
-    parser = argparse.ArgumentParser(description="Compile the example guests to their committed Wasm.")
-    parser.add_argument("--check", action="store_true", help="compare only: exit 1 if a file is not reproduced")
-    check = parser.parse_args().check
-    try:
-        changed = build(check=check)
-    except BuildError as error:
-        print(f"NOTHING WAS {'CHECKED' if check else 'BUILT'}: {error}", file=sys.stderr)
-        return 3
-    for path in changed:
-        print(f"{'DIFFERS' if check else 'wrote'}: {path.relative_to(ROOT)}")
-    if not changed:
-        print("every committed guest is what its source compiles to")
-    return 1 if check and changed else 0
+            yield source.with_suffix(".wasm"), compile_guest(source, Path(folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    check = asked_to_check("Compile the example guests to their committed Wasm.")
+    sys.exit(settle(build(check=check), "every committed guest is what its source compiles to", check=check))

@@ -9,13 +9,15 @@ Usage: build_kernels.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from committed import ROOT, BuildError, asked_to_check, settle
 
 PACKAGES: Final = (
     "nvidia-cuda-nvrtc-cu12==12.0.140",  # the compiler
@@ -27,14 +29,9 @@ OPTIONS: Final = ("--fmad=false", "--std=c++03")
 """``--fmad=false``: a kernel fuses where its source says ``fmaf`` and nowhere else, so a CPU can follow it exactly.
 ``c++03``: under later standards this release puts the unused constants of ``<nv/target>`` into every module."""
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLES: Final = ROOT / "examples"
 TOOLKIT: Final = ROOT / "build" / "cuda-12.0"
 NVIDIA: Final = TOOLKIT / "nvidia"
-
-
-class BuildError(Exception):
-    """A kernel cannot be built; the text says why."""
 
 
 def install_toolkit() -> None:
@@ -117,42 +114,21 @@ def assemble(ptx: bytes, target: int) -> None:
         raise BuildError(f"ptxas: {run.stderr}")
 
 
-def build(*, check: bool) -> list[Path]:
-    """Build every kernel and return the committed files that differed; write them unless ``check``.
+def build() -> Iterator[tuple[Path, bytes]]:
+    """Yield every committed kernel and the PTX that its source compiles to.
 
     Raises:
         BuildError: there is no compiler, or a kernel does not build.
     """
     install_toolkit()
-    compiler, changed = Compiler(), []
+    compiler = Compiler()
     for source in sorted(EXAMPLES.glob("*/*.cu")):
         for target in TARGETS:
-            committed = source.with_suffix(f".sm_{target}.ptx")
             ptx = compiler.compile(source, target)
             assemble(ptx, target)
-            if not committed.exists() or committed.read_bytes() != ptx:
-                changed.append(committed)
-                if not check:
-                    committed.write_bytes(ptx)
-    return changed
-
-
-def main() -> int:
-    """Build or check, and say what came of it."""
-    parser = argparse.ArgumentParser(description="Compile the example kernels to their committed PTX.")
-    parser.add_argument("--check", action="store_true", help="compare only: exit 1 if a file is not reproduced")
-    check = parser.parse_args().check
-    try:
-        changed = build(check=check)
-    except BuildError as error:
-        print(f"NOTHING WAS {'CHECKED' if check else 'BUILT'}: {error}", file=sys.stderr)
-        return 3
-    for path in changed:
-        print(f"{'DIFFERS' if check else 'wrote'}: {path.relative_to(ROOT)}")
-    if not changed:
-        print("every committed PTX text is what its source compiles to")
-    return 1 if check and changed else 0
+            yield source.with_suffix(f".sm_{target}.ptx"), ptx
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    check = asked_to_check("Compile the example kernels to their committed PTX.")
+    sys.exit(settle(build(), "every committed PTX text is what its source compiles to", check=check))
