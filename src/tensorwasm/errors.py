@@ -171,7 +171,15 @@ class LaunchRefused(CallerError):
 
 
 class GuestError(TensorWasmError):
-    """The guest program's own doing."""
+    """The guest program's own doing.
+
+    Attributes:
+        stdout: what the guest had written until then, where that was captured.
+        stderr: likewise.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
 
     kind = "wasm_error"
     http_status = 500

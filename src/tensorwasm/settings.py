@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -22,34 +21,72 @@ class Setting:
     Attributes:
         field: attribute of `Settings`.
         variable: environment variable.
-        parse: text to value; raises ValueError.
+        parse: the variable's name and text to a value; raises ValueError for what is no such value at all.
         default: value when the variable is unset or empty.
         meaning: one sentence for people.
     """
 
     field: str
     variable: str
-    parse: Callable[[str], object]
+    parse: Callable[[str, str], object]
     default: object
     meaning: str
 
 
-def _count(text: str) -> int:
+def checked_seconds(name: str, seconds: float) -> float:
+    """Return a number of seconds that a clock can hold.
+
+    Raises:
+        InvalidArgs: it is not positive, or more than 30 years; the message has the name.
+    """
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise InvalidArgs(f"{name} is in seconds, more than 0 and at most {_MAX_SECONDS:g}, not {seconds:g}")
+    return seconds
+
+
+def checked_memory_mib(name: str, mib: int) -> int:
+    """Return a size that a linear memory can have, in MiB.
+
+    Raises:
+        InvalidArgs: it is not between 1 and 4096; the message has the name.
+    """
+    if not 1 <= mib <= _MAX_MEMORY_MIB:
+        raise InvalidArgs(f"{name} is in MiB, 1 to {_MAX_MEMORY_MIB}, not {mib}")
+    return mib
+
+
+_MAX_SECONDS: Final = 1e9
+_MAX_MEMORY_MIB: Final = 4096
+_FLAGS: Final = {"1": True, "true": True, "0": False, "false": False}
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _seconds(name: str, text: str) -> float:
+    return checked_seconds(name, float(text))
+
+
+def _memory(name: str, text: str) -> int:
+    return checked_memory_mib(name, int(text))
+
+
+def _count(name: str, text: str) -> int:
     number = int(text)
     if number < 1:
-        raise ValueError("must be at least 1")
+        raise InvalidArgs(f"{name} is at least 1, not {number}")
     return number
 
 
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError("must be a positive number of seconds")
-    return number
+def _flag(_name: str, text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ValueError
+    return _FLAGS[text.lower()]
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("device", "TENSOR_WASM_DEVICE", str, "auto", "Device: auto, emulator, cuda or cuda:N."),
+    Setting("device", "TENSOR_WASM_DEVICE", _text, "auto", "Device: auto, emulator, cuda or cuda:N."),
     Setting(
         "timeout_s",
         "TENSOR_WASM_TIMEOUT",
@@ -60,7 +97,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "memory_mib",
         "TENSOR_WASM_MEMORY",
-        _count,
+        _memory,
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
     ),
@@ -72,7 +109,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         1024,
         "Device memory of the emulator in MiB.",
     ),
-    Setting("ptxas", "TENSOR_WASM_PTXAS", str, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
+    Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
+    Setting(
+        "traceback",
+        "TENSOR_WASM_TRACEBACK",
+        _flag,
+        False,
+        "1 shows Python's traceback when an error is a bug of this program.",
+    ),
 )
 
 
@@ -86,6 +130,7 @@ class Settings:
     pool_slots: int
     emulator_memory_mib: int
     ptxas: str
+    traceback: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -106,9 +151,9 @@ def _read(setting: Setting, environment: Mapping[str, str]) -> object:
     if not text:
         return setting.default
     try:
-        return setting.parse(text)
-    except ValueError as error:
-        raise InvalidArgs(f"{setting.variable}={text[:64]!r}: {error}; {setting.meaning}") from None
+        return setting.parse(setting.variable, text)
+    except ValueError:
+        raise InvalidArgs(f"{setting.variable} cannot be {text[:64]!r}: {setting.meaning}") from None
 
 
 @cache

@@ -31,6 +31,11 @@ class Deadline:
             return cls()
         return cls(time.monotonic_ns() + round(seconds * 1e9))
 
+    def earlier(self, other: Deadline | None) -> Deadline:
+        """Return whichever of two deadlines comes first; None and no deadline never do."""
+        known = [each.at_ns for each in (self, other) if each is not None and each.at_ns is not None]
+        return Deadline(min(known, default=None))
+
     def remaining_s(self) -> float:
         """Return seconds left: 0.0 when passed, infinity without a deadline."""
         if self.at_ns is None:

@@ -2,6 +2,7 @@ import pytest
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import SETTINGS, Settings
+from tensorwasm.values import MIB, Limits
 
 
 def test_nothing_set_gives_the_defaults():
@@ -23,7 +24,10 @@ def test_variables_are_ours_and_unique():
         ("TENSOR_WASM_TIMEOUT", "-1"),
         ("TENSOR_WASM_TIMEOUT", "inf"),
         ("TENSOR_WASM_MEMORY", "0"),
+        ("TENSOR_WASM_TIMEOUT", "1e305"),
+        ("TENSOR_WASM_MEMORY", "4097"),
         ("TENSOR_WASM_POOL_SLOTS", "9e9"),
+        ("TENSOR_WASM_TRACEBACK", "perhaps"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -34,3 +38,23 @@ def test_a_bad_value_is_refused_by_name(variable, text):
 def test_white_space_is_not_a_value():
     assert Settings.from_environment({"TENSOR_WASM_DEVICE": "  "}).device == "auto"
     assert Settings.from_environment({"TENSOR_WASM_DEVICE": " cuda:1 "}).device == "cuda:1"
+
+
+def test_every_setting_changes_what_it_says():
+    changed = {
+        "device": ("cuda:1", "cuda:1"),
+        "timeout_s": ("2.5", 2.5),
+        "memory_mib": ("4096", 4096),
+        "pool_slots": ("7", 7),
+        "emulator_memory_mib": ("12", 12),
+        "ptxas": ("/opt/ptxas", "/opt/ptxas"),
+        "traceback": ("true", True),
+    }
+    assert set(changed) == {setting.field for setting in SETTINGS}
+    for setting in SETTINGS:
+        text, value = changed[setting.field]
+        assert value != setting.default
+        assert getattr(Settings.from_environment({setting.variable: text}), setting.field) == value
+    assert Settings.from_environment({"TENSOR_WASM_MEMORY": "2", "TENSOR_WASM_TIMEOUT": "9"}).limits() == Limits(
+        memory_bytes=2 * MIB, wall_s=9
+    )

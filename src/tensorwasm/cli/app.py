@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ import typer
 
 from tensorwasm.cli import bench, doctor, run
 from tensorwasm.errors import GuestExit, TensorWasmError
+from tensorwasm.settings import current
 
 INTERRUPTED: Final = 130
 
@@ -94,7 +96,8 @@ def _report_unexpected(error: Exception) -> int:
     if show := getattr(error, "show", None):  # a usage error of Click's: it knows how to print itself
         show()
         return int(getattr(error, "exit_code", 2))
-    if os.environ.get("TENSOR_WASM_TRACEBACK"):
-        traceback.print_exception(error)
+    with contextlib.suppress(TensorWasmError):  # a setting that does not parse: then not
+        if current().traceback:
+            traceback.print_exception(error)
     sys.stderr.write(f"error: internal: {type(error).__name__}: {error}\n")
     return 1

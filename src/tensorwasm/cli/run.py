@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from tensorwasm.errors import InvalidArgs, InvokeTimeout
-from tensorwasm.settings import current
+from tensorwasm.settings import checked_memory_mib, checked_seconds, current
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from tensorwasm.runtime import Invocation
 
@@ -64,14 +64,12 @@ def run(
     from tensorwasm.runtime import Runtime, parse_grants  # noqa: PLC0415 - keeps --help quick
 
     settings = current()
-    wall_s = _positive("--timeout", timeout if timeout is not None else settings.timeout_s)
-    limits = Limits(memory_bytes=_memory_bytes(memory if memory is not None else settings.memory_mib), wall_s=wall_s)
-    watchdog = threading.Timer(wall_s + GRACE_S, _end_process, (wall_s,))
-    watchdog.daemon = True
-    watchdog.start()
+    wall_s = settings.timeout_s if timeout is None else checked_seconds("--timeout", timeout)
+    memory_mib = settings.memory_mib if memory is None else checked_memory_mib("--memory", memory)
+    limits = Limits(memory_bytes=memory_mib * MIB, wall_s=wall_s)
     deadline = Deadline.after(wall_s)
     values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
-    with Runtime(device=device or settings.device, limits=limits) as runtime:
+    with _watched(wall_s), Runtime(device=device or settings.device, limits=limits) as runtime:
         function = runtime.load(_module(file), name=file.name)
         outcome = function.invoke(
             export,
@@ -85,7 +83,6 @@ def run(
             stderr=_writer(sys.stderr),
             on_device=_announce,
         )
-    watchdog.cancel()
     if outcome.export != "_start" and not outcome.exit_code:
         print(_format(outcome))
     if verbose:
@@ -110,6 +107,18 @@ def _standard_input(file: Path, imports: Iterable[tuple[str, str]]) -> bytes:
     if str(file) == "-" or not any(name == "fd_read" for _, name in imports):
         return b""
     return sys.stdin.buffer.read(MAX_STDIN_BYTES)
+
+
+@contextlib.contextmanager
+def _watched(wall_s: float) -> Iterator[None]:
+    """End the process if what is inside does not end by itself, a moment after it should have."""
+    watchdog = threading.Timer(wall_s + GRACE_S, _end_process, (wall_s,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
 
 
 def _end_process(wall_s: float) -> None:
@@ -140,18 +149,6 @@ def _writer(text: TextIO) -> Callable[[bytes], None]:
         text.buffer.flush()
 
     return write
-
-
-def _positive(option: str, number: float) -> float:
-    if not 0 < number < 1e9:
-        raise InvalidArgs(f"{option} must be a positive number")
-    return number
-
-
-def _memory_bytes(mib: int) -> int:
-    if not 1 <= mib <= 4096:
-        raise InvalidArgs(f"--memory is in MiB, 1 to 4096, not {mib}")
-    return mib * MIB
 
 
 def _variables(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:

@@ -48,7 +48,7 @@ _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _func_call: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
 
 
-_abandoned: Final[list[tuple[Prepared, int]]] = []
+_abandoned: Final[dict[int, Prepared]] = {}
 """Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
 
 
@@ -102,8 +102,8 @@ class Instance:
         check_declared(self.module.preamble, self.limits)
         self._state = GuestState(self.module.engine, services)
         self.module.engine.reserve_slot()
-        self._open()
         try:
+            self._open()
             if prepared.needs_wasi:
                 self._state.wasi = wasi.attach(self._state, wasi_config, self.limits.output_bytes)
             self._instantiate(deadline)
@@ -211,9 +211,11 @@ class Instance:
             store, self._store = self._store, 0
             if not store:
                 return
-            if self._drain is not None and not self._drain():
-                _abandoned.append((self._prepared, store))
-                return
+            if self._drain is not None:
+                _abandoned[store] = self._prepared  # until the drain has said otherwise, should it raise
+                if not self._drain():
+                    return
+                del _abandoned[store]
             self._state.close()
             self._frames.clear()
             (_store_delete if self._spent_ns < _QUICK_NS else _store_delete_slowly)(store)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tensorwasm.errors import GuestExit, MissingExport
+from tensorwasm.errors import GuestError, GuestExit, MissingExport
 from tensorwasm.gpu.session import Session, SessionStatistics
 from tensorwasm.guest import codec
 from tensorwasm.guest.imports import CudaService, OutputStream
@@ -118,7 +118,7 @@ class Function:
             stdin: all of standard input.
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
-            deadline: when the call must have ended; never later than ``limits.wall_s`` from its start.
+            deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
             stdout: takes standard output as it is written; None captures it.
             stderr: the same for standard error.
             on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
@@ -127,7 +127,7 @@ class Function:
         Raises:
             MissingExport: no such function.
             InvalidArgs: arguments or grants do not fit.
-            GuestTrap: the guest trapped.
+            GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written.
             InvokeTimeout: the deadline passed, in the guest or in a kernel.
             DeviceUnavailable: CUDA was granted, asked for by name, and is not there.
             DeviceLost: the device stopped answering.
@@ -145,19 +145,20 @@ class Function:
             stderr=stderr,
             directories=_directories(granted),
         )
-        start = time.perf_counter()
+        start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
         with (
             self._gpu(granted, services, on_device) as session,
-            self._sandbox(config, services, deadline, session) as instance,
+            self._sandbox(config, services, ends, session) as instance,
         ):
-            values, exit_code = _call(instance, target, args, deadline)
+            values, exit_code = _call(instance, target, args, ends)
+            out, err = _written(instance)
             return Invocation(
                 export=target,
                 values=values,
                 result_types=self._result_types(target),
                 exit_code=exit_code,
-                stdout=instance.stdout.captured if instance.stdout else b"",
-                stderr=instance.stderr.captured if instance.stderr else b"",
+                stdout=out,
+                stderr=err,
                 chunks=tuple(collected.chunks),
                 elapsed_s=time.perf_counter() - start,
                 gpu=session.statistics() if session else None,
@@ -178,7 +179,7 @@ class Function:
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def _sandbox(
-        self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline | None, session: Session | None
+        self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline, session: Session | None
     ) -> Instance:
         """Return a sandbox that ends its GPU session first, because the device may reach its memory until then."""
 
@@ -212,12 +213,21 @@ class Function:
 
 
 def _call(
-    instance: Instance, export: str, args: Sequence[object], deadline: Deadline | None
+    instance: Instance, export: str, args: Sequence[object], deadline: Deadline
 ) -> tuple[tuple[codec.Number, ...], int]:
     try:
         return tuple(instance.call(export, args, deadline=deadline)), 0
     except GuestExit as left:
         return (), left.code
+    except GuestError as error:
+        error.stdout, error.stderr = _written(instance)
+        raise
+
+
+def _written(instance: Instance) -> tuple[bytes, bytes]:
+    """Return captured standard output and standard error."""
+    out, err = instance.stdout, instance.stderr
+    return out.captured if out else b"", err.captured if err else b""
 
 
 class _Chunks:

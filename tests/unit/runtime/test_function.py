@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,31 @@ def test_a_limit_beyond_any_clock_is_none():
 def test_a_path_that_cannot_be_one_is_refused(runtime):
     with pytest.raises(InvalidArgs):
         runtime.load("module\0.wasm")
+
+
+def test_what_a_guest_wrote_before_it_failed_is_not_lost(runtime):
+    text = """(module
+      (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+      (memory (export "memory") 1)
+      (data (i32.const 0) "\\08\\00\\00\\00\\05\\00\\00\\00hello")
+      (func (export "main")
+        (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32))) unreachable))"""
+    with pytest.raises(GuestTrap) as caught:
+        runtime.load(wat2wasm(text)).invoke()
+    assert (caught.value.stdout, caught.value.stderr) == (b"hello", b"")
+
+
+def test_start_and_call_share_one_deadline():
+    text = """(module (global $n (mut i32) (i32.const 0))
+      (func $work (local i32) (local.set 0 (i32.const 400000000))
+        (loop (br_if 0 (local.tee 0 (i32.sub (local.get 0) (i32.const 1))))))
+      (func (export "main") (loop (call $work) (br 0))) (start $work))"""
+    with Runtime(limits=Limits(wall_s=1.0)) as runtime:
+        function = runtime.load(wat2wasm(text))
+        began = time.monotonic()
+        with pytest.raises(InvokeTimeout):
+            function.invoke()
+        assert time.monotonic() - began < 1.9
 
 
 def test_input_goes_in_and_chunks_come_out(runtime):
