@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.errors import MalformedPtx
+from tensorwasm.errors import DeviceUnavailable, MalformedPtx
 from tensorwasm.gpu.cuda.diagnostics import summarize
 from tensorwasm.gpu.cuda.versions import Version, assembles, isa_version, parse_version
 
@@ -81,7 +81,16 @@ class Assembler:
 
         Raises:
             MalformedPtx: ptxas refuses the text, crashes on it or exceeds its limits.
+            DeviceUnavailable: this machine could not run ptxas: it has gone, or there is no room for its files. The
+                driver's own compiler does not stand in, for it would compile the text inside this process.
         """
+        try:
+            return self._assemble(text, architecture)
+        except OSError as error:
+            # The whole text of the error shows paths of this machine.
+            raise DeviceUnavailable(f"this machine cannot run ptxas: {error.strerror or 'no reason given'}") from error
+
+    def _assemble(self, text: str, architecture: str) -> bytes:
         with tempfile.TemporaryDirectory(prefix="tensorwasm-ptxas-") as folder:
             source, cubin, log = (Path(folder, name) for name in ("module.ptx", "module.cubin", "log"))
             source.write_text(text, encoding="ascii")

@@ -181,6 +181,7 @@ class CudaDevice:
         Raises:
             UnsupportedPtx: the module asks for what this device or its driver lacks.
             MalformedPtx: ptxas or the driver refuses it.
+            DeviceUnavailable: this machine cannot run its ptxas.
             DeviceLost: the device does not answer.
         """
         self._require_alive()

@@ -39,6 +39,7 @@ class Compiler:
         Raises:
             UnsupportedPtx: the module asks for what this device or its driver lacks.
             MalformedPtx: it is not ASCII, or ptxas refuses it.
+            DeviceUnavailable: this machine cannot run its ptxas.
         """
         ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
         text = ptx.render(module)

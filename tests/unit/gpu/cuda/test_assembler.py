@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import sys
@@ -5,7 +6,8 @@ import tempfile
 
 import pytest
 
-from tensorwasm.errors import MalformedPtx
+from tensorwasm.errors import DeviceUnavailable, MalformedPtx
+from tensorwasm.gpu.cuda import assembler as room
 from tensorwasm.gpu.cuda.assembler import Assembler, AssemblyLimits, find_assembler
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for ptxas is a script")
@@ -81,6 +83,36 @@ def test_a_child_that_does_not_finish_is_ended(ptxas, folders):
     pid = int((folders / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def unavailable(assembler: Assembler, folder) -> str:
+    with pytest.raises(DeviceUnavailable) as caught:
+        assembler.assemble(KERNEL, "sm_90")
+    assert str(folder) not in caught.value.message
+    return caught.value.message
+
+
+def test_a_ptxas_that_has_gone_makes_the_device_unavailable_without_a_path(tmp_path, folders):
+    assert "No such file" in unavailable(Assembler(str(tmp_path / "ptxas"), (12, 9)), tmp_path)
+    assert list(folders.iterdir()) == []
+
+
+def test_no_room_for_temporary_files_makes_the_device_unavailable_without_a_path(ptxas, tmp_path, folders):
+    assembler = ptxas("pass")
+    folders.rmdir()
+    assert "No such file" in unavailable(assembler, tmp_path)
+
+
+def test_a_child_that_cannot_be_limited_is_ended(ptxas, tmp_path, folders, monkeypatch):
+    def refuse(pid, _limits):
+        (tmp_path / "pid").write_text(str(pid))
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(folders))
+
+    monkeypatch.setattr(room, "_confine", refuse)
+    assert "Operation not permitted" in unavailable(ptxas("while True: pass"), tmp_path)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert list(folders.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
