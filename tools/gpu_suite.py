@@ -27,7 +27,7 @@ class Suite:
 
     Attributes:
         name: of the log.
-        command: arguments after the interpreter.
+        command: arguments after the interpreter; ``{report}`` stands for a JSON file beside the report.
         tests: whether it writes a JUnit file.
     """
 
@@ -36,13 +36,19 @@ class Suite:
     tests: bool = True
 
 
-PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "--timeout", "300")
+PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout", "300")
+SPREAD = ("-n", "8", "--dist", "worksteal")
 SUITES = (
     Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), tests=False),
-    Suite("instructions", (*PYTEST, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "instructions")),
-    Suite("conformance", (*PYTEST, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "not instructions")),
+    Suite(
+        "instructions", (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "instructions")
+    ),
+    Suite(
+        "conformance",
+        (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "not instructions"),
+    ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda")),
-    Suite("bench", ("-m", "tensorwasm.cli", "bench", "job", "--device", "cuda"), tests=False),
+    Suite("bench", ("-m", "tensorwasm.cli", "bench", "job", "--device", "cuda", "--json", "{report}"), tests=False),
 )
 
 
@@ -59,15 +65,18 @@ class Outcome:
     failures: tuple[str, ...] = ()
 
 
-def run(suite: Suite, folder: Path) -> Outcome:
-    """Run one suite, its output into ``folder``."""
-    log, junit = folder / f"{suite.name}.log", folder / f"{suite.name}.xml"
-    command = [sys.executable, *suite.command, *((f"--junit-xml={junit}",) if suite.tests else ())]
+def run(suite: Suite, out: Path, device: str) -> Outcome:
+    """Run one suite, its output into a log in a folder beside the report."""
+    logs = out / "gpu-logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log, junit = logs / f"{suite.name}.log", logs / f"{suite.name}.xml"
+    command = [word.replace("{report}", str(out / f"{suite.name}-{device}.json")) for word in suite.command]
+    command = [sys.executable, *command, *((f"--junit-xml={junit}",) if suite.tests else ())]
     start = time.monotonic()
-    with log.open("w") as out:
+    with log.open("w") as lines:
         try:
             code = subprocess.run(
-                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False, timeout=SUITE_TIMEOUT_S
+                command, cwd=ROOT, stdout=lines, stderr=subprocess.STDOUT, check=False, timeout=SUITE_TIMEOUT_S
             ).returncode
         except subprocess.TimeoutExpired:
             code = -1
@@ -113,13 +122,12 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "src"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     device = describe_device()
-    logs = options.out / "gpu-logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    name = str(device["name"]).lower().replace(" ", "-")
     outcomes = []
     for suite in SUITES:
         if options.suites and suite.name not in options.suites:
             continue
-        outcomes.append(run(suite, logs))
+        outcomes.append(run(suite, options.out, name))
         last = outcomes[-1]
         print(
             f"{last.suite:14}{'ok' if last.ok else 'FAILED':8}{last.passed:6} passed {last.failed:4} failed "
@@ -133,7 +141,6 @@ def main() -> int:
         "ok": all(outcome.ok for outcome in outcomes),
         "suites": [asdict(outcome) for outcome in outcomes],
     }
-    name = str(device["name"]).lower().replace(" ", "-")
     (options.out / f"gpu-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     return 0 if report["ok"] else 1
 
