@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.allocations import WINDOW_BYTES, Allocations, Plane
+from tensorwasm.gpu.emulator.allocations import GLOBAL_BASE, WINDOW_BYTES, Allocations, Plane
 from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.frames import STRIDE_BYTES, Frames
 from tensorwasm.gpu.emulator.geometry import Geometry
@@ -33,6 +33,7 @@ Addresses = NDArray[np.uint64]
 Index = int | slice | NDArray[np.int64]
 Intent = Literal["load", "store", "atomic load", "atomic store", "update"]
 Place = tuple[Plane, Index]
+_NEAR_BYTES: Final = 1 << 16
 _LOADS: Final = ("load", "atomic load")
 _STORES: Final = ("store", "atomic store")
 _PLAIN: Final = ("load", "store")
@@ -357,7 +358,11 @@ class Memory:
             where = f"{address - plane.end} bytes past the end of"
         else:
             where = f"at the last {plane.end - address} bytes of"
-        return f"{where} {plane.label} at {plane.base:#x}"
+        if plane.base >= GLOBAL_BASE:
+            return f"{where} {plane.label} at {plane.base:#x}"
+        # A place in this process: it is told neither outright nor as the distance from an address the kernel made up.
+        near = plane.base - _NEAR_BYTES < address < plane.end + _NEAR_BYTES
+        return f"{where} {plane.label}" if near else f"far from {plane.label}"
 
 
 def _ascending(addresses: Addresses, low: int, high: int, size: int) -> bool:

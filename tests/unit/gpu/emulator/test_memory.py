@@ -217,3 +217,20 @@ def test_vectors_of_bytes_and_doubles(emulation):
     )
     found = emulation.run(text, 4, source, block=(4, 1, 1))
     assert found.tolist() == [(16 * t + 3) * 256 + 16 * t for t in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "part"),
+    [(4096, "0 bytes past the end of the 4096-byte host region"), (-1 << 30, "far from the 4096-byte host region")],
+)
+def test_a_fault_does_not_tell_where_host_memory_lies(emulation, offset, part):
+    pages = mmap.mmap(-1, 4096)
+    base = addressof(c_char.from_buffer(pages))
+    emulation.device.register(base, 4096)
+    text = kernel("ld.param.u64 %rd1, [p0]; ld.global.u8 %r1, [%rd1];")
+    address = (base + offset).to_bytes(8, "little")
+    message = emulation.fault(text, Region(base, 4096, host=True), args=[address])
+    assert message.endswith(part)
+    assert f"{base:#x}" not in message
+    assert f"{1 << 30}" not in message
+    emulation.device.unregister(base)
