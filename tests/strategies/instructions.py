@@ -83,6 +83,8 @@ def _identifier(form: str) -> str:
 
 
 _REQUIREMENTS = (
+    (r"cvt\.pack\..*\b[us][24]\b|ex2\b.*\.f16|tanh\b.*\.f(16|32)", 75, "8.0"),
+    (r"cvt\.pack", 72, "8.0"),
     (r"lop3\.(and|or)\b", 70, "8.2"),
     (r"e[45]m[23]x2", 89, "8.1"),
     (r"(min|max)\b.*\bxorsign", 86, "8.0"),

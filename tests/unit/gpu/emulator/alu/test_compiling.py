@@ -10,6 +10,7 @@ import pytest
 
 from oracles.alu import JUDGES, judge
 from strategies.alu import instruction, kernel, lanes
+from strategies.instructions import requirements
 from strategies.lanes import module
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator import alu
@@ -133,10 +134,13 @@ def test_forms_survive_the_parser():
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed: no form is checked against it")
-def test_ptxas_accepts_every_form(tmp_path):
-    body = "\n".join(line for form in alu.forms() for line in _scoped(form))
+@pytest.mark.parametrize("required", sorted({requirements(form) for form in alu.forms()}))
+def test_ptxas_accepts_every_form_for_the_target_it_is_said_to_need(tmp_path, required):
+    target, version = required
+    body = "\n".join(line for form in alu.forms() if requirements(form) == required for line in _scoped(form))
     source = tmp_path / "forms.ptx"
-    source.write_text(f".version 8.2\n.target sm_90\n.address_size 64\n.visible .entry forms() {{\n{body}\n}}\n")
+    head = f".version {version}\n.target sm_{target}\n.address_size 64\n"
+    source.write_text(f"{head}.visible .entry forms() {{\n{body}\n}}\n")
     command = ["ptxas", "-arch=sm_90", "-O0", str(source), "-o", str(tmp_path / "forms.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr[:2000]
