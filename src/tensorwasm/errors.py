@@ -31,6 +31,7 @@
         ├── DeviceUnavailable    no such device here, and why
         ├── DeviceLost           the device stopped answering; the worker must be replaced
         ├── TickerNotRunning     deadlines cannot be kept, so nothing is started
+        ├── OutputClosed         nobody takes what is written any more
         ├── EngineMismatch       the installed wasmtime is not the one this release is written for
         └── InternalError        a bug here
 """
@@ -275,6 +276,12 @@ class TickerNotRunning(HostError):
     """Deadlines cannot be kept, so nothing is started."""
 
     kind = "epoch_ticker_not_running"
+
+
+class OutputClosed(HostError):
+    """Nobody takes what is written any more: the reader has gone, or the disk is full."""
+
+    kind = "output_closed"
 
 
 class EngineMismatch(HostError):

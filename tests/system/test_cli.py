@@ -238,3 +238,19 @@ def test_an_unknown_benchmark_lists_those_there_are():
     done = run("bench", "sorcery")
     assert done.returncode == 2
     assert b"emulator" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which only Linux has")
+@pytest.mark.parametrize("text", [ADD, "wasi"])
+def test_output_that_cannot_be_written_is_no_bug_of_ours(module, text):
+    if text == "wasi":
+        text = """(module
+          (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+          (memory (export "memory") 1)
+          (data (i32.const 0) "\\08\\00\\00\\00\\03\\00\\00\\00out")
+          (func (export "_start") (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))))"""
+    command = [sys.executable, "-m", "tensorwasm.cli", "run", module(text)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: output_closed: ")

@@ -14,7 +14,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from tensorwasm.cli import bench, doctor, run
-from tensorwasm.errors import GuestExit, TensorWasmError
+from tensorwasm.errors import GuestExit, OutputClosed, TensorWasmError
 from tensorwasm.settings import current
 
 INTERRUPTED: Final = 130
@@ -93,6 +93,9 @@ def _report(error: TensorWasmError) -> int:
 
 
 def _report_unexpected(error: Exception) -> int:
+    if isinstance(error, OSError):  # our own printing: files and guests' output raise errors of ours
+        error = OutputClosed(f"the output cannot be written: {error.strerror}")
+        return _report(error)
     if show := getattr(error, "show", None):  # a usage error of Click's: it knows how to print itself
         show()
         return int(getattr(error, "exit_code", 2))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from tensorwasm.errors import InvalidArgs, InvokeTimeout
+from tensorwasm.errors import InvalidArgs, InvokeTimeout, OutputClosed
 from tensorwasm.settings import checked_memory_mib, checked_seconds, current
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
@@ -144,9 +144,12 @@ def _writer(text: TextIO) -> Callable[[bytes], None]:
     """Return a sink that passes a guest's bytes on at once, in order with our own text."""
 
     def write(data: bytes) -> None:
-        text.flush()
-        text.buffer.write(data)
-        text.buffer.flush()
+        try:
+            text.flush()
+            text.buffer.write(data)
+            text.buffer.flush()
+        except OSError as error:
+            raise OutputClosed(f"the guest's output cannot be written: {error.strerror}") from None
 
     return write
 
