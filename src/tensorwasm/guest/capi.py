@@ -146,7 +146,6 @@ SIZES: Final = {
 }
 EXTERN_PAYLOAD_OFFSET: Final = 8
 CELL_BYTES: Final = SIZES["wasmtime_val_raw_t"]
-EXTERN_FUNC: Final = 0
 EXTERN_MEMORY: Final = 3
 VALUE_KINDS: Final = {"i32": 0, "i64": 1, "f32": 2, "f64": 3}
 STRATEGY_CRANELIFT: Final = 1

@@ -70,14 +70,10 @@ class MemoryType:
     Attributes:
         minimum: pages of 64 KiB at the start.
         maximum: declared maximum in pages, or None.
-        is_64: addressed with 64 bits.
-        shared: may be shared between threads.
     """
 
     minimum: int
     maximum: int | None
-    is_64: bool = False
-    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,25 +226,23 @@ def _read_kind(cursor: Cursor) -> str:
     return _KINDS[code]
 
 
-def _read_limits(cursor: Cursor, allowed: int) -> tuple[int, int, int | None]:
+def _read_limits(cursor: Cursor, allowed: int) -> tuple[int, int | None]:
     flags = cursor.byte()
     if flags & ~allowed:
         raise cursor.fail(f"unknown limits flags {flags:#04x}", cursor.offset - 1)
     bits = 64 if flags & 4 else 32
     minimum = cursor.unsigned(bits)
-    return flags, minimum, cursor.unsigned(bits) if flags & 1 else None
+    return minimum, cursor.unsigned(bits) if flags & 1 else None
 
 
 def _read_table(cursor: Cursor) -> TableType:
     if cursor.byte() not in (0x70, 0x6F):
         raise cursor.fail("unknown table element type", cursor.offset - 1)
-    _, minimum, maximum = _read_limits(cursor, allowed=5)
-    return TableType(minimum, maximum)
+    return TableType(*_read_limits(cursor, allowed=5))
 
 
 def _read_memory(cursor: Cursor) -> MemoryType:
-    flags, minimum, maximum = _read_limits(cursor, allowed=7)
-    return MemoryType(minimum, maximum, is_64=bool(flags & 4), shared=bool(flags & 2))
+    return MemoryType(*_read_limits(cursor, allowed=7))
 
 
 def _read_functions(cursor: Cursor, found: _Scan) -> None:

@@ -60,7 +60,6 @@ class FunctionCode:
     formals: list[Register | int] = field(default_factory=list)
     results: list[Register | int] = field(default_factory=list)
     callees: set[str] = field(default_factory=set)
-    calls_indirectly: bool = False
     narrowest_bytes: int = 8
     recursive: bool = False
 
