@@ -79,11 +79,11 @@ def parse_access(instruction: Instruction, own_words: frozenset[str] = frozenset
         elif word in STRONG:
             strong, ordering = True, ordering or word in ORDERING
         elif word not in SCOPES and not HINTS.fullmatch(word):
-            raise UnsupportedPtx(f".{word}")
+            raise UnsupportedPtx(f"the emulator lacks .{word} here")
     if ptx_type not in DTYPES or ptx_type == "pred":
-        raise UnsupportedPtx(f".{ptx_type}")
+        raise UnsupportedPtx(f"the emulator accesses no memory as .{ptx_type}")
     if DTYPES[ptx_type].itemsize * count > 32:
-        raise UnsupportedPtx(f".v{count} of .{ptx_type}")
+        raise UnsupportedPtx(f"the emulator has no accesses of more than 32 bytes, such as .v{count}.{ptx_type}")
     return Access(space, ptx_type, count, strong, ordering, tuple(own))
 
 
@@ -104,11 +104,11 @@ def memory_operand(builder: Builder, operand: Operand) -> Address:
     if not isinstance(operand, Address):
         raise MalformedPtx("an address in brackets is expected")
     if operand.coordinates:
-        raise UnsupportedPtx("addresses with coordinates")
+        raise UnsupportedPtx("the emulator has no addresses with coordinates")
     if isinstance(operand.base, Name):
         variable = builder.names.variable(operand.base.name)
         if variable is not None and variable.type not in DTYPES and variable.type != "b128":
-            raise UnsupportedPtx(f"variables of type .{variable.type}")
+            raise UnsupportedPtx(f"the emulator has no variables of type .{variable.type}")
     return operand
 
 
@@ -230,7 +230,7 @@ def compile_fence(builder: Builder, instruction: Instruction) -> None:
     """Add the step of a ``membar`` or ``fence``: lanes see each other's writes at once, so only races are concerned."""
     allowed = {"membar": _MEMBAR, "fence": _FENCE}[instruction.opcode]
     if not allowed.fullmatch(".".join(instruction.modifiers)):
-        raise UnsupportedPtx(instruction.mnemonic)
+        raise UnsupportedPtx(f"the emulator lacks this form of {instruction.opcode}")
     builder.step(synchronize)
 
 

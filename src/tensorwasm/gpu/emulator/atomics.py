@@ -55,11 +55,11 @@ def compile_atomic(builder: Builder, instruction: Instruction) -> None:
     access = parse_access(instruction, _WORDS)
     operation = next((word for word in access.words if word != "noftz"), "")
     if access.type not in _TYPES.get(operation, ()) or access.space not in ("global", "shared", "generic"):
-        raise UnsupportedPtx("this form of an atomic operation")
+        raise UnsupportedPtx(f"the emulator lacks this form of {instruction.opcode}")
     if access.type in _HALVES and operation != "cas" and "noftz" not in access.words:
-        raise UnsupportedPtx("a half-precision atomic without .noftz")
+        raise UnsupportedPtx("the emulator has no half-precision atomic operation without .noftz")
     if access.count > 1 and (access.space != "global" or access.type not in ("f32", *_HALVES)):
-        raise UnsupportedPtx(f"an atomic operation on vectors of .{access.type}")
+        raise UnsupportedPtx(f"the emulator has no atomic operation on vectors of .{access.type} here")
     returns = instruction.opcode == "atom"
     operands = list(instruction.operands)
     expected = returns + 2 + (operation == "cas") + ("L2::cache_hint" in instruction.modifiers)
@@ -175,7 +175,8 @@ def _half(operation: str, ptx_type: str) -> Prepare:
 
     def joined(found: Array, operand: Array) -> Array:
         left, right = np.ascontiguousarray(found).view(element), np.ascontiguousarray(operand).view(element)
-        return combine(left, right).astype(element).view(whole)  # type: ignore[no-any-return]
+        joint: Array = combine(left, right).astype(element).view(whole)
+        return joint
 
     def prepare(machine: Machine, sources: list[Array], _around: Circumstances) -> tuple[np.dtype[Any], Update]:
         operand = sources[0].view(whole)

@@ -73,7 +73,7 @@ def _return_end(fetches: list[Fetch]) -> End:
 def compile_call(builder: Builder, instruction: Instruction) -> None:
     """Add a ``call``, direct or through an address."""
     if any(word != "uni" for word in instruction.modifiers):
-        raise UnsupportedPtx("this form of call")
+        raise UnsupportedPtx("the emulator lacks this form of call")
     operands = list(instruction.operands)
     results = _take_list(operands)
     callee = operands.pop(0)
@@ -87,7 +87,7 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
             builder.step(lambda machine: fault(machine.geometry, site, int(machine.indices()[0]), "fails an assertion"))
             return
         if found.name not in builder.names.functions:
-            raise UnsupportedPtx(f"function {found.name}, which the module does not define")
+            raise UnsupportedPtx(f"calls function {found.name}, which the module does not define")
         builder.code.callees.add(found.name)
         _emit(builder, instruction, _Direct(builder.names.functions[found.name]), found, arguments, results)
         return
@@ -115,7 +115,7 @@ def _targets(builder: Builder, operands: list[Operand]) -> tuple[Function, list[
     builder.targets.spend(len(found.targets))
     targets = [builder.names.functions[name] for name in found.targets if name in builder.names.functions]
     if not targets or len(targets) != len(found.targets):
-        raise UnsupportedPtx("a call target that the module does not define")
+        raise UnsupportedPtx("lists a call target that the module does not define")
     first = targets[0].function
     shape = shape_of(first)
     if any(shape_of(one.function) != shape for one in targets):

@@ -24,7 +24,7 @@ def compile_branch(builder: Builder, instruction: Instruction) -> None:
     (target,) = instruction.operands
     label = builder.label(target.name) if isinstance(target, Name) else -1
     if any(word != "uni" for word in instruction.modifiers) or label < 0:
-        raise UnsupportedPtx("this form of bra")
+        raise UnsupportedPtx("the emulator lacks this form of bra")
     read = builder.guard(instruction) if instruction.guard else None
 
     def make(_own: int, following: int, resolve: Resolve) -> End:
@@ -39,7 +39,7 @@ def compile_branch(builder: Builder, instruction: Instruction) -> None:
 def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
     """Add a ``brx.idx``: a branch through a table."""
     if instruction.modifiers not in (("idx",), ("idx", "uni")):
-        raise UnsupportedPtx("this form of brx")
+        raise UnsupportedPtx("the emulator lacks this form of brx")
     index, targets = instruction.operands
     table = builder.names.find(targets.name) if isinstance(targets, Name) else None
     if not isinstance(table, TargetList) or table.kind != "branchtargets":
@@ -143,12 +143,13 @@ def compile_barrier(builder: Builder, instruction: Instruction) -> None:
     elif words in (["red", "popc", "u32"], ["red", "and", "pred"], ["red", "or", "pred"]):
         _compile_block_barrier(builder, instruction, words[1], wait=True)
     else:
-        raise UnsupportedPtx("clusters" if "cluster" in words else "this form of barrier")
+        lacks = "has no clusters" if "cluster" in words else f"lacks this form of {instruction.opcode}"
+        raise UnsupportedPtx(f"the emulator {lacks}")
 
 
 def _compile_warp_barrier(builder: Builder, instruction: Instruction) -> None:
     if len(instruction.operands) != 1 or instruction.modifiers != ("warp", "sync"):
-        raise UnsupportedPtx("this form of barrier")
+        raise UnsupportedPtx(f"the emulator lacks this form of {instruction.opcode}")
     read, site = builder.names.reader(instruction.operands[0], "u32"), builder.site(instruction)
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:
@@ -175,7 +176,8 @@ def _compile_block_barrier(builder: Builder, instruction: Instruction, reduction
         def end(machine: Machine) -> int:
             threads = read_threads(machine) if read_threads else None
             votes = read_vote(machine) if read_vote else None
-            return machine.barriers.arrive(site, following, read_id(machine), threads, votes, wait=wait)  # type: ignore[no-any-return]
+            after: int = machine.barriers.arrive(site, following, read_id(machine), threads, votes, wait=wait)
+            return after
 
         return end
 

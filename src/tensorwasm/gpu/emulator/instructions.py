@@ -84,7 +84,7 @@ LACKING: Final[dict[str, str]] = {
     **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), "clusters"),
     **dict.fromkeys(("multimem",), "multicast memory"),
     **dict.fromkeys(("tensormap",), "tensor maps"),
-    **dict.fromkeys(("alloca", "stacksave", "stackrestore"), "a stack of variable size"),
+    **dict.fromkeys(("alloca", "stacksave", "stackrestore"), "stack of variable size"),
     **dict.fromkeys(("griddepcontrol",), "dependent launches"),
 }
 """Opcodes that the emulator lacks, and why."""
@@ -123,6 +123,6 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
 def _check_form(instruction: Instruction) -> None:
     fewest, most, modifiers = OPERANDS.get(instruction.opcode, (0, len(instruction.operands), ".*"))
     if not re.fullmatch(modifiers, ".".join(instruction.modifiers)):
-        raise UnsupportedPtx(f"this form of {instruction.opcode}")
+        raise UnsupportedPtx(f"the emulator lacks this form of {instruction.opcode}")
     if not fewest <= len(instruction.operands) <= most:
         raise MalformedPtx(f"{len(instruction.operands)} operands")

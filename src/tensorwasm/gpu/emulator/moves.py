@@ -31,10 +31,10 @@ def compile_mov(builder: Builder, instruction: Instruction) -> None:
     """Add the step of a ``mov``: registers, constants, addresses, packing and unpacking."""
     ptx_type = instruction.modifiers[-1] if instruction.modifiers else ""
     if ptx_type == "b128":
-        raise UnsupportedPtx("128-bit registers")
+        raise UnsupportedPtx("the emulator has no 128-bit registers")
     width = instruction.modifiers[:-1]
     if ptx_type not in _SCALARS or width not in ((), ("v2",), ("v4",)) or len(instruction.operands) != 2:
-        raise UnsupportedPtx("this form of mov")
+        raise UnsupportedPtx("the emulator lacks this form of mov")
     target, source = instruction.operands
     if width:
         _move_each(builder, list(builder.names.elements(target)), list(builder.names.elements(source)), ptx_type)
@@ -145,10 +145,10 @@ def compile_cvta(builder: Builder, instruction: Instruction) -> None:
     """Add the step of a ``cvta``: an address into or out of the generic space."""
     words = [word for word in instruction.modifiers if word != "to"]
     if len(words) != 2 or len(instruction.operands) != 2:
-        raise UnsupportedPtx("this form of cvta")
+        raise UnsupportedPtx("the emulator lacks this form of cvta")
     space = _base_space(words[0])
     if space not in (*WINDOWS, "global", "const") or words[1] != "u64":
-        raise UnsupportedPtx(".".join(("cvta", *instruction.modifiers)))
+        raise UnsupportedPtx("the emulator lacks this form of cvta")
     target, source = instruction.operands
     window = WINDOWS.get(space, 0)
     if window == 0:
@@ -175,7 +175,7 @@ def compile_isspacep(builder: Builder, instruction: Instruction) -> None:
     space = _base_space(instruction.modifiers[0]) if len(instruction.modifiers) == 1 else ""
     test = _TESTS.get(space)
     if test is None or len(instruction.operands) != 2:
-        raise UnsupportedPtx("this form of isspacep")
+        raise UnsupportedPtx("the emulator lacks this form of isspacep")
     read, write = (
         builder.names.reader(instruction.operands[1], "u64"),
         builder.names.writer(instruction.operands[0], "pred"),

@@ -47,6 +47,14 @@ def _constant(read: Callable[[Machine], int]) -> Callable[[Machine], Array]:
     return lambda machine: np.full(machine.lanes, read(machine), np.uint64)
 
 
+def _block_extent(axis: int) -> Callable[[Machine], Array]:
+    return _constant(lambda machine: machine.launch.config.block[axis])
+
+
+def _grid_extent(axis: int) -> Callable[[Machine], Array]:
+    return _constant(lambda machine: machine.launch.config.grid[axis])
+
+
 def _mask(compute: Callable[[Array], Array]) -> Callable[[Machine], Array]:
     return lambda machine: compute(machine.geometry.place.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
 
@@ -55,21 +63,12 @@ _ONE: Final = np.uint64(1)
 _FIXED: Final[dict[str, Callable[[Machine], Array]]] = {
     **{f"%tid.{name}": _thread(axis) for axis, name in enumerate("xyz")},
     **{f"%ctaid.{name}": _block(axis) for axis, name in enumerate("xyz")},
-    **{
-        f"%ntid.{name}": _constant(lambda machine, axis=axis: machine.launch.config.block[axis])  # type: ignore[misc]
-        for axis, name in enumerate("xyz")
-    },
-    **{
-        f"%nctaid.{name}": _constant(lambda machine, axis=axis: machine.launch.config.grid[axis])  # type: ignore[misc]
-        for axis, name in enumerate("xyz")
-    },
+    **{f"%ntid.{name}": _block_extent(axis) for axis, name in enumerate("xyz")},
+    **{f"%nctaid.{name}": _grid_extent(axis) for axis, name in enumerate("xyz")},
     **{f"%{name}.w": _constant(lambda _: 0) for name in ("tid", "ntid", "ctaid", "nctaid")},
     # Every block is a cluster of its own.
     **{f"%clusterid.{name}": _block(axis) for axis, name in enumerate("xyz")},
-    **{
-        f"%nclusterid.{name}": _constant(lambda machine, axis=axis: machine.launch.config.grid[axis])  # type: ignore[misc]
-        for axis, name in enumerate("xyz")
-    },
+    **{f"%nclusterid.{name}": _grid_extent(axis) for axis, name in enumerate("xyz")},
     **{f"%cluster_ctaid.{name}": _constant(lambda _: 0) for name in "xyzw"},
     **{f"%cluster_nctaid.{name}": _constant(lambda _: 1) for name in "xyz"},
     **{f"%{name}.w": _constant(lambda _: 0) for name in ("clusterid", "nclusterid", "cluster_nctaid")},
@@ -121,7 +120,7 @@ def width_bits(name: str) -> int:
         UnsupportedPtx: the emulator has none of that name.
     """
     if name not in _FIXED and name not in _MOVING:
-        raise UnsupportedPtx(f"special register {name}")
+        raise UnsupportedPtx(f"the emulator has no special register {name}")
     return 64 if name in _WIDE else 32
 
 

@@ -133,7 +133,7 @@ def compile_shuffle(builder: Builder, instruction: Instruction) -> None:
     sync = "sync" in instruction.modifiers
     words = [word for word in instruction.modifiers if word != "sync"]
     if len(words) != 2 or words[0] not in _MODES or words[1] not in ("b32", "u32", "s32", "f32"):
-        raise UnsupportedPtx("this form of shfl")
+        raise UnsupportedPtx("the emulator lacks this form of shfl")
     (target, source, lane, limits), mask = _split(instruction, 4, sync=sync)
     mode = _MODES[words[0]]
     write, write_valid = _targets(builder, target, "b32", "pred")
@@ -195,7 +195,7 @@ def compile_vote(builder: Builder, instruction: Instruction) -> None:
     words = [word for word in instruction.modifiers if word != "sync"]
     result = {"ballot": "b32"}.get(words[0], "pred") if words else ""
     if words[1:] != [result] or words[0] not in _VOTES:
-        raise UnsupportedPtx("this form of vote")
+        raise UnsupportedPtx("the emulator lacks this form of vote")
     (target, source), mask = _split(instruction, 2, sync=sync)
     judge, read, write = _VOTES[words[0]], builder.names.reader(source, "pred"), builder.names.writer(target, result)
 
@@ -227,7 +227,7 @@ def compile_match(builder: Builder, instruction: Instruction) -> None:
     """Add a ``match.sync``: which lanes hold the same value."""
     words = instruction.modifiers
     if len(words) != 3 or words[0] not in ("any", "all") or words[1] != "sync" or words[2] not in ("b32", "b64"):
-        raise UnsupportedPtx("this form of match")
+        raise UnsupportedPtx("the emulator lacks this form of match")
     (target, source), mask = _split(instruction, 2, sync=True)
     write, write_same = _targets(builder, target, "b32", "pred")
     read, unanimous = builder.names.reader(source, words[2]), words[0] == "all"
@@ -246,7 +246,7 @@ def compile_match(builder: Builder, instruction: Instruction) -> None:
 def compile_active_mask(builder: Builder, instruction: Instruction) -> None:
     """Add an ``activemask``."""
     if instruction.modifiers != ("b32",) or len(instruction.operands) != 1:
-        raise UnsupportedPtx("this form of activemask")
+        raise UnsupportedPtx("the emulator lacks this form of activemask")
     write = builder.names.writer(instruction.operands[0], "b32")
     builder.step(lambda machine: write(machine, _everyone(machine)))
 
@@ -255,7 +255,7 @@ def compile_election(builder: Builder, instruction: Instruction) -> None:
     """Add an ``elect.sync``: the lowest member leads."""
     (target,), mask = _split(instruction, 1, sync=True)
     if instruction.modifiers != ("sync",) or not isinstance(target, Pair):
-        raise UnsupportedPtx("this form of elect")
+        raise UnsupportedPtx("the emulator lacks this form of elect")
     write, write_leads = _targets(builder, target, "b32", "pred")
 
     def act(machine: Machine, masks: Array) -> None:
@@ -290,13 +290,13 @@ def compile_reduction(builder: Builder, instruction: Instruction) -> None:
     """Add a ``redux.sync``: one value from those of all members."""
     words = list(instruction.modifiers)
     if not words or words.pop(0) != "sync" or not words:
-        raise UnsupportedPtx("this form of redux")
+        raise UnsupportedPtx("the emulator lacks this form of redux")
     ptx_type = words.pop()
     absolute = "abs" in words
     name = ".".join(sorted((word for word in words if word != "abs"), key=lambda word: word != "NaN"))
     combine = _REDUCTIONS.get((name, ptx_type))
     if combine is None or (absolute and ptx_type != "f32"):
-        raise UnsupportedPtx("this form of redux")
+        raise UnsupportedPtx("the emulator lacks this form of redux")
     (target, source), mask = _split(instruction, 2, sync=True)
     read, write, dtype = (
         builder.names.reader(source, ptx_type),

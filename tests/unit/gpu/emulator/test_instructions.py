@@ -1,0 +1,26 @@
+import re
+
+import pytest
+
+from fakes.emulation import kernel
+from tensorwasm.errors import UnsupportedPtx
+
+
+@pytest.mark.parametrize(
+    ("instruction", "refusal"),
+    [
+        ("barrier.cluster.arrive", "the emulator has no clusters"),
+        (
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r0], %r0, [%r0]",
+            "the emulator lacks .async here",
+        ),
+        ("alloca.u64 %rd0, 16", "the emulator has no stack of variable size"),
+        ("tex.1d.v4.s32.s32 {%r1, %r2, %r3, %r4}, [%rd0, {%r0}]", "the emulator has no textures"),
+        ("fence.sideways", "the emulator lacks this form of fence"),
+        ("mov.b32 %r1, %pm0", "the emulator has no special register %pm0"),
+    ],
+)
+def test_a_refusal_names_the_instruction_and_says_what_is_missing(emulation, instruction, refusal):
+    mnemonic = instruction.split()[0]
+    with pytest.raises(UnsupportedPtx, match=rf"^\d+:\d+: {re.escape(f'{mnemonic}: {refusal}')}$"):
+        emulation.launch(kernel(f"{instruction};", params=0))
