@@ -31,7 +31,7 @@ FORMATS = {
     "bf16": Format(8, 7, 16, 0x7FFF),
     "f32": Format(8, 23, 32, 0x7FFFFFFF),
     "f64": Format(11, 52, 64, 0x7FF8000000000000),
-    "tf32": Format(8, 10, 32, 0x7FFFFFFF, shift=13),
+    "tf32": Format(8, 10, 32, 0x7FFFE000, shift=13),
     "e4m3": Format(4, 3, 8, 0x7F, infinite=False),
     "e5m2": Format(5, 2, 8, 0x7F),
 }
@@ -137,6 +137,15 @@ def integral(x: Number, mode: str) -> Number:
         return x
     whole = _divided(abs(x.value.numerator), x.value.denominator, mode, negative=x.negative)
     return Real.of(-whole if x.negative else whole, negative=x.negative)
+
+
+def is_tiny(x: Real, name: str, mode: str) -> bool:
+    """Say whether a number other than zero, rounded with no bound to exponents, is below the smallest normal number."""
+    form = FORMATS[name]
+    size = abs(x.value)
+    place = log2_floor(size) - form.mantissa
+    n, d = size.numerator << max(-place, 0), size.denominator << max(place, 0)
+    return _divided(n, d, mode, negative=x.negative) * Fraction(2) ** place < Fraction(2) ** form.lowest
 
 
 # ------------------------------------------------------------------------------------------ arithmetic

@@ -3,7 +3,8 @@
 The judges of `oracles.alu` say what NVIDIA's hardware and the emulator are known to do. A test of another device must
 not ask for more than the manual does.
 
-Source: PTX ISA 9.7.1.8 (div), 9.7.1.9 (rem), 9.7.3.10 and 9.7.4.8 (abs), 9.7.3.11 and 9.7.4.6 (neg).
+Source: PTX ISA 9.7.1.8 (div), 9.7.1.9 (rem), 9.7.3.10 and 9.7.4.8 (abs), 9.7.3.11 and 9.7.4.6 (neg), 9.7.9.21 (cvt,
+which says nothing of the payloads of NaNs).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from oracles.formats import FORMATS, decode, is_nan
 
 _INTEGER_DIVISION = re.compile(r"(div|rem)\.[us]\d+")
-_UNSPECIFIED_NAN = re.compile(r"(abs|neg)\..*f\d+(x2)?")
+_UNSPECIFIED_NAN = re.compile(r"(abs|neg|cvt)\..*f\d+(x2)?")
 _SIGN_OF_ZERO = re.compile(r".*\.(relu|sat)\b.*f")
 
 
@@ -31,11 +32,15 @@ def relax(form: str, type_: str, operands: list[int], expected: Any) -> Any:
         return lambda _: True  # "an unspecified, machine-specific value"
     if callable(expected):
         return expected
-    if _UNSPECIFIED_NAN.fullmatch(form):
-        return _elementwise(type_, expected, lambda name, want, have: is_nan(decode(want, name)) and _nan(have, name))
-    if _SIGN_OF_ZERO.match(form):
-        return _elementwise(type_, expected, lambda name, want, have: want == 0 and have == _minus_zero(name))
-    return expected
+    if not (_UNSPECIFIED_NAN.fullmatch(form) or _SIGN_OF_ZERO.match(form)):
+        return expected
+
+    def may_differ(name: str, want: int, have: int) -> bool:
+        if _UNSPECIFIED_NAN.fullmatch(form) and _nan(want, name):
+            return _nan(have, name)
+        return bool(_SIGN_OF_ZERO.match(form)) and want == 0 and have == _minus_zero(name)
+
+    return _elementwise(type_, expected, may_differ)
 
 
 def _elementwise(type_: str, expected: int, may_differ: Any) -> Any:

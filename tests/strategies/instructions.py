@@ -15,6 +15,8 @@ PAIRED = ("setp", "lop3")
 """Opcodes whose two results are written ``d|p``."""
 IMMEDIATES = {"lop3": (3, (0x96, 0xE8, 0x1B, 0xCA, 0x00, 0xFF))}
 """Opcodes with an operand that must be a constant: its position, and values to try."""
+BYTES = {"bfe": (1, 2), "bfi": (2, 3)}
+"""Positions of operands that PTX restricts to 0..255 (PTX ISA 9.7.1.19, 9.7.1.20)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,13 @@ class Case:
         form: the mnemonic.
         kernel: runs it; its sources leave the constant out.
         constant: position and value of the constant operand, or None.
+        bytes_only: positions of sources that must not exceed 255.
     """
 
     form: str
     kernel: LaneKernel
     constant: tuple[int, int] | None = None
+    bytes_only: tuple[int, ...] = ()
 
 
 def cases(form: str, results: tuple[str, ...], sources: tuple[str, ...]) -> list[Case]:
@@ -48,7 +52,7 @@ def cases(form: str, results: tuple[str, ...], sources: tuple[str, ...]) -> list
     kernel = LaneKernel(
         _identifier(form), (*sources, *["pred"] * reads), (*results, *["pred"] * writes), "\n".join(body)
     )
-    return [Case(form, kernel)]
+    return [Case(form, kernel, bytes_only=BYTES.get(opcode, ()))]
 
 
 def _constant_case(form: str, results: tuple[str, ...], sources: tuple[str, ...], place: int, value: int) -> Case:

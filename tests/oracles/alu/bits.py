@@ -27,6 +27,8 @@ def bfind(form: Form) -> Judge:
 def fns(_form: Form) -> Judge:
     def judge(mask: int, base: int, offset: int) -> tuple[int]:
         n = signed(offset, 32)
+        if n == -(1 << 31):
+            return (0,)  # whatever the mask and the base: the code that ptxas makes cannot negate it
         if base > 31:
             return (0xFFFFFFFF,)
         if n == 0:
@@ -38,11 +40,16 @@ def fns(_form: Form) -> Judge:
     return judge
 
 
+def _field(position: int, length: int, top: int) -> tuple[int, int]:
+    """Cut position and length to a byte, which GPUs do not for 64-bit types; PTX wants both within 0..255."""
+    return (position & 0xFF, length & 0xFF) if top == 31 else (position, length)
+
+
 def bfe(form: Form) -> Judge:
     top = width(form.last) - 1
 
     def judge(a: int, b: int, c: int) -> tuple[int]:
-        pos, length = b & 0xFF, c & 0xFF
+        pos, length = _field(b, c, top)
         sign = 0 if form.last[0] == "u" or length == 0 else bit(a, min(pos + length - 1, top))
         return (sum((bit(a, pos + i) if i < length and pos + i <= top else sign) << i for i in range(top + 1)),)
 
@@ -53,8 +60,8 @@ def bfi(form: Form) -> Judge:
     top = width(form.last) - 1
 
     def judge(a: int, b: int, c: int, d: int) -> tuple[int]:
-        pos, length = c & 0xFF, d & 0xFF
-        for i in range(length):
+        pos, length = _field(c, d, top)
+        for i in range(min(length, top + 1)):
             if pos + i <= top:
                 b = b & ~(1 << (pos + i)) | bit(a, i) << (pos + i)
         return (b,)

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oracles.alu.form import RELATIONS, Form, Judge, clamp, integer, wrap
+from oracles.alu.form import RELATIONS, Form, Judge, clamp, integer, signed, wrap
 from oracles.alu.integers import fields
 
 
 def _second(form: Form, value: int, type_: str, c: tuple[int, ...]) -> int:
-    """Saturate, then combine with a third operand of the destination's type."""
-    value = clamp(value, type_) if "sat" in form.flags else integer(wrap(value, 32), type_)
+    """Saturate, then combine with a third operand.
+
+    As an H200 does it, and the pseudocode of PTX does not: a minimum or maximum sees 64 bits of the value, in vadd and
+    vsub its low 32 extended by their sign, and compares them as signed or unsigned, as the destination is.
+    """
+    value = clamp(value, type_) if "sat" in form.flags else value
     then = form.one_of("add", "min", "max")
-    if then:
-        value = {"add": int.__add__, "min": min, "max": max}[then](value, integer(c[0], type_))
+    if then == "add":
+        value += c[0]
+    elif then:
+        first = signed(wrap(value, 32), 32) if form.opcode in {"vadd", "vsub"} else value
+        wide = wrap(first, 64) if type_ == "u32" else signed(wrap(first, 64), 64)
+        value = {"min": min, "max": max}[then](wide, integer(c[0], type_))
     return wrap(value, 32)
 
 
@@ -54,16 +62,16 @@ def relation(form: Form) -> Callable[[Any, Any], bool]:
 
 def video_set(form: Form) -> Judge:
     s, t = form.types
-    return lambda a, b, *c: (_second(form, int(relation(form)(integer(a, s), integer(b, t))), "u32", c),)
+    return lambda a, b, *c: (_second(form, int(relation(form)(integer(a, s), integer(b, t))), s, c),)
 
 
 def video_mad(form: Form) -> Judge:
     _, s, t = form.types
-    type_ = "s32" if "s32" in (s, t) else "u32"
+    type_ = "s32" if "s32" in (s, t) else "u32"  # to which it saturates; an H200 takes all operands as signed
     shift = int((form.one_of("shr7", "shr15") or "shr0")[3:])
 
     def judge(a: int, b: int, c: int) -> tuple[int]:
-        total = (integer(a, s) * integer(b, t) + integer(c, type_) + ("po" in form.flags)) >> shift
+        total = (signed(a, 32) * signed(b, 32) + signed(c, 32) + ("po" in form.flags)) >> shift
         return (wrap(clamp(total, type_) if "sat" in form.flags else total, 32),)
 
     return judge

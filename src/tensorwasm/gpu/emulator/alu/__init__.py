@@ -23,7 +23,7 @@ from tensorwasm.gpu.emulator.alu import (
     special,
     video,
 )
-from tensorwasm.gpu.emulator.alu.rows import Key, Row, key
+from tensorwasm.gpu.emulator.alu.rows import Key, Row, key, spell
 from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
 
@@ -33,7 +33,13 @@ _ROOMS = (integer, carry, bits, logic, packed, video, floating, special, halves,
 @cache
 def _table() -> dict[Key, tuple[str, Row]]:
     """Every mnemonic as its row spells it, and the row."""
-    return {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
+    rows = {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
+    return {found: rows[found] for found in rows if found not in _disputed()}
+
+
+@cache
+def _disputed() -> frozenset[Key]:
+    return frozenset(key(mnemonic) for pattern in video.DISPUTED for mnemonic in spell(pattern))
 
 
 @cache
@@ -83,10 +89,13 @@ def compile_op(instruction: Instruction) -> Op | None:
 
 def _find(instruction: Instruction) -> tuple[str, Row]:
     """Return the mnemonic as its row spells it, and the row."""
-    found = _table().get(key(instruction.mnemonic))
+    wanted = key(instruction.mnemonic)
+    found = _table().get(wanted)
     if found is None:
+        disputed = wanted in _disputed()
+        why = "not emulated: hardware and the ISA disagree" if disputed else f"no such form of {instruction.opcode}"
         at = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic}: no such form of {instruction.opcode}", at.line, at.column)
+        raise UnsupportedPtx(f"{instruction.mnemonic}: {why}", at.line, at.column)
     return found
 
 

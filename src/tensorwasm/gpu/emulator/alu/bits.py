@@ -60,7 +60,8 @@ def _find_nth(mask: Array, base: Array, offset: Array) -> Array:
     rank_down = np.cumsum(downward[:, ::-1], axis=1)[:, ::-1]
     hit = np.where(count > 0, upward & (rank == count), downward & (rank_down == -count))
     hit = np.where(count == 0, bits & (place == start), hit) & (start < 32)
-    return np.where(hit.any(axis=1), hit.argmax(axis=1), _ONES).astype(np.uint32)
+    found = np.where(hit.any(axis=1), hit.argmax(axis=1), _ONES).astype(np.uint32)
+    return np.where(offset == np.iinfo(np.int32).min, np.uint32(0), found)  # what an H200 gives
 
 
 _SWAPS: Final = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
@@ -74,18 +75,24 @@ def _reverse(a: Array) -> Array:
     return a.byteswap()
 
 
+def _cut(place: Array, a: Array) -> Array:
+    """Cut a position or length to its low byte, which GPUs do not for 64-bit types; PTX leaves more than 255 open."""
+    return place & np.uint32(0xFF) if a.dtype.itemsize == 4 else place
+
+
 def _extract(a: Array, position: Array, length: Array) -> Array:
     """Extract a field, extended by zeros or its own sign; beyond the top lies more of the sign."""
     wide = a.astype(f"{a.dtype.kind}8")
     dtype = wide.dtype.type
-    shift = np.minimum(position & np.uint32(0xFF), np.uint32(63 if wide.dtype.kind == "i" else 64)).astype(dtype)
-    unused = (64 - np.minimum(length & np.uint32(0xFF), np.uint32(64)).astype(np.int64)).astype(dtype)
+    first, count = _cut(position, a), _cut(length, a)
+    shift = np.minimum(first, np.uint32(63 if wide.dtype.kind == "i" else 64)).astype(dtype)
+    unused = (64 - np.minimum(count, np.uint32(64)).astype(np.int64)).astype(dtype)
     return (((wide >> shift) << unused) >> unused).astype(a.dtype)
 
 
 def _insert(a: Array, b: Array, position: Array, length: Array) -> Array:
     """Put the low ``length`` bits of ``a`` into ``b`` at ``position``; what does not fit is lost."""
-    shift, size = ((x & np.uint32(0xFF)).astype(a.dtype) for x in (position, length))
+    shift, size = (_cut(x, a).astype(a.dtype) for x in (position, length))
     mask = ~(~np.zeros_like(a) << size) << shift
     return (b & ~mask) | ((a << shift) & mask)
 

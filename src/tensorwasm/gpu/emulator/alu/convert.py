@@ -14,7 +14,17 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.floating import flush, mode_of, rectify, saturate
-from tensorwasm.gpu.emulator.alu.rounding import FORMATS, INTEGRAL, Array, Doubles, canonical, narrow, nudge, to_odd
+from tensorwasm.gpu.emulator.alu.rounding import (
+    FORMATS,
+    INTEGRAL,
+    Array,
+    Doubles,
+    canonical,
+    flush_tiny,
+    narrow,
+    nudge,
+    to_odd,
+)
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
@@ -82,10 +92,12 @@ def _float_to_integer(modifiers: Modifiers) -> Run:
 
 def _float_to_float(modifiers: Modifiers) -> Run:
     ftz, target, source = "ftz" in modifiers, *modifiers[-2:]
-    before = [flush] * (ftz and source == "f32")
+    # NVIDIA GPUs do not flush what becomes f16, which shows when a subnormal is rounded away from zero.
+    before: list[Run] = [flush] * (ftz and source == "f32" and target != "f16")
+    before += [lambda a: flush_tiny(a, target, mode_of(modifiers))] * (ftz and source == "f64")
     after = [flush] * (ftz and target == "f32")
     after += [saturate] * ("sat" in modifiers) + [rectify] * ("relu" in modifiers)
-    convert = _rounded_cast(modifiers)
+    convert = _keep_payload(_rounded_cast(modifiers), modifiers)
 
     def run(a: Array) -> Array:
         for step in (*before, convert, *after):
@@ -98,6 +110,8 @@ def _float_to_float(modifiers: Modifiers) -> Run:
 def _rounded_cast(modifiers: Modifiers) -> Run:
     (target, source), mode, finite = modifiers[-2:], mode_of(modifiers), "satfinite" in modifiers
     step = _rounding(modifiers)
+    if target == "f32" and source in {"f32", "bf16"} and not {"ftz", "sat"} & set(modifiers) and not step:
+        return lambda a: a.astype(np.float32)
     if target == "f64":
         return lambda a: (step or np.asarray)(a.astype(np.float64))
     # NumPy and ml_dtypes round to nearest themselves, except from f64 to bf16, which goes through f32.
@@ -112,11 +126,40 @@ def _rounded_cast(modifiers: Modifiers) -> Run:
     return lambda a: narrow((step or np.asarray)(a.astype(np.float64)), target, mode, finite=finite)
 
 
-# ------------------------------------------------------------------------------------------ packed
+def _keep_payload(convert: Run, modifiers: Modifiers) -> Run:
+    """Keep what NVIDIA GPUs keep of a NaN, on which PTX has no word, instead of the NaN that ``convert`` makes."""
+    payload = _payload(modifiers)
+    if payload is None:
+        return convert
+
+    def run(a: Array) -> Array:
+        result, nan = convert(a), a != a  # noqa: PLR0124 - the NaN test
+        if nan.any():
+            _bits(result)[nan] = payload(_bits(a)[nan])
+        return result
+
+    return run
+
+
+def _payload(modifiers: Modifiers) -> Run | None:
+    """Return the function from the bits of a NaN to those of its conversion, or None if these are always the same."""
+    target, source = modifiers[-2:]
+    if "rna" in modifiers:  # truncated, even to infinity; .satfinite steps back from that
+        back = np.uint32(0x2000 if "satfinite" in modifiers else 0)
+        return lambda bits: (bits & np.uint32(0xFFFFE000)) - back
+    if source != "f64" or target == "f64":
+        return None
+    form = FORMATS[target]
+    sign, mantissa = 8 * form.dtype.itemsize - 1, form.precision - 1
+    quiet = (1 << sign) - (1 << (mantissa - 1))
+    return lambda bits: bits >> 63 << sign | quiet | bits >> (52 - mantissa) & ((1 << mantissa) - 1)
 
 
 def _bits(values: Array) -> Array:
     return values.view(f"u{values.dtype.itemsize}")
+
+
+# ------------------------------------------------------------------------------------------ packed
 
 
 def _tensor_float(modifiers: Modifiers) -> Run:

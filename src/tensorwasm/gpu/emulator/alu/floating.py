@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu import doubles
-from tensorwasm.gpu.emulator.alu.rounding import MODES, Array, Doubles, add_odd, canonical, narrow
+from tensorwasm.gpu.emulator.alu.rounding import MODES, Array, Doubles, add_odd, canonical, flush_tiny, narrow
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
 
 TINY32: Final = np.float32(2.0**-126)
@@ -98,11 +98,22 @@ def single(compute: Callable[..., Array], modifiers: Modifiers) -> Run:
 
 def _arithmetic32(name: str) -> Callable[[Modifiers], Run]:
     def make(modifiers: Modifiers) -> Run:
-        mode = mode_of(modifiers)
-        if mode == "rn":
-            return single(_NEAREST32[name], modifiers)
-        odd = ODD[name]
-        return single(lambda *sources: narrow(odd(mode, *map(_double, sources)), "f32", mode), modifiers)
+        mode, odd, nearest = mode_of(modifiers), ODD[name], _NEAREST32[name]
+
+        def exactly(*sources: Array) -> Array:
+            exact = odd(mode, *map(_double, sources))
+            return narrow(flush_tiny(exact, "f32", mode) if "ftz" in modifiers else exact, "f32", mode)
+
+        def quickly(*sources: Array) -> Array:
+            result = nearest(*sources)
+            edge = np.abs(result) == TINY32
+            if edge.any():
+                result[edge] = exactly(*(source[edge] for source in sources))
+            return result
+
+        if mode != "rn":
+            return single(exactly, modifiers)
+        return single(quickly if "ftz" in modifiers else nearest, modifiers)
 
     return make
 
@@ -194,7 +205,7 @@ _CLASSES: Final[dict[str, Callable[[Array], Any]]] = {
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
     "notanumber": np.isnan,
-    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= np.finfo(a.dtype).tiny) | (a == 0)),
     "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorwasm.gpu.emulator.alu.floating import larger, rectify, saturate, select_of, smaller
 from tensorwasm.gpu.emulator.alu.packed import side_by_side
-from tensorwasm.gpu.emulator.alu.rounding import FORMATS, Array, add_odd, canonical, narrow
+from tensorwasm.gpu.emulator.alu.rounding import FORMATS, Array, add_odd, canonical, flush_tiny, narrow
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
@@ -57,7 +57,17 @@ def _in_registers(run: Half, modifiers: Modifiers) -> Run:
 
 def _nearest(ufunc: np.ufunc) -> Callable[[Modifiers], Run]:
     """Make an operation that f32 computes so closely that rounding its result is correct: NumPy's own."""
-    return lambda modifiers: _in_registers(_finished(ufunc, modifiers), modifiers)
+
+    def make(modifiers: Modifiers) -> Run:
+        compute = _flushing(ufunc, element_of(modifiers)) if "ftz" in modifiers else ufunc
+        return _in_registers(_finished(compute, modifiers), modifiers)
+
+    return make
+
+
+def _flushing(exact: Half, name: str) -> Half:
+    """Round what an operation makes of doubles, subnormal results being zeros."""
+    return lambda *sources: narrow(flush_tiny(exact(*(a.astype(np.float64) for a in sources)), name, "rn"), name)
 
 
 def _fused(modifiers: Modifiers) -> Run:
@@ -68,6 +78,8 @@ def _fused(modifiers: Modifiers) -> Run:
     def compute(*sources: Array) -> Array:
         return narrow(fuse(*(source.astype(np.float64) for source in sources)), name)
 
+    if "ftz" in modifiers:
+        compute = _flushing(fuse, name)
     return _in_registers(_finished(compute, modifiers), modifiers)
 
 

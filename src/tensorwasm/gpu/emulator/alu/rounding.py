@@ -55,7 +55,7 @@ def _format(precision: int, minimum: int, largest: float, dtype: Any, nan_bits: 
 
 FORMATS: Final[dict[str, Format]] = {
     "f32": _format(24, -126, (2 - 2.0**-23) * 2.0**127, np.float32, 0x7FFFFFFF),
-    "tf32": _format(11, -126, (2 - 2.0**-10) * 2.0**127, np.float32, 0x7FFFFFFF),
+    "tf32": _format(11, -126, (2 - 2.0**-10) * 2.0**127, np.float32, 0x7FFFE000),
     "bf16": _format(8, -126, (2 - 2.0**-7) * 2.0**127, ml_dtypes.bfloat16, 0x7FFF),
     "f16": _format(11, -14, 65504.0, np.float16, 0x7FFF),
     "e4m3": _format(4, -6, 448.0, ml_dtypes.float8_e4m3fn, 0x7F),
@@ -143,6 +143,27 @@ def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> 
         np.copyto(rounded, high, where=(rounded > form.largest) & (x < np.inf))
     exact = rounded if form.dtype.kind == "f" else rounded.astype(np.float32)  # the types of ml_dtypes know float32
     return canonical(exact.astype(form.dtype), name)
+
+
+def flush_tiny(x: Doubles, name: str, mode: str) -> Doubles:
+    """Turn doubles into zeros of their sign if their rounding, with no bound to exponents, is below the normal numbers.
+
+    This is when NVIDIA GPUs (an H200 was asked) call a result subnormal; what is left rounds to no subnormal number.
+
+    Args:
+        x: values, exact or rounded to odd.
+        name: key of `FORMATS`.
+        mode: member of `MODES`, not ``rna``.
+    """
+    form = FORMATS[name]
+    last = form.smallest * 2.0**-form.precision  # the distance from the smallest normal number to the one below
+    size = np.abs(x)
+    if mode == "rn":
+        tiny = size < form.smallest - last / 2
+    else:
+        away = (x < 0) & (mode == "rm") | (x > 0) & (mode == "rp")
+        tiny = (size < form.smallest) & ~(away & (size > form.smallest - last))
+    return np.where(tiny, np.copysign(0.0, x), x)
 
 
 def canonical(values: Array, name: str) -> Array:

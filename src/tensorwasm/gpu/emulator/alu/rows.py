@@ -46,8 +46,7 @@ class Row:
 
     def mnemonics(self) -> Iterator[str]:
         """Yield every mnemonic of the pattern."""
-        parts = [part.split(",") if index % 2 else [part] for index, part in enumerate(re.split(r"[{}]", self.pattern))]
-        return map("".join, itertools.product(*parts))
+        return spell(self.pattern)
 
     def compile(self, mnemonic: str) -> Op:
         """Build the op of one of the row's mnemonics."""
@@ -61,6 +60,12 @@ class Row:
             reads_carry=self.reads_carry,
             writes_carry=self.writes_carry,
         )
+
+
+def spell(pattern: str) -> Iterator[str]:
+    """Yield every mnemonic of a pattern."""
+    parts = [part.split(",") if index % 2 else [part] for index, part in enumerate(re.split(r"[{}]", pattern))]
+    return map("".join, itertools.product(*parts))
 
 
 def key(mnemonic: str) -> Key:

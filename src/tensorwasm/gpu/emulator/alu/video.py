@@ -3,6 +3,11 @@
 Operands are whole registers, or all their elements in order: the selectors that pick bytes and halves (``%r1.b0``),
 merges and masks are not supported.
 
+Since sm_50 the scalar ones are sequences of other instructions, which do not all do what the pseudocode says. The rows
+do as an H200 does: a second minimum or maximum sees 64 bits of the first result, of which ``vadd`` and ``vsub`` extend
+32 by their sign, signed or unsigned as the destination is; ``vmad`` takes all its operands as signed. `DISPUTED` names
+the forms for which no rule was found, or one that loses their saturation.
+
 Source: PTX ISA 9.7.18 (video instructions).
 """
 
@@ -52,37 +57,36 @@ def _clamp(exact: Array, dtype: np.dtype[Any]) -> Array:
     return np.clip(exact, info.min, info.max)
 
 
-def _finish(modifiers: Modifiers, dtype: np.dtype[Any]) -> Run:
-    """Saturate an exact int64 result, and combine it with a third operand, all in the type of the destination."""
+def _finish(modifiers: Modifiers, type_: str, *, extend: bool = False) -> Run:
+    """Saturate an int64 result and combine it with a third operand; ``extend`` its low 32 bits by their sign before."""
+    dtype = DTYPES[type_]
     second = next((_SECOND[word] for word in modifiers if word in _SECOND), None)
 
     def finish(exact: Array, *c: Array) -> Array:
-        result = (_clamp(exact, dtype) if "sat" in modifiers else exact).astype(dtype)
-        return result if second is None else second(result, c[0])
+        result = _clamp(exact, dtype) if "sat" in modifiers else exact
+        if second is None:
+            return result.astype(dtype)
+        first = (result.astype(np.int32).astype(np.int64) if extend else result).view(f"{dtype.kind}8")
+        return second(first, c[0].astype(first.dtype)).astype(dtype)
 
     return finish
 
 
-def _scalar(compute: Callable[[Array, Array], Array]) -> Callable[[Modifiers], Run]:
+def _scalar(compute: Callable[[Array, Array], Array], *, extend: bool) -> Callable[[Modifiers], Run]:
     def make(modifiers: Modifiers) -> Run:
-        finish = _finish(modifiers, DTYPES[modifiers[0]])
+        finish = _finish(modifiers, modifiers[0], extend=extend)
         return lambda a, b, *c: finish(compute(_wide(a), _wide(b)), *c)
 
     return make
 
 
-def _shift(*, left: bool) -> Callable[[Modifiers], Run]:
+def _shift(direction: np.ufunc) -> Callable[[Modifiers], Run]:
     def make(modifiers: Modifiers) -> Run:
-        finish = _finish(modifiers, DTYPES[modifiers[0]])
+        finish = _finish(modifiers, modifiers[0])
 
         def run(a: Array, b: Array, *c: Array) -> Array:
-            amount = _wide(b & np.uint32(31) if "wrap" in modifiers else np.minimum(b, np.uint32(32)))
-            if not left:
-                return finish(_wide(a) >> amount, *c)
-            # The last place of a shift by 32 may leave 64 bits; clamped before, the result is the same.
-            first = np.minimum(amount, 31)
-            exact = np.clip(_wide(a) << first, -(2**62), 2**62 - 2**31) << (amount - first)
-            return finish(np.where(amount == first, _wide(a) << first, exact), *c)
+            amount = b & np.uint32(31) if "wrap" in modifiers else np.minimum(b, np.uint32(32))
+            return finish(direction(_wide(a), _wide(amount)), *c)
 
         return run
 
@@ -90,22 +94,22 @@ def _shift(*, left: bool) -> Callable[[Modifiers], Run]:
 
 
 def _scalar_compare(modifiers: Modifiers) -> Run:
+    """Compare; a second minimum or maximum takes its operand for signed if the first one of the comparison is."""
     compare = _COMPARE[modifiers[2]]
-    finish = _finish(modifiers, np.dtype(np.uint32))
-    return lambda a, b, *c: finish(compare(_wide(a), _wide(b)), *c)
+    finish = _finish(modifiers, modifiers[0])
+    return lambda a, b, *c: finish(compare(_wide(a), _wide(b)).astype(np.int64), *c).view(np.uint32)
 
 
 def _multiply_add(modifiers: Modifiers) -> Run:
-    """Multiply, add ``c`` and perhaps 1, scale, saturate: signed if any factor is, whatever the destination."""
-    signed = "s32" in modifiers[1:3]
-    wide, narrow = (np.int64, np.int32) if signed else (np.uint64, np.uint32)
+    """Multiply, add ``c`` and perhaps 1, scale, saturate: to s32 if any factor is, whatever the destination."""
+    bounds = np.dtype(np.int32 if "s32" in modifiers[1:3] else np.uint32)
     shift = next((int(word[3:]) for word in modifiers if word.startswith("shr")), 0)
 
-    def run(a: Array, b: Array, c: Array) -> Array:
-        total = a.astype(wide) * b.astype(wide) + c.view(narrow).astype(wide) + wide("po" in modifiers)
-        total = total >> wide(shift)
-        total = _clamp(total, np.dtype(narrow)) if "sat" in modifiers else total
-        return total.astype(np.uint32).view(DTYPES[modifiers[0]])
+    def run(*sources: Array) -> Array:
+        a, b, c = (_wide(source.view(np.int32)) for source in sources)
+        total = (a * b + c + ("po" in modifiers)) >> shift
+        total = _clamp(total, bounds) if "sat" in modifiers else total
+        return total.astype(DTYPES[modifiers[0]])
 
     return run
 
@@ -142,10 +146,10 @@ _SCALAR: Final = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 def _rows() -> tuple[Row, ...]:
     rows = []
     for name in _SCALAR:
-        make = _scalar(_OPERATIONS[name])
+        make = _scalar(_OPERATIONS[name], extend=name in {"vadd", "vsub"})
         rows.append(Row(f"{name}.{_TYPES}{{,.sat}}", "E = D T", make))
         rows.append(Row(f"{name}.{_TYPES}{{,.sat}}{_THEN}", "E = D T E", make))
-    for name, make in (("vshl", _shift(left=True)), ("vshr", _shift(left=False))):
+    for name, make in (("vshl", _shift(np.left_shift)), ("vshr", _shift(np.right_shift))):
         rows.append(Row(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}", "E = D T", make))
         rows.append(Row(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}{_THEN}", "E = D T E", make))
     for count in (2, 4):
@@ -160,7 +164,17 @@ def _rows() -> tuple[Row, ...]:
 ROWS: Final = (
     *_rows(),
     Row(f"vset.{_COMPARED}", "u32 = D T", _scalar_compare),
-    Row(f"vset.{_COMPARED}{_THEN}", "u32 = D T u32", _scalar_compare),
+    Row(f"vset.{_COMPARED}{_THEN}", "u32 = D T D", _scalar_compare),
     Row(f"vmad.{_TYPES}{{,.po}}{{,.sat}}{{,.shr7,.shr15}}", "E = D T b32", _multiply_add),
 )
 """Rows of video instructions."""
+
+DISPUTED: Final = (
+    "{vadd,vabsdiff}.u32.{u32.s32,s32.u32}.sat{,.add,.min,.max}",
+    "vadd.u32.u32.u32.sat{,.add,.min,.max}",
+    "vsub.u32.u32.s32.sat{,.add,.min,.max}",
+    f"vshl.{_SHIFTED}.sat{{.clamp,.wrap}}{{,.add,.min,.max}}",
+    "vshr.u32.u32.u32.sat.{clamp,wrap}.{min,max}",
+    "vmad.{u32,s32}.u32.u32{,.po}.sat.{shr7,shr15}",
+)
+"""Patterns of mnemonics that PTX has and NVIDIA GPUs execute in another way."""
