@@ -25,6 +25,7 @@ CONST_WINDOW: Final = 1 << 56
 WINDOW_BYTES: Final = 1 << 52
 ALIGN_BYTES: Final = 256
 GUARD_BYTES: Final = 4096
+_HOST_BASE: Final = 1 << 16  # below it no system maps memory
 _REMEMBERED: Final = 1024
 
 
@@ -72,6 +73,11 @@ class Plane:
 def host_bytes(address: int, size_bytes: int) -> NDArray[np.uint8]:
     """Return memory of this process as a writable array. The caller vouches for the range."""
     return np.frombuffer(memoryview((ctypes.c_uint8 * size_bytes).from_address(address)), np.uint8)
+
+
+def shown_address(address: int) -> str:
+    """Return an address for a message, unless it may tell where memory of this process lies."""
+    return "a host address" if _HOST_BASE <= address < GLOBAL_BASE else f"{address:#x}"
 
 
 class Allocations:
@@ -149,10 +155,10 @@ class Allocations:
         """
         with self._lock:
             if size_bytes < 1 or address < 1 or address + size_bytes > GLOBAL_BASE:
-                raise LaunchRefused(f"no host memory of {size_bytes} bytes at {address:#x}")
+                raise LaunchRefused(f"no host memory of {size_bytes} bytes is there")
             for start, size in self._host.items():
                 if start < address + size_bytes and address < start + size:
-                    raise LaunchRefused(f"host memory at {address:#x} is registered already")
+                    raise LaunchRefused(f"host memory of {size_bytes} bytes overlaps what is registered already")
             self._host[address] = size_bytes
 
     def unregister(self, address: int) -> None:
@@ -163,7 +169,7 @@ class Allocations:
         """
         with self._lock:
             if self._host.pop(address, None) is None:
-                raise LaunchRefused(f"no registration at {address:#x}")
+                raise LaunchRefused("no host memory is registered there")
 
     def bytes_at(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
         """Return a part of one device allocation.
@@ -194,9 +200,8 @@ class Allocations:
         for region in sorted(regions, key=lambda one: one.address):
             at = bisect_right(starts, region.address) - 1
             if at < 0 or region.end > starts[at] + owners[at][1] or region.host != (owners[at][2] is None):
-                raise LaunchRefused(
-                    f"the region of {region.size_bytes} bytes at {region.address:#x} is not memory of this device"
-                )
+                where = shown_address(region.address)
+                raise LaunchRefused(f"the {region.size_bytes} bytes at {where} are not memory of this device")
             if found and found[-1][0] == at and region.address <= found[-1][2]:
                 found[-1][2] = max(found[-1][2], region.end)
             else:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.allocations import shown_address
 from tensorwasm.gpu.emulator.builder import Builder, Resolve
 from tensorwasm.gpu.emulator.control import leave
 from tensorwasm.gpu.emulator.faults import Site, fault
@@ -152,7 +153,12 @@ class _Indirect:
             mask = addresses == address
             if code is None or rest:
                 lane = int(machine.indices()[mask.argmax()])
-                fault(machine.geometry, site, lane, f"calls {int(address):#x}, which is no function it may call")
+                fault(
+                    machine.geometry,
+                    site,
+                    lane,
+                    f"calls {shown_address(int(address))}, which is no function it may call",
+                )
             chosen.append((code, mask))
         return chosen
 

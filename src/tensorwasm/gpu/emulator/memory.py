@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.allocations import GLOBAL_BASE, WINDOW_BYTES, Allocations, Plane
+from tensorwasm.gpu.emulator.allocations import GLOBAL_BASE, WINDOW_BYTES, Allocations, Plane, shown_address
 from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.frames import STRIDE_BYTES, Frames
 from tensorwasm.gpu.emulator.geometry import Geometry
@@ -320,7 +320,7 @@ class Memory:
     def _check_alignment(self, site: Site, who: Selection, addresses: Addresses, size: int) -> None:
         if int(np.bitwise_or.reduce(addresses)) & (size - 1):
             at = int((addresses & np.uint64(size - 1)).astype(np.bool_).argmax())
-            reason = f"accesses {size} bytes at the misaligned address {int(addresses[at]):#x}"
+            reason = f"accesses {size} bytes at {self._shown(int(addresses[at]))}, which is misaligned"
             self._fault(site, who, at, reason)
 
     def _check_overlaps(
@@ -343,26 +343,36 @@ class Memory:
 
     def _out_of_bounds(self, site: Site, who: Selection, addresses: Addresses, position: int, size: int) -> NoReturn:
         address = int(addresses[position])
-        self._fault(site, who, position, f"accesses {size} bytes at {address:#x}, {self._nearest(address)}")
+        self._fault(site, who, position, f"accesses {size} bytes at {self._shown(address)}{self._nearest(address)}")
+
+    def _nearest_plane(self, address: int) -> Plane | None:
+        return min(self._planes, key=lambda one: max(one.base - address, address - one.end + 1, 0), default=None)
+
+    def _shown(self, address: int) -> str:
+        """Return an address for a message; a place in this process only as the byte of a host region that is near."""
+        plane = self._nearest_plane(address)
+        if plane is None or plane.base >= GLOBAL_BASE:
+            return shown_address(address)
+        if plane.base - _NEAR_BYTES < address < plane.end + _NEAR_BYTES:
+            return f"byte {address - plane.base} of {plane.label}"
+        return f"{shown_address(address)} far from {plane.label}"
 
     def _nearest(self, address: int) -> str:
         freed = self._allocations.freed_near(address)
         if freed is not None:
-            return freed
-        if not self._planes:
-            return "and the kernel may touch no memory"
-        plane = min(self._planes, key=lambda one: max(one.base - address, address - one.end + 1, 0))
+            return f", {freed}"
+        plane = self._nearest_plane(address)
+        if plane is None:
+            return ", and the kernel may touch no memory"
+        if plane.base < GLOBAL_BASE:
+            return ""
         if address < plane.base:
-            where = f"{plane.base - address} bytes before"
+            where = f", {plane.base - address} bytes before"
         elif address >= plane.end:
-            where = f"{address - plane.end} bytes past the end of"
+            where = f", {address - plane.end} bytes past the end of"
         else:
-            where = f"at the last {plane.end - address} bytes of"
-        if plane.base >= GLOBAL_BASE:
-            return f"{where} {plane.label} at {plane.base:#x}"
-        # A place in this process: it is told neither outright nor as the distance from an address the kernel made up.
-        near = plane.base - _NEAR_BYTES < address < plane.end + _NEAR_BYTES
-        return f"{where} {plane.label}" if near else f"far from {plane.label}"
+            where = f", at the last {plane.end - address} bytes of"
+        return f"{where} {plane.label} at {plane.base:#x}"
 
 
 def _ascending(addresses: Addresses, low: int, high: int, size: int) -> bool:
