@@ -13,12 +13,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tensorwasm.guest.imports import abi
+from tensorwasm.guest.imports import abi, interfaces
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "abi.md"
 GLUE = "\0"  # stands for a space where no line may break
-NOTICE = "Made by tools/generate_abi.py from src/tensorwasm/guest/imports/abi.py. Do not edit."
+NOTICE = "Made by tools/generate_abi.py from abi.py and interfaces.py in src/tensorwasm/guest/imports. Do not edit."
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
 
 def outputs() -> Iterator[tuple[Path, str]]:
     """Yield every file and its text."""
-    for interface in abi.INTERFACES:
+    for interface in interfaces.INTERFACES:
         yield ROOT / "wit" / interface.package.partition(":")[2] / "world.wit", render_wit(interface)
     yield ROOT / "guest-sdk" / "include" / "tensorwasm.h", render_header()
     yield DOCS, fill_tables(DOCS.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def settle(path: Path, text: str, *, check: bool) -> bool:
 # --------------------------------------------------------------------------------------------------------- WIT
 
 
-def render_wit(interface: abi.Interface) -> str:
+def render_wit(interface: interfaces.Interface) -> str:
     """Return a WIT package: the interface, and the world that imports it."""
     lines = [f"// {NOTICE}", f"package {interface.package}@{interface.version};", ""]
     lines += [*comment(interface.doc, "///", ""), "interface host {"]
@@ -74,7 +74,7 @@ def render_wit(interface: abi.Interface) -> str:
 
 def render_header() -> str:
     """Return guest-sdk/include/tensorwasm.h."""
-    parts = [HEADER_TOP, *c_enums(), c_limits(), *(c_functions(interface) for interface in abi.INTERFACES)]
+    parts = [HEADER_TOP, *c_enums(), c_limits(), *(c_functions(interface) for interface in interfaces.INTERFACES)]
     return "\n".join([*parts, c_arguments(), HEADER_BOTTOM])
 
 
@@ -109,7 +109,7 @@ def measure(limit: abi.Limit) -> str:
     return "" if limit.unit == "count" else f"{limit.unit} of "
 
 
-def c_functions(interface: abi.Interface) -> str:
+def c_functions(interface: interfaces.Interface) -> str:
     """Return the prototypes of an interface."""
     lines = [f"// {interface.modules[0]}", f"// {interface.doc}", ""]
     for function in interface.functions:
@@ -121,7 +121,7 @@ def c_functions(interface: abi.Interface) -> str:
     return "\n".join(lines)
 
 
-def c_parameter(param: abi.Param) -> str:
+def c_parameter(param: interfaces.Param) -> str:
     """Return a parameter as C declares it."""
     return param.c_type + ("" if param.c_type.endswith("*") else " ") + param.name
 
@@ -298,7 +298,7 @@ def markdown(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, ("---",) * len(header), *rows))
 
 
-def functions_table(interface: abi.Interface) -> str:
+def functions_table(interface: interfaces.Interface) -> str:
     """Return the functions of an interface."""
     return markdown(
         ("Import", "Parameters", "Result", "WIT", "What it does", "Codes"),
@@ -354,16 +354,16 @@ def modules_table() -> str:
     """Return the interfaces and their import modules."""
     rows = (
         (f"`{i.package}@{i.version}`", ", ".join(f"`{module}`" for module in i.modules), f"`{i.world}`", i.doc)
-        for i in abi.INTERFACES
+        for i in interfaces.INTERFACES
     )
     return markdown(("WIT package", "Import modules", "World", "For"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "modules": modules_table,
-    "cuda": lambda: functions_table(abi.CUDA),
-    "tensor": lambda: functions_table(abi.TENSOR),
-    "scheduler": lambda: functions_table(abi.SCHEDULER),
+    "cuda": lambda: functions_table(interfaces.CUDA),
+    "tensor": lambda: functions_table(interfaces.TENSOR),
+    "scheduler": lambda: functions_table(interfaces.SCHEDULER),
     "codes": lambda: codes_table(abi.CODE_DOCS),
     "stream-codes": lambda: codes_table(abi.STREAM_CODE_DOCS),
     "limits": limits_table,

@@ -1,5 +1,5 @@
 // The imports of TensorWasm for guests in C and C++. Needs no C library.
-// Made by tools/generate_abi.py from src/tensorwasm/guest/imports/abi.py. Do not edit.
+// Made by tools/generate_abi.py from abi.py and interfaces.py in src/tensorwasm/guest/imports. Do not edit.
 #ifndef TENSORWASM_H
 #define TENSORWASM_H
 

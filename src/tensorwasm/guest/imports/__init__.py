@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.imports import abi, cuda, scheduler, tensor
+from tensorwasm.guest.imports import abi, cuda, interfaces, scheduler, tensor
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.guest.imports.tensor import OutputStream, Sink
 
@@ -15,8 +15,8 @@ __all__ = ["CudaService", "OutputStream", "Sink", "host_functions"]
 _BODIES: Final[Mapping[str, Mapping[str, Callable[..., int]]]] = {
     abi.CUDA_MODULE: cuda.BODIES,
     abi.CUDA_MODULE_0_1: cuda.BODIES_0_1,
-    **dict.fromkeys(abi.TENSOR.modules, tensor.BODIES),
-    **dict.fromkeys(abi.SCHEDULER.modules, scheduler.BODIES),
+    **dict.fromkeys(interfaces.TENSOR.modules, tensor.BODIES),
+    **dict.fromkeys(interfaces.SCHEDULER.modules, scheduler.BODIES),
 }
 
 
@@ -26,7 +26,7 @@ def host_functions() -> tuple[HostFunction, ...]:
 
 
 def _of_interfaces() -> Iterator[HostFunction]:
-    for interface in abi.INTERFACES:
+    for interface in interfaces.INTERFACES:
         for module in interface.modules:
             for function in interface.functions:
                 params = tuple(param.type for param in function.params)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorwasm.guest.imports import abi, host_functions
+from tensorwasm.guest.imports import abi, host_functions, interfaces
 from tensorwasm.guest.imports.cuda import CODES
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -62,7 +62,7 @@ def test_the_header_compiles_and_imports_what_the_host_offers(tmp_path, target):
     done = subprocess.run([*compiler, f"-I{HEADER}", source, "-o", module], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     data = module.read_bytes()
-    for interface in abi.INTERFACES:
+    for interface in interfaces.INTERFACES:
         assert interface.modules[0].encode() in data
         for function in interface.functions:
             assert function.core_name.encode() in data
@@ -80,7 +80,7 @@ def test_every_function_of_every_module_has_a_body_that_takes_its_parameters():
 
 
 def table():
-    return {function.core_name: function for interface in abi.INTERFACES for function in interface.functions}
+    return {function.core_name: function for interface in interfaces.INTERFACES for function in interface.functions}
 
 
 def test_names_and_signatures_that_guests_rely_on():
@@ -115,7 +115,7 @@ def test_modules_that_guests_import():
         "wasi:tensor/host@0.1.0",
         "wasi:scheduler/host@0.1.0",
     }
-    for interface in abi.INTERFACES:
+    for interface in interfaces.INTERFACES:
         assert f"{interface.package}/host" in interface.modules[0]
         assert any(module.endswith(f"@{interface.version}") for module in interface.modules)
 
@@ -168,14 +168,14 @@ def test_tags_are_the_wire_formats():
 
 
 def test_everything_in_the_table_is_documented():
-    for interface in abi.INTERFACES:
+    for interface in interfaces.INTERFACES:
         assert interface.doc
         assert all(function.doc for function in interface.functions)
     assert all(limit.doc for limit in abi.LIMITS)
     assert all(row.doc for row in abi.ARG_TAGS)
 
 
-@pytest.mark.parametrize("interface", abi.INTERFACES, ids=lambda interface: interface.package)
+@pytest.mark.parametrize("interface", interfaces.INTERFACES, ids=lambda interface: interface.package)
 def test_wit_names_are_kebab_case_and_braces_close(interface):
     text = (ROOT / "wit" / interface.package.partition(":")[2] / "world.wit").read_text()
     code = re.sub(r"//.*", "", text)
