@@ -12,6 +12,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from conformance.puppet import PAGES, Puppet
+from strategies.kernels import VECTOR_ADD
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gpu.launch import BufferOffset
@@ -21,7 +22,6 @@ from tensorwasm.values import Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc shows; Linux only")
 
-VECTOR_ADD = (Path(__file__).resolve().parents[2] / "examples/vector_add/vector_add.sm_75.ptx").read_bytes()
 # The first operand's address leaves its window by a gigabyte, in the kernel, where no argument check can see it.
 WILD = re.sub(rb"cvta.to.global.u64(.*%rd1);", rb"add.u64\1, 1073741824;", VECTOR_ADD)
 BAD_MODULES = (
