@@ -51,6 +51,66 @@ WIDE = """
 .visible .entry wide() .maxntid 256, 1, 1 { ret; }
 """
 
+COUNT = """
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry count(.param .u64 p)
+{
+  .reg .b32 %r<2>;
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [p];
+  ld.global.u32 %r1, [%rd1];
+  add.u32 %r1, %r1, 1;
+  st.global.u32 [%rd1], %r1;
+  ret;
+}
+"""
+
+LIBRARIES = {
+    "the CUDA runtime": """
+from cuda.bindings import runtime
+def call(function, *values):
+    status, *found = function(*values)
+    assert status == runtime.cudaError_t.cudaSuccess, status
+    return found[0] if found else None
+def begin():
+    call(runtime.cudaSetDevice, 0)
+    there = call(runtime.cudaMalloc, 64)
+    call(runtime.cudaMemset, there, 7, 64)
+    return there
+def end(there):
+    into = bytearray(64)
+    call(runtime.cudaMemcpy, into, there, 64, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+    call(runtime.cudaFree, there)
+    assert into == bytes([7]) * 64
+""",
+}
+"""Other libraries that use the device: ``begin`` puts something on it, ``end`` finds it there."""
+if importlib.util.find_spec("torch"):
+    LIBRARIES["PyTorch"] = """
+import torch
+def begin():
+    return torch.arange(1000, device="cuda")
+def end(there):
+    assert int((there * 2).sum()) == 999000
+"""
+
+TOGETHER = """
+run(sys.argv[1], "count")
+there = begin()
+run(sys.argv[1], "count")
+end(there)
+there = begin()
+run(sys.argv[1], "count")
+word = bytearray(4)
+device.read(address, memoryview(word), stream)
+assert int.from_bytes(word, "little") == 3
+device.close()
+end(there)
+end(begin())
+"""
+
 FAULTS = {
     "an access outside memory": "mov.u64 %rd1, 0xdead0000; st.global.u32 [%rd1], 1;",
     "a misaligned access": "ld.param.u64 %rd1, [p]; add.u64 %rd1, %rd1, 1; st.global.u32 [%rd1], 1;",
@@ -313,19 +373,6 @@ def test_another_librarys_release_leaves_the_context_alive(gpu):
     gpu.free(gpu.allocate(64))
 
 
-def test_pytorch_works_in_the_same_thread():
-    pytest.importorskip("torch")
-    run_child(
-        """
-import torch
-there = torch.arange(1000, device="cuda")
-device.write(address, b"ours", stream)
-assert int((there * 2).sum()) == 999000
-into = bytearray(4)
-device.read(address, memoryview(into), stream)
-assert into == b"ours"
-device.close()
-assert int(there.sum()) == 499500
-""",
-        limit_s=120,
-    )
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_another_library_works_in_the_same_thread(library):
+    run_child(LIBRARIES[library] + TOGETHER, COUNT, limit_s=120)
