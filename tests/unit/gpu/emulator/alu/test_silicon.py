@@ -65,6 +65,12 @@ def test_emulator_and_judge_follow_the_hardware(form, operands, result):
     assert agrees(judge(form)(*operands)[0], result)
 
 
+def test_the_judge_accepts_the_worst_error_of_the_hardware():
+    assert agrees(judge("tanh.approx.bf16")(0xBF3F)[0], 0xBF21)
+    assert not agrees(judge("tanh.approx.bf16")(0xBF3F)[0], 0xBF20)
+    assert agrees(judge("ex2.approx.f16")(0xCCD8)[0], 0x18)
+
+
 @pytest.mark.parametrize("mnemonic", [mnemonic for pattern in DISPUTED for mnemonic in spell(pattern)])
 def test_forms_on_which_hardware_and_manual_disagree_are_refused_by_name(mnemonic):
     opcode, *modifiers = mnemonic.split(".")
