@@ -26,7 +26,7 @@ from tensorwasm.gpu.emulator.operands import (
 )
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program import FunctionCode, param_offsets
-from tensorwasm.gpu.emulator.special import read_special, width_bits
+from tensorwasm.gpu.emulator.special import PREDICATES, read_special, width_bits
 from tensorwasm.gpu.emulator.usage import count_names
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import Address, Float, Function, Int, Name, Not, Offset, Operand, Pair, Variable, Vector
@@ -238,8 +238,8 @@ class Names:
         dtype = DTYPES[ptx_type]
         if operand.name in SPECIALS:
             name = operand.name if operand.component is None else f"{operand.name}.{operand.component}"
-            if dtype.kind == "b":
-                raise MalformedPtx(f"{name} is no predicate")
+            if (dtype.kind == "b") != (name in PREDICATES):
+                raise MalformedPtx(f"{name} is {'a' if name in PREDICATES else 'no'} predicate")
             if dtype.itemsize * 8 > width_bits(name) and dtype.kind == "f":
                 raise MalformedPtx(f"{name} where .{ptx_type} is expected")
             return read_special(name, dtype)

@@ -110,6 +110,9 @@ _MOVING: Final[dict[str, Callable[[Machine], int]]] = {
     "%globaltimer_lo": lambda _: time.time_ns(),
     "%globaltimer_hi": lambda _: time.time_ns() >> 32,
 }
+PREDICATES: Final = frozenset({"%is_explicit_cluster"})
+"""Special registers that are predicates; ptxas takes them for nothing else."""
+
 _WIDE: Final = frozenset({"%clock64", "%globaltimer", "%gridid", "%current_graph_exec"})
 
 
@@ -129,7 +132,7 @@ def read_special(name: str, dtype: np.dtype[Any]) -> Callable[[Machine], Array]:
 
     Args:
         name: with its component, such as ``%tid.x``.
-        dtype: an integer type, or bool of nothing.
+        dtype: an integer type, or bool for one of `PREDICATES`.
 
     Raises:
         UnsupportedPtx: the emulator has none of that name.

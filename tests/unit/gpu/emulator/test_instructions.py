@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from fakes.emulation import kernel
-from tensorwasm.errors import UnsupportedPtx
+from fakes.emulation import kernel, store_result
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,21 @@ from tensorwasm.errors import UnsupportedPtx
 def test_a_refusal_names_the_instruction_and_says_what_is_missing(emulation, instruction, refusal):
     mnemonic = instruction.split()[0]
     with pytest.raises(UnsupportedPtx, match=rf"^\d+:\d+: {re.escape(f'{mnemonic}: {refusal}')}$"):
+        emulation.launch(kernel(f"{instruction};", params=0))
+
+
+def test_no_block_is_of_an_explicit_cluster(emulation):
+    text = kernel("mov.pred %p0, %is_explicit_cluster; selp.u32 %r1, 1, 2, %p0;" + store_result())
+    assert emulation.run(text, 32).tolist() == [2] * 32
+
+
+@pytest.mark.parametrize(
+    ("instruction", "refusal"),
+    [
+        ("mov.u32 %r1, %is_explicit_cluster", "%is_explicit_cluster is a predicate"),
+        ("mov.pred %p0, %laneid", "%laneid is no predicate"),
+    ],
+)
+def test_predicates_and_other_special_registers_are_told_apart(emulation, instruction, refusal):
+    with pytest.raises(MalformedPtx, match=refusal):
         emulation.launch(kernel(f"{instruction};", params=0))
