@@ -47,6 +47,10 @@ class Deadline:
         return self.at_ns is not None and time.monotonic_ns() >= self.at_ns
 
 
+NEVER: Final = Deadline()
+"""No deadline."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one sandbox may use.

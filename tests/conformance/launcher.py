@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from strategies.lanes import LaneKernel, module, raw_dtype, width_bytes
 from tensorwasm.gpu.device import Device, LoadedModule
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 Argument = NDArray[Any] | np.generic
 
@@ -45,7 +45,7 @@ class Launcher:
     def load(self, text: str) -> LoadedModule:
         """Return the module of a PTX text, loaded once."""
         if text not in self._modules:
-            self._modules[text] = self.device.load(parse(text))
+            self._modules[text] = self.device.load(parse(text), NEVER)
         return self._modules[text]
 
     def launch(

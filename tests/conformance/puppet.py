@@ -75,13 +75,14 @@ class Puppet:
     def get(self, offset, length):
         return self.instance.memory.read(offset, length)
 
-    def load(self, text, entry, length=None):
+    def load(self, text, entry, length=None, deadline=None):
         """Load PTX that lies in guest memory; return the id or the code."""
         if len(text) > self.size - TEXT_AT:
             assert self.grow(-(-len(text) // 65536)) > 0
         self.put(ENTRY_AT, entry)
         self.put(TEXT_AT, text)
-        return self.load_ptx(TEXT_AT, len(text) if length is None else length, ENTRY_AT, len(entry))
+        size = len(text) if length is None else length
+        return self.load_ptx(TEXT_AT, size, ENTRY_AT, len(entry), deadline=deadline)
 
     def start(self, kernel, argv, grid=(1, 1, 1), block=(32, 1, 1), shared=0, deadline=None):
         """Launch with the argument records given; return the code."""

@@ -12,7 +12,7 @@ import pytest
 
 from tensorwasm.errors import InvalidDimensions, QuotaExceeded, TensorWasmError, UnsupportedPtx
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 
 NONE = Deadline()
 PAGE = mmap.PAGESIZE
@@ -98,7 +98,7 @@ def memory(device):
 
 @pytest.fixture
 def increment(device):
-    loaded = device.load(parse(INCREMENT))
+    loaded = device.load(parse(INCREMENT), NEVER)
     yield loaded
     device.unload(loaded)
 
@@ -192,7 +192,7 @@ def test_a_kernel_works_on_registered_host_pages_at_the_hosts_own_address(device
 
 
 def test_threads_of_a_block_meet_in_dynamic_shared_memory(device, memory, stream):
-    loaded = device.load(parse(REVERSE))
+    loaded = device.load(parse(REVERSE), NEVER)
     try:
         address = memory(4 * 256)
         device.write(address, struct.pack("<256I", *range(256)), stream)
@@ -226,7 +226,7 @@ def test_a_geometry_that_no_device_takes_is_refused_and_not_counted(device, memo
 def test_a_module_for_a_newer_device_is_refused_by_name(device):
     before = device.statistics()
     with pytest.raises(UnsupportedPtx):
-        device.load(parse(".version 9.9\n.target sm_999\n.address_size 64\n.visible .entry k() { ret; }"))
+        device.load(parse(".version 9.9\n.target sm_999\n.address_size 64\n.visible .entry k() { ret; }"), NEVER)
     assert device.statistics() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.puppet import PAGES, TEXT_AT, Puppet
+from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.launch import BufferOffset
 from tensorwasm.gpu.probe import open_device
@@ -301,4 +303,29 @@ def test_a_kernel_that_never_ends_ends_the_call_on_the_emulator():
         assert puppet.sync() == -7
     with Puppet(device) as other:
         assert works(other, other.load(VECTOR_ADD, b"vector_add"))
+    device.close()
+
+
+def ends_in_time(device, text, limit_s):
+    before = device.statistics()
+    with Puppet(device) as puppet:
+        kernel = puppet.load(VECTOR_ADD, b"vector_add")
+        start_s = time.process_time()
+        with pytest.raises(InvokeTimeout):
+            puppet.load(text.encode(), b"k", deadline=Deadline.after(limit_s))
+        assert time.process_time() - start_s < limit_s + 2
+        assert puppet.session.statistics().kernels == 1
+        assert works(puppet, kernel)
+        assert puppet.load(VECTOR_ADD, b"vector_add") == kernel + 1
+    return device.statistics() == dataclasses.replace(before, launches=device.statistics().launches)
+
+
+@pytest.mark.parametrize("text", [straight, nested])
+def test_a_text_that_takes_too_long_to_read_ends_the_call_and_harms_nothing(device, text):
+    assert ends_in_time(device, text(7 << 20), 0.5)
+
+
+def test_a_text_that_takes_too_long_to_load_ends_the_call_and_harms_nothing():
+    device, _ = open_device("emulator")
+    assert ends_in_time(device, straight(7 << 20), 7.0)
     device.close()

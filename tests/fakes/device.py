@@ -110,7 +110,7 @@ class FakeDevice:
             self.broken.append("read out of bounds or without a stream")
         into[:] = self.contents.get(address, bytearray(self.memory[address]))[: len(into)]
 
-    def load(self, module: Any) -> Handle:
+    def load(self, module: Any, deadline: Deadline) -> Handle:
         self._begin("load")
         self.modules.add(loaded := Handle(module))
         return loaded

@@ -9,7 +9,7 @@ import numpy as np
 from tensorwasm.errors import KernelFault
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 REGISTERS = (
@@ -65,7 +65,7 @@ class Emulation:
         args: Sequence[bytes] | None = None,
     ) -> None:
         """Load a module, launch its entry ``k`` on buffers, unload it."""
-        loaded = self.device.load(parse(text))
+        loaded = self.device.load(parse(text), NEVER)
         packed = [region.address.to_bytes(8, "little") for region in regions] if args is None else args
         try:
             config = LaunchConfig(grid, block, shared_bytes)

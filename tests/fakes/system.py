@@ -40,7 +40,7 @@ class FakeDevice:
     def read(self, address, into, stream):
         into[:] = self.memory[address]
 
-    def load(self, module):
+    def load(self, module, deadline):
         self.modules.append(module)
         return module
 

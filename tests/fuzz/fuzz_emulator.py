@@ -23,7 +23,7 @@ from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.launch import Argument, BufferOffset, Scalar
 from tensorwasm.gpu.probe import open_device
 from tensorwasm.gpu.session import Session
-from tensorwasm.values import Deadline, KernelSignature, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, KernelSignature, LaunchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*ROOT.glob("examples/*/*.ptx"), *ROOT.glob("tests/golden/kernels/*.ptx")]
@@ -87,7 +87,7 @@ def attempt(rng: random.Random, device: Device, text: str) -> bool:
         handle = session.allocate(1 << 16)
         module = ptx.parse(text)
         for name in [function.name for function in module.functions() if function.entry]:
-            kernel = session.load(text.encode(), name)
+            kernel = session.load(text.encode(), name, NEVER)
             made = arguments(rng, ptx.signature(module, name), handle)
             config = LaunchConfig(
                 (rng.randrange(1, 4), rng.randrange(1, 3), 1), rng.choice(BLOCKS), rng.choice([0, 4096])

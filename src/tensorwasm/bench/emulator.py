@@ -78,7 +78,7 @@ def measure_emulator(_choice: str = "emulator") -> Report:
 
 
 def _measure(session: Session, case: Case) -> Figure:
-    kernel = session.load(read_example(f"{case.kernel}/{case.kernel}.sm_80.ptx"), case.kernel)
+    kernel = session.load(read_example(f"{case.kernel}/{case.kernel}.sm_80.ptx"), case.kernel, Deadline())
     handles = [session.allocate(4 * len(values)) for values in case.inputs] + [session.allocate(4 * case.outputs)]
     for handle, values in zip(handles, case.inputs, strict=False):
         session.write(handle, values.tobytes(), Deadline())

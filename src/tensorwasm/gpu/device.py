@@ -79,12 +79,13 @@ class Device(Protocol):
     def read(self, address: int, into: memoryview, stream: Stream) -> None:
         """Fill a writable host buffer from device memory, after the work already in the stream. Blocks until done."""
 
-    def load(self, module: Module) -> LoadedModule:
+    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
         """Make a module's kernels ready to launch.
 
         Raises:
             UnsupportedPtx: the module asks for what this device lacks, by name.
             MalformedPtx: the device's own compiler refuses it.
+            InvokeTimeout: the deadline passed. Nothing was loaded, and the device is as before.
         """
 
     def unload(self, loaded: LoadedModule) -> None:

@@ -22,7 +22,8 @@ from tensorwasm.gpu.quota import Ledger
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
-from tensorwasm.values import KernelSignature, Region
+from tensorwasm.values import Deadline, KernelSignature, Region
+from tensorwasm.watch import Watch
 
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
 
@@ -121,7 +122,7 @@ class Holdings:
         self._device.free(region.address)
         self._forget_buffer(handle)
 
-    def load(self, text: bytes, entry: str) -> int:
+    def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX module.
 
         Raises:
@@ -129,14 +130,15 @@ class Holdings:
             MalformedPtx: the text does not parse, or the device's compiler refuses it.
             UnsupportedPtx: it asks for what the device lacks.
             InvalidKernel: it has no such entry.
+            InvokeTimeout: the deadline passed before it was loaded.
             DeviceLost: the device does not answer.
         """
         self._check_text(len(text))
-        module = ptx.parse(text)
-        signature = ptx.signature(module, entry)
-        device_bytes = _module_bytes(module)
+        module = ptx.parse(text, deadline)
+        signature = ptx.signature(module, entry, deadline)
+        device_bytes = _module_bytes(module, Watch(deadline, "while the variables of the PTX were measured"))
         with self._charged(device_bytes, allocations=0):
-            loaded = self._device.load(module)
+            loaded = self._device.load(module, deadline)
         kernel_id, self._next_kernel = self._next_kernel, self._next_kernel + 1
         self._kernels[kernel_id] = Kernel(loaded, signature, len(text), device_bytes)
         self.ptx_bytes += len(text)
@@ -236,12 +238,12 @@ class Holdings:
         self.guest = None
 
 
-def _module_bytes(module: Module) -> int:
+def _module_bytes(module: Module, watch: Watch) -> int:
     """Return the device memory of a module's variables: a guest could otherwise declare what it may not allocate."""
     bodies = [function.body for function in module.functions() if function.body is not None]
     total_bytes = sum(variable_bytes(variable) for variable in module.variables() if variable.space in _CHARGED_SPACES)
     while bodies:
-        for statement in bodies.pop():
+        for statement in watch.over(bodies.pop()):
             if isinstance(statement, Block):
                 bodies.append(statement.body)
             elif isinstance(statement, Variable) and statement.space in _CHARGED_SPACES:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tensorwasm.errors import CallerError, DeviceLost, KernelFault, LimitError
+from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.holdings import Holdings, Kernel, attempt
 from tensorwasm.gpu.launch import Argument, HostWindow, bind, check_fit, check_geometry
@@ -59,9 +59,10 @@ class SessionStatistics:
 class Session:
     """One instance's share of a device.
 
-    Methods take turns, so any thread may call. A refusal (CallerError, LimitError) has changed nothing; any other error
-    poisons the session. A poisoned or closed session answers every method but `close`, `failure` and `statistics` with
-    DeviceLost. The stream, the registration of guest memory and the place at the gate are taken when first needed.
+    Methods take turns, so any thread may call. A refusal (CallerError, LimitError) has changed nothing, nor has a
+    `load` that ran out of time; any other error poisons the session. A poisoned or closed session answers every method
+    but `close`, `failure` and `statistics` with DeviceLost. The stream, the registration of guest memory and the place
+    at the gate are taken when first needed.
 
     Args:
         device: outlives the session.
@@ -148,18 +149,21 @@ class Session:
             if into:
                 self._device.read(region.address, into, self._open_stream())
 
-    def load(self, text: bytes, entry: str) -> int:
+    def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX module. Ids are positive and below 2**63.
+
+        A deadline that passes leaves the session as it was: a load starts no work, and is undone where it stopped.
 
         Raises:
             QuotaExceeded: over a limit.
             MalformedPtx: the text does not parse, or the device's compiler refuses it.
             UnsupportedPtx: it asks for what the device lacks.
             InvalidKernel: it has no such entry.
+            InvokeTimeout: the deadline passed before it was loaded.
             DeviceLost: the session is over, or the device does not answer.
         """
-        with self._usable():
-            return self._holdings.load(text, entry)
+        with self._usable(InvokeTimeout):
+            return self._holdings.load(text, entry, deadline)
 
     def launch(
         self,
@@ -272,8 +276,12 @@ class Session:
         self.close()
 
     @contextmanager
-    def _usable(self) -> Iterator[None]:
-        """Take a turn; tell refusals, after which all is as before, from failures, after which nothing is certain."""
+    def _usable(self, *harmless: type[BaseException]) -> Iterator[None]:
+        """Take a turn; tell refusals, after which all is as before, from failures, after which nothing is certain.
+
+        Args:
+            harmless: errors that are as good as refusals here.
+        """
         with self._turn:
             if self._failure is not None:
                 raise DeviceLost(f"this GPU session ended with an earlier failure: {self._failure}")
@@ -281,10 +289,9 @@ class Session:
                 raise DeviceLost("this GPU session is closed")
             try:
                 yield
-            except (CallerError, LimitError):
-                raise
             except BaseException as error:
-                self._failure = error
+                if not isinstance(error, (CallerError, LimitError, *harmless)):
+                    self._failure = error
                 raise
 
     @contextmanager

@@ -39,17 +39,19 @@ from tensorwasm.ptx.model import (
 )
 from tensorwasm.ptx.scope import Scope, fault
 from tensorwasm.ptx.special import SPECIALS, VECTOR_SPECIALS
+from tensorwasm.watch import UNLIMITED, Watch
 
 _COMPONENT_INDEX: Final = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}
 
 
-def check(module: Module) -> None:
+def check(module: Module, watch: Watch = UNLIMITED) -> None:
     """Check that a module is consistent.
 
     Raises:
         MalformedPtx: a name is declared twice, not at all, or as something else; with its place.
+        InvokeTimeout: the deadline has passed.
     """
-    scope = module_scope(module)
+    scope = module_scope(module, watch)
     for item in module.items:
         if isinstance(item, Variable):
             _check_initializer(scope, item)
@@ -62,14 +64,15 @@ def check(module: Module) -> None:
 # --------------------------------------------------------------------------------------------- module scope
 
 
-def module_scope(module: Module) -> Scope:
+def module_scope(module: Module, watch: Watch = UNLIMITED) -> Scope:
     """Return the names of a module; of several declarations of one, the definition.
 
     Raises:
         MalformedPtx: a name is declared twice.
+        InvokeTimeout: the deadline has passed.
     """
-    scope = Scope()
-    for item in module.items:
+    scope = Scope(watch=watch)
+    for item in watch.over(module.items):
         _declare_item(scope, item)
     return scope
 
@@ -143,6 +146,7 @@ def _check_function(module: Scope, function: Function) -> None:
 
 def _check_body(scope: Scope, body: tuple[Statement, ...]) -> int:
     """Check the statements of a block; return how many registers it declares."""
+    scope.watch.step()  # as declaring and finding names do; the rest takes a fraction of reading it
     for statement in body:
         if isinstance(statement, Label):
             scope.declare(statement.name, statement)

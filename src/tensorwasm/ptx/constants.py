@@ -170,6 +170,8 @@ def _parse_binary(cursor: Cursor, depth: int, floor: int) -> _Constant:
     values = [_parse_unary(cursor, depth)]
     pending: list[int] = []
     while True:
+        if cursor.at >= cursor.due:
+            cursor.look()
         precedence = _PRECEDENCE.get(cursor.peek(), 0)
         while pending and _PRECEDENCE[cursor.tokens[pending[-1]]] >= precedence:
             right, left = values.pop(), values.pop()

@@ -34,6 +34,7 @@ from tensorwasm.ptx.model import (
 )
 from tensorwasm.ptx.reach import aliases
 from tensorwasm.ptx.scope import Scope
+from tensorwasm.watch import UNLIMITED, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Use:
     align_bytes: int = 1
 
 
-def trace(module: Module, entry: Function, functions: Iterable[Function]) -> tuple[Use, ...]:
+def trace(module: Module, entry: Function, functions: Iterable[Function], watch: Watch = UNLIMITED) -> tuple[Use, ...]:
     """Return how the entry, and what it calls, uses each of its parameters.
 
     Takes time proportional to the size of the functions.
@@ -58,8 +59,12 @@ def trace(module: Module, entry: Function, functions: Iterable[Function]) -> tup
         module: consistent, as ``parse`` returns it.
         entry: one of its kernels.
         functions: the functions that the entry can reach, itself included.
+        watch: ends the work.
+
+    Raises:
+        InvokeTimeout: the deadline has passed.
     """
-    tracer = _Tracer(module_scope(module), aliases(module), entry, tuple(functions))
+    tracer = _Tracer(module_scope(module, watch), aliases(module), entry, tuple(functions))
     return tracer.uses()
 
 
@@ -91,7 +96,7 @@ class _Tracer:
     offsets: dict[_Slot, set[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     sums: list[tuple[int, int, int]] = field(default_factory=list)
-    links: set[tuple[_Slot, _Slot]] = field(default_factory=set)
+    links: dict[tuple[_Slot, _Slot], None] = field(default_factory=dict)
     accesses: list[_Access] = field(default_factory=list)
     outer: dict[str, Scope] = field(default_factory=dict)
     registers: dict[int, dict[str, int | None]] = field(default_factory=dict)
@@ -102,28 +107,27 @@ class _Tracer:
             self.outer[function.name] = self._open(self.module, (*function.returns, *function.params))
         for function in self.functions:
             self._walk(self.outer[function.name], function.body or ())
-        seeds = self._seeds()
-        for source, target in sorted(self.links):
+        watch, seeds = self.module.watch, self._seeds()
+        for source, target in watch.over(self.links):
             for offset in sorted(self.offsets.get(source, set()) | self.offsets.get(target, set())):
                 self.copies.append((self._node(source, offset), self._node(target, offset)))
         # All that is summed into a value; then only what is its base: summed with nothing that stems from a parameter.
-        everything = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds)
+        everything = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds, watch)
         based = [(source, target) for source, target, other in self.sums if not everything[other]]
-        bases = propagate(self._successors(based), seeds)
-        every = (1 << len(self.entry.params)) - 1
-        pointers, aligns = 0, [1] * len(self.entry.params)
-        for access in self.accesses:
+        bases = propagate(self._successors(based), seeds, watch)
+        pointers = 0
+        aligned: dict[int, int] = {}
+        for access in watch.over(self.accesses):
             pointers |= bases[access.node] if access.pointer else 0
-            mask = everything[access.node] & every
-            while mask:
-                index = (mask & -mask).bit_length() - 1
-                aligns[index] = max(aligns[index], access.align_bytes)
-                mask &= mask - 1
-        return tuple(Use(bool(pointers >> index & 1), align) for index, align in enumerate(aligns))
+            aligned[access.align_bytes] = aligned.get(access.align_bytes, 0) | everything[access.node]
+        return tuple(
+            Use(bool(pointers >> index & 1), max((1, *(align for align in aligned if aligned[align] >> index & 1))))
+            for index in range(len(self.entry.params))
+        )
 
     def _successors(self, more: Iterable[tuple[int, int]]) -> list[list[int]]:
         successors: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in (*self.copies, *more):
+        for source, target in self.module.watch.over((*self.copies, *more)):
             successors[source].append(target)
         return successors
 
@@ -185,7 +189,7 @@ class _Tracer:
         for statement in body:
             if isinstance(statement, TargetList):
                 scope.declare(statement.label, statement)
-        for statement in body:
+        for statement in scope.watch.over(body):
             if isinstance(statement, Instruction):
                 flow = _FLOWS.get(statement.opcode)
                 if flow is not None:
@@ -246,9 +250,9 @@ class _Tracer:
         if not isinstance(found, Function) or inner is None:
             return
         for operand, variable in zip(given, found.params, strict=False):
-            self.links |= {(slot, (id(inner), variable.name)) for slot in self._slots(scope, operand)}
+            self.links.update(((slot, (id(inner), variable.name)), None) for slot in self._slots(scope, operand))
         for operand, variable in zip(taken, found.returns, strict=False):
-            self.links |= {((id(inner), variable.name), slot) for slot in self._slots(scope, operand)}
+            self.links.update((((id(inner), variable.name), slot), None) for slot in self._slots(scope, operand))
 
     def _slots(self, scope: Scope, operand: Operand) -> list[_Slot]:
         found = self._slot(scope, operand, "param") or self._slot(scope, operand, "reg")

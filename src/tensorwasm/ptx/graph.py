@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tensorwasm.watch import UNLIMITED, Watch
 
-def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int]) -> list[int]:
+
+def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int], watch: Watch = UNLIMITED) -> list[int]:
     """Return for each node the union of the seeds that reach it, itself included.
 
     Sets are bit masks. Each edge is followed twice, however the graph is shaped.
@@ -13,22 +15,26 @@ def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int]) -> lis
     Args:
         successors: for each node the nodes its edges lead to.
         seeds: mask that a node starts with, by node.
+        watch: ends the work.
+
+    Raises:
+        InvokeTimeout: the deadline has passed.
     """
     masks = [0] * len(successors)
     for node, mask in seeds.items():
         masks[node] |= mask
-    for component in reversed(_components(successors, seeds)):
+    for component in reversed(_components(successors, seeds, watch)):
         mask = 0
         for node in component:
             mask |= masks[node]
-        for node in component:
+        for node in watch.over(component):
             masks[node] = mask
             for successor in successors[node]:
                 masks[successor] |= mask
     return masks
 
 
-def _components(successors: Sequence[Sequence[int]], starts: dict[int, int]) -> list[list[int]]:
+def _components(successors: Sequence[Sequence[int]], starts: dict[int, int], watch: Watch) -> list[list[int]]:
     """Return the strongly connected components reachable from ``starts``, each after all that it leads to.
 
     Tarjan's algorithm with an explicit stack: a graph may be deeper than Python's.
@@ -42,6 +48,7 @@ def _components(successors: Sequence[Sequence[int]], starts: dict[int, int]) -> 
     for start in starts:
         work = [(start, 0)] if not order[start] else []
         while work:
+            watch.step()
             node, at = work.pop()
             if not at:
                 time += 1

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
+from itertools import islice
 from typing import Final
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.model import Float, Int, Name, Position
+from tensorwasm.watch import UNLIMITED, Watch
 
 MAX_PTX_BYTES: Final = 8 << 20
 MAX_TOKENS: Final = 3 << 20
@@ -47,6 +49,8 @@ _TOKEN: Final = re.compile(
 )
 
 _SHOWN_CHARS: Final = 40
+_STRIDE: Final = 256
+"""Tokens that are read between two looks at the clock."""
 
 
 def shown(token: str) -> str:
@@ -66,26 +70,30 @@ class Cursor:
         mnemonics: opcode and modifiers, by spelling.
         padding_left: zeros that initializers of the whole text may still leave out, so that a short text cannot
             ask for long ones.
+        due: index of the token at which to look at the clock again.
     """
 
-    __slots__ = ("_lines", "_starts", "at", "known", "mnemonics", "padding_left", "tokens")
+    __slots__ = ("_lines", "_starts", "_watch", "at", "due", "known", "mnemonics", "padding_left", "tokens")
 
-    def __init__(self, text: str | bytes) -> None:
+    def __init__(self, text: str | bytes, watch: Watch = UNLIMITED) -> None:
         """Read the whole text.
 
         Args:
             text: PTX; at most ``MAX_PTX_BYTES``.
+            watch: ends the reading, here and in `look`.
 
         Raises:
             MalformedPtx: too long, too many tokens, a NUL or a character that is not ASCII, a comment or string
                 that does not end.
+            InvokeTimeout: the deadline has passed.
         """
         source = decode(text)
         self._lines = array("I", [0])
-        self._lines.extend(newline.end() for newline in re.finditer("\n", source))
+        self._watch = watch
+        self._lines.extend(newline.end() for newline in watch.over(re.finditer("\n", source)))
         self.tokens: list[str] = []
         self._starts = array("I")
-        self.at = 0
+        self.at = self.due = 0
         self.known: dict[str, Name | Int | Float] = {}
         self.mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.padding_left = 1 << 20
@@ -93,13 +101,13 @@ class Cursor:
 
     def _read(self, source: str) -> None:
         keep, start_at = self.tokens.append, self._starts.append
-        for match in _TOKEN.finditer(source):
+        for match in self._watch.over(islice(_TOKEN.finditer(source), MAX_TOKENS + 1)):
             keep(match[1])
             start_at(match.start(1))
             if match[1] == END:
                 break
-            if len(self.tokens) > MAX_TOKENS:
-                raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
+        else:
+            raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
         for index, token in enumerate(self.tokens):
             if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
                 self._check_long(index, token)
@@ -111,6 +119,15 @@ class Cursor:
             raise self.error("a string that does not end", index)
         if len(token) > MAX_NAME_CHARS:
             raise self.error(f"a token of more than {MAX_NAME_CHARS} characters", index)
+
+    def look(self) -> None:
+        """Look at the clock. Loops whose every turn takes a token call this once ``at`` has come to ``due``.
+
+        Raises:
+            InvokeTimeout: the deadline has passed.
+        """
+        self.due = self.at + _STRIDE
+        self._watch.look()
 
     def position(self, index: int) -> Position:
         """Return where token ``index`` begins."""
@@ -145,7 +162,13 @@ class Cursor:
         return token
 
     def accept(self, token: str) -> bool:
-        """Take the next token if it is ``token``; return whether it was."""
+        """Take the next token if it is ``token``; return whether it was. Every list asks this after each element.
+
+        Raises:
+            InvokeTimeout: the deadline has passed.
+        """
+        if self.at >= self.due:
+            self.look()
         if self.tokens[self.at] == token:
             self.at += 1
             return True

@@ -15,6 +15,8 @@ from tensorwasm.ptx.directives import IN_MODULE, parse_tuning
 from tensorwasm.ptx.lexer import END, Cursor, shown
 from tensorwasm.ptx.model import Directive, Function, Module, Variable
 from tensorwasm.ptx.statements import parse_body
+from tensorwasm.values import NEVER, Deadline
+from tensorwasm.watch import Watch
 
 OLDEST_VERSION: Final = (6, 0)
 NEWEST_MAJOR: Final = 9
@@ -23,27 +25,31 @@ _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _TARGET: Final = re.compile(r"sm_\d{1,4}[a-z]?|debug|texmode_\w+|map_f64_to_f32", re.ASCII)
 
 
-def parse(text: str | bytes) -> Module:
+def parse(text: str | bytes, deadline: Deadline = NEVER) -> Module:
     """Parse a translation unit and check that it is consistent.
 
     Takes time and memory proportional to the text, whatever it says. The same text gives the same module.
 
     Args:
         text: PTX, ISA 6.0 to 9.x, ASCII, at most ``MAX_PTX_BYTES``.
+        deadline: when to give up.
 
     Raises:
         MalformedPtx: the text does not follow the grammar, or names what it does not declare; with line and column.
         UnsupportedPtx: a version of the ISA, or a construct, that is PTX but not understood here.
+        InvokeTimeout: the deadline passed.
     """
-    cursor = Cursor(text)
+    watch = Watch(deadline, "while the PTX was read")
+    cursor = Cursor(text, watch)
     version = _parse_version(cursor)
     target = _parse_target(cursor)
     address_size = _parse_address_size(cursor)
     items: list[Function | Variable | Directive] = []
     while cursor.peek() != END:
+        watch.step()
         items += _parse_item(cursor)
     module = Module(version, target, address_size, tuple(items))
-    check(module)
+    check(module, watch)
     return module
 
 
@@ -62,12 +68,12 @@ def _parse_version(cursor: Cursor) -> tuple[int, int]:
 
 def _parse_target(cursor: Cursor) -> tuple[str, ...]:
     cursor.expect(".target")
-    words: list[str] = []
+    words: dict[str, None] = {}
     while True:
         word = cursor.identifier("a target such as sm_80")
         if not _TARGET.fullmatch(word) or word in words:
             raise cursor.error(f"{shown(word)} is no target, or is there twice", cursor.at - 1)
-        words.append(word)
+        words[word] = None
         if not cursor.accept(","):
             break
     if not any(word.startswith("sm_") for word in words):

@@ -34,11 +34,17 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
+from tensorwasm.values import NEVER, Deadline
+from tensorwasm.watch import Watch
 
 
-def render(module: Module) -> str:
-    """Return the text of a module: ASCII, the same for equal modules, and ``parse`` gives the module back."""
-    return "\n".join(_module(module)) + "\n"
+def render(module: Module, deadline: Deadline = NEVER) -> str:
+    """Return the text of a module: ASCII, the same for equal modules, and ``parse`` gives the module back.
+
+    Raises:
+        InvokeTimeout: the deadline passed.
+    """
+    return "\n".join(Watch(deadline, "while the PTX was written").over(_module(module))) + "\n"
 
 
 def render_instruction(instruction: Instruction) -> str:

@@ -30,6 +30,7 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
+from tensorwasm.watch import UNLIMITED, Watch
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -76,7 +77,10 @@ def mentioned(item: Function | Variable) -> Iterator[str]:
     for statement in statements(item.body or ()):
         if isinstance(statement, Instruction):
             for operand in statement.operands:
-                yield from names(operand)
+                if type(operand) is Name:
+                    yield operand.name  # as most are
+                else:
+                    yield from names(operand)
         elif isinstance(statement, Variable):
             yield from mentioned(statement)
         elif isinstance(statement, TargetList):
@@ -89,18 +93,21 @@ def aliases(module: Module) -> dict[str, str]:
     return {directive.arguments[0]: directive.arguments[1] for directive in directives}
 
 
-def reachable(module: Module, entry: Function) -> tuple[Function | Variable, ...]:
+def reachable(module: Module, entry: Function, watch: Watch = UNLIMITED) -> tuple[Function | Variable, ...]:
     """Return what the entry mentions, directly or through others, the entry included, in source order.
 
     A name that a block declares itself and the module too counts as the module's: the answer may be too large, never
     too small. A function whose address is taken counts as called, an alias as its function.
+
+    Raises:
+        InvokeTimeout: the deadline has passed.
     """
-    symbols = module_scope(module).symbols
+    symbols = module_scope(module, watch).symbols
     others = aliases(module)
     seen = {entry.name}
     waiting: list[Function | Variable] = [entry]
     while waiting:
-        for name in set(mentioned(waiting.pop())):
+        for name in set(watch.over(mentioned(waiting.pop()))):
             found = symbols.get(others.get(name, name))
             if isinstance(found, Function | Variable) and found.name not in seen:
                 seen.add(found.name)

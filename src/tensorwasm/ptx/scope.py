@@ -12,6 +12,7 @@ from tensorwasm.ptx.declarations import MAX_REGISTERS
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import Directive, Function, Label, Position, TargetList, Variable
 from tensorwasm.ptx.special import SPECIALS
+from tensorwasm.watch import UNLIMITED, Watch
 
 Symbol = Variable | Function | Label | TargetList | Directive
 """What a name can stand for; a directive is an ``.alias``."""
@@ -40,23 +41,27 @@ class Scope:
         symbols: declarations by name, without numbered registers.
         families: numbered registers by prefix.
         values: names found to be usable as values here; the checks keep it so that each is looked up once.
+        watch: counts the look-ups in this scope and in all around and inside it.
     """
 
-    __slots__ = ("families", "parent", "symbols", "values")
+    __slots__ = ("families", "parent", "symbols", "values", "watch")
 
-    def __init__(self, parent: Scope | None = None) -> None:
-        """Begin an empty scope inside ``parent``."""
+    def __init__(self, parent: Scope | None = None, watch: Watch = UNLIMITED) -> None:
+        """Begin an empty scope inside ``parent``, which brings its own watch."""
         self.parent = parent
         self.symbols: dict[str, Symbol] = {}
         self.families: dict[str, Variable] = {}
         self.values: set[str] = set()
+        self.watch: Watch = watch if parent is None else parent.watch
 
     def declare(self, name: str, symbol: Symbol) -> None:
         """Add a name.
 
         Raises:
             MalformedPtx: the scope has it already, or it is a special register.
+            InvokeTimeout: the deadline has passed.
         """
+        self.watch.step()
         if name in SPECIALS:
             raise fault(f"{name} is a special register", symbol.position)
         if isinstance(symbol, Variable) and symbol.count is not None:
@@ -71,12 +76,21 @@ class Scope:
         self.values.discard(name)
 
     def find(self, name: str) -> Symbol | None:
-        """Return what ``name`` means here, or None. Inner scopes hide outer ones."""
+        """Return what ``name`` means here, or None. Inner scopes hide outer ones.
+
+        Raises:
+            InvokeTimeout: the deadline has passed.
+        """
         found = self.locate(name)
         return found and found[1]
 
     def locate(self, name: str) -> tuple[Scope, Symbol] | None:
-        """Return what ``name`` means here together with the scope that declares it, or None."""
+        """Return what ``name`` means here together with the scope that declares it, or None.
+
+        Raises:
+            InvokeTimeout: the deadline has passed.
+        """
+        self.watch.step()
         splits: list[tuple[str, int]] | None = None
         scope: Scope | None = self
         while scope is not None:
@@ -102,10 +116,11 @@ class Scope:
 
         Raises:
             MalformedPtx: one has.
+            InvokeTimeout: the deadline has passed.
         """
         if not self.families:
             return
-        for name, symbol in self.symbols.items():
+        for name, symbol in self.watch.over(self.symbols.items()):
             if self.member(_splits(name)) is not None:
                 raise fault(f"{shown(name)} is declared twice, once by its number", symbol.position)
         for prefix, family in self.families.items():

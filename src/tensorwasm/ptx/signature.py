@@ -15,13 +15,14 @@ from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import Function, Module, Variable
 from tensorwasm.ptx.reach import reachable, statements
-from tensorwasm.values import Dim3, KernelParam, KernelSignature
+from tensorwasm.values import NEVER, Deadline, Dim3, KernelParam, KernelSignature
+from tensorwasm.watch import Watch
 
 MAX_BLOCK_THREADS: Final = 1024
 _NAMES_SHOWN: Final = 10
 
 
-def signature(module: Module, entry: str) -> KernelSignature:
+def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelSignature:
     """Return the signature of a kernel.
 
     A 64-bit parameter counts as a pointer if it is declared ``.ptr``, or if the kernel, or a function it calls, uses
@@ -31,22 +32,25 @@ def signature(module: Module, entry: str) -> KernelSignature:
     Args:
         module: consistent, as ``parse`` returns it.
         entry: name of the kernel.
+        deadline: when to give up.
 
     Raises:
         InvalidKernel: no kernel of that name has a body; the message names some that do.
+        InvokeTimeout: the deadline passed.
     """
     function = module.entry(entry)
     if function is None:
         raise InvalidKernel(_unknown(module, entry))
-    reached = reachable(module, function)
+    watch = Watch(deadline, "while the uses of the kernel's parameters were traced")
+    reached = reachable(module, function, watch)
     functions = [item for item in reached if isinstance(item, Function)]
-    uses = trace(module, function, functions)
+    uses = trace(module, function, functions, watch)
     required = _dimensions(function, "reqntid")
     most = min(math.prod(dims) for dims in (_dimensions(function, "maxntid"), required, (MAX_BLOCK_THREADS,)) if dims)
     return KernelSignature(
         entry,
         tuple(_param(param, use) for param, use in zip(function.params, uses, strict=True)),
-        _shared_bytes(reached),
+        _shared_bytes(watch.over(_variables(reached))),
         most,
         required,
     )
@@ -76,10 +80,10 @@ def _dimensions(function: Function, name: str) -> Dim3 | None:
     return None
 
 
-def _shared_bytes(reached: Iterable[Function | Variable]) -> int:
+def _shared_bytes(variables: Iterable[Variable]) -> int:
     """Return the size of the ``.shared`` variables, one after the other in source order, each aligned."""
     end = 0
-    for variable in _variables(reached):
+    for variable in variables:
         if variable.space == "shared" and "extern" not in variable.linkage:
             align = variable_align(variable)
             end = -(-end // align) * align + variable_bytes(variable)

@@ -29,12 +29,15 @@ def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
     Raises:
         MalformedPtx: a statement is none, or blocks nest too deep.
         UnsupportedPtx: an operand indexes an array.
+        InvokeTimeout: the deadline has passed.
     """
     if depth > MAX_BLOCK_DEPTH:
         raise cursor.error(f"blocks nested more than {MAX_BLOCK_DEPTH} deep")
     statements: list[Statement] = []
     tokens = cursor.tokens
     while True:
+        if cursor.at >= cursor.due:
+            cursor.look()
         word = tokens[cursor.at]
         special = _SPECIAL.get(word[:1])
         if special is not None:

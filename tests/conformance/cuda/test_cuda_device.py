@@ -19,7 +19,7 @@ from tensorwasm.gpu.cuda.binding import load_driver
 from tensorwasm.gpu.cuda.opening import open_cuda, open_with
 from tensorwasm.ptx.model import Function, Instruction, Module
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
@@ -129,7 +129,7 @@ address = device.allocate(64)
 one, none = LaunchConfig((1, 1, 1), (1, 1, 1)), Deadline()
 
 def run(text, entry, deadline=none):
-    loaded = device.load(parse(text))
+    loaded = device.load(parse(text), none)
     device.launch(loaded, entry, one, [address.to_bytes(8, "little")], (), stream, deadline)
     device.synchronize(stream, deadline)
 
@@ -179,7 +179,7 @@ def stream(gpu):
 @pytest.fixture
 def poll(gpu, flag, stream):
     """Start a kernel that ends when the flag is set."""
-    loaded = gpu.load(parse(POLL))
+    loaded = gpu.load(parse(POLL), NEVER)
     address = struct.pack("<Q", ctypes.addressof(flag))
     yield lambda: gpu.launch(loaded, "poll", ONE, [address], (), stream, NONE)
     flag.value = 1
@@ -250,7 +250,7 @@ def test_memory_that_cannot_be_registered_is_refused(gpu):
 
 
 def test_a_block_larger_than_the_kernels_own_limit_is_refused(gpu, stream):
-    loaded = gpu.load(parse(WIDE))
+    loaded = gpu.load(parse(WIDE), NEVER)
     with pytest.raises(InvalidDimensions):
         gpu.launch(loaded, "wide", LaunchConfig((1, 1, 1), (512, 1, 1)), [], (), stream, NONE)
     with pytest.raises(InvalidDimensions):
@@ -266,8 +266,8 @@ def test_what_the_compiler_refuses_is_malformed_and_the_device_lives(gpu, throug
     good = Module((6, 3), ("sm_70",), 64, (Function(entry=True, name="k", body=(Instruction("ret"),)),))
     device = gpu if through == "the configured compiler" else open_with(load_driver(), 0)
     with pytest.raises(MalformedPtx, match="nonsense"):
-        device.load(bad)
-    device.unload(device.load(good))
+        device.load(bad, NEVER)
+    device.unload(device.load(good, NEVER))
     if device is not gpu:
         device.close()
 
@@ -277,7 +277,7 @@ def test_fifty_cycles_leave_descriptors_threads_and_memory_where_they_were(gpu):
         device = open_cuda()
         stream = device.open_stream()
         address = device.allocate(1 << 20)
-        loaded = device.load(parse(WIDE))
+        loaded = device.load(parse(WIDE), NEVER)
         device.launch(loaded, "wide", ONE, [], (), stream, NONE)
         device.synchronize(stream, NONE)
         device.read(address, memoryview(bytearray(8)), stream)

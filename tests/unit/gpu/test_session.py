@@ -205,31 +205,31 @@ def test_kernel_ids_are_positive_and_count_up_from_a_random_start(device):
     starts = set()
     for _ in range(20):
         with Session(device, ledger=Ledger()) as session:
-            first = session.load(NOTHING, "nothing")
+            first = session.load(NOTHING, "nothing", NEVER)
             assert 0 < first < 1 << 63
             assert first & 0xFFFF == 1
-            assert session.load(NOTHING, "nothing") == first + 1
+            assert session.load(NOTHING, "nothing", NEVER) == first + 1
             starts.add(first)
     assert len(starts) == 20
 
 
 def test_another_sessions_kernel_is_no_kernel(session, device):
     with Session(device, ledger=Ledger()) as other:
-        foreign = other.load(NOTHING, "nothing")
+        foreign = other.load(NOTHING, "nothing", NEVER)
         with pytest.raises(InvalidKernel):
             run(session, foreign)
 
 
 def test_an_entry_must_exist(session, device):
     with pytest.raises(InvalidKernel):
-        session.load(NOTHING, "something")
+        session.load(NOTHING, "something", NEVER)
     assert device.calls == []
 
 
 @pytest.mark.parametrize("text", [b"", b"\0", b"\xff", b"{" * 1000, NOTHING + b"\0", b"hello", NOTHING[:-3]])
 def test_text_that_is_no_ptx(session, device, text):
     with pytest.raises(MalformedPtx):
-        session.load(text, "nothing")
+        session.load(text, "nothing", NEVER)
     assert session.statistics() == SessionStatistics()
     assert device.calls == []
 
@@ -237,34 +237,34 @@ def test_text_that_is_no_ptx(session, device, text):
 def test_what_the_device_cannot_load_is_refunded(session, device, ledger):
     device.failures["load"] = UnsupportedPtx("no such instruction")
     with pytest.raises(UnsupportedPtx):
-        session.load(with_global(100), "nothing")
+        session.load(with_global(100), "nothing", NEVER)
     assert session.statistics() == SessionStatistics()
     assert ledger.statistics() == LedgerStatistics(0, 0)
-    session.load(NOTHING, "nothing")
+    session.load(NOTHING, "nothing", NEVER)
 
 
 def test_an_instance_has_at_most_256_kernels(session):
     for _ in range(256):
-        session.load(NOTHING, "nothing")
+        session.load(NOTHING, "nothing", NEVER)
     with pytest.raises(QuotaExceeded):
-        session.load(NOTHING, "nothing")
+        session.load(NOTHING, "nothing", NEVER)
 
 
 def test_a_text_has_at_most_its_limit(device):
     limits = SessionLimits(ptx_bytes=1000)
     with Session(device, limits, Ledger()) as session:
-        session.load(padded(NOTHING, 1000), "nothing")
+        session.load(padded(NOTHING, 1000), "nothing", NEVER)
         with pytest.raises(QuotaExceeded):
-            session.load(padded(NOTHING, 1001), "nothing")
+            session.load(padded(NOTHING, 1001), "nothing", NEVER)
 
 
 def test_all_texts_together_have_a_limit(device):
     limits = SessionLimits(total_ptx_bytes=2000)
     with Session(device, limits, Ledger()) as session:
-        session.load(padded(NOTHING, 1000), "nothing")
+        session.load(padded(NOTHING, 1000), "nothing", NEVER)
         with pytest.raises(QuotaExceeded):
-            session.load(padded(NOTHING, 1001), "nothing")
-        session.load(padded(NOTHING, 1000), "nothing")
+            session.load(padded(NOTHING, 1001), "nothing", NEVER)
+        session.load(padded(NOTHING, 1000), "nothing", NEVER)
         assert session.statistics().ptx_bytes == 2000
 
 
@@ -273,12 +273,12 @@ def test_the_numbers_are_the_abis():
 
 
 def test_variables_of_a_module_are_charged(session, device, ledger):
-    session.load(with_global(256 * MIB), "nothing")
+    session.load(with_global(256 * MIB), "nothing", NEVER)
     assert ledger.statistics() == LedgerStatistics(0, 256 * MIB)
     with pytest.raises(QuotaExceeded):
-        session.load(with_global(256 * MIB + 1), "nothing")
+        session.load(with_global(256 * MIB + 1), "nothing", NEVER)
     for _ in range(15):
-        session.load(with_global(256 * MIB), "nothing")
+        session.load(with_global(256 * MIB), "nothing", NEVER)
     with pytest.raises(QuotaExceeded):
         session.allocate(1)
     session.close()
@@ -290,13 +290,13 @@ def test_variables_of_a_module_are_charged(session, device, ledger):
     [b".global .align 4 .b8 t[64];", b"{ .const .align 4 .b8 t[64]; }", b"{ { .global .b32 t[8], u[8]; } }"],
 )
 def test_variables_inside_a_kernel_are_charged_too(session, ledger, hidden):
-    session.load(NOTHING.replace(b"ret;", hidden + b"ret;"), "nothing")
+    session.load(NOTHING.replace(b"ret;", hidden + b"ret;"), "nothing", NEVER)
     assert ledger.statistics() == LedgerStatistics(0, 64)
 
 
 def test_what_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
     declared = b".local .b8 l[64]; .shared .b8 s[64]; .reg .b32 %r<64>; ret;"
-    session.load(NOTHING.replace(b"ret;", declared), "nothing")
+    session.load(NOTHING.replace(b"ret;", declared), "nothing", NEVER)
     assert ledger.statistics() == LedgerStatistics(0, 0)
 
 
@@ -304,7 +304,7 @@ def test_what_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
 
 
 def test_a_launch_brings_packed_values_and_all_regions(session, device):
-    kernel = session.load(VECTOR_ADD, "vector_add")
+    kernel = session.load(VECTOR_ADD, "vector_add", NEVER)
     first, second = session.allocate(16), session.allocate(32)
     config = LaunchConfig((4, 1, 1), (64, 1, 1), 128)
     arguments = HostWindow(MEMORY.address + 64, 16), BufferOffset(first, 4), BufferOffset(second, 0), word(7)
@@ -324,7 +324,7 @@ def test_a_launch_brings_packed_values_and_all_regions(session, device):
 
 
 def test_two_windows_on_the_same_bytes_are_the_same_address(session, device):
-    kernel = session.load(VECTOR_ADD, "vector_add")
+    kernel = session.load(VECTOR_ADD, "vector_add", NEVER)
     window = HostWindow(MEMORY.address, 16)
     run(session, kernel, window, window, window, word(4))
     assert len(set(device.launched[0].args[:3])) == 1
@@ -332,7 +332,7 @@ def test_two_windows_on_the_same_bytes_are_the_same_address(session, device):
 
 
 def test_memory_is_registered_for_windows_only(session, device):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     run(session, kernel, BufferOffset(session.allocate(4), 0), word(1))
     assert device.registered == {}
     run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -343,7 +343,7 @@ def test_memory_is_registered_for_windows_only(session, device):
 
 
 def test_grown_memory_is_registered_anew_so_that_a_window_may_span_old_and_new(session, device):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
     run(session, kernel, HostWindow(MEMORY.end - 4, 8), word(1), memory=GROWN)
     assert device.registered == {GROWN.address: GROWN.size_bytes}
@@ -351,7 +351,7 @@ def test_grown_memory_is_registered_anew_so_that_a_window_may_span_old_and_new(s
 
 
 def test_growth_while_work_is_in_flight_waits_and_keeps_its_place(session, device, gate):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     session.submit(kernel, ONE, lambda: (HostWindow(MEMORY.address, 4), word(1)), MEMORY, NEVER)
     session.submit(kernel, ONE, lambda: (HostWindow(MEMORY.end, 4), word(1)), GROWN, NEVER)
     assert gate.in_use == 1
@@ -360,7 +360,7 @@ def test_growth_while_work_is_in_flight_waits_and_keeps_its_place(session, devic
 
 
 def test_memory_that_cannot_be_registered_refuses_the_launch(session, device, gate):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     device.failures["register"] = LaunchRefused("too much is pinned")
     with pytest.raises(LaunchRefused):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -369,7 +369,7 @@ def test_memory_that_cannot_be_registered_refuses_the_launch(session, device, ga
 
 
 def test_growth_that_cannot_be_registered_leaves_nothing_registered(session, device):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
     device.failures["register"] = LaunchRefused("too much is pinned")
     with pytest.raises(LaunchRefused):
@@ -381,14 +381,14 @@ def test_growth_that_cannot_be_registered_leaves_nothing_registered(session, dev
 
 
 def test_memory_without_a_page_is_never_registered(session, device):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     run(session, kernel, HostWindow(MEMORY.address, 0), word(1), memory=Region(MEMORY.address, 0, host=True))
     assert device.launched[0].args[0] == bytes(8)
     assert "register" not in device.calls
 
 
 def test_memory_that_is_not_whole_pages_is_a_bug_here(session):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     with pytest.raises(InternalError):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1), memory=Region(MEMORY.address + 1, 4096, host=True))
 
@@ -397,7 +397,7 @@ def test_memory_that_is_not_whole_pages_is_a_bug_here(session):
     "pointer", [0, 4096, 1 << 46, (1 << 46) + (1 << 16), (1 << 64) - 8, pytest.param(id(FILL) & ~7, id="heap")]
 )
 def test_a_number_for_a_pointer_is_refused_before_the_device_sees_it(session, device, pointer):
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     with pytest.raises(LaunchRefused):
         run(session, kernel, quad(pointer), word(1))
     assert device.launched == []
@@ -408,7 +408,7 @@ def test_another_sessions_buffer_is_refused(session, device):
     with Session(device, ledger=Ledger()) as other:
         other.allocate(64)
         (foreign,) = device.memory
-        kernel = session.load(FILL, "fill")
+        kernel = session.load(FILL, "fill", NEVER)
         with pytest.raises(LaunchRefused):
             run(session, kernel, quad(foreign), word(1))
         with pytest.raises(InvalidHandle):
@@ -416,7 +416,7 @@ def test_another_sessions_buffer_is_refused(session, device):
 
 
 def test_a_freed_buffer_is_refused(session, device):
-    kernel, handle = session.load(FILL, "fill"), session.allocate(64)
+    kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(64)
     (address,) = device.memory
     session.free(handle, NEVER)
     with pytest.raises(InvalidHandle):
@@ -426,14 +426,14 @@ def test_a_freed_buffer_is_refused(session, device):
 
 
 def test_structures_by_value_cannot_be_passed(session):
-    kernel = session.load(BY_VALUE, "by_value")
+    kernel = session.load(BY_VALUE, "by_value", NEVER)
     with pytest.raises(KernelArgsUnsupported):
         run(session, kernel, quad(0))
 
 
 def test_checks_come_in_the_order_of_the_abi(session, device, ledger):
     full = Session(device, ledger=ledger, gate=Gate(0))
-    kernel = full.load(FILL, "fill")
+    kernel = full.load(FILL, "fill", NEVER)
     with pytest.raises(InvalidDimensions):
         run(full, 5, config=LaunchConfig((0, 1, 1), (1, 1, 1)))
     with pytest.raises(CapacityExhausted):
@@ -449,7 +449,7 @@ def test_checks_come_in_the_order_of_the_abi(session, device, ledger):
     with pytest.raises(InvalidKernel):
         run(session, 5, HostWindow(MEMORY.address, 4))
     assert "register" not in device.calls
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     with pytest.raises(InvalidDimensions):
         run(session, kernel, config=LaunchConfig((1, 1, 1), (1, 1, 1), 228 * 1024 + 1))
     with pytest.raises(InvalidKernelArgs):
@@ -459,7 +459,7 @@ def test_checks_come_in_the_order_of_the_abi(session, device, ledger):
 
 @pytest.mark.parametrize("error", [InvalidDimensions("z"), LaunchRefused("no"), QuotaExceeded("no memory")])
 def test_a_launch_the_device_refuses_changes_nothing(session, device, gate, error):
-    kernel = session.load(NOTHING, "nothing")
+    kernel = session.load(NOTHING, "nothing", NEVER)
     device.failures["launch"] = error
     with pytest.raises(type(error)):
         run(session, kernel)
@@ -468,7 +468,7 @@ def test_a_launch_the_device_refuses_changes_nothing(session, device, gate, erro
 
 
 def test_a_refusal_while_work_is_in_flight_keeps_the_place(session, device, gate):
-    kernel = session.load(NOTHING, "nothing")
+    kernel = session.load(NOTHING, "nothing", NEVER)
     session.submit(kernel, ONE, tuple, None, NEVER)
     device.failures["launch"] = LaunchRefused("no")
     with pytest.raises(LaunchRefused):
@@ -482,7 +482,7 @@ def test_a_refusal_while_work_is_in_flight_keeps_the_place(session, device, gate
 
 @pytest.mark.parametrize("use", ["free", "write", "read", "close"])
 def test_work_in_flight_ends_before_what_it_reaches_is_touched(session, device, use):
-    kernel, handle = session.load(NOTHING, "nothing"), session.allocate(4)
+    kernel, handle = session.load(NOTHING, "nothing", NEVER), session.allocate(4)
     session.submit(kernel, ONE, tuple, None, NEVER)
     assert device.busy
     uses = {
@@ -496,7 +496,7 @@ def test_work_in_flight_ends_before_what_it_reaches_is_touched(session, device, 
 
 
 def test_a_handle_that_does_not_exist_waits_for_nothing(session, device):
-    session.submit(session.load(NOTHING, "nothing"), ONE, tuple, None, NEVER)
+    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     with pytest.raises(InvalidHandle):
         session.free(9, NEVER)
     assert device.busy
@@ -514,7 +514,7 @@ FAULTS = [
 @pytest.mark.parametrize("where", ["launch", "synchronize", "open_stream"])
 @pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
 def test_after_a_fault_a_session_does_nothing_but_close(session, device, ledger, gate, where, error):
-    kernel, handle = session.load(FILL, "fill"), session.allocate(4)
+    kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(4)
     device.failures[where] = error
     with pytest.raises(type(error)):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -525,7 +525,7 @@ def test_after_a_fault_a_session_does_nothing_but_close(session, device, ledger,
         lambda: session.free(handle, NEVER),
         lambda: session.write(handle, b"", NEVER),
         lambda: session.read(handle, memoryview(bytearray()), NEVER),
-        lambda: session.load(NOTHING, "nothing"),
+        lambda: session.load(NOTHING, "nothing", NEVER),
         lambda: run(session, kernel),
         lambda: session.synchronize(NEVER),
     ):
@@ -538,6 +538,20 @@ def test_after_a_fault_a_session_does_nothing_but_close(session, device, ledger,
     assert gate.in_use == 0
 
 
+def test_a_load_that_ran_out_of_time_has_changed_nothing(session, device, ledger):
+    kernel = session.load(NOTHING, "nothing", NEVER)
+    before, charged = session.statistics(), ledger.statistics()
+    with pytest.raises(InvokeTimeout):
+        session.load(NOTHING, "nothing", Deadline.after(0))
+    assert device.calls == ["load"]
+    device.failures["load"] = InvokeTimeout("the deadline passed")
+    with pytest.raises(InvokeTimeout):
+        session.load(with_global(64), "nothing", NEVER)
+    assert (session.statistics(), ledger.statistics(), session.failure) == (before, charged, None)
+    run(session, kernel)
+    assert session.load(NOTHING, "nothing", NEVER) == kernel + 1
+
+
 def test_a_session_is_over_once_closed(session, device):
     session.close()
     session.close()
@@ -546,8 +560,8 @@ def test_a_session_is_over_once_closed(session, device):
 
 
 def test_close_releases_everything(session, device, ledger):
-    run(session, session.load(FILL, "fill"), HostWindow(MEMORY.address, 4), word(1))
-    session.load(with_global(64), "nothing")
+    run(session, session.load(FILL, "fill", NEVER), HostWindow(MEMORY.address, 4), word(1))
+    session.load(with_global(64), "nothing", NEVER)
     session.allocate(64)
     session.close()
     assert device.holds_nothing()
@@ -564,7 +578,7 @@ def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
     ledger, gate = Ledger(), Gate(1)
     session = Session(device, ledger=ledger, gate=gate)
     handle = session.allocate(64)
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     device.failures["synchronize"] = InvokeTimeout("too late")
     with pytest.raises(InvokeTimeout):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -584,7 +598,7 @@ def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
     session = Session(device, ledger=ledger, gate=gate)
     session.allocate(64)
     session.allocate(64)
-    kernel = session.load(FILL, "fill")
+    kernel = session.load(FILL, "fill", NEVER)
     device.failures["synchronize"] = DeviceLost("gone")
     with pytest.raises(DeviceLost):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -602,7 +616,7 @@ def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
 
 def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessions_own(device, caplog):
     session = Session(device, ledger=Ledger(), gate=Gate(1))
-    run(session, session.load(FILL, "fill"), HostWindow(MEMORY.address, 4), word(1))
+    run(session, session.load(FILL, "fill", NEVER), HostWindow(MEMORY.address, 4), word(1))
     device.failures["unregister"] = DeviceLost("another session's kernel never ended")
     with caplog.at_level(logging.ERROR):
         session.close()
@@ -613,7 +627,7 @@ def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessi
 def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
     gate = Gate(1)
     with Session(device, ledger=Ledger(), gate=gate) as session:
-        kernel = session.load(NOTHING, "nothing")
+        kernel = session.load(NOTHING, "nothing", NEVER)
         device.failures["launch"] = KernelFault("thread 0")
         with pytest.raises(KernelFault):
             run(session, kernel)
@@ -622,7 +636,7 @@ def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
 
 def test_a_fault_found_at_close_is_an_end_of_work(device):
     session = Session(device, ledger=Ledger(), gate=Gate(1))
-    session.submit(session.load(NOTHING, "nothing"), ONE, tuple, None, NEVER)
+    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     device.failures["synchronize"] = KernelFault("thread 0")
     session.close()
     assert device.holds_nothing()
@@ -632,8 +646,8 @@ def test_a_fault_found_at_close_is_an_end_of_work(device):
 def test_sessions_share_the_gate(device):
     gate = Gate(1)
     with Session(device, ledger=Ledger(), gate=gate) as one, Session(device, ledger=Ledger(), gate=gate) as two:
-        one.submit(one.load(NOTHING, "nothing"), ONE, tuple, None, NEVER)
-        kernel = two.load(NOTHING, "nothing")
+        one.submit(one.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+        kernel = two.load(NOTHING, "nothing", NEVER)
         with pytest.raises(CapacityExhausted):
             run(two, kernel, deadline=Deadline.after(0.01))
         assert two.statistics().back_pressure_rejections == 1
@@ -645,7 +659,7 @@ def test_the_process_shares_one_ledger_and_one_gate(device):
     with Session(device) as session:
         session.allocate(10)
         assert PROCESS_LEDGER.statistics() == LedgerStatistics(1, 10)
-        session.submit(session.load(NOTHING, "nothing"), ONE, tuple, None, NEVER)
+        session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         assert PROCESS_GATE.in_use == 1
     assert PROCESS_LEDGER.statistics() == LedgerStatistics(0, 0)
     assert PROCESS_GATE.in_use == 0

@@ -147,7 +147,7 @@ class SessionModel(RuleBasedStateMachine):
             error = QuotaExceeded
         else:
             error = type(refused) if refused else None
-        kernel = self.expect(error, lambda: self.session.load(text, entry))
+        kernel = self.expect(error, lambda: self.session.load(text, entry, NEVER))
         self.device.failures.clear()
         if kernel is not None:
             assert kernel not in self.kernels

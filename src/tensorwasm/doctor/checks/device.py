@@ -127,7 +127,7 @@ def verify(device: Device, architecture: str) -> str:
     second = struct.pack(f"<{_COUNT}f", *(float(_COUNT - at) for at in range(_COUNT)))
     wanted = struct.pack(f"<{_COUNT}f", *(_COUNT - 0.5 * at for at in range(_COUNT)))
     with ExitStack() as held:
-        loaded = device.load(ptx.parse(_source(device, target)))
+        loaded = device.load(ptx.parse(_source(device, target)), deadline)
         held.callback(device.unload, loaded)
         stream = device.open_stream()
         held.callback(device.close_stream, stream)

@@ -24,6 +24,8 @@ from typing import Final
 from tensorwasm.errors import DeviceUnavailable, MalformedPtx
 from tensorwasm.gpu.cuda.diagnostics import summarize
 from tensorwasm.gpu.cuda.versions import Version, assembles, isa_version, parse_version
+from tensorwasm.values import Deadline
+from tensorwasm.watch import Watch
 
 if sys.platform != "win32":
     import resource
@@ -72,35 +74,39 @@ class Assembler:
             and self.release[0] <= driver_cuda[0]
         )
 
-    def assemble(self, text: str, architecture: str) -> bytes:
+    def assemble(self, text: str, architecture: str, deadline: Deadline) -> bytes:
         """Return the cubin of a PTX text.
 
         Args:
             text: the module, printed by us.
             architecture: ``sm_90``, ``sm_90a``.
+            deadline: when ptxas is ended, if its own limit does not end it before.
 
         Raises:
             MalformedPtx: ptxas refuses the text, crashes on it or exceeds its limits.
+            InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine could not run ptxas: it has gone, or there is no room for its files. The
                 driver's own compiler does not stand in, for it would compile the text inside this process.
         """
         try:
-            return self._assemble(text, architecture)
+            return self._assemble(text, architecture, deadline)
         except OSError as error:
             # The whole text of the error shows paths of this machine.
             raise DeviceUnavailable(f"this machine cannot run ptxas: {error.strerror or 'no reason given'}") from error
 
-    def _assemble(self, text: str, architecture: str) -> bytes:
+    def _assemble(self, text: str, architecture: str, deadline: Deadline) -> bytes:
         with tempfile.TemporaryDirectory(prefix="tensorwasm-ptxas-") as folder:
             source, cubin, log = (Path(folder, name) for name in ("module.ptx", "module.cubin", "log"))
             source.write_text(text, encoding="ascii")
-            code = self._run(["--gpu-name", architecture, "-o", cubin.name, source.name], folder, log)
+            code = self._run(["--gpu-name", architecture, "-o", cubin.name, source.name], folder, log, deadline)
+            if code is None:
+                Watch(deadline, "while ptxas compiled the module").look()
             if code != 0 or not cubin.is_file():
                 raise MalformedPtx(_refusal(code, log))
             return cubin.read_bytes()
 
-    def _run(self, options: list[str], folder: str, log: Path) -> int | None:
-        """Return the child's exit status, negative for a signal, None past the time limit."""
+    def _run(self, options: list[str], folder: str, log: Path, deadline: Deadline) -> int | None:
+        """Return the child's exit status, negative for a signal, None past the time limit or the deadline."""
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603 - the operator's own ptxas, without a shell
@@ -114,7 +120,7 @@ class Assembler:
             )
         try:
             _confine(child.pid, self.limits)
-            return child.wait(self.limits.wall_s)
+            return child.wait(min(self.limits.wall_s, deadline.remaining_s()))
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -175,17 +175,20 @@ class CudaDevice:
 
     # ------------------------------------------------------------------------------- modules and streams
 
-    def load(self, module: Module) -> LoadedModule:
-        """See `Device.load`.
+    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
+        """See `Device.load`. The deadline ends ptxas; the driver, whose own compiler nothing ends, starts before it.
 
         Raises:
             UnsupportedPtx: the module asks for what this device or its driver lacks.
             MalformedPtx: ptxas or the driver refuses it.
+            InvokeTimeout: the deadline passed before the driver had it.
             DeviceUnavailable: this machine cannot run its ptxas.
             DeviceLost: the device does not answer.
         """
         self._require_alive()
-        image = self._compiler.compile(module)
+        image = self._compiler.compile(module, deadline)
+        if deadline.expired():
+            raise InvokeTimeout("the deadline passed before the driver loaded the module")
         with self._calling:
             loaded = LoadedKernels(self._compiler.load(image), module)
             self._ledger.modules.add(loaded)
@@ -272,7 +275,7 @@ class CudaDevice:
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the launch")
         with self._calling:
-            function = kernels.function(self._driver, entry)
+            function = kernels.function(self._driver, entry, deadline)
             function.check(config, args, self._geometry)
             function.admit_shared(config.shared_bytes)
             self._streams.order(own)

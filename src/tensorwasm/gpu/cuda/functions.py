@@ -18,7 +18,7 @@ from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import Dim3, KernelSignature, LaunchConfig
+from tensorwasm.values import Deadline, Dim3, KernelSignature, LaunchConfig
 
 _SLOT_BYTES: Final = 8
 
@@ -137,17 +137,19 @@ class LoadedKernels:
         self._module = module
         self._functions: dict[str, Function] = {}
 
-    def function(self, driver: Driver, entry: str) -> Function:
+    def function(self, driver: Driver, entry: str, deadline: Deadline) -> Function:
         """Return a kernel, looking it up on its first use.
 
         Raises:
             DriverFailure: the module has no such kernel.
             InvalidKernel: the same.
+            InvokeTimeout: the deadline passed.
         """
         function = self._functions.get(entry)
         if function is None:
             handle = driver.call("cuModuleGetFunction", self.handle, entry.encode())
-            function = self._functions.setdefault(entry, Function(driver, handle, ptx.signature(self._module, entry)))
+            signature = ptx.signature(self._module, entry, deadline)
+            function = self._functions.setdefault(entry, Function(driver, handle, signature))
         return function
 
 

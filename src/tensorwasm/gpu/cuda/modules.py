@@ -12,7 +12,7 @@ from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.diagnostics import summarize
 from tensorwasm.gpu.cuda.results import DriverFailure, meaning
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import DeviceInfo
+from tensorwasm.values import Deadline, DeviceInfo
 
 _LOG_BYTES: Final = 8192
 
@@ -33,20 +33,21 @@ class Compiler:
     cuda: tuple[int, int]
     assembler: Assembler | None
 
-    def compile(self, module: Module) -> bytes:
+    def compile(self, module: Module, deadline: Deadline) -> bytes:
         """Return what the driver is to load: a cubin, or PTX text with its final NUL. Needs no context.
 
         Raises:
             UnsupportedPtx: the module asks for what this device or its driver lacks.
             MalformedPtx: it is not ASCII, or ptxas refuses it.
+            InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine cannot run its ptxas.
         """
         ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
-        text = ptx.render(module)
+        text = ptx.render(module, deadline)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
         if self.assembler is not None and self.assembler.suits(self.info.compute_capability, module.version, self.cuda):
-            return self.assembler.assemble(text, self._architecture(module))
+            return self.assembler.assemble(text, self._architecture(module), deadline)
         return text.encode("ascii") + b"\0"
 
     def load(self, image: bytes) -> Any:

@@ -17,7 +17,7 @@ from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Writer, read_computed, read_constant
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program import Step, param_offsets
+from tensorwasm.gpu.emulator.program import Step
 from tensorwasm.ptx.model import Address, Instruction, Name, Operand, Variable
 
 SPACES: Final = {
@@ -176,7 +176,7 @@ def _load_parameter(builder: Builder, access: Access, address: Address, writes: 
     dtype = DTYPES[access.type]
     size = dtype.itemsize
     start = builder.names.param_offset(variable) + address.offset
-    if start < 0 or start + size * access.count > param_offsets(builder.code.function)[1]:
+    if start < 0 or start + size * access.count > builder.names.param_bytes:
         raise MalformedPtx(f"{size * access.count} bytes at offset {start}, outside the kernel's parameters")
     if start % (size * access.count):
         raise MalformedPtx(f"a parameter of {size * access.count} bytes at the misaligned offset {start}")

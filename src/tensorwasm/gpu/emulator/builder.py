@@ -26,6 +26,7 @@ from tensorwasm.ptx.model import (
     TargetList,
     Variable,
 )
+from tensorwasm.watch import Watch
 
 COMPONENTS: Final = "xyzw"
 _COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
@@ -61,13 +62,15 @@ class Builder:
         items: its steps, ends and labels in order.
         names: what names mean at the current statement.
         targets: where indirect branches and calls of the module may lead.
+        watch: counts what is built.
     """
 
-    def __init__(self, names: Names, targets: Targets) -> None:
+    def __init__(self, names: Names, targets: Targets, watch: Watch) -> None:
         """Begin the function that the names are of."""
         self.code = names.code
         self.names = names
         self.targets = targets
+        self.watch = watch
         self.items: list[Item] = []
         self._labels: dict[int, int] = {}
         self._label_count = 0
@@ -80,6 +83,7 @@ class Builder:
         Raises:
             MalformedPtx: an operand does not fit.
             UnsupportedPtx: the emulator lacks something.
+            InvokeTimeout: the deadline has passed.
         """
         self._build_block(self.code.function.body or (), compile_instruction)
 
@@ -89,7 +93,7 @@ class Builder:
                 self.names.declare(statement.name, statement)
             elif isinstance(statement, TargetList):
                 self.names.declare(statement.label, statement)
-        for statement in body:
+        for statement in self.watch.over(body):
             if isinstance(statement, Instruction):
                 self._build_instruction(statement, compile_instruction)
             elif isinstance(statement, Label):

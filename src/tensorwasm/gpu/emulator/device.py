@@ -140,15 +140,16 @@ class EmulatorDevice:
         target = np.frombuffer(into, np.uint8)
         target[:] = self._allocations.bytes_at(address, target.size)
 
-    def load(self, module: Module) -> LoadedModule:
+    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
         """Make a module's kernels ready to launch.
 
         Raises:
             UnsupportedPtx: the module asks for what the emulator lacks, by name.
             MalformedPtx: operands do not fit their instruction.
+            InvokeTimeout: the deadline passed; nothing was loaded.
         """
         check_compatible(module, self._info.compute_capability, self._info.ptx_version)
-        loaded = EmulatedModule(load(module, self._allocations), {})
+        loaded = EmulatedModule(load(module, self._allocations, deadline), {})
         with self._lock:
             self._modules.append(loaded)
         return loaded

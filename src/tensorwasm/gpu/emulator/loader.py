@@ -13,29 +13,33 @@ from tensorwasm.gpu.emulator.variables import initial_bytes
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Module
 from tensorwasm.ptx.scope import Scope
+from tensorwasm.values import Deadline
+from tensorwasm.watch import UNLIMITED, Watch
 
 _RETURN = Instruction("ret")
 
 
-def load(module: Module, allocations: Allocations) -> Program:
+def load(module: Module, allocations: Allocations, deadline: Deadline) -> Program:
     """Make a module ready to run.
 
     Raises:
         UnsupportedPtx: the module asks for what the emulator lacks.
         MalformedPtx: operands do not fit their instruction.
+        InvokeTimeout: the deadline passed; nothing is left on the device.
     """
     if module.address_size != 64:
         raise UnsupportedPtx("32-bit addresses")
-    scope = _module_scope(module)
+    watch = Watch(deadline, "while the PTX was made ready to run")
+    scope = _module_scope(module, watch)
     program = Program()
     _list_functions(module, program)
     try:
         addresses = _declare_variables(module, scope, program, allocations)
         _build_functions(program, scope, addresses)
+        _find_recursion(program, watch)
     except TensorWasmError:
         unload(program, allocations)
         raise
-    _find_recursion(program)
     return program
 
 
@@ -46,10 +50,10 @@ def unload(program: Program, allocations: Allocations) -> None:
     program.planes.clear()
 
 
-def _module_scope(module: Module) -> Scope:
+def _module_scope(module: Module, watch: Watch) -> Scope:
     """Return the names of a module; a definition hides its declarations."""
-    scope = Scope()
-    for item in module.items:
+    scope = Scope(watch=watch)
+    for item in watch.over(module.items):
         if isinstance(item, Directive):
             if item.name == "alias":
                 raise UnsupportedPtx(".alias", item.position.line, item.position.column)
@@ -78,7 +82,7 @@ def _declare_variables(module: Module, scope: Scope, program: Program, allocatio
     addresses: dict[int, int] = {}
     defined = [one for one in module.variables() if scope.find(one.name) is one]
     held = [one for one in defined if one.space in ("global", "const") and "extern" not in one.linkage]
-    for variable in held:
+    for variable in scope.watch.over(held):
         try:
             size = variable_bytes(variable)
             plane = allocations.declare(variable.name, size, constant=variable.space == "const")
@@ -97,7 +101,7 @@ def _declare_variables(module: Module, scope: Scope, program: Program, allocatio
         return addresses[id(found)]
 
     for variable, plane in zip(held, program.planes, strict=True):
-        data = initial_bytes(variable, place)
+        data = initial_bytes(variable, place, scope.watch)
         plane.data[: len(data)] = memoryview(data)
     return addresses
 
@@ -109,28 +113,31 @@ def _build_functions(program: Program, scope: Scope, addresses: dict[int, int]) 
     keys: dict[int, int] = {}
     targets = Targets.of(program.by_index)
     kernels = 0
-    for code in program.by_index:
+    for code in scope.watch.over(program.by_index):
         code.first_slot = 0 if code.function.entry else program.slots
-        builder = Builder(Names(code, scope, addresses, program.functions, keys), targets)
+        builder = Builder(Names(code, scope, addresses, program.functions, keys), targets, scope.watch)
         builder.build(compile_instruction)
         compile_instruction(builder, _RETURN)
         code.pc = len(program.blocks)
-        program.blocks.extend(arrange(builder.items, code.pc))
+        program.blocks.extend(arrange(builder.items, code.pc, scope.watch))
         end = code.first_slot + len(code.widths)
         if code.function.entry:
             kernels = max(kernels, end)
         program.slots = max(program.slots, kernels, end)
 
 
-def arrange(items: list[Item], first: int) -> list[Block]:
+def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[Block]:
     """Divide a function's items into blocks, numbered from ``first``.
 
     A block begins at every label and after every end, and where another would grow too long between two looks at the
     clock.
+
+    Raises:
+        InvokeTimeout: the deadline has passed.
     """
     drafts: list[tuple[list[Step], Finish | None]] = [([], None)]
     places: dict[int, int] = {}
-    for item in items:
+    for item in watch.over(items):
         steps, finish = drafts[-1]
         if isinstance(item, int):
             if steps or finish is not None:
@@ -147,7 +154,7 @@ def arrange(items: list[Item], first: int) -> list[Block]:
     resolve: Resolve = places.__getitem__
     return [
         Block(tuple(steps), _end(finish, first + index, resolve), len(steps) + 1)
-        for index, (steps, finish) in enumerate(drafts)
+        for index, (steps, finish) in watch.over(enumerate(drafts))
     ]
 
 
@@ -162,7 +169,7 @@ def _end(finish: Finish | None, own: int, resolve: Resolve) -> End:
     return fall
 
 
-def _find_recursion(program: Program) -> None:
+def _find_recursion(program: Program, watch: Watch) -> None:
     """Mark the functions that can reach themselves, by Tarjan's strongly connected components, without recursion."""
     functions = program.functions
     order: dict[str, int] = {}
@@ -178,7 +185,7 @@ def _find_recursion(program: Program) -> None:
         on_stack.add(root)
         while work:
             name, callees = work[-1]
-            for callee in callees:
+            for callee in watch.over(callees):
                 if callee not in order:
                     order[callee] = low[callee] = len(order)
                     stack.append(callee)

@@ -44,6 +44,7 @@ class Names:
     Attributes:
         code: what is known of the function so far.
         functions: all functions of the module that have bodies.
+        param_bytes: size of a kernel's parameter buffer.
     """
 
     def __init__(
@@ -72,7 +73,12 @@ class Names:
         self._readers: dict[tuple[str, str | None, str], Reader] = {}
         for variable in (*code.function.returns, *code.function.params):
             self.declare(variable.name, variable)
-        if not code.function.entry:
+        self.param_bytes = 0
+        self._param_offsets: dict[int, int] = {}
+        if code.function.entry:
+            offsets, self.param_bytes = param_offsets(code.function)
+            self._param_offsets = {id(one): at for one, at in zip(code.function.params, offsets, strict=True)}
+        else:
             code.formals.extend(self._home(variable) for variable in code.function.params)
             code.results.extend(self._home(variable) for variable in code.function.returns)
 
@@ -193,7 +199,7 @@ class Names:
         Compilers leave the result of many an atomic operation unused.
         """
         if self._uses is None:
-            self._uses = count_names(self.code.function)
+            self._uses = count_names(self.code.function, self._scope.watch)
         if not isinstance(operand, Name) or any(operand.name == one.name for one in self.code.function.returns):
             return False
         return operand.name == "_" or self._uses[operand.name] == 1
@@ -287,14 +293,13 @@ class Names:
 
     def kernel_parameter(self, variable: Variable) -> bool:
         """Return whether a variable is a parameter of the kernel being built."""
-        return self.code.function.entry and any(variable is one for one in self.code.function.params)
+        return id(variable) in self._param_offsets
 
     def param_offset(self, variable: Variable) -> int:
         """Return the offset of a kernel's parameter in the parameter buffer."""
-        for one, offset in zip(self.code.function.params, param_offsets(self.code.function)[0], strict=True):
-            if one is variable:
-                return offset
-        raise MalformedPtx(f"{variable.name} is no parameter of the kernel")
+        if not self.kernel_parameter(variable):
+            raise MalformedPtx(f"{variable.name} is no parameter of the kernel")
+        return self._param_offsets[id(variable)]
 
     def address(self, operand: Address) -> Reader:
         """Return a reader of an address in whatever space, ``(n,) uint64``."""

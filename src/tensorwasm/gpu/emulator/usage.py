@@ -19,11 +19,16 @@ from tensorwasm.ptx.model import (
     Statement,
     Vector,
 )
+from tensorwasm.watch import Watch
 
 
-def count_names(function: Function) -> Counter[str]:
-    """Return how often each name occurs as an operand or guard; equal names of different scopes count together."""
-    return Counter(_statement_names(function.body or ()))
+def count_names(function: Function, watch: Watch) -> Counter[str]:
+    """Return how often each name occurs as an operand or guard; equal names of different scopes count together.
+
+    Raises:
+        InvokeTimeout: the deadline has passed.
+    """
+    return Counter(watch.over(_statement_names(function.body or ())))
 
 
 def _statement_names(body: Iterable[Statement]) -> Iterator[str]:

@@ -12,27 +12,30 @@ from tensorwasm.gpu.emulator.operands import floating_bits, immediate_bits
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import Float, Generic, Initial, Int, Masked, Name, Offset, Variable
+from tensorwasm.watch import Watch
 
 Place = Callable[[str], int]
 """Address of a variable or function by name."""
 
 
-def initial_bytes(variable: Variable, place: Place) -> bytes:
+def initial_bytes(variable: Variable, place: Place, watch: Watch) -> bytes:
     """Return the first bytes of a variable; the rest is zero.
 
     Args:
         variable: with its initializer.
         place: finds what addresses in the initializer mean.
+        watch: counts the elements.
 
     Raises:
         UnsupportedPtx: an element that the emulator lacks.
+        InvokeTimeout: the deadline has passed.
     """
     if not variable.initializer:
         return b""
     size = TYPE_BYTES.get(variable.type)
     if size is None or size > 8:
         raise UnsupportedPtx(f"variables of type .{variable.type}", variable.position.line, variable.position.column)
-    return b"".join(_element(one, variable, size, place) for one in variable.initializer)
+    return b"".join(_element(one, variable, size, place) for one in watch.over(variable.initializer))
 
 
 def _element(value: Initial, variable: Variable, size: int, place: Place) -> bytes:

@@ -127,7 +127,7 @@ def load_ptx(call: HostCall, service: CudaService, ptx_ptr: int, ptx_len: int, e
         entry = call.memory.read(_u32(entry_ptr), entry_len).decode()
     except UnicodeDecodeError as error:
         raise InvalidArgs(f"the entry name is not UTF-8: {error.reason}") from None
-    return service.session.load(text, entry)
+    return service.session.load(text, entry, call.deadline)
 
 
 def _launch(

@@ -6,9 +6,10 @@ import tempfile
 
 import pytest
 
-from tensorwasm.errors import DeviceUnavailable, MalformedPtx
+from tensorwasm.errors import DeviceUnavailable, InvokeTimeout, MalformedPtx
 from tensorwasm.gpu.cuda import assembler as room
 from tensorwasm.gpu.cuda.assembler import Assembler, AssemblyLimits, find_assembler
+from tensorwasm.values import NEVER, Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for ptxas is a script")
 
@@ -41,7 +42,7 @@ def ptxas(tmp_path, folders):
 
 def refusal(assembler: Assembler) -> str:
     with pytest.raises(MalformedPtx) as caught:
-        assembler.assemble(KERNEL, "sm_90")
+        assembler.assemble(KERNEL, "sm_90", NEVER)
     return caught.value.message
 
 
@@ -52,7 +53,7 @@ mode = oct(os.stat(".").st_mode & 0o777)
 text = open(sys.argv[-1]).read()
 open(sys.argv[at + 1], "w").write(f"{mode} {sys.argv[sys.argv.index('--gpu-name') + 1]} {text}")
 """
-    cubin = ptxas(body).assemble(KERNEL, "sm_90a")
+    cubin = ptxas(body).assemble(KERNEL, "sm_90a", NEVER)
     assert cubin.decode() == f"0o700 sm_90a {KERNEL}"
     assert list(folders.iterdir()) == []
 
@@ -85,9 +86,18 @@ def test_a_child_that_does_not_finish_is_ended(ptxas, folders):
         os.kill(pid, 0)
 
 
+def test_a_deadline_before_its_own_limit_ends_the_child(ptxas, tmp_path, folders):
+    assembler = ptxas(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass")
+    with pytest.raises(InvokeTimeout, match="while ptxas compiled"):
+        assembler.assemble(KERNEL, "sm_90", Deadline.after(0.5))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert list(folders.iterdir()) == []
+
+
 def unavailable(assembler: Assembler, folder) -> str:
     with pytest.raises(DeviceUnavailable) as caught:
-        assembler.assemble(KERNEL, "sm_90")
+        assembler.assemble(KERNEL, "sm_90", NEVER)
     assert str(folder) not in caught.value.message
     return caught.value.message
 
@@ -180,7 +190,7 @@ def test_the_real_ptxas_assembles_and_refuses(folders):
     assembler = find_assembler("", os.environ)
     if assembler is None:
         pytest.skip("no ptxas on this machine")
-    assert assembler.assemble(KERNEL, "sm_90").startswith(b"\x7fELF")
+    assert assembler.assemble(KERNEL, "sm_90", NEVER).startswith(b"\x7fELF")
     with pytest.raises(MalformedPtx, match="line 4"):
-        assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90")
+        assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90", NEVER)
     assert list(folders.iterdir()) == []

@@ -28,7 +28,7 @@ from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 PTX = """
 .version 8.0
@@ -63,7 +63,7 @@ def stream(device):
 @pytest.fixture
 def scale(device, stream):
     """Launch the kernel `scale` with anything about it changed."""
-    loaded = device.load(parse(PTX))
+    loaded = device.load(parse(PTX), NEVER)
 
     def launch(entry="scale", grid=(1, 1, 1), block=(32, 1, 1), shared=0, args=None, deadline=NONE):
         args = [bytes(8), bytes(4), bytes(8)] if args is None else args
@@ -163,7 +163,7 @@ def test_pages_with_another_address_on_the_device_are_refused(device, fake):
 
 
 def test_a_module_is_loaded_as_text_with_its_final_nul(device, fake):
-    device.load(parse(PTX))
+    device.load(parse(PTX), NEVER)
     assert fake.images[0].startswith(b".version 8.0")
     assert fake.images[0].endswith(b"\0")
     assert device.statistics().modules == 1
@@ -175,7 +175,7 @@ def test_what_the_compiler_says_is_in_the_error_without_paths(device, fake):
         fake.failing("cuModuleLoadDataEx", 218),
         pytest.raises(MalformedPtx, match="line 3; error : no such thing") as e,
     ):
-        device.load(parse(PTX))
+        device.load(parse(PTX), NEVER)
     assert "/tmp" not in e.value.message
     assert device.statistics() == DeviceStatistics()
 
@@ -183,19 +183,27 @@ def test_what_the_compiler_says_is_in_the_error_without_paths(device, fake):
 @pytest.mark.parametrize(("code", "error"), [(222, UnsupportedPtx), (209, UnsupportedPtx), (200, MalformedPtx)])
 def test_refusals_of_the_compiler_keep_their_kind(device, fake, code, error):
     with fake.failing("cuModuleLoadDataEx", code), pytest.raises(error) as e:
-        device.load(parse(PTX))
+        device.load(parse(PTX), NEVER)
     assert type(e.value) is error
 
 
 @pytest.mark.parametrize("text", [PTX.replace("8.0", "9.5"), PTX.replace("sm_80", "sm_120")])
 def test_what_the_device_or_the_driver_lacks_is_refused_before_the_driver_sees_it(device, fake, text):
     with pytest.raises(UnsupportedPtx):
-        device.load(parse(text))
+        device.load(parse(text), NEVER)
     assert fake.images == []
 
 
+def test_a_deadline_that_has_passed_ends_a_load_before_the_driver_sees_it(device, fake):
+    with pytest.raises(InvokeTimeout):
+        device.load(parse(PTX), Deadline.after(0))
+    assert fake.images == []
+    assert device.statistics() == DeviceStatistics()
+    device.unload(device.load(parse(PTX), NEVER))
+
+
 def test_a_module_is_unloaded_once(device):
-    loaded = device.load(parse(PTX))
+    loaded = device.load(parse(PTX), NEVER)
     device.unload(loaded)
     with pytest.raises(InvalidHandle):
         device.unload(loaded)
@@ -378,8 +386,8 @@ def held(fake: FakeDriver, device) -> tuple[int, ...]:
 def operations(device):
     """Each operation of a device, ready to be tried."""
     stream = device.open_stream()
-    address, loaded = device.allocate(64), device.load(parse(PTX))
-    spare, spare_stream, spare_module = device.allocate(64), device.open_stream(), device.load(parse(PTX))
+    address, loaded = device.allocate(64), device.load(parse(PTX), NEVER)
+    spare, spare_stream, spare_module = device.allocate(64), device.open_stream(), device.load(parse(PTX), NEVER)
     device.register(64 * PAGE, PAGE)
     pages = count(100)
     args = [bytes(8), bytes(4), bytes(8)]
@@ -389,7 +397,7 @@ def operations(device):
         lambda: device.register(next(pages) * PAGE, PAGE),
         lambda: device.write(address, b"12345678", stream),
         lambda: device.read(address, memoryview(bytearray(8)), stream),
-        lambda: device.load(parse(PTX)),
+        lambda: device.load(parse(PTX), NEVER),
         device.open_stream,
         lambda: device.launch(loaded, "scale", config, args, (), stream, NONE),
         lambda: device.synchronize(stream, NONE),
@@ -540,7 +548,7 @@ def test_fifty_cycles_leave_threads_and_memory_where_they_were(fake):
 
 
 def test_sixteen_threads_at_once_leave_exact_books(device, fake):
-    loaded = device.load(parse(PTX))
+    loaded = device.load(parse(PTX), NEVER)
     failures = []
 
     def work(seed: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from fakes.emulation import HEAD, kernel, store_result
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.parser import parse
+from tensorwasm.values import NEVER
 
 CELL = ".global .align 8 .b32 cell[8]; .shared .align 8 .b32 tile[8];"
 
@@ -119,7 +120,7 @@ def test_sixteen_bit_compare_and_swap(emulation):
 def test_forms_that_do_not_exist_are_refused_with_their_place(emulation, instruction, error):
     text = f"{HEAD}{CELL}\n.entry k() {{ .reg .b16 %h<4>; .reg .b32 %r<4>; .reg .b64 %rd<4>;\n{instruction};\nret; }}"
     with pytest.raises(error) as caught:
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)
     assert caught.value.line == 6
     assert instruction.split()[0] in caught.value.message
 

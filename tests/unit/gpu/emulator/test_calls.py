@@ -3,6 +3,7 @@ import pytest
 from fakes.emulation import HEAD, kernel, store_result
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.parser import parse
+from tensorwasm.values import NEVER
 
 FACTORIAL = """
 .func (.param .b32 out) factorial(.param .b32 in)
@@ -143,7 +144,7 @@ def test_what_the_module_lacks_is_named_when_it_is_used(emulation, before, body,
         emulation.launch(text, emulation.buffer([0]))
         return
     with pytest.raises(UnsupportedPtx) as caught:
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)
     assert part in caught.value.message
     assert caught.value.line > 0
 
@@ -154,4 +155,4 @@ def test_a_structure_of_another_size_does_not_fit(emulation):
     .entry k() {{ .param .align 4 .b8 t[12]; call f, (t); ret; }}
     """
     with pytest.raises(MalformedPtx):
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)

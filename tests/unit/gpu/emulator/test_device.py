@@ -19,7 +19,7 @@ from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.plan import make_plan
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 INCREMENT = kernel(
     """
@@ -111,7 +111,7 @@ def test_arguments_must_be_those_of_the_kernel(emulation):
     for args in ([], [bytes(8), bytes(8)], [bytes(9)], [b""]):
         with pytest.raises(InvalidKernelArgs):
             emulation.launch(kernel(""), args=args)
-    loaded = emulation.device.load(parse(kernel("")))
+    loaded = emulation.device.load(parse(kernel("")), NEVER)
     with pytest.raises(InvalidKernel):
         emulation.device.launch(
             loaded, "other", LaunchConfig((1, 1, 1), (1, 1, 1)), [], [], emulation.stream, Deadline()
@@ -133,7 +133,7 @@ def test_statistics_and_the_budget_are_exact():
     second = device.allocate(400)
     assert device.statistics() == DeviceStatistics(allocations=2, allocated_bytes=1000, streams=1)
     device.free(first)
-    loaded = device.load(parse(HEAD + ".global .b8 x[600]; .entry k() { ret; }"))
+    loaded = device.load(parse(HEAD + ".global .b8 x[600]; .entry k() { ret; }"), NEVER)
     with pytest.raises(QuotaExceeded):
         device.allocate(1)
     assert device.statistics() == DeviceStatistics(allocations=1, allocated_bytes=400, modules=1, streams=1)
@@ -153,7 +153,7 @@ def test_a_module_that_does_not_load_leaves_nothing(emulation):
     for body in ("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [t, {%f1, %f2}];", "add.u32 %r1, %rd1, 1, 2;"):
         text = kernel(body, before=".global .texref t; .global .b8 big[100000];")
         with pytest.raises(Exception, match=r"\d+:\d+"):
-            emulation.device.load(parse(text))
+            emulation.device.load(parse(text), NEVER)
     assert emulation.device.statistics() == before
     emulation.device.allocate((1 << 30) - 4096)
 
@@ -185,7 +185,7 @@ def test_a_fault_does_not_outlive_its_launch(emulation):
 
 def test_threads_launch_at_the_same_time_each_on_its_own_memory(emulation):
     regions = [emulation.buffer(np.arange(64 * 100, dtype=np.uint32) * (n + 1)) for n in range(6)]
-    loaded = emulation.device.load(parse(INCREMENT))
+    loaded = emulation.device.load(parse(INCREMENT), NEVER)
 
     def work(region):
         for _ in range(5):
@@ -228,7 +228,7 @@ def test_the_deadline_is_kept_when_calls_open_large_frames(emulation):
     used = "".join(f"mov.u64 %rd1, {name};" for name in names)
     function = f".func f() {{ .reg .b64 %rd<2>; {declared} ret; {used} ret; }}"
     text = kernel("L:" + "call f;" * 60 + "bra L;", params=0, before=function)
-    loaded = emulation.device.load(parse(text))
+    loaded = emulation.device.load(parse(text), NEVER)
     config = LaunchConfig((1, 1, 1), (32, 1, 1))
     started_s = time.process_time()
     with pytest.raises(InvokeTimeout):
@@ -240,7 +240,7 @@ def test_the_places_that_deep_calls_return_to_count_as_memory_of_a_lane(emulatio
     def lane_bytes(depth):
         functions = "".join(f".func f{index}() {{ call f{index - 1}; }}" for index in range(1, depth))
         loaded = emulation.device.load(
-            parse(f"{HEAD}.func f0() {{ ret; }}{functions}.entry k() {{ call f{depth - 1}; }}")
+            parse(f"{HEAD}.func f0() {{ ret; }}{functions}.entry k() {{ call f{depth - 1}; }}"), NEVER
         )
         return make_plan(loaded.program, "k").lane_bytes
 

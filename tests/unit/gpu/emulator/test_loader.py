@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from fakes.emulation import HEAD, Emulation, kernel, store_result
-from tensorwasm.errors import MalformedPtx, TensorWasmError, UnsupportedPtx
+from strategies.longest import nested, straight
+from tensorwasm.errors import InvokeTimeout, MalformedPtx, TensorWasmError, UnsupportedPtx
 from tensorwasm.gpu.emulator.instructions import HANDLERS, LACKING
 from tensorwasm.gpu.emulator.program import MAX_TARGETS
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 DECLARATIONS = (
     ".reg .b16 %h<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .f64 %fd<9>; .reg .pred %p<9>;"
@@ -38,7 +39,7 @@ DECLARATIONS = (
 def test_what_the_emulator_lacks_is_named_with_its_line(emulation, instruction, part):
     text = f"{HEAD.replace('sm_80', 'sm_90a')}.entry k()\n{{\n{DECLARATIONS}\n\n{instruction};\nret; }}"
     with pytest.raises(MalformedPtx) as caught:
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)
     assert part in caught.value.message
     assert instruction.split()[0] in caught.value.message
     assert caught.value.line == 8
@@ -82,13 +83,13 @@ def test_no_opcode_is_both_known_and_lacking():
 def test_operands_that_do_not_fit_are_malformed(emulation, instruction):
     text = f"{HEAD}.entry k(.param .u64 p0)\n{{\n{DECLARATIONS}\n\n{instruction};\nret; }}"
     with pytest.raises(MalformedPtx) as caught:
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)
     assert caught.value.line == 8
 
 
 @pytest.mark.parametrize("body", [";".join(["@%p1 bra out"] * 3000) + "; out:", "{" * 30 + "}" * 30])
 def test_many_branches_and_deep_blocks_load(emulation, body):
-    emulation.device.load(parse(f"{HEAD}.entry k() {{ {DECLARATIONS} {body} ret; }}"))
+    emulation.device.load(parse(f"{HEAD}.entry k() {{ {DECLARATIONS} {body} ret; }}"), NEVER)
 
 
 def test_variables_with_initial_values(emulation):
@@ -119,7 +120,7 @@ def test_variables_with_initial_values(emulation):
 def test_shared_variables_are_placed_for_each_kernel(emulation):
     # Together the kernels' variables would not fit; each kernel alone does.
     parts = [f".entry k{n}() {{ .shared .b32 big[{40 << 10}]; st.shared.b32 [big], 1; ret; }}" for n in range(4)]
-    loaded = emulation.device.load(parse(HEAD + "\n".join(parts)))
+    loaded = emulation.device.load(parse(HEAD + "\n".join(parts)), NEVER)
     for n in range(4):
         emulation.device.launch(
             loaded, f"k{n}", LaunchConfig((1, 1, 1), (1, 1, 1)), [], [], emulation.stream, Deadline.after(5)
@@ -190,19 +191,19 @@ def test_moves_of_constants(emulation, instruction, expected):
 
 @pytest.mark.parametrize("variable", [".global .texref t;", ".global .samplerref s;"])
 def test_opaque_variables_load_unless_used(emulation, variable):
-    emulation.device.load(parse(HEAD + variable + ".entry k() { ret; }"))
+    emulation.device.load(parse(HEAD + variable + ".entry k() { ret; }"), NEVER)
 
 
 def test_a_variable_beyond_the_budget_is_refused_at_load():
     emulation = Emulation(memory_bytes=1 << 20)
     with pytest.raises(UnsupportedPtx):
-        emulation.device.load(parse(HEAD + ".global .b8 big[1048577]; .entry k() { ret; }"))
+        emulation.device.load(parse(HEAD + ".global .b8 big[1048577]; .entry k() { ret; }"), NEVER)
     assert emulation.device.statistics().modules == 0
 
 
 def test_32_bit_modules_are_refused(emulation):
     with pytest.raises(TensorWasmError):
-        emulation.device.load(parse(HEAD.replace("64", "32") + ".entry k() { ret; }"))
+        emulation.device.load(parse(HEAD.replace("64", "32") + ".entry k() { ret; }"), NEVER)
 
 
 def _calls_through_prototypes(functions):
@@ -227,9 +228,9 @@ def _branches_through_tables(labels):
 
 @pytest.mark.parametrize("hostile", [_calls_through_prototypes, _calls_through_targets, _branches_through_tables])
 def test_what_many_indirect_branches_and_calls_ask_for_is_bounded(emulation, hostile):
-    emulation.device.load(parse(hostile(100)))
+    emulation.device.load(parse(hostile(100)), NEVER)
     with pytest.raises(UnsupportedPtx, match=f"more than {MAX_TARGETS} targets"):
-        emulation.device.load(parse(hostile(1100)))
+        emulation.device.load(parse(hostile(1100)), NEVER)
 
 
 def test_a_long_chain_of_calls_loads_about_as_fast_as_functions_that_call_nothing(emulation):
@@ -239,7 +240,42 @@ def test_a_long_chain_of_calls_loads_about_as_fast_as_functions_that_call_nothin
         bodies = "".join(f".func f{index}() {{ {body(index)} }}" for index in functions)
         module = parse(f"{HEAD}.func f0() {{ ret; }}{bodies}.entry k() {{ call f{functions[-1]}; }}")
         started_s = time.process_time()
-        emulation.device.load(module)
+        emulation.device.load(module, NEVER)
         return time.process_time() - started_s
 
     assert load_s(lambda index: f"call f{index - 1};") < 3 * load_s(lambda _: "bar.sync 0;")
+
+
+@pytest.mark.parametrize("text", [straight, nested])
+def test_a_deadline_ends_a_load_and_leaves_nothing(emulation, text):
+    module = parse(text(2 << 20).replace(".entry", ".global .u32 x = 1; .entry", 1))
+    before = emulation.device.statistics()
+    started_s = time.process_time()
+    with pytest.raises(InvokeTimeout, match="the deadline passed while the PTX was made ready to run"):
+        emulation.device.load(module, Deadline.after(0.5))
+    assert time.process_time() - started_s < 2.5
+    assert emulation.device.statistics() == before
+
+
+def test_wherever_a_deadline_ends_a_load_nothing_stays(emulation, monkeypatch):
+    module = parse(HEAD + ".global .u32 x[3] = { 1, 2, 3 }; .func f() { L: bra L; } .entry k() { call f; ret; }")
+    before, looks = emulation.device.statistics(), []
+    for passes_at in range(1000):
+        looks.clear()
+        monkeypatch.setattr(Deadline, "expired", lambda _self, at=passes_at: looks.append(1) or len(looks) > at)
+        try:
+            emulation.device.unload(emulation.device.load(module, NEVER))
+            break
+        except InvokeTimeout:
+            assert emulation.device.statistics() == before
+    assert passes_at > 5
+    assert emulation.device.statistics() == before
+
+
+def test_many_parameters_are_loaded_many_times_in_proportion(emulation):
+    params = ", ".join(f".param .u64 p{index}" for index in range(4000))
+    loads = "".join(f"ld.param.u64 %rd1, [p{index}];" for index in range(4000))
+    module = parse(f"{HEAD}.entry k({params}) {{ .reg .b64 %rd<2>; {loads} ret; }}")
+    started_s = time.process_time()
+    emulation.device.load(module, NEVER)
+    assert time.process_time() - started_s < 3

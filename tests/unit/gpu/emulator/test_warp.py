@@ -7,6 +7,7 @@ from fakes.emulation import HEAD, Emulation, kernel, store_result
 from oracles import warps
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.parser import parse
+from tensorwasm.values import NEVER
 
 LOAD = "ld.param.u64 %rd1, [p1]; mad.wide.u32 %rd1, %r0, 4, %rd1; ld.global.b32 %r2, [%rd1];"
 VALUES = st.lists(st.integers(0, 2**32 - 1), min_size=45, max_size=45)
@@ -159,4 +160,4 @@ def test_faults(emulation, body, part):
 def test_forms_that_do_not_exist(emulation, instruction, error):
     text = f"{HEAD}.entry k() {{ .reg .b32 %r<4>; .reg .pred %p<4>;\n{instruction};\nret; }}"
     with pytest.raises(error):
-        emulation.device.load(parse(text))
+        emulation.device.load(parse(text), NEVER)
