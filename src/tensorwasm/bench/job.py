@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
 from tensorwasm.bench.examples import read_example
@@ -25,7 +26,7 @@ def measure_job(choice: str = "auto") -> Report:
             _run(function)
             first_s = time.perf_counter() - start
             figures.append(Figure(f"{name}.wasm, first run", "s", first_s, 0.0, 1))
-            value, spread, samples = summarise(measure(lambda f=function: _run(f), SAMPLES))  # type: ignore[misc]
+            value, spread, samples = summarise(measure(partial(_run, function), SAMPLES))
             figures.append(Figure(f"{name}.wasm, later runs", "s", value, spread, samples))
         return Report("job", runtime.device.name, tuple(figures))
 

@@ -192,6 +192,7 @@ def branch_end(read: Reader, taken: int, fallen: int) -> End:
             return taken
         if yes == 0 or taken == fallen:
             return fallen
-        return machine.scheduler.split(mask, taken, fallen)  # type: ignore[no-any-return]
+        stays: int = machine.scheduler.split(mask, taken, fallen)
+        return stays
 
     return end

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorwasm.errors import InvalidDimensions, InvalidKernel, InvalidKernelArgs
+from tensorwasm.errors import InvalidDimensions, InvalidHandle, InvalidKernel, InvalidKernelArgs
 from tensorwasm.gpu.device import DeviceStatistics, LoadedModule, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations, Plane
 from tensorwasm.gpu.emulator.engine import run
@@ -188,6 +188,7 @@ class EmulatorDevice:
         """Run a kernel to its end on the calling thread.
 
         Raises:
+            InvalidHandle: the module is not loaded here.
             InvalidKernel: the module has no such kernel.
             InvalidKernelArgs: the arguments are not of the parameters' sizes.
             InvalidDimensions: more threads or memory than this device or this kernel takes.
@@ -196,12 +197,12 @@ class EmulatorDevice:
             InvokeTimeout: the deadline passed.
         """
         del stream
-        program: Program = loaded.program  # type: ignore[attr-defined]
-        plan = self._plan(loaded, entry)  # type: ignore[arg-type]
+        module = self._module(loaded)
+        plan = self._plan(module, entry)
         shared_bytes = plan.static_shared_bytes + config.shared_bytes
         self._check(plan, config, shared_bytes)
         params = _pack(plan.code.function, args)
-        planes = [*self._allocations.planes(regions), *program.planes, _param_plane(params)]
+        planes = [*self._allocations.planes(regions), *module.program.planes, _param_plane(params)]
         planes.sort(key=lambda plane: plane.base)
         with self._lock:
             self._launches += 1
@@ -218,7 +219,13 @@ class EmulatorDevice:
             number=next(self._numbers),
         )
         with np.errstate(all="ignore"):
-            self._run(program, plan, launch, planes)
+            self._run(module.program, plan, launch, planes)
+
+    def _module(self, loaded: LoadedModule) -> EmulatedModule:
+        with self._lock:
+            if not isinstance(loaded, EmulatedModule) or loaded not in self._modules:
+                raise InvalidHandle("the module is not loaded on this device")
+        return loaded
 
     def _plan(self, loaded: EmulatedModule, entry: str) -> Plan:
         plan = loaded.plans.get(entry)

@@ -8,6 +8,7 @@ import pytest
 from fakes.emulation import HEAD, Emulation, kernel, store_result
 from tensorwasm.errors import (
     InvalidDimensions,
+    InvalidHandle,
     InvalidKernel,
     InvalidKernelArgs,
     InvokeTimeout,
@@ -245,3 +246,9 @@ def test_the_places_that_deep_calls_return_to_count_as_memory_of_a_lane(emulatio
         return make_plan(loaded.program, "k").lane_bytes
 
     assert lane_bytes(1100) - lane_bytes(100) == 8 * 1000
+
+
+def test_what_is_not_loaded_here_is_not_launched(emulation):
+    config = LaunchConfig((1, 1, 1), (1, 1, 1))
+    with pytest.raises(InvalidHandle):
+        emulation.device.launch(object(), "k", config, [], [], emulation.stream, Deadline.after(20))
