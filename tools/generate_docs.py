@@ -23,8 +23,12 @@ FOLDER = ROOT / "docs" / "reference"
 
 def render_settings() -> str:
     """Return the page of environment variables."""
-    rows = [f"| `{s.variable}` | `{s.default or '(empty)'}` | {s.meaning} |" for s in SETTINGS]
+    rows = [f"| `{s.variable}` | `{_default(s.default)}` | {s.meaning} |" for s in SETTINGS]
     return "\n".join(("# Settings", "", "| Variable | Default | Meaning |", "|---|---|---|", *rows)) + "\n"
+
+
+def _default(value: object) -> str:
+    return "(empty)" if value in ("", None) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _leaves(error: type[errors.TensorWasmError]) -> Iterator[type[errors.TensorWasmError]]:

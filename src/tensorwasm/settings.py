@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -79,6 +80,13 @@ def _count(name: str, text: str) -> int:
     return number
 
 
+def _architecture(_name: str, text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"sm_(\d{1,3})(\d)[af]?", text, re.ASCII)
+    if found is None:
+        raise ValueError
+    return int(found[1]), int(found[2])
+
+
 def _flag(_name: str, text: str) -> bool:
     if text.lower() not in _FLAGS:
         raise ValueError
@@ -109,6 +117,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         1024,
         "Device memory of the emulator in MiB.",
     ),
+    Setting(
+        "cuda_arch",
+        "CUDA_ARCH",
+        _architecture,
+        None,
+        "Compute capability that PTX is chosen for, such as sm_80; empty takes the device's.",
+    ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
@@ -129,6 +144,7 @@ class Settings:
     memory_mib: int
     pool_slots: int
     emulator_memory_mib: int
+    cuda_arch: tuple[int, int] | None
     ptxas: str
     traceback: bool
 

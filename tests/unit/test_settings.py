@@ -13,7 +13,7 @@ def test_nothing_set_gives_the_defaults():
 def test_variables_are_ours_and_unique():
     names = [setting.variable for setting in SETTINGS]
     assert len(set(names)) == len(names)
-    assert all(name.startswith("TENSOR_WASM_") for name in names)
+    assert [name for name in names if not name.startswith("TENSOR_WASM_")] == ["CUDA_ARCH"]  # NVIDIA's tools' own
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,8 @@ def test_variables_are_ours_and_unique():
         ("TENSOR_WASM_MEMORY", "4097"),
         ("TENSOR_WASM_POOL_SLOTS", "9e9"),
         ("TENSOR_WASM_TRACEBACK", "perhaps"),
+        ("CUDA_ARCH", "ampere"),
+        ("CUDA_ARCH", "80"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -47,6 +49,7 @@ def test_every_setting_changes_what_it_says():
         "memory_mib": ("4096", 4096),
         "pool_slots": ("7", 7),
         "emulator_memory_mib": ("12", 12),
+        "cuda_arch": ("sm_103", (10, 3)),
         "ptxas": ("/opt/ptxas", "/opt/ptxas"),
         "traceback": ("true", True),
     }

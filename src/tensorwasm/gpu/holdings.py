@@ -54,7 +54,9 @@ class Holdings:
         ledger: charged along.
     """
 
-    def __init__(self, device: Device, limits: SessionLimits, ledger: Ledger) -> None:
+    def __init__(
+        self, device: Device, limits: SessionLimits, ledger: Ledger, architecture: tuple[int, int] | None = None
+    ) -> None:
         self.regions = RegionTable()
         self.guest: Region | None = None
         self.device_bytes = 0
@@ -62,6 +64,7 @@ class Holdings:
         self._device = device
         self._limits = limits
         self._ledger = ledger
+        self._architecture = architecture or device.info.compute_capability
         self._buffers: dict[int, Region] = {}
         self._kernels: dict[int, Kernel] = {}
         self._next_handle = 1
@@ -123,7 +126,7 @@ class Holdings:
         self._forget_buffer(handle)
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
-        """Return the id of a kernel of a PTX module.
+        """Return the id of a kernel of a PTX text, or of the variant in it that suits the device best.
 
         Raises:
             QuotaExceeded: over a limit.
@@ -134,7 +137,8 @@ class Holdings:
             DeviceLost: the device does not answer.
         """
         self._check_text(len(text))
-        module = ptx.parse(text, deadline)
+        variants = ptx.parse_variants(text, deadline)
+        module = ptx.select(variants, self._architecture, self._device.info.ptx_version)
         signature = ptx.signature(module, entry, deadline)
         device_bytes = _module_bytes(module, Watch(deadline, "while the variables of the PTX were measured"))
         with self._charged(device_bytes, allocations=0):

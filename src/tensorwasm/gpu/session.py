@@ -69,6 +69,7 @@ class Session:
         limits: what this session may hold.
         ledger: charged for device memory; the process's own unless a test brings one.
         gate: entered while work is on the device; likewise.
+        architecture: compute capability that PTX is chosen for, None for the device's own.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Session:
         limits: SessionLimits | None = None,
         ledger: Ledger = PROCESS_LEDGER,
         gate: Gate = PROCESS_GATE,
+        architecture: tuple[int, int] | None = None,
     ) -> None:
         self._device = device
-        self._holdings = Holdings(device, limits or SessionLimits(), ledger)
+        self._holdings = Holdings(device, limits or SessionLimits(), ledger, architecture)
         self._gate = gate
         self._turn = threading.RLock()
         self._stream: Stream | None = None
@@ -150,7 +152,10 @@ class Session:
                 self._device.read(region.address, into, self._open_stream())
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
-        """Return the id of a kernel of a PTX module. Ids are positive and below 2**63.
+        """Return the id of a kernel of a PTX text. Ids are positive and below 2**63.
+
+        The text may hold several modules, one after the other: the one for the highest architecture that the device
+        and its driver take is loaded.
 
         A deadline that passes leaves the session as it was: a load starts no work, and is undone where it stopped.
 

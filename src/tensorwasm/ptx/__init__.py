@@ -1,9 +1,18 @@
 """PTX text: one model, and its parser, printer and analyses."""
 
 from tensorwasm.ptx.lexer import MAX_PTX_BYTES
-from tensorwasm.ptx.parser import parse
+from tensorwasm.ptx.parser import parse, parse_variants
 from tensorwasm.ptx.printer import render, render_instruction
 from tensorwasm.ptx.select import check_compatible, select
 from tensorwasm.ptx.signature import signature
 
-__all__ = ["MAX_PTX_BYTES", "check_compatible", "parse", "render", "render_instruction", "select", "signature"]
+__all__ = [
+    "MAX_PTX_BYTES",
+    "check_compatible",
+    "parse",
+    "parse_variants",
+    "render",
+    "render_instruction",
+    "select",
+    "signature",
+]

@@ -22,17 +22,37 @@ OLDEST_VERSION: Final = (6, 0)
 NEWEST_MAJOR: Final = 9
 
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+_BOUNDARIES: Final = frozenset({END, ".version"})
 _TARGET: Final = re.compile(r"sm_\d{1,4}[a-z]?|debug|texmode_\w+|map_f64_to_f32", re.ASCII)
 
 
 def parse(text: str | bytes, deadline: Deadline = NEVER) -> Module:
-    """Parse a translation unit and check that it is consistent.
+    """Parse one module; otherwise like `parse_variants`.
 
-    Takes time and memory proportional to the text, whatever it says. The same text gives the same module.
+    Raises:
+        MalformedPtx: as there, or another module follows.
+        UnsupportedPtx: as there.
+        InvokeTimeout: the deadline passed.
+    """
+    watch = Watch(deadline, "while the PTX was read")
+    cursor = Cursor(text, watch)
+    module = _parse_module(cursor, watch)
+    if cursor.peek() != END:
+        raise cursor.error("one module expected, and here begins another")
+    return module
+
+
+def parse_variants(text: str | bytes, deadline: Deadline = NEVER) -> tuple[Module, ...]:
+    """Parse modules that follow one another, each from its ``.version`` to the next, and check each for consistency.
+
+    Takes time and memory proportional to the text, whatever it says. The same text gives the same modules.
 
     Args:
         text: PTX, ISA 6.0 to 9.x, ASCII, at most ``MAX_PTX_BYTES``.
         deadline: when to give up.
+
+    Returns:
+        At least one module, in the order of the text.
 
     Raises:
         MalformedPtx: the text does not follow the grammar, or names what it does not declare; with line and column.
@@ -41,11 +61,18 @@ def parse(text: str | bytes, deadline: Deadline = NEVER) -> Module:
     """
     watch = Watch(deadline, "while the PTX was read")
     cursor = Cursor(text, watch)
+    modules = [_parse_module(cursor, watch)]
+    while cursor.peek() != END:
+        modules.append(_parse_module(cursor, watch))
+    return tuple(modules)
+
+
+def _parse_module(cursor: Cursor, watch: Watch) -> Module:
     version = _parse_version(cursor)
     target = _parse_target(cursor)
     address_size = _parse_address_size(cursor)
     items: list[Function | Variable | Directive] = []
-    while cursor.peek() != END:
+    while cursor.peek() not in _BOUNDARIES:
         watch.step()
         items += _parse_item(cursor)
     module = Module(version, target, address_size, tuple(items))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tensorwasm import settings
 from tensorwasm.errors import GuestError, GuestExit, MissingExport
 from tensorwasm.gpu.session import Session, SessionStatistics
 from tensorwasm.guest import codec
@@ -207,7 +208,7 @@ class Function:
         device = self._host.open_device()
         if on_device is not None:
             on_device(device.info, self._host.device_reason)
-        with Session(device) as session:
+        with Session(device, architecture=settings.current().cuda_arch) as session:
             services["cuda"] = CudaService(session)
             yield session
 

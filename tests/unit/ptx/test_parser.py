@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles.ptx import check_any_text
 from strategies.ptx import CORPUS
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.ptx import MAX_PTX_BYTES, parse
+from tensorwasm.ptx import MAX_PTX_BYTES, parse, parse_variants
 from tensorwasm.ptx.model import Directive, Function, Module, Variable
 
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -172,3 +172,14 @@ def test_the_package_is_cheap_to_import():
     code = "import sys, tensorwasm.ptx; print(sorted({'numpy', 'wasmtime', 'asyncio', 'ctypes'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_modules_that_follow_one_another_are_variants():
+    one = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    other = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"
+    assert parse_variants(one + other) == (parse(one), parse(other))
+    assert parse_variants(one) == (parse(one),)
+    with pytest.raises(MalformedPtx, match="another"):
+        parse(one + other)
+    with pytest.raises(MalformedPtx):
+        parse_variants("")
