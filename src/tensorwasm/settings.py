@@ -155,6 +155,7 @@ class Settings:
         Raises:
             InvalidArgs: a variable does not parse; the message names it and the value that was found.
         """
+        # The table's readers return what the fields say; their common type cannot say so.
         return cls(**{setting.field: _read(setting, environment) for setting in SETTINGS})  # type: ignore[arg-type]
 
     def limits(self) -> Limits:

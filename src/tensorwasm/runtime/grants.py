@@ -31,7 +31,8 @@ def parse_grants(words: Iterable[str] | Grants) -> Grants:
     """
     if isinstance(words, Grants):
         return words
-    cuda, folders = False, {"read": [], "write": []}  # type: ignore[var-annotated]
+    cuda = False
+    folders: dict[str, list[str]] = {"read": [], "write": []}
     for word in words:
         kind, _, value = word.partition(":")
         if word == "cuda":
