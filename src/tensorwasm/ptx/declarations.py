@@ -272,6 +272,8 @@ def _parse_row(cursor: Cursor, rows: tuple[int, ...], values: list[Initial]) -> 
     row = math.prod(rows[1:])
     index = 0
     while not cursor.accept("}"):
+        if cursor.at >= cursor.due:
+            cursor.look()
         if index:
             cursor.expect(",")
         if rows[0] and index >= rows[0]:

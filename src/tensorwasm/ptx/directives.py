@@ -90,6 +90,7 @@ def parse_section(cursor: Cursor) -> Directive:
 
     Raises:
         MalformedPtx: it is something else, or what is between the braces is no debugging data.
+        InvokeTimeout: the deadline has passed.
     """
     position = cursor.position(cursor.at)
     cursor.expect(".section")
@@ -99,6 +100,8 @@ def parse_section(cursor: Cursor) -> Directive:
     cursor.expect("{")
     words = [name]
     while not cursor.accept("}"):
+        if cursor.at >= cursor.due:
+            cursor.look()
         word = cursor.take()
         if not _SECTION_TOKEN.fullmatch(word):
             raise cursor.error(f"{shown(word)} is no debugging data", cursor.at - 1)

@@ -100,14 +100,15 @@ class Cursor:
         self._read(source)
 
     def _read(self, source: str) -> None:
-        keep, start_at = self.tokens.append, self._starts.append
-        for match in self._watch.over(islice(_TOKEN.finditer(source), MAX_TOKENS + 1)):
-            keep(match[1])
-            start_at(match.start(1))
-            if match[1] == END:
-                break
-        else:
+        matches = islice(_TOKEN.finditer(source), MAX_TOKENS + 1)
+        while some := list(islice(matches, _STRIDE)):
+            self._watch.look()
+            self.tokens += [match[1] for match in some]
+            self._starts.extend([match.start(1) for match in some])
+        if self.tokens[-1] != END:
             raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
+        if self.tokens[-2:] == [END, END]:  # the end is found again behind white space or a comment
+            self.tokens.pop()
         for index, token in enumerate(self.tokens):
             if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
                 self._check_long(index, token)
@@ -162,15 +163,15 @@ class Cursor:
         return token
 
     def accept(self, token: str) -> bool:
-        """Take the next token if it is ``token``; return whether it was. Every list asks this after each element.
+        """Take the next token if it is ``token``; return whether it was. Lists take their commas so.
 
         Raises:
             InvokeTimeout: the deadline has passed.
         """
-        if self.at >= self.due:
-            self.look()
         if self.tokens[self.at] == token:
             self.at += 1
+            if self.at >= self.due:
+                self.look()
             return True
         return False
 
