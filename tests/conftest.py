@@ -1,5 +1,15 @@
 """Options of the whole suite. They stand here, at the root, so that pytest knows them whatever it is asked to run."""
 
+import os
+
+from hypothesis import settings
+
+# No deadline for an example: a busy machine is no bug. Continuous integration tries the same examples every time, so that
+# a red run is the change's doing; everybody else tries new ones.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "explore")
+
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="a test that needs a GPU and finds none fails")
