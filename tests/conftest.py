@@ -4,8 +4,8 @@ import os
 
 from hypothesis import settings
 
-# No deadline for an example: a busy machine is no bug. Continuous integration tries the same examples every time, so that
-# a red run is the change's doing; everybody else tries new ones.
+# No deadline for an example: a busy machine is no bug. Continuous integration tries the same examples every time, so
+# that a red run is the change's doing; everybody else tries new ones.
 settings.register_profile("explore", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
