@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
+from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.holdings import Holdings, Kernel, attempt
 from tensorwasm.gpu.launch import Argument, HostWindow, bind, check_fit, check_geometry
@@ -165,9 +165,10 @@ class Session:
             UnsupportedPtx: it asks for what the device lacks.
             InvalidKernel: it has no such entry.
             InvokeTimeout: the deadline passed before it was loaded.
+            DeviceUnavailable: this machine cannot assemble it now; like a deadline, that changes nothing.
             DeviceLost: the session is over, or the device does not answer.
         """
-        with self._usable(InvokeTimeout):
+        with self._usable(InvokeTimeout, DeviceUnavailable):
             return self._holdings.load(text, entry, deadline)
 
     def launch(

@@ -10,6 +10,7 @@ from strategies.kernels import BY_VALUE, FILL, NOTHING, VECTOR_ADD, padded, with
 from tensorwasm.errors import (
     CapacityExhausted,
     DeviceLost,
+    DeviceUnavailable,
     InternalError,
     InvalidArgs,
     InvalidDimensions,
@@ -550,6 +551,16 @@ def test_a_load_that_ran_out_of_time_has_changed_nothing(session, device, ledger
     assert (session.statistics(), ledger.statistics(), session.failure) == (before, charged, None)
     run(session, kernel)
     assert session.load(NOTHING, "nothing", NEVER) == kernel + 1
+
+
+def test_a_load_that_this_machine_cannot_do_has_changed_nothing(session, device, ledger):
+    kernel = session.load(NOTHING, "nothing", NEVER)
+    before, charged = session.statistics(), ledger.statistics()
+    device.failures["load"] = DeviceUnavailable("this machine cannot run ptxas: no space left")
+    with pytest.raises(DeviceUnavailable):
+        session.load(with_global(64), "nothing", NEVER)
+    assert (session.statistics(), ledger.statistics(), session.failure) == (before, charged, None)
+    run(session, kernel)
 
 
 def test_a_session_is_over_once_closed(session, device):
