@@ -1,4 +1,4 @@
-"""The port that every device implements.
+"""The port that every device implements: its core here, one facet a subject in `tensorwasm.gpu.facets`.
 
 A device is raw: it allocates, copies, loads and launches, and trusts its caller. Ownership, quotas, bounds and the
 pointer check of safety rule 5 live once, in `tensorwasm.gpu.session`, above every device.
@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tensorwasm.gpu.facets import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
-
-
-class LoadedModule(Protocol):
-    """A module on a device. Opaque; lives until `Device.unload`."""
-
-
-class Stream(Protocol):
-    """An order of work on a device. Opaque; lives until `Device.close_stream`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +38,35 @@ class DeviceStatistics:
     launches: int = 0
 
 
+__all__ = ["Device", "DeviceStatistics", "LoadedModule", "Stream"]
+
+
 class Device(Protocol):
     """A device. Every method may be called from any thread; a call that raises has created or changed nothing."""
 
     @property
     def info(self) -> DeviceInfo:
         """What the device is."""
+
+    @property
+    def events(self) -> Events:
+        """Order between streams."""
+
+    @property
+    def graphs(self) -> Graphs:
+        """Sequences that are recorded once and replayed."""
+
+    @property
+    def pools(self) -> Pools:
+        """Device memory under a cap."""
+
+    @property
+    def unified(self) -> UnifiedMemory:
+        """Memory under one address for host and device."""
+
+    @property
+    def native(self) -> Native:
+        """The device for compiled code."""
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of new zeroed device memory, at least 256-byte aligned.
@@ -78,6 +94,18 @@ class Device(Protocol):
 
     def read(self, address: int, into: memoryview, stream: Stream) -> None:
         """Fill a writable host buffer from device memory, after the work already in the stream. Blocks until done."""
+
+    def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start filling device memory with zeros, behind the work already in the stream."""
+
+    def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying host memory, which stays as it is until the stream has drained, to device memory.
+
+        Registered host memory is copied while the host goes on; from other memory the call may wait.
+        """
+
+    def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying device memory to host memory, which nobody uses until the stream has drained."""
 
     def load(self, module: Module, deadline: Deadline) -> LoadedModule:
         """Make a module's kernels ready to launch.
@@ -107,7 +135,7 @@ class Device(Protocol):
         stream: Stream,
         deadline: Deadline,
     ) -> None:
-        """Start a kernel. The emulator has finished it on return; hardware has not.
+        """Start a kernel. It may not have begun on return, and what it does wrong may be told by the wait for it.
 
         Args:
             loaded: from `load`.
@@ -121,8 +149,14 @@ class Device(Protocol):
         Raises:
             InvalidDimensions: more than this device or this kernel takes.
             LaunchRefused: the device refused, nothing ran.
-            KernelFault: the kernel broke a rule (emulator).
-            InvokeTimeout: the deadline passed (emulator).
+            DeviceLost: the device does not answer.
+        """
+
+    def ended(self, stream: Stream) -> bool:
+        """Return whether the work in a stream has ended; never waits.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
             DeviceLost: the device does not answer.
         """
 
