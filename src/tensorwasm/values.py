@@ -12,6 +12,10 @@ WASM_PAGE_BYTES: Final = 1 << 16
 
 Dim3 = tuple[int, int, int]
 DeviceKind = Literal["emulator", "cuda"]
+MemoryKind = Literal["auto", "staged", "pinned", "managed", "vmm"]
+"""How a guest's linear memory is reached by kernels; ``auto`` chooses between staged and pinned, launch by launch."""
+
+MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned", "managed", "vmm")
 
 
 @dataclass(frozen=True, slots=True)

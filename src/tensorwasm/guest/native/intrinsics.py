@@ -6,14 +6,13 @@ need no alignment, the atomic ones need 8 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-Intrinsic = Callable[..., Any]
+Intrinsic = Any  # callable from compiled code only
 
 
 def _loader(kind: Any) -> Intrinsic:
