@@ -16,7 +16,7 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     TickerNotRunning,
 )
-from tensorwasm.guest import capi, reservation, ticker, traps
+from tensorwasm.guest import capi, kinds, reservation, ticker, traps
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.reservation import PoolLayout
 from tensorwasm.values import MIB, Limits
@@ -85,11 +85,13 @@ class EngineConfig:
         slots: sandboxes that may live at once, at least 1. Each reserves 4 GiB of address space, no memory.
         stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
         tick_s: how often the epoch advances: the precision of deadlines.
+        host_memory: linear memories are made by `tensorwasm.guest.kinds` instead of wasmtime's pool.
     """
 
     slots: int = 1000
     stack_bytes: int = 512 << 10
     tick_s: float = 0.01
+    host_memory: bool = False
 
 
 class Engine:
@@ -253,12 +255,19 @@ def _configure(config: EngineConfig) -> int:
     }
     for name, number in numbers.items():
         capi.bind(f"wasmtime_config_{name}_set")(address, number)
+    if config.host_memory:
+        kinds.install(address)
+    else:
+        _pool(address, config)
+    return address
+
+
+def _pool(address: int, config: EngineConfig) -> None:
     pool: int = capi.bind("wasmtime_pooling_allocation_config_new")()
     for name, number in _pool_numbers(config).items():
         capi.bind(f"wasmtime_pooling_allocation_config_{name}_set")(pool, number)
     capi.bind("wasmtime_pooling_allocation_strategy_set")(address, pool)
     capi.bind("wasmtime_pooling_allocation_config_delete")(pool)
-    return address
 
 
 def _pool_numbers(config: EngineConfig) -> dict[str, int]:
