@@ -19,6 +19,11 @@ MAX_PROCESS_ALLOCATIONS: Final = 16384
 MAX_CONCURRENT_OPERATIONS: Final = 256
 DEADLINE_NEAR_S: Final = 0.050
 
+MAX_STREAMS: Final = 16
+MAX_EVENTS: Final = 256
+MAX_GRAPHS: Final = 32
+MAX_GRAPH_LAUNCHES: Final = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -31,6 +36,10 @@ class SessionLimits:
         allocation_bytes: one device buffer, or the variables of one PTX module.
         allocations: live device buffers.
         device_bytes: live device buffers and module variables together.
+        streams: live streams, the instance's own not counted.
+        events: live events.
+        graphs: live graphs, those being recorded included.
+        graph_launches: launches and copies recorded in one graph.
     """
 
     ptx_bytes: int = 8 * MIB
@@ -39,3 +48,7 @@ class SessionLimits:
     allocation_bytes: int = 256 * MIB
     allocations: int = 4096
     device_bytes: int = 4 * GIB
+    streams: int = MAX_STREAMS
+    events: int = MAX_EVENTS
+    graphs: int = MAX_GRAPHS
+    graph_launches: int = MAX_GRAPH_LAUNCHES
