@@ -20,13 +20,18 @@ class DeviceStatistics:
     """A snapshot of what a device holds.
 
     Attributes:
-        allocations: live device allocations.
+        allocations: live device allocations, those from pools included.
         allocated_bytes: their bytes.
         registrations: live host registrations.
         registered_bytes: their bytes.
         modules: live modules.
         streams: live streams.
-        launches: launches since the device was opened.
+        launches: launches since the device was opened, replays counting one, those by compiled code not at all.
+        events: live events.
+        graphs: live graphs.
+        pools: open pools.
+        unified_bytes: managed memory and memory mapped into reserved ranges.
+        release_failures: releases that failed; each was logged.
     """
 
     allocations: int = 0
@@ -36,6 +41,11 @@ class DeviceStatistics:
     modules: int = 0
     streams: int = 0
     launches: int = 0
+    events: int = 0
+    graphs: int = 0
+    pools: int = 0
+    unified_bytes: int = 0
+    release_failures: int = 0
 
 
 __all__ = ["Device", "DeviceStatistics", "LoadedModule", "Stream"]
