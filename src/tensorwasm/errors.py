@@ -30,6 +30,7 @@
     └── HostError                this machine or this program
         ├── DeviceUnavailable    no such device here, and why
         ├── DeviceLost           the device stopped answering; the worker must be replaced
+        │   └── DeviceFault      a worker process went down with its device; another takes its place
         ├── TickerNotRunning     deadlines cannot be kept, so nothing is started
         ├── OutputClosed         nobody takes what is written any more
         ├── EngineMismatch       the installed wasmtime is not the one this release is written for
@@ -48,11 +49,14 @@ class TensorWasmError(Exception):
         kind: stable identifier, part of the contract; messages are not.
         http_status: status the HTTP edge answers with.
         exit_code: code the command line exits with.
+        retryable: whether the same request may succeed if it is made again. It may have had effects already: only its
+            maker knows whether they may happen twice, so nothing here tries again unasked.
     """
 
     kind: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
 
     @property
     def message(self) -> str:
@@ -235,6 +239,7 @@ class LimitError(TensorWasmError):
 
     kind = "capacity_exhausted"
     http_status = 429
+    retryable = True
 
 
 class QuotaExceeded(LimitError):
@@ -270,6 +275,23 @@ class DeviceLost(HostError):
     kind = "device_lost"
     http_status = 503
     exit_code = 4
+    retryable = True
+
+
+class DeviceFault(DeviceLost):
+    """A worker process went down with its device while it had the request; another worker takes its place.
+
+    Attributes:
+        stdout: what the guest had written until then, as far as it had arrived.
+        stderr: likewise.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    def __init__(self, message: str) -> None:
+        """Say what happened, and that the request may be made again."""
+        super().__init__(f"{message}; the worker is replaced: the request may be tried again")
 
 
 class TickerNotRunning(HostError):

@@ -32,3 +32,15 @@ def test_a_malformed_ptx_says_where():
     assert (error.line, error.column) == (3, 14)
     assert error.message == "3:14: unexpected ';'"
     assert errors.MalformedPtx("no .version").message == "no .version"
+
+
+def test_what_is_refused_for_now_or_lost_with_a_device_may_be_tried_again():
+    retryable = {c for c in tree() if c.retryable}
+    assert retryable == {c for c in tree() if issubclass(c, (errors.LimitError, errors.DeviceLost))}
+
+
+def test_a_device_fault_is_a_lost_device_that_says_so():
+    fault = errors.DeviceFault("a worker was killed by SIGKILL")
+    assert (fault.kind, fault.http_status) == (errors.DeviceLost.kind, 503)
+    assert fault.message.startswith("a worker was killed by SIGKILL;")
+    assert "may be tried again" in fault.message
