@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import MIB, Limits
+from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
 
 _DEFAULTS: Final = Limits()
 
@@ -87,6 +87,18 @@ def _architecture(_name: str, text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def checked_memory_kind(name: str, kind: str) -> MemoryKind:
+    """Return a kind of memory.
+
+    Raises:
+        InvalidArgs: there is none of that name; the message has the names that there are.
+    """
+    for known in MEMORY_KINDS:
+        if kind == known:
+            return known
+    raise InvalidArgs(f"{name} is one of {', '.join(MEMORY_KINDS)}, not {kind[:64]!r}")
+
+
 def _flag(_name: str, text: str) -> bool:
     if text.lower() not in _FLAGS:
         raise ValueError
@@ -124,6 +136,20 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         None,
         "Compute capability that PTX is chosen for, such as sm_80; empty takes the device's.",
     ),
+    Setting(
+        "gpu_memory",
+        "TENSOR_WASM_GPU_MEMORY",
+        checked_memory_kind,
+        "auto",
+        "How kernels reach a guest's linear memory: auto, staged, pinned, managed or vmm.",
+    ),
+    Setting(
+        "multiprocessors",
+        "TENSOR_WASM_MULTIPROCESSORS",
+        _count,
+        None,
+        "Share of the GPU, in multiprocessors; empty takes all of it.",
+    ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
@@ -145,6 +171,8 @@ class Settings:
     pool_slots: int
     emulator_memory_mib: int
     cuda_arch: tuple[int, int] | None
+    gpu_memory: MemoryKind
+    multiprocessors: int | None
     ptxas: str
     traceback: bool
 

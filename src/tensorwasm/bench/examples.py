@@ -7,7 +7,7 @@ from typing import Final
 
 from tensorwasm.errors import InvalidArgs
 
-FOLDER: Final = Path(__file__).resolve().parents[3] / "examples"
+ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 def read_example(name: str) -> bytes:
@@ -16,7 +16,20 @@ def read_example(name: str) -> bytes:
     Raises:
         InvalidArgs: the package does not run from a checkout.
     """
+    return _read(f"examples/{name}")
+
+
+def read_guest(name: str) -> bytes:
+    """Return a guest that only benchmarks run.
+
+    Raises:
+        InvalidArgs: the package does not run from a checkout.
+    """
+    return _read(f"bench/guests/{name}.wasm")
+
+
+def _read(name: str) -> bytes:
     try:
-        return (FOLDER / name).read_bytes()
+        return (ROOT / name).read_bytes()
     except OSError:
-        raise InvalidArgs(f"benchmarks need examples/{name}: run them from a checkout of the project") from None
+        raise InvalidArgs(f"benchmarks need {name}: run them from a checkout of the project") from None
