@@ -50,19 +50,15 @@ def render_errors() -> str:
         }:
             continue
         first = (error.__doc__ or "").strip().splitlines()[0]
-        rows.append(
-            f"| `{error.kind}` | `{error.__name__}` | {error.http_status} | {error.exit_code} | {_tick(error.retryable)} | {first} |"
-        )
+        retry = "yes" if error.retryable else ""
+        cells = (f"`{error.kind}`", f"`{error.__name__}`", error.http_status, error.exit_code, retry, first)
+        rows.append(f"| {' | '.join(map(str, cells))} |")
     head = ("| Kind | Python | HTTP | Exit code | Retry | Meaning |", "|---|---|---|---|---|---|")
     text = (
         "Kinds, statuses and exit codes are contract; messages are not. *Retry*: the same request may succeed if it is "
         "made again; whether its effects may happen twice is for its maker to know."
     )
     return "\n".join(("# Errors", "", text, "", *head, *rows)) + "\n"
-
-
-def _tick(yes: bool) -> str:  # noqa: FBT001 - a cell
-    return "yes" if yes else ""
 
 
 def render_commands() -> str:
