@@ -58,6 +58,7 @@ def checked_memory_mib(name: str, mib: int) -> int:
 
 _MAX_SECONDS: Final = 1e9
 _MAX_MEMORY_MIB: Final = 4096
+_NATIVE: Final = frozenset({"auto", "on", "off"})
 _FLAGS: Final = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -97,6 +98,12 @@ def checked_memory_kind(name: str, kind: str) -> MemoryKind:
         if kind == known:
             return known
     raise InvalidArgs(f"{name} is one of {', '.join(MEMORY_KINDS)}, not {kind[:64]!r}")
+
+
+def _native(_name: str, text: str) -> str:
+    if text.lower() not in _NATIVE:
+        raise ValueError
+    return text.lower()
 
 
 def _flag(_name: str, text: str) -> bool:
@@ -150,6 +157,20 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         None,
         "Share of the GPU, in multiprocessors; empty takes all of it.",
     ),
+    Setting(
+        "native",
+        "TENSOR_WASM_NATIVE",
+        _native,
+        "auto",
+        "Compiled host functions for guests with a GPU: auto (on CUDA devices), on or off.",
+    ),
+    Setting(
+        "cache",
+        "TENSOR_WASM_CACHE",
+        _text,
+        "",
+        "Folder where compiled host functions are kept; empty takes tensor-wasm in the user's cache folder.",
+    ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
@@ -173,6 +194,8 @@ class Settings:
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind
     multiprocessors: int | None
+    native: str
+    cache: str
     ptxas: str
     traceback: bool
 

@@ -30,6 +30,7 @@ def test_variables_are_ours_and_unique():
         ("TENSOR_WASM_TRACEBACK", "perhaps"),
         ("CUDA_ARCH", "ampere"),
         ("CUDA_ARCH", "80"),
+        ("TENSOR_WASM_NATIVE", "perhaps"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -50,6 +51,8 @@ def test_every_setting_changes_what_it_says():
         "pool_slots": ("7", 7),
         "emulator_memory_mib": ("12", 12),
         "cuda_arch": ("sm_103", (10, 3)),
+        "native": ("On", "on"),
+        "cache": ("/var/cache/ours", "/var/cache/ours"),
         "ptxas": ("/opt/ptxas", "/opt/ptxas"),
         "traceback": ("true", True),
     }
