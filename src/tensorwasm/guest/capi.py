@@ -50,6 +50,7 @@ _CONFIG_FLAGS: Final = (
     "wasm_wide_arithmetic",
 )
 _POOL_NUMBERS: Final = {
+    "async_stack_keep_resident": "z",
     "linear_memory_keep_resident": "z",
     "max_memories_per_module": "I",
     "max_memory_size": "z",
@@ -85,6 +86,8 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasm_trap_trace": ("v", "pp"),
     "wasm_valtype_new": ("p", "B"),
     "wasm_valtype_vec_new": ("v", "pzp"),
+    "wasmtime_call_future_delete": ("v", "p"),
+    "wasmtime_call_future_poll": ("b", "p"),
     "wasmtime_caller_context": ("p", "p"),
     "wasmtime_caller_export_get": ("b", "ppzp"),
     "wasmtime_config_async_stack_size_set": ("v", "pz"),
@@ -94,6 +97,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_config_memory_reservation_for_growth_set": ("v", "pL"),
     "wasmtime_config_memory_reservation_set": ("v", "pL"),
     "wasmtime_config_strategy_set": ("v", "pB"),
+    "wasmtime_context_epoch_deadline_async_yield_and_update": ("p", "pL"),
     "wasmtime_context_get_data": ("p", "p"),
     "wasmtime_context_set_epoch_deadline": ("v", "pL"),
     "wasmtime_context_set_wasi": ("p", "pp"),
@@ -103,11 +107,14 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_error_new": ("p", "p"),
     "wasmtime_extern_delete": ("v", "p"),
     "wasmtime_frame_func_name": ("p", "p"),
+    "wasmtime_func_call_async": ("p", "pppzpzpp"),
     "wasmtime_func_call_unchecked": ("p", "pppzp"),
     "wasmtime_instance_export_get": ("b", "pppzp"),
     "wasmtime_instance_pre_delete": ("v", "p"),
     "wasmtime_instance_pre_instantiate": ("p", "pppp"),
+    "wasmtime_instance_pre_instantiate_async": ("p", "ppppp"),
     "wasmtime_linker_allow_shadowing": ("v", "pb"),
+    "wasmtime_linker_define_async_func": ("p", "ppzpzpppp"),
     "wasmtime_linker_define_func_unchecked": ("p", "ppzpzpppp"),
     "wasmtime_linker_define_wasi": ("p", "p"),
     "wasmtime_linker_delete": ("v", "p"),
@@ -128,9 +135,11 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_trap_code": ("b", "pp"),
     "wasmtime_trap_new": ("p", "pz"),
 }
-# Callbacks: where the bindings declare them (function and argument), result, arguments. A pointer result is a size_t
-# to ctypes, which cannot return pointers from callbacks.
-CALLBACKS: Final = {
+# Callbacks: where the bindings declare them (function and argument, or structure and member), result, arguments. A
+# pointer result is a size_t to ctypes, which cannot return pointers from callbacks.
+CALLBACKS: Final[dict[str, tuple[str, int | str, str, str]]] = {
+    "async host function": ("wasmtime_linker_define_async_func", 6, "v", "pppzpzpp"),
+    "continuation": ("wasmtime_async_continuation_t", "callback", "b", "p"),
     "host function": ("wasmtime_linker_define_func_unchecked", 6, "z", "pppz"),
     "epoch": ("wasmtime_store_epoch_deadline_callback", 1, "z", "pppp"),
     "output": ("wasi_config_set_stdout_custom", 1, "i64", "ppz"),
@@ -140,6 +149,7 @@ SIZES: Final = {
     "wasm_byte_vec_t": 16,
     "wasm_frame_vec_t": 16,
     "wasm_valtype_vec_t": 16,
+    "wasmtime_async_continuation_t": 24,
     "wasmtime_extern_t": 32,
     "wasmtime_func_t": 16,
     "wasmtime_instance_t": 16,
@@ -147,8 +157,10 @@ SIZES: Final = {
     "wasmtime_memory_creator_t": 24,
     "wasmtime_memory_t": 24,
     "wasmtime_val_raw_t": 16,
+    "wasmtime_val_t": 32,
 }
 EXTERN_PAYLOAD_OFFSET: Final = 8
+VALUE_PAYLOAD_OFFSET: Final = 8
 CELL_BYTES: Final = SIZES["wasmtime_val_raw_t"]
 EXTERN_MEMORY: Final = 3
 VALUE_KINDS: Final = {"i32": 0, "i64": 1, "f32": 2, "f64": 3}
@@ -221,15 +233,22 @@ def _function_mismatches(bindings: Any) -> list[str]:
 
 def _callback_mismatches(bindings: Any) -> list[str]:
     found = []
-    for name, (function, position, result, arguments) in CALLBACKS.items():
-        argtypes = getattr(getattr(bindings, "_" + function, None), "argtypes", ())
-        callback = argtypes[position] if len(argtypes) > position else None
+    for name, (owner, place, result, arguments) in CALLBACKS.items():
+        callback = _declared(bindings, owner, place)
         expected = [_KINDS.get(result, result), *(_KINDS[code] for code in arguments)]
         kinds = (getattr(callback, "_restype_", None), *getattr(callback, "_argtypes_", ()))
         actual = [describe_type(kind) for kind in kinds]
         if expected != actual:
             found.append(f"the {name} callback is {_spell(actual)}, not {_spell(expected)}")
     return found
+
+
+def _declared(bindings: Any, owner: str, place: int | str) -> Any:
+    """Return the type of a function's argument or of a structure's member, None if there is no such thing."""
+    if isinstance(place, str):
+        return dict(getattr(getattr(bindings, owner, None), "_fields_", ())).get(place)
+    argtypes = getattr(getattr(bindings, "_" + owner, None), "argtypes", ())
+    return argtypes[place] if len(argtypes) > place else None
 
 
 def _size_mismatches(bindings: Any) -> list[str]:
@@ -239,9 +258,10 @@ def _size_mismatches(bindings: Any) -> list[str]:
         actual = ctypes.sizeof(structure) if structure is not None else 0
         if actual != size:
             found.append(f"{name} has {actual} bytes, not {size}")
-    payload = getattr(getattr(bindings, "wasmtime_extern_t", None), "of", None)
-    if getattr(payload, "offset", -1) != EXTERN_PAYLOAD_OFFSET:
-        found.append(f"wasmtime_extern_t has its payload elsewhere than at {EXTERN_PAYLOAD_OFFSET}")
+    for name, offset in {"wasmtime_extern_t": EXTERN_PAYLOAD_OFFSET, "wasmtime_val_t": VALUE_PAYLOAD_OFFSET}.items():
+        payload = getattr(getattr(bindings, name, None), "of", None)
+        if getattr(payload, "offset", -1) != offset:
+            found.append(f"{name} has its payload elsewhere than at {offset}")
     return found
 
 

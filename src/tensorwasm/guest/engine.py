@@ -35,6 +35,7 @@ _TABLE_ENTRY_BYTES: Final = 8
 _KEEP_RESIDENT_BYTES: Final = 64 << 10
 _MIN_STACK_BYTES: Final = 16 << 10
 _MAX_STACK_BYTES: Final = 64 * MIB
+_FIBER_MARGIN_BYTES: Final = 256 << 10  # as much as a thread must have beside a guest, see tensorwasm.guest.stack
 
 # Off: what widens the attack surface or the ABI without a guest that needs it (memory64, several memories, threads,
 # garbage collection with externref, exceptions). On beyond the classic set: tail calls and deterministic relaxed SIMD;
@@ -86,12 +87,30 @@ class EngineConfig:
         stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
         tick_s: how often the epoch advances: the precision of deadlines.
         host_memory: linear memories are made by `tensorwasm.guest.kinds` instead of wasmtime's pool.
+        fibers: every slot has a stack of its own too, so that its guest can be suspended (`tensorwasm.guest.fibers`).
     """
 
     slots: int = 1000
     stack_bytes: int = 512 << 10
     tick_s: float = 0.01
     host_memory: bool = False
+    fibers: bool = False
+
+    @property
+    def layout(self) -> PoolLayout:
+        """The pool's sizes in address space."""
+        return PoolLayout(
+            slots=self.slots,
+            memory_bytes=_MEMORY_RESERVATION_BYTES,
+            guard_bytes=_GUARD_BYTES,
+            table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
+            stack_bytes=self.fiber_bytes if self.fibers else 0,
+        )
+
+    @property
+    def fiber_bytes(self) -> int:
+        """Address space of a fiber's stack: the guest's part, and one for the host functions that it calls."""
+        return self.stack_bytes + _FIBER_MARGIN_BYTES
 
 
 class Engine:
@@ -115,14 +134,7 @@ class Engine:
             raise CapacityExhausted(
                 f"a Wasm stack of {config.stack_bytes} bytes is not between {_MIN_STACK_BYTES} and {_MAX_STACK_BYTES}"
             )
-        reservation.check(
-            PoolLayout(
-                slots=config.slots,
-                memory_bytes=_MEMORY_RESERVATION_BYTES,
-                guard_bytes=_GUARD_BYTES,
-                table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
-            )
-        )
+        reservation.check(config.layout)
         self.config = config
         self.poll_ticks = max(1, round(POLL_S / config.tick_s))
         self._tick_ns = round(config.tick_s * 1e9)
@@ -248,7 +260,7 @@ def _configure(config: EngineConfig) -> int:
         capi.bind(f"wasmtime_config_{flag}_set")(address, value)
     numbers = {
         "strategy": capi.STRATEGY_CRANELIFT,
-        "async_stack_size": config.stack_bytes + MIB,  # unused, but checked against the next
+        "async_stack_size": config.fiber_bytes,
         "max_wasm_stack": config.stack_bytes,
         "memory_guard_size": _GUARD_BYTES,
         "memory_reservation": _MEMORY_RESERVATION_BYTES,
@@ -272,6 +284,7 @@ def _pool(address: int, config: EngineConfig) -> None:
 
 def _pool_numbers(config: EngineConfig) -> dict[str, int]:
     return {
+        "async_stack_keep_resident": 0,
         "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
         "max_memories_per_module": 1,
         "max_memory_size": _MEMORY_RESERVATION_BYTES,
@@ -281,6 +294,6 @@ def _pool_numbers(config: EngineConfig) -> dict[str, int]:
         "total_core_instances": config.slots,
         "total_gc_heaps": 0,
         "total_memories": config.slots,
-        "total_stacks": 0,
+        "total_stacks": config.slots if config.fibers else 0,
         "total_tables": config.slots * MAX_TABLES,
     }

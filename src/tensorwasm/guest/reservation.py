@@ -17,6 +17,7 @@ from tensorwasm.errors import CapacityExhausted
 
 _ADDRESS_SPACE_BYTES: Final = 1 << 47
 _MAPPINGS_PER_SLOT: Final = 5  # measured with live instances: memory, image, guards, table, stack
+_SPARE_MAPPINGS: Final = 8192  # for everything else: libraries, threads, drivers, memory registered with a device
 _TIB: Final = 1 << 40
 
 
@@ -29,17 +30,36 @@ class PoolLayout:
         memory_bytes: reserved for each linear memory.
         guard_bytes: unmapped after each memory.
         table_bytes: reserved for the tables of one sandbox.
+        stack_bytes: reserved for the fiber of one sandbox, 0 in a pool without fibers.
     """
 
     slots: int
     memory_bytes: int
     guard_bytes: int
     table_bytes: int
+    stack_bytes: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """What one sandbox takes of the reservation."""
+        return self.memory_bytes + self.guard_bytes + self.table_bytes + self.stack_bytes
 
     @property
     def total_bytes(self) -> int:
         """The whole reservation."""
-        return self.slots * (self.memory_bytes + self.guard_bytes + self.table_bytes) + self.guard_bytes
+        return self.slots * self.slot_bytes + self.guard_bytes
+
+
+def most_slots(layout: PoolLayout) -> int:
+    """Return how many slots a pool of this process can have now, at least 1, whatever number the layout has.
+
+    The kernel's limit on mappings decides (``vm.max_map_count``), less what this process holds already and a reserve
+    for everything but sandboxes; then the address space. Pools that were made before are not looked at: their
+    mappings come with their sandboxes.
+    """
+    by_mappings = (_mapping_limit() - _SPARE_MAPPINGS - _mapping_count()) // _MAPPINGS_PER_SLOT
+    by_addresses = (_ADDRESS_SPACE_BYTES - layout.guard_bytes) // layout.slot_bytes - 1
+    return max(1, min(by_mappings, by_addresses))
 
 
 def check(layout: PoolLayout) -> None:
@@ -50,11 +70,10 @@ def check(layout: PoolLayout) -> None:
     """
     if layout.slots < 1:
         raise CapacityExhausted("a pool needs at least one slot")
-    per_slot = layout.total_bytes // layout.slots
     if layout.total_bytes > _ADDRESS_SPACE_BYTES:
         raise CapacityExhausted(
             f"{layout.slots} slots need {layout.total_bytes / _TIB:.1f} TiB of address space and there are "
-            f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_ADDRESS_SPACE_BYTES // per_slot - 1} slots"
+            f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_ADDRESS_SPACE_BYTES // layout.slot_bytes - 1} slots"
         )
     limit, used = _mapping_limit(), _mapping_count()
     if used + layout.slots * _MAPPINGS_PER_SLOT > limit:

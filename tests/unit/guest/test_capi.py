@@ -50,20 +50,26 @@ def test_a_structure_of_another_size_is_noticed(name):
 
 def test_another_payload_offset_is_noticed():
     class Packed(ctypes.Structure):
-        _fields_ = (("kind", ctypes.c_uint8), ("of", ctypes.c_char * 31))
+        _fields_ = (("kind", ctypes.c_uint8), ("of", ctypes.c_char * 31))  # also as long as a value
 
-    found = capi.find_mismatches(Altered(wasmtime_extern_t=Packed))
-    assert found == ["wasmtime_extern_t has its payload elsewhere than at 8"]
+    for name in ("wasmtime_extern_t", "wasmtime_val_t"):
+        found = capi.find_mismatches(Altered(**{name: Packed}))
+        assert found == [f"{name} has its payload elsewhere than at 8"]
+
+
+def replace_callback(owner, place, kind):
+    if isinstance(place, str):
+        members = {**dict(getattr(_bindings, owner)._fields_), place: kind}
+        return {owner: type(owner, (ctypes.Structure,), {"_fields_": tuple(members.items())})}
+    real = getattr(_bindings, "_" + owner)
+    argtypes = [kind if at == place else old for at, old in enumerate(real.argtypes)]
+    return {"_" + owner: types.SimpleNamespace(restype=real.restype, argtypes=argtypes)}
 
 
 @pytest.mark.parametrize("name", sorted(capi.CALLBACKS))
 def test_another_callback_is_noticed(name):
-    function, position, _, _ = capi.CALLBACKS[name]
-    real = getattr(_bindings, "_" + function)
-    argtypes = list(real.argtypes)
-    argtypes[position] = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    changed = types.SimpleNamespace(restype=real.restype, argtypes=argtypes)
-    found = capi.find_mismatches(Altered(**{"_" + function: changed}))
+    owner, place, _, _ = capi.CALLBACKS[name]
+    found = capi.find_mismatches(Altered(**replace_callback(owner, place, ctypes.CFUNCTYPE(None, ctypes.c_int))))
     assert any(sentence.startswith(f"the {name} callback is void(i32)") for sentence in found)
 
 

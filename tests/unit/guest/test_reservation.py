@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,28 @@ def test_a_pool_with_more_mappings_than_the_kernel_allows_is_refused(monkeypatch
     monkeypatch.setattr(reservation, "_mapping_limit", lambda: 1000)
     with pytest.raises(CapacityExhausted, match=r"5000 mappings and the kernel allows 1000.*vm\.max_map_count"):
         reservation.check(layout(1000))
+
+
+def test_the_most_slots_follow_the_mapping_limit_less_a_reserve_and_what_is_held(monkeypatch):
+    monkeypatch.setattr(reservation, "_mapping_limit", lambda: 65530)
+    monkeypatch.setattr(reservation, "_mapping_count", lambda: 338)
+    assert reservation.most_slots(layout(1)) == (65530 - 8192 - 338) // 5
+    monkeypatch.setattr(reservation, "_mapping_limit", lambda: 1000)
+    assert reservation.most_slots(layout(1)) == 1
+
+
+def test_the_most_slots_fit_the_address_space(monkeypatch):
+    monkeypatch.setattr(reservation, "_mapping_limit", lambda: sys.maxsize)
+    for fibers in (False, True):
+        config = EngineConfig(slots=1, fibers=fibers)
+        most = reservation.most_slots(config.layout)
+        assert replace(config, slots=most).layout.total_bytes <= 1 << 47
+        assert replace(config, slots=most + 3).layout.total_bytes > 1 << 47
+
+
+def test_a_pool_of_the_most_slots_can_be_made():
+    config = EngineConfig(slots=1, fibers=True)
+    reservation.check(replace(config, slots=reservation.most_slots(config.layout)).layout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux")
