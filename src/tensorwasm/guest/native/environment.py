@@ -1,0 +1,86 @@
+"""What compiled host functions are given besides the guest's call: addresses, so that nothing in them is a constant.
+
+wasmtime hands a host function the ``env`` that it was defined with; here that is the address of an `Environment`. This
+module needs no Numba: whoever links without compiled code still knows what there could be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tensorwasm.guest import capi
+from tensorwasm.guest.hostfunc import ValType
+
+
+class Environment(ctypes.Structure):
+    """Addresses for one import, each a C function.
+
+    Attributes:
+        twin: the import in Python, of the very same signature. It gets whatever compiled code does not finish, before
+            that code has had any effect.
+        finish: of the same signature too. It waits in Python for what compiled code has started, and writes the answer.
+        caller_context: ``wasmtime_caller_context``, and so on.
+    """
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "twin",
+            "finish",
+            "caller_context",
+            "context_get_data",
+            "memory_data",
+            "memory_data_size",
+            "clock_gettime",
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A compiled host function.
+
+    Attributes:
+        address: of the C function ``(env, caller, cells, count) -> trap``.
+        params: Wasm types that it expects.
+        finish: body that waits for what the function has started, None if it starts nothing.
+    """
+
+    address: int
+    params: tuple[ValType, ...]
+    finish: Callable[..., int] | None = None
+
+
+Entries = Mapping[tuple[str, str], Entry]
+"""Compiled host functions by import module and field."""
+
+NO_ENTRIES: Final[Entries] = {}
+
+
+def address_of(function: Any) -> int:
+    """Return the address of a ctypes function or callback."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+_clock: Final = address_of(ctypes.CDLL(None).clock_gettime)
+
+
+def make_environment(twin: int, finish: int) -> Environment:
+    """Return the addresses for one import; whoever defines the import keeps them alive.
+
+    Args:
+        twin: the import in Python.
+        finish: what waits for it in Python, 0 if nothing has to.
+    """
+    return Environment(
+        twin=twin,
+        finish=finish,
+        caller_context=capi.address_of("wasmtime_caller_context"),
+        context_get_data=capi.address_of("wasmtime_context_get_data"),
+        memory_data=capi.address_of("wasmtime_memory_data"),
+        memory_data_size=capi.address_of("wasmtime_memory_data_size"),
+        clock_gettime=_clock,
+    )

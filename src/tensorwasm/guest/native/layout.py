@@ -1,0 +1,98 @@
+"""Where things lie in the C structures that compiled host functions read and write, and the numbers they compare with.
+
+All are NumPy uint64, so that arithmetic on them stays in 64-bit integers: a plain Python integer would be signed to
+Numba, and signed with unsigned goes through a double.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import namedtuple
+from typing import Any, Final
+
+from numba import int32, uint64
+
+from tensorwasm.gpu import limits, pad
+from tensorwasm.guest import capi
+from tensorwasm.guest.imports import abi
+from tensorwasm.guest.native.environment import Environment
+
+
+def _offsets(structure: type[ctypes.Structure]) -> Any:
+    """Return the offset of each field, under its name, and the structure's size as ``size``."""
+    named = {field[0]: uint64(getattr(structure, field[0]).offset) for field in structure._fields_}
+    kind: Any = namedtuple(structure.__name__, [*named, "size"])  # noqa: PYI024 - its fields are data
+    return kind(**named, size=uint64(ctypes.sizeof(structure)))
+
+
+ENV: Final = _offsets(Environment)
+PAD: Final = _offsets(pad.PadLayout)
+DRIVER: Final = _offsets(pad.DriverTable)
+HEAD: Final = _offsets(pad.KernelHead)
+PARAM: Final = _offsets(pad.ParamRow)
+KERNEL: Final = _offsets(pad.KernelRow)
+BUFFER: Final = _offsets(pad.BufferRow)
+STREAM: Final = _offsets(pad.StreamRow)
+GRAPH: Final = _offsets(pad.GraphRow)
+WINDOW: Final = _offsets(pad.WindowRow)
+SCRATCH: Final = _offsets(pad.Scratch)
+
+NOTHING: Final = uint64((1 << 64) - 1)
+ZERO: Final = uint64(0)
+ONE: Final = uint64(1)
+LOW: Final = uint64(0xFFFF_FFFF)
+WORD: Final = uint64(8)
+HALF: Final = uint64(4)
+CELL: Final = uint64(capi.CELL_BYTES)
+
+KERNEL_MASK: Final = uint64(pad.KERNEL_ROWS - 1)
+BUFFER_MASK: Final = uint64(pad.BUFFER_ROWS - 1)
+STREAM_MASK: Final = uint64(pad.STREAM_ROWS - 1)
+GRAPH_MASK: Final = uint64(pad.GRAPH_ROWS - 1)
+STREAM_ROWS: Final = uint64(pad.STREAM_ROWS)
+MAX_ARGV_BYTES: Final = uint64(pad.MAX_ARGV_BYTES)
+
+MAX_AXIS_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS_PER_AXIS)
+MAX_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS)
+MAX_AXIS_BLOCKS: Final = uint64(limits.MAX_GRID_BLOCKS_PER_AXIS)
+MAX_SHARED_BYTES: Final = uint64(limits.MAX_DYNAMIC_SHARED_BYTES)
+
+TAG_PTR: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "ptr"))
+TAG_BUFFER: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "buffer"))
+TAGS: Final = uint64(64)
+"""No tag is as large as this."""
+TAGS_OF_4: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 4))
+"""Bit n says that tag n is followed by 4 bytes; likewise the next two."""
+TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 8))
+TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
+
+NO_DEADLINE_NS: Final = uint64(pad.NO_DEADLINE_NS)
+DEADLINE_NEAR_NS: Final = uint64(int(limits.DEADLINE_NEAR_S * 1e9))
+YIELD_NEAR_NS: Final = uint64(abi.YIELD_NEAR_MS * 1_000_000)
+MILLISECOND_NS: Final = uint64(1_000_000)
+SECOND_NS: Final = uint64(1_000_000_000)
+UNBOUNDED_MS: Final = uint64(abi.UNBOUNDED_MS)
+
+FAILED: Final = uint64(abi.Code.INTERNAL & 0xFFFF_FFFF)
+STOPPED: Final = uint64(abi.YieldVerdict.STOP)
+NEAR: Final = uint64(abi.YieldVerdict.DEADLINE_NEAR)
+GO_ON: Final = uint64(abi.YieldVerdict.CONTINUE)
+
+SPIN_NS: Final = uint64(200_000)
+"""Longest wait for a kernel before Python takes over."""
+COPY_SPIN_NS: Final = uint64(5_000_000)
+"""The same for a copy, whose length is known: 64 MiB take 1.2 ms over PCIe 5."""
+BLOCK_BYTES: Final = uint64(256)
+"""Windows keep their offset within such a block when they are staged: no access needs more alignment."""
+BLOCK_MASK: Final = uint64(255)
+
+CLOCK: Final = int32(time.CLOCK_MONOTONIC)
+SUCCESS: Final = int32(0)
+NOT_READY: Final = int32(600)
+"""``CUDA_ERROR_NOT_READY``. Source: CUDA Driver API, "Stream Management", cuStreamQuery."""
+
+assert all(row.tag < TAGS and row.value_bytes in (4, 8, 16) for row in abi.ARG_TAGS)  # noqa: S101 - the tables above
+assert all(  # noqa: S101 - what masks rest on
+    count & (count - 1) == 0 for count in (pad.KERNEL_ROWS, pad.BUFFER_ROWS, pad.STREAM_ROWS, pad.GRAPH_ROWS)
+)

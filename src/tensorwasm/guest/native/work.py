@@ -1,0 +1,67 @@
+"""Work on streams: counting what was started, waiting for it, and counting it off."""
+
+from __future__ import annotations
+
+from tensorwasm.guest.native.checks import compiled, now_ns
+from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
+from tensorwasm.guest.native.layout import DRIVER, NOT_READY, ONE, PAD, STREAM, STREAM_ROWS, SUCCESS, ZERO
+
+
+@compiled
+def add_to(at: int, number: int) -> None:
+    """Add to a number in memory."""
+    store_u64(at, load_u64(at) + number)
+
+
+@compiled
+def count_started(pad: int, row: int) -> None:
+    """Count a launch or copy that a stream was given."""
+    add_to(row + STREAM.pending, ONE)
+    add_to(pad + PAD.pending, ONE)
+
+
+@compiled
+def count_drained(pad: int, row: int) -> None:
+    """Count off everything a stream had.
+
+    The pad counts at least what its rows do, and more for a stream that has lost its row: that part stays.
+    """
+    pending = load_u64(row + STREAM.pending)
+    store_u64(row + STREAM.pending, ZERO)
+    total = load_u64(pad + PAD.pending)
+    if total >= pending:
+        store_u64(pad + PAD.pending, total - pending)
+
+
+@compiled
+def query(pad: int, row: int) -> int:
+    """Return what the driver says of a stream."""
+    function = load_u64(load_u64(pad + PAD.driver) + DRIVER.stream_query)
+    return call_i32(function, (load_u64(row + STREAM.stream),))
+
+
+@compiled
+def drain(env: int, pad: int, row: int, limit_ns: int) -> bool:
+    """Wait for a stream, spinning, for a while. Return whether it has drained; a failure is no drain."""
+    result = query(pad, row)
+    if result == NOT_READY:
+        started = now_ns(env, pad)
+        while result == NOT_READY and now_ns(env, pad) - started < limit_ns:
+            result = query(pad, row)
+    if result != SUCCESS:
+        return False
+    count_drained(pad, row)
+    return True
+
+
+@compiled
+def drain_all(env: int, pad: int, limit_ns: int) -> bool:
+    """Wait for every stream of the pad, in turn. Return whether nothing is pending any more, on any stream."""
+    index = ZERO
+    while index < STREAM_ROWS and load_u64(pad + PAD.pending) != ZERO:
+        row = pad + PAD.streams + index * STREAM.size
+        busy = load_u64(row + STREAM.stream) != ZERO and load_u64(row + STREAM.pending) != ZERO
+        if busy and (load_u64(row + STREAM.recording) != ZERO or not drain(env, pad, row, limit_ns)):
+            return False
+        index += ONE
+    return load_u64(pad + PAD.pending) == ZERO
