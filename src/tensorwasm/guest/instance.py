@@ -17,12 +17,14 @@ from tensorwasm.errors import (
     InternalError,
     InvokeTimeout,
 )
+from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.guest import capi, codec, stack, traps, wasi
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.module import CallPlan
+from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import ON_EPOCH, STATES, GuestState
 from tensorwasm.guest.wasi import Output, WasiConfig
 from tensorwasm.values import MIB, Deadline, Limits
@@ -69,6 +71,7 @@ class Instance:
         wasi_config: WasiConfig = _NO_WASI,
         deadline: Deadline | None = None,
         drain: Callable[[], bool] | None = None,
+        pad: PadLayout | None = None,
     ) -> None:
         """Instantiate, running the start function if the module has one.
 
@@ -80,6 +83,8 @@ class Instance:
             deadline: when the start function must have ended; never later than ``limits.wall_s`` or 30 s from now.
             drain: called once, before the sandbox's pages go back to the pool, whatever ended it. False means that
                 something outside may still reach them: they are then never used again.
+            pad: for compiled host functions, from `tensorwasm.guest.native.pads`; recycled when the sandbox has gone,
+                after ``drain``. Nobody else may use it then.
 
         Raises:
             CapacityExhausted: the pool is full, or this thread's stack is too small.
@@ -88,6 +93,7 @@ class Instance:
             GuestTrap: the start function, or copying the module's data, trapped.
             GuestExit: the start function exited with a code other than 0.
             InvokeTimeout: the start function ran into the deadline.
+            InternalError: compiled host functions are linked, and there is no pad.
         """
         self.module = prepared.module
         self.limits = limits or Limits()
@@ -100,7 +106,9 @@ class Instance:
         self._spent_ns = 0
         self._store = 0
         check_declared(self.module.preamble, self.limits)
-        self._state = GuestState(self.module.engine, services)
+        if prepared.needs_pad and pad is None:
+            raise InternalError("a sandbox that may call compiled host functions needs a pad")
+        self._state = GuestState(self.module.engine, services, pad)
         self.module.engine.reserve_slot()
         try:
             self._open()
@@ -220,6 +228,8 @@ class Instance:
             self._frames.clear()
             (_store_delete if self._spent_ns < _QUICK_NS else _store_delete_slowly)(store)
             self.module.engine.release_slot()
+            if self._state.pad is not None:
+                recycle_pad(self._state.pad)
 
     def _open(self) -> None:
         engine, state, limits = self.module.engine, self._state, self.limits
@@ -255,9 +265,7 @@ class Instance:
             self._wait_for_turn(end_ns)
         try:
             self._require_open()
-            state.started_ns = started_ns
-            state.deadline_ns = end_ns
-            state.error = None
+            state.arm(started_ns, end_ns)
             # Armed first and looked at second: a cancel in between is seen, either here or by the guest.
             _set_epoch_deadline(state.context, engine.ticks(end_ns))
             state.check()

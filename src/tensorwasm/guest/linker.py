@@ -12,6 +12,7 @@ from tensorwasm.guest import capi, preview1, traps
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.module import Module
+from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, address_of, make_environment
 from tensorwasm.guest.state import STATES, as_raised
 from tensorwasm.wasm.preamble import FuncType, Import
 
@@ -48,15 +49,17 @@ class Prepared:
     Attributes:
         module: the code.
         address: the C object.
+        needs_pad: it may call compiled host functions, so its store must carry the address of a pad.
         needs_wasi: it imports WASI, so its store must carry a WASI context.
     """
 
-    __slots__ = ("_linker", "address", "module", "needs_wasi")
+    __slots__ = ("_linker", "address", "module", "needs_pad", "needs_wasi")
 
     def __init__(self, linker: Linker, module: Module, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
         self.module = module
         self.address = address
+        self.needs_pad = linker.native
         self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
@@ -66,11 +69,21 @@ class Prepared:
 class Linker:
     """The imports that sandboxes may use. Made once per engine and set of host functions; safe to share.
 
-    Every host function gets one trampoline, which finds the calling sandbox by the number in its store.
+    Every host function gets one trampoline, which finds the calling sandbox by the number in its store. Where there is
+    a compiled one, that is linked in its place, and the trampoline becomes its twin.
+
+    Attributes:
+        engine: of the modules to link.
+        native: compiled functions are linked, so every sandbox needs a pad.
     """
 
     def __init__(
-        self, engine: Engine, host_functions: Iterable[HostFunction] = (), *, wasi_preview1: bool = True
+        self,
+        engine: Engine,
+        host_functions: Iterable[HostFunction] = (),
+        *,
+        wasi_preview1: bool = True,
+        native: Entries = NO_ENTRIES,
     ) -> None:
         """Define the imports.
 
@@ -78,13 +91,17 @@ class Linker:
             engine: the engine of the modules to link.
             host_functions: no two of one module and name.
             wasi_preview1: offer ``wasi_snapshot_preview1`` too.
+            native: compiled host functions, by module and name; those of other host functions are not linked.
 
         Raises:
-            InternalError: two host functions of one name, or wasmtime refused one.
+            InternalError: two host functions of one name, one whose compiled form has other parameters, or wasmtime
+                refused one.
         """
         self.engine = engine
+        self.native = bool(native)
+        self._native = native
         self._offered: dict[tuple[str, str], HostFunction] = {}
-        self._trampolines: list[object] = []
+        self._kept: list[object] = []
         self._wasi = wasi_preview1
         self._address: int = _linker_new(engine.address)
         if wasi_preview1:
@@ -140,13 +157,33 @@ class Linker:
         if key in self._offered:
             raise InternalError(f"two host functions are called {function.module}.{function.name}")
         module, name = function.module.encode(), function.name.encode()
-        callback = capi.HOST_FUNCTION(make_trampoline(function))
+        address, environment = self._entry(function)
         signature = _functype_new(_value_types(function.params), _value_types(function.results))
-        error = _define_func(self._address, module, len(module), name, len(name), signature, callback, None, None)
+        error = _define_func(self._address, module, len(module), name, len(name), signature, address, environment, None)
         _functype_delete(signature)
         _check(error)
         self._offered[key] = function
-        self._trampolines.append(callback)
+
+    def _entry(self, function: HostFunction) -> tuple[int, int | None]:
+        """Return the addresses of the C function to link and of its environment, both kept as long as this lives."""
+        twin = self._keep(make_trampoline(function))
+        entry = self._native.get((function.module, function.name))
+        if entry is None:
+            return twin, None
+        if entry.params != function.params:
+            raise InternalError(f"the compiled {function.module}.{function.name} has other parameters")
+        finish = 0
+        if entry.finish is not None:
+            waiter = HostFunction(function.module, function.name, (), function.results, entry.finish)
+            finish = self._keep(make_trampoline(waiter))
+        environment = make_environment(twin, finish)
+        self._kept.append(environment)
+        return entry.address, ctypes.addressof(environment)
+
+    def _keep(self, trampoline: Trampoline) -> int:
+        callback = capi.HOST_FUNCTION(trampoline)
+        self._kept.append(callback)
+        return address_of(callback)
 
 
 def make_trampoline(function: HostFunction) -> Trampoline:

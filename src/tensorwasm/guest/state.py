@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import GuestTrap, InternalError, InvalidPointer, InvokeTimeout, TensorWasmError
+from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
 from tensorwasm.guest import capi, traps
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.memory import GuestMemory
+from tensorwasm.guest.native.pads import scratch_address
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ class GuestState:
     """One sandbox. It is the `HostCall` that host functions get.
 
     Attributes:
-        token: the number its store carries, never 0 and never used again.
+        token: the number its store carries, never 0: the address of its pad, which no other sandbox has while this one
+            lives; without a pad a number that is never used again.
+        pad: what compiled host functions know of it, or None.
         engine: where it runs.
         deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
@@ -59,13 +63,15 @@ class GuestState:
         "error",
         "instance",
         "interruptible",
+        "pad",
         "started_ns",
         "token",
         "wasi",
     )
 
-    def __init__(self, engine: Engine, services: Mapping[str, object]) -> None:
-        self.token = next(_tokens)
+    def __init__(self, engine: Engine, services: Mapping[str, object], pad: PadLayout | None = None) -> None:
+        self.pad = pad
+        self.token = next(_tokens) if pad is None else ctypes.addressof(pad)
         self.engine = engine
         self.deadline_ns: int | None = None
         self.started_ns = 0
@@ -89,13 +95,30 @@ class GuestState:
             InvalidPointer: it exports no memory named ``memory``, or is closed.
         """
         if self._memory is None:
-            self._memory = GuestMemory(self.context, self._find_memory())
+            memory = self._find_memory()
+            self._memory = GuestMemory(self.context, memory)
+            if self.pad is not None:
+                ctypes.memmove(self.pad.memory, memory, len(memory))
         return self._memory
 
     @property
     def deadline(self) -> Deadline:
         """When the current call must have ended."""
         return Deadline(self.deadline_ns)
+
+    def arm(self, started_ns: int, deadline_ns: int | None) -> None:
+        """Begin a call, on the thread that will run the guest.
+
+        Args:
+            started_ns: now, on the monotonic clock.
+            deadline_ns: when the call must have ended; None for never.
+        """
+        self.started_ns = started_ns
+        self.deadline_ns = deadline_ns
+        self.error = None
+        if self.pad is not None:
+            self.pad.deadline_ns = _clamped(deadline_ns)
+            self.pad.scratch = scratch_address()
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""
@@ -164,6 +187,11 @@ class GuestState:
         if kind != capi.EXTERN_MEMORY:
             raise InvalidPointer("the guest's export 'memory' is not a memory")
         return memory
+
+
+def _clamped(deadline_ns: int | None) -> int:
+    """Return a deadline as a pad has it: one before the clock began has passed, one past its end is the end."""
+    return NO_DEADLINE_NS if deadline_ns is None else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
 
 
 _tokens: Final = itertools.count(1)

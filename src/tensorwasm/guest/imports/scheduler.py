@@ -1,29 +1,39 @@
-"""``wasi:scheduler/host``: how much time a call has left."""
+"""``wasi:scheduler/host``: how much time a call has left. Its compiled twins are in `guest.native.clock`."""
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import UNBOUNDED_MS, YIELD_NEAR_MS, YieldVerdict
 
+_MILLISECOND_NS: Final = 1_000_000
+
 
 def yield_(call: HostCall) -> int:
     """Return a `YieldVerdict`."""
-    remaining_s = call.deadline.remaining_s()
-    if remaining_s <= 0:
+    left_ns = _remaining_ns(call)
+    if left_ns is None:
+        return YieldVerdict.CONTINUE
+    if left_ns <= 0:
         return YieldVerdict.STOP
-    return YieldVerdict.DEADLINE_NEAR if remaining_s * 1000 < YIELD_NEAR_MS else YieldVerdict.CONTINUE
+    return YieldVerdict.DEADLINE_NEAR if left_ns < YIELD_NEAR_MS * _MILLISECOND_NS else YieldVerdict.CONTINUE
 
 
 def deadline_remaining_ms(call: HostCall) -> int:
     """Return whole milliseconds left, as the signed number that a Wasm i32 is."""
-    remaining_s = call.deadline.remaining_s()
-    if math.isinf(remaining_s):
+    left_ns = _remaining_ns(call)
+    if left_ns is None:
         return _signed(UNBOUNDED_MS)
-    return _signed(min(int(remaining_s * 1000), UNBOUNDED_MS - 1))
+    return _signed(min(max(left_ns, 0) // _MILLISECOND_NS, UNBOUNDED_MS - 1))
+
+
+def _remaining_ns(call: HostCall) -> int | None:
+    """Return nanoseconds left, negative once the deadline has passed; None without one. Integers: so has the twin."""
+    at_ns = call.deadline.at_ns
+    return None if at_ns is None else at_ns - time.monotonic_ns()
 
 
 def _signed(value: int) -> int:

@@ -16,10 +16,12 @@ from numba import uint64
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 from numba.core.ccallback import CFunc
 
+from tensorwasm.guest.hostfunc import ValType
 from tensorwasm.guest.imports import interfaces
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
 from tensorwasm.guest.native import cache, clock, copies, launches, layout
 from tensorwasm.guest.native.environment import Entries, Entry
+from tensorwasm.guest.native.finish import finish
 
 _log = logging.getLogger(__name__)
 
@@ -32,50 +34,49 @@ class Source:
 
     Attributes:
         function: ``(env, caller, cells, count) -> trap``.
-        modules: import modules under which it means this.
+        params: Wasm types that it expects in its cells.
         starts: whether it may have to wait for what it has started.
     """
 
     function: Callable[..., int]
-    modules: tuple[str, ...]
+    params: tuple[ValType, ...]
     starts: bool = False
 
 
-_CUDA: Final = interfaces.CUDA.modules
-_WITH_ARGUMENTS: Final = tuple(module for module in _CUDA if module != CUDA_MODULE_0_1)
+_LAUNCH: Final[tuple[ValType, ...]] = ("i64", *("i32",) * 9)
 SOURCES: Final[dict[str, Source]] = {
-    "wasi_cuda_launch": Source(launches.launch, _WITH_ARGUMENTS, starts=True),
-    "wasi_cuda_launch_async": Source(launches.launch_async, _WITH_ARGUMENTS),
-    "wasi_cuda_graph_launch": Source(launches.graph_launch, _WITH_ARGUMENTS),
-    "wasi_cuda_sync": Source(copies.sync, _CUDA),
-    "wasi_cuda_stream_sync": Source(copies.stream_sync, _CUDA),
-    "wasi_cuda_memcpy_h2d": Source(copies.memcpy_h2d, _CUDA, starts=True),
-    "wasi_cuda_memcpy_d2h": Source(copies.memcpy_d2h, _CUDA, starts=True),
-    "yield": Source(clock.yield_, interfaces.SCHEDULER.modules),
-    "deadline-remaining-ms": Source(clock.deadline_remaining_ms, interfaces.SCHEDULER.modules),
+    "wasi_cuda_launch": Source(launches.launch, _LAUNCH, starts=True),
+    "wasi_cuda_launch_async": Source(launches.launch_async, (*_LAUNCH, "i64")),
+    "wasi_cuda_graph_launch": Source(launches.graph_launch, ("i64", "i64")),
+    "wasi_cuda_sync": Source(copies.sync, ()),
+    "wasi_cuda_stream_sync": Source(copies.stream_sync, ("i64",)),
+    "wasi_cuda_memcpy_h2d": Source(copies.memcpy_h2d, ("i32",) * 4, starts=True),
+    "wasi_cuda_memcpy_d2h": Source(copies.memcpy_d2h, ("i32",) * 4, starts=True),
+    "yield": Source(clock.yield_, ()),
+    "deadline-remaining-ms": Source(clock.deadline_remaining_ms, ()),
 }
 """Compiled host functions by import field."""
 
+EXCEPT: Final = frozenset({(CUDA_MODULE_0_1, "wasi_cuda_launch")})
+"""Imports of such a name that mean something else: that launch takes no arguments."""
 
-def make_entries(finish: Callable[..., int]) -> Entries:
-    """Compile every host function that the interfaces know, or take it from the cache.
 
-    Args:
-        finish: body that waits for what a function has started.
-    """
+def make_entries() -> Entries:
+    """Compile the host functions, or take them from the cache, for every import that means them."""
     folder = _open_cache()
-    params = {
-        function.core_name: tuple(param.type for param in function.params)
+    made = {name: _make_entry(source, folder) for name, source in SOURCES.items()}
+    return {
+        (module, function.core_name): made[function.core_name]
         for interface in interfaces.INTERFACES
+        for module in interface.modules
         for function in interface.functions
+        if function.core_name in made and (module, function.core_name) not in EXCEPT
     }
-    entries = {}
-    for name, source in SOURCES.items():
-        if name in params:
-            address = compile_function(source.function, folder).address
-            entry = Entry(address, params[name], finish if source.starts else None)
-            entries.update({(module, name): entry for module in source.modules})
-    return entries
+
+
+def _make_entry(source: Source, folder: Path | None) -> Entry:
+    address = compile_function(source.function, folder).address
+    return Entry(address, source.params, finish if source.starts else None)
 
 
 def compile_function(function: Callable[..., int], folder: Path | None) -> Any:

@@ -17,13 +17,14 @@ from tensorwasm.gpu import limits, pad
 from tensorwasm.guest import capi
 from tensorwasm.guest.imports import abi
 from tensorwasm.guest.native.environment import Environment
+from tensorwasm.guest.suspension import Mailbox, Suspension
 
 
 def _offsets(structure: type[ctypes.Structure]) -> Any:
     """Return the offset of each field, under its name, and the structure's size as ``size``."""
     named = {field[0]: uint64(getattr(structure, field[0]).offset) for field in structure._fields_}
-    kind: Any = namedtuple(structure.__name__, [*named, "size"])  # noqa: PYI024 - its fields are data
-    return kind(**named, size=uint64(ctypes.sizeof(structure)))
+    named["size"] = uint64(ctypes.sizeof(structure))
+    return namedtuple("Offsets", named)(**named)  # noqa: PYI024 - its fields are data
 
 
 ENV: Final = _offsets(Environment)
@@ -37,6 +38,12 @@ STREAM: Final = _offsets(pad.StreamRow)
 GRAPH: Final = _offsets(pad.GraphRow)
 WINDOW: Final = _offsets(pad.WindowRow)
 SCRATCH: Final = _offsets(pad.Scratch)
+WAIT: Final = _offsets(pad.Wait)
+SUSPENSION: Final = _offsets(Suspension)
+MAILBOX: Final = _offsets(Mailbox)
+VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])
+VALUE_PAYLOAD: Final = uint64(capi.VALUE_PAYLOAD_OFFSET)
+WAIT_PARAMS: Final = uint64(pad.WAIT_PARAMS)
 
 NOTHING: Final = uint64((1 << 64) - 1)
 ZERO: Final = uint64(0)

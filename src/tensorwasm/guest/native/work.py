@@ -56,12 +56,17 @@ def drain(env: int, pad: int, row: int, limit_ns: int) -> bool:
 
 @compiled
 def drain_all(env: int, pad: int, limit_ns: int) -> bool:
-    """Wait for every stream of the pad, in turn. Return whether nothing is pending any more, on any stream."""
+    """Wait for every stream of the pad, in turn. Return whether nothing is pending any more, on any stream.
+
+    While a stream records, only the session knows what waiting for all of them means.
+    """
     index = ZERO
-    while index < STREAM_ROWS and load_u64(pad + PAD.pending) != ZERO:
+    while index < STREAM_ROWS:
         row = pad + PAD.streams + index * STREAM.size
-        busy = load_u64(row + STREAM.stream) != ZERO and load_u64(row + STREAM.pending) != ZERO
-        if busy and (load_u64(row + STREAM.recording) != ZERO or not drain(env, pad, row, limit_ns)):
-            return False
+        if load_u64(row + STREAM.stream) != ZERO:
+            if load_u64(row + STREAM.recording) != ZERO:
+                return False
+            if load_u64(row + STREAM.pending) != ZERO and not drain(env, pad, row, limit_ns):
+                return False
         index += ONE
     return load_u64(pad + PAD.pending) == ZERO

@@ -1,0 +1,35 @@
+"""Whether there are compiled host functions here, found out when a guest is first granted a GPU."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from functools import cache
+
+from tensorwasm.guest.native.environment import NO_ENTRIES, Entries
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+
+
+def load_entries() -> Entries:
+    """Return the compiled host functions of this process; none where Numba is missing or fails. Imports Numba.
+
+    Blocks, the first time: about half a second if they have been compiled before, up to ten if not.
+    """
+    with _lock:
+        return _load()
+
+
+@cache
+def _load() -> Entries:
+    if sys.platform != "linux":
+        return NO_ENTRIES
+    try:
+        from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
+
+        return compiled.make_entries()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a compiler, Python does the same work
+        _log.warning("no compiled host functions, Python does their work: %s: %s", type(error).__name__, error)
+        return NO_ENTRIES
