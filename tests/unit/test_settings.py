@@ -31,6 +31,8 @@ def test_variables_are_ours_and_unique():
         ("CUDA_ARCH", "ampere"),
         ("CUDA_ARCH", "80"),
         ("TENSOR_WASM_NATIVE", "perhaps"),
+        ("TENSOR_WASM_GPU_MEMORY", "swap"),
+        ("TENSOR_WASM_MULTIPROCESSORS", "0"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -53,6 +55,8 @@ def test_every_setting_changes_what_it_says():
         "cuda_arch": ("sm_103", (10, 3)),
         "native": ("On", "on"),
         "cache": ("/var/cache/ours", "/var/cache/ours"),
+        "gpu_memory": ("vmm", "vmm"),
+        "multiprocessors": ("16", 16),
         "ptxas": ("/opt/ptxas", "/opt/ptxas"),
         "traceback": ("true", True),
     }
