@@ -18,7 +18,7 @@ from tensorwasm.guest.imports import abi, interfaces
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "abi.md"
 GLUE = "\0"  # stands for a space where no line may break
-NOTICE = "Made by tools/generate_abi.py from abi.py and interfaces.py in src/tensorwasm/guest/imports. Do not edit."
+NOTICE = "Made by tools/generate_abi.py from the tables in src/tensorwasm/guest/imports. Do not edit."
 
 
 def main() -> int:
@@ -35,9 +35,23 @@ def main() -> int:
 def outputs() -> Iterator[tuple[Path, str]]:
     """Yield every file and its text."""
     for interface in interfaces.INTERFACES:
-        yield ROOT / "wit" / interface.package.partition(":")[2] / "world.wit", render_wit(interface)
+        yield ROOT / "wit" / wit_folder(interface) / "world.wit", render_wit(interface)
     yield ROOT / "guest-sdk" / "include" / "tensorwasm.h", render_header()
     yield DOCS, fill_tables(DOCS.read_text(encoding="utf-8"))
+
+
+def newest() -> tuple[interfaces.Interface, ...]:
+    """Return the newest version of each interface."""
+    first: dict[str, interfaces.Interface] = {}
+    for interface in interfaces.INTERFACES:
+        first.setdefault(interface.package, interface)
+    return tuple(first.values())
+
+
+def wit_folder(interface: interfaces.Interface) -> str:
+    """Return where a WIT package lies: an older version says in its folder's name which it is."""
+    name = interface.package.partition(":")[2]
+    return name if interface in newest() else f"{name}-{interface.version}"
 
 
 def settle(path: Path, text: str, *, check: bool) -> bool:
@@ -74,7 +88,7 @@ def render_wit(interface: interfaces.Interface) -> str:
 
 def render_header() -> str:
     """Return guest-sdk/include/tensorwasm.h."""
-    parts = [HEADER_TOP, *c_enums(), c_limits(), *(c_functions(interface) for interface in interfaces.INTERFACES)]
+    parts = [HEADER_TOP, *c_enums(), c_limits(), *map(c_functions, newest())]
     return "\n".join([*parts, c_arguments(), HEADER_BOTTOM])
 
 
@@ -88,6 +102,7 @@ def c_enums() -> Iterator[str]:
         abi.YieldVerdict.STOP: "Stop.",
     }
     yield c_enum("What tw_yield advises.", "TW_YIELD", verdicts)
+    yield c_enum("What wasi_cuda_device_attribute can be asked.", "TW_DEVICE", abi.DEVICE_ATTRIBUTE_DOCS)
     rows = [f"    TW_ARG_{tag.name.upper()} = 0x{tag.tag:02x}, // {tag.doc}" for tag in abi.ARG_TAGS]
     yield "\n".join(["// The first byte of an argument record.", "enum {", *rows, "};", ""])
 
@@ -256,6 +271,16 @@ static inline int32_t tw_launch(int64_t kernel, tw_dim3 grid, tw_dim3 block, uin
                             args->len);
 }
 
+// The same, but it only starts the kernel. The memory of its windows is the device's until the stream has drained.
+static inline int32_t tw_launch_async(int64_t kernel, tw_dim3 grid, tw_dim3 block, uint32_t shared_mem,
+                                      const tw_args *args, int64_t stream)
+{
+    if (args->overflow)
+        return TW_ERROR_KERNEL_ARGS_UNSUPPORTED;
+    return wasi_cuda_launch_async(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_mem, args->bytes,
+                                  args->len, stream);
+}
+
 // Device memory by its whole handle and size.
 static inline int64_t tw_alloc(uint64_t bytes)
 {
@@ -289,7 +314,7 @@ def fill_tables(page: str) -> str:
         return f"{match['open']}\n\n{TABLES[match['name']]()}\n{match['close']}"
 
     return re.sub(
-        r"(?P<open><!-- table (?P<name>[\w:-]+) -->)\n.*?(?P<close><!-- end -->)", table, page, flags=re.DOTALL
+        r"(?P<open><!-- table (?P<name>[\w:.-]+) -->)\n.*?(?P<close><!-- end -->)", table, page, flags=re.DOTALL
     )
 
 
@@ -298,8 +323,8 @@ def markdown(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, ("---",) * len(header), *rows))
 
 
-def functions_table(interface: interfaces.Interface) -> str:
-    """Return the functions of an interface."""
+def functions_table(functions: tuple[interfaces.Function, ...]) -> str:
+    """Return functions of an interface."""
     return markdown(
         ("Import", "Parameters", "Result", "WIT", "What it does", "Codes"),
         (
@@ -311,7 +336,7 @@ def functions_table(interface: interfaces.Interface) -> str:
                 function.doc,
                 ", ".join(str(int(code)) for code in function.errors) or "none",
             )
-            for function in interface.functions
+            for function in functions
         ),
     )
 
@@ -341,6 +366,15 @@ def limits_table() -> str:
     return markdown(("Limit", "Largest allowed", "Of", "Beyond it"), rows)
 
 
+def attributes_table() -> str:
+    """Return the attributes of devices."""
+    rows = (
+        (str(int(attribute)), f"`{attribute.name.lower()}`", text)
+        for attribute, text in abi.DEVICE_ATTRIBUTE_DOCS.items()
+    )
+    return markdown(("Attribute", "Name", "Answer"), rows)
+
+
 def tags_table() -> str:
     """Return the argument records."""
     rows = (
@@ -359,11 +393,15 @@ def modules_table() -> str:
     return markdown(("WIT package", "Import modules", "World", "For"), rows)
 
 
+OLDER = len(interfaces.CUDA_0_2.functions)
+
 TABLES: dict[str, Callable[[], str]] = {
     "modules": modules_table,
-    "cuda": lambda: functions_table(interfaces.CUDA),
-    "tensor": lambda: functions_table(interfaces.TENSOR),
-    "scheduler": lambda: functions_table(interfaces.SCHEDULER),
+    "cuda": lambda: functions_table(interfaces.CUDA.functions[:OLDER]),
+    "cuda-0.3": lambda: functions_table(interfaces.CUDA.functions[OLDER:]),
+    "tensor": lambda: functions_table(interfaces.TENSOR.functions),
+    "scheduler": lambda: functions_table(interfaces.SCHEDULER.functions),
+    "attributes": attributes_table,
     "codes": lambda: codes_table(abi.CODE_DOCS),
     "stream-codes": lambda: codes_table(abi.STREAM_CODE_DOCS),
     "limits": limits_table,

@@ -1,5 +1,5 @@
 // The imports of TensorWasm for guests in C and C++. Needs no C library.
-// Made by tools/generate_abi.py from abi.py and interfaces.py in src/tensorwasm/guest/imports. Do not edit.
+// Made by tools/generate_abi.py from the tables in src/tensorwasm/guest/imports. Do not edit.
 #ifndef TENSORWASM_H
 #define TENSORWASM_H
 
@@ -21,9 +21,9 @@ enum {
     TW_ERROR_QUOTA_EXCEEDED = -6, // Over a limit, or the GPU is too busy before the deadline.
     TW_ERROR_INTERNAL = -7, // An earlier failure has ended the guest's use of the GPU.
     TW_ERROR_INVALID_DIMENSIONS = -8, // The geometry is outside the limits of the ABI, the kernel or the device.
-    TW_ERROR_INVALID_ARGS = -9, // A size of 0, a copy longer than its buffer, a name that is not UTF-8, or kernel arguments that are damaged or do not fit the kernel's parameters.
+    TW_ERROR_INVALID_ARGS = -9, // A size of 0, a copy past the end of its buffer, a name that is not UTF-8, an unknown attribute, kernel arguments that are damaged or do not fit the kernel's parameters, or what is not allowed while a stream records.
     TW_ERROR_KERNEL_ARGS_UNSUPPORTED = -10, // More argument records than a launch may carry, or a parameter no record can fill.
-    TW_ERROR_INVALID_HANDLE = -11, // No such device buffer.
+    TW_ERROR_INVALID_HANDLE = -11, // No such device buffer, stream, event or graph.
 };
 
 // What a function of wasi:tensor answers instead of a result.
@@ -38,6 +38,21 @@ enum {
     TW_YIELD_CONTINUE = 0, // Go on.
     TW_YIELD_DEADLINE_NEAR = 1, // Come to an end.
     TW_YIELD_STOP = 2, // Stop.
+};
+
+// What wasi_cuda_device_attribute can be asked.
+enum {
+    TW_DEVICE_KIND = 1, // 0 for the emulator, 1 for CUDA.
+    TW_DEVICE_COMPUTE_CAPABILITY_MAJOR = 2, // The 9 of sm_90.
+    TW_DEVICE_COMPUTE_CAPABILITY_MINOR = 3, // The 0 of sm_90.
+    TW_DEVICE_PTX_ISA_MAJOR = 4, // Of the newest PTX that the device takes, the 8 of 8.4.
+    TW_DEVICE_PTX_ISA_MINOR = 5, // Likewise, the 4 of 8.4.
+    TW_DEVICE_MULTIPROCESSORS = 6, // How many there are.
+    TW_DEVICE_MEMORY_BYTES = 7, // Bytes of device memory, other guests' included.
+    TW_DEVICE_MAX_SHARED_BYTES_PER_BLOCK = 8, // Bytes of shared memory that a block can have, static and dynamic.
+    TW_DEVICE_MAX_THREADS_PER_BLOCK = 9, // Threads that a block can have.
+    TW_DEVICE_WARP_SIZE = 10, // Threads of a warp.
+    TW_DEVICE_CONCURRENT_MANAGED_ACCESS = 11, // 1 if CPU and GPU may touch managed memory at once, else 0.
 };
 
 // The first byte of an argument record.
@@ -70,50 +85,138 @@ enum {
 #define TW_MAX_PROCESS_DEVICE_BYTES UINT64_C(68719476736) // bytes of device memory of a process
 #define TW_MAX_PROCESS_DEVICE_ALLOCS UINT64_C(16384) // device buffers of a process
 #define TW_MAX_CONCURRENT_GPU_OPS UINT64_C(256) // launches in flight in a process
+#define TW_MAX_STREAMS_PER_INSTANCE UINT64_C(16) // streams that an instance has created
+#define TW_MAX_EVENTS_PER_INSTANCE UINT64_C(256) // events of an instance
+#define TW_MAX_GRAPHS_PER_INSTANCE UINT64_C(32) // graphs of an instance
+#define TW_MAX_GRAPH_LAUNCHES UINT64_C(4096) // launches and copies of a graph
 #define TW_MAX_CHUNK_BYTES UINT64_C(65536) // bytes of one chunk of the stream
 #define TW_MAX_TOTAL_STREAM_BYTES UINT64_C(67108864) // bytes of the stream of a call
 
-// wasi:cuda/host@0.2.0
-// CUDA kernels and device memory. Off unless the caller grants it.
+// wasi:cuda/host@0.3.0
+// CUDA kernels and device memory. Off unless the caller grants it. 0.3.0 adds streams, events, graphs and questions about the device.
 
 // Load a kernel of a PTX text. Answers its id, which is positive.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_load_ptx")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_load_ptx")
 int64_t wasi_cuda_load_ptx(const void *ptx, uint32_t ptx_len, const char *entry,
     uint32_t entry_len);
 
 // Run a kernel and wait for it.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_launch")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_launch")
 int32_t wasi_cuda_launch(int64_t kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
     uint32_t block_x, uint32_t block_y, uint32_t block_z, uint32_t shared_mem, const void *args,
     uint32_t args_len);
 
 // Wait for all work of this instance.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_sync")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_sync")
 int32_t wasi_cuda_sync(void);
 
 // Answer the length of the last failure's text, 0 if nothing has failed.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_last_error_len")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_last_error_len")
 int32_t wasi_cuda_last_error_len(void);
 
 // Copy the last failure's text, UTF-8 without a NUL. Answers how many bytes were copied.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_last_error_copy")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_last_error_copy")
 int32_t wasi_cuda_last_error_copy(void *dst, uint32_t dst_len);
 
 // Allocate zeroed device memory. Answers its handle, which is positive.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_alloc")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_alloc")
 int64_t wasi_cuda_alloc(uint32_t size_lo, uint32_t size_hi);
 
 // Release device memory, once the work that could reach it has ended.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_free")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_free")
 int32_t wasi_cuda_free(uint32_t handle_lo, uint32_t handle_hi);
 
 // Copy guest memory to the start of device memory.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_memcpy_h2d")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_memcpy_h2d")
 int32_t wasi_cuda_memcpy_h2d(uint32_t handle_lo, uint32_t handle_hi, const void *src, uint32_t len);
 
 // Copy the start of device memory to guest memory.
-TW_IMPORT("wasi:cuda/host@0.2.0", "wasi_cuda_memcpy_d2h")
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_memcpy_d2h")
 int32_t wasi_cuda_memcpy_d2h(void *dst, uint32_t handle_lo, uint32_t handle_hi, uint32_t len);
+
+// Start a kernel behind what the stream was given so far.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_launch_async")
+int32_t wasi_cuda_launch_async(int64_t kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
+    uint32_t block_x, uint32_t block_y, uint32_t block_z, uint32_t shared_mem, const void *args,
+    uint32_t args_len, int64_t stream);
+
+// Release a kernel, once the work that could use it has ended.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_unload")
+int32_t wasi_cuda_unload(int64_t kernel);
+
+// Start copying guest memory to a place in device memory.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_memcpy_h2d_async")
+int32_t wasi_cuda_memcpy_h2d_async(int64_t handle, uint64_t offset, const void *src, uint32_t len,
+    int64_t stream);
+
+// Start copying from a place in device memory to guest memory.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_memcpy_d2h_async")
+int32_t wasi_cuda_memcpy_d2h_async(void *dst, int64_t handle, uint64_t offset, uint32_t len,
+    int64_t stream);
+
+// Open a stream. Answers its number, which is positive.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_create")
+int64_t wasi_cuda_stream_create(void);
+
+// Wait for a stream's work and close it.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_destroy")
+int32_t wasi_cuda_stream_destroy(int64_t stream);
+
+// Wait for a stream's work.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_sync")
+int32_t wasi_cuda_stream_sync(int64_t stream);
+
+// Answer 0 if a stream's work has ended, 1 if it still runs.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_query")
+int32_t wasi_cuda_stream_query(int64_t stream);
+
+// Open an event. Answers its number, which is positive.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_create")
+int64_t wasi_cuda_event_create(void);
+
+// Close an event. Streams that wait for it go on waiting for what it marked.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_destroy")
+int32_t wasi_cuda_event_destroy(int64_t event);
+
+// Set an event behind what the stream was given so far.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_record")
+int32_t wasi_cuda_event_record(int64_t event, int64_t stream);
+
+// Put what the stream is given next behind an event. Does not wait itself.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_wait_event")
+int32_t wasi_cuda_stream_wait_event(int64_t stream, int64_t event);
+
+// Wait for the work before an event.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_sync")
+int32_t wasi_cuda_event_sync(int64_t event);
+
+// Answer 0 if the work before an event has ended, 1 if it still runs.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_query")
+int32_t wasi_cuda_event_query(int64_t event);
+
+// Record what the stream is given from now on instead of running it.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_begin")
+int32_t wasi_cuda_graph_begin(int64_t stream);
+
+// End recording. Answers the graph's number, which is positive.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_end")
+int64_t wasi_cuda_graph_end(int64_t stream);
+
+// Start all that a graph holds behind what the stream was given so far.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_launch")
+int32_t wasi_cuda_graph_launch(int64_t graph, int64_t stream);
+
+// Release a graph, once its replays have ended.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_destroy")
+int32_t wasi_cuda_graph_destroy(int64_t graph);
+
+// Answer a property of the device.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_device_attribute")
+int64_t wasi_cuda_device_attribute(int32_t attribute);
+
+// Copy the device's name, UTF-8 without a NUL. Answers how many bytes were copied.
+TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_device_name")
+int32_t wasi_cuda_device_name(void *dst, uint32_t dst_len);
 
 // wasi:tensor/host
 // The input of a call, and a stream of output while it runs. Always there.
@@ -249,6 +352,16 @@ static inline int32_t tw_launch(int64_t kernel, tw_dim3 grid, tw_dim3 block, uin
         return TW_ERROR_KERNEL_ARGS_UNSUPPORTED;
     return wasi_cuda_launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_mem, args->bytes,
                             args->len);
+}
+
+// The same, but it only starts the kernel. The memory of its windows is the device's until the stream has drained.
+static inline int32_t tw_launch_async(int64_t kernel, tw_dim3 grid, tw_dim3 block, uint32_t shared_mem,
+                                      const tw_args *args, int64_t stream)
+{
+    if (args->overflow)
+        return TW_ERROR_KERNEL_ARGS_UNSUPPORTED;
+    return wasi_cuda_launch_async(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_mem, args->bytes,
+                                  args->len, stream);
 }
 
 // Device memory by its whole handle and size.

@@ -17,7 +17,7 @@
     │   ├── InvalidKernelArgs    arguments do not fit the kernel's parameters
     │   ├── KernelArgsUnsupported  more arguments than a launch may carry, or a shape argv cannot express
     │   ├── InvalidPointer       a region outside linear memory
-    │   ├── InvalidHandle        no such device buffer
+    │   ├── InvalidHandle        no such device buffer, stream, event or graph
     │   └── LaunchRefused        a pointer that is not the caller's, or misaligned: the device never saw it
     ├── GuestError               the guest program's own doing
     │   ├── GuestTrap            a Wasm trap
@@ -164,7 +164,7 @@ class InvalidPointer(CallerError):
 
 
 class InvalidHandle(CallerError):
-    """No such device buffer."""
+    """No such device buffer, stream, event or graph."""
 
     kind = "invalid_handle"
 

@@ -81,6 +81,7 @@ class HostFunction:
         params: Wasm parameter types. i32 and i64 arrive as signed Python integers, as Wasm has them.
         results: none or one.
         body: called as ``body(call, *params)``.
+        waits: it may wait for a device.
     """
 
     module: str
@@ -88,3 +89,4 @@ class HostFunction:
     params: tuple[ValType, ...]
     results: tuple[ValType, ...]
     body: Callable[..., int | float | None]
+    waits: bool = False

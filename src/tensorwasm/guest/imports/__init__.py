@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.imports import abi, cuda, interfaces, scheduler, tensor
+from tensorwasm.guest.imports import cuda, interfaces, scheduler, tensor
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.guest.imports.tensor import OutputStream, Sink
 
 __all__ = ["CudaService", "OutputStream", "Sink", "host_functions"]
 
 _BODIES: Final[Mapping[str, Mapping[str, Callable[..., int]]]] = {
-    abi.CUDA_MODULE: cuda.BODIES,
-    abi.CUDA_MODULE_0_1: cuda.BODIES_0_1,
+    **cuda.BODIES,
     **dict.fromkeys(interfaces.TENSOR.modules, tensor.BODIES),
     **dict.fromkeys(interfaces.SCHEDULER.modules, scheduler.BODIES),
 }
@@ -31,4 +30,4 @@ def _of_interfaces() -> Iterator[HostFunction]:
             for function in interface.functions:
                 params = tuple(param.type for param in function.params)
                 body = _BODIES[module][function.core_name]
-                yield HostFunction(module, function.core_name, params, (function.result,), body)
+                yield HostFunction(module, function.core_name, params, (function.result,), body, function.waits)

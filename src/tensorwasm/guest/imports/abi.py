@@ -16,6 +16,7 @@ from tensorwasm.values import MIB
 
 Unit = Literal["bytes", "count", "ms"]
 
+CUDA_MODULE_0_3: Final = "wasi:cuda/host@0.3.0"
 CUDA_MODULE: Final = "wasi:cuda/host@0.2.0"
 CUDA_MODULE_0_1: Final = "wasi:cuda/host@0.1.0"
 
@@ -45,10 +46,11 @@ CODE_DOCS: Final[dict[Code, str]] = {
     Code.QUOTA_EXCEEDED: "Over a limit, or the GPU is too busy before the deadline.",
     Code.INTERNAL: "An earlier failure has ended the guest's use of the GPU.",
     Code.INVALID_DIMENSIONS: "The geometry is outside the limits of the ABI, the kernel or the device.",
-    Code.INVALID_ARGS: "A size of 0, a copy longer than its buffer, a name that is not UTF-8, or kernel arguments that "
-    "are damaged or do not fit the kernel's parameters.",
+    Code.INVALID_ARGS: "A size of 0, a copy past the end of its buffer, a name that is not UTF-8, an unknown "
+    "attribute, kernel arguments that are damaged or do not fit the kernel's parameters, or what is not allowed while "
+    "a stream records.",
     Code.KERNEL_ARGS_UNSUPPORTED: "More argument records than a launch may carry, or a parameter no record can fill.",
-    Code.INVALID_HANDLE: "No such device buffer.",
+    Code.INVALID_HANDLE: "No such device buffer, stream, event or graph.",
 }
 """What each code means."""
 
@@ -75,6 +77,38 @@ class YieldVerdict(IntEnum):
     CONTINUE = 0
     DEADLINE_NEAR = 1
     STOP = 2
+
+
+class DeviceAttribute(IntEnum):
+    """What ``device_attribute`` can be asked."""
+
+    KIND = 1
+    COMPUTE_CAPABILITY_MAJOR = 2
+    COMPUTE_CAPABILITY_MINOR = 3
+    PTX_ISA_MAJOR = 4
+    PTX_ISA_MINOR = 5
+    MULTIPROCESSORS = 6
+    MEMORY_BYTES = 7
+    MAX_SHARED_BYTES_PER_BLOCK = 8
+    MAX_THREADS_PER_BLOCK = 9
+    WARP_SIZE = 10
+    CONCURRENT_MANAGED_ACCESS = 11
+
+
+DEVICE_ATTRIBUTE_DOCS: Final[dict[DeviceAttribute, str]] = {
+    DeviceAttribute.KIND: "0 for the emulator, 1 for CUDA.",
+    DeviceAttribute.COMPUTE_CAPABILITY_MAJOR: "The 9 of sm_90.",
+    DeviceAttribute.COMPUTE_CAPABILITY_MINOR: "The 0 of sm_90.",
+    DeviceAttribute.PTX_ISA_MAJOR: "Of the newest PTX that the device takes, the 8 of 8.4.",
+    DeviceAttribute.PTX_ISA_MINOR: "Likewise, the 4 of 8.4.",
+    DeviceAttribute.MULTIPROCESSORS: "How many there are.",
+    DeviceAttribute.MEMORY_BYTES: "Bytes of device memory, other guests' included.",
+    DeviceAttribute.MAX_SHARED_BYTES_PER_BLOCK: "Bytes of shared memory that a block can have, static and dynamic.",
+    DeviceAttribute.MAX_THREADS_PER_BLOCK: "Threads that a block can have.",
+    DeviceAttribute.WARP_SIZE: "Threads of a warp.",
+    DeviceAttribute.CONCURRENT_MANAGED_ACCESS: "1 if CPU and GPU may touch managed memory at once, else 0.",
+}
+"""What each answers."""
 
 
 # ------------------------------------------------------------------------------------------------------ limits
@@ -132,6 +166,10 @@ LIMITS: Final = (
     Limit("MAX_PROCESS_DEVICE_BYTES", gpu.MAX_PROCESS_DEVICE_BYTES, "bytes", "device memory of a process", _QUOTA),
     Limit("MAX_PROCESS_DEVICE_ALLOCS", gpu.MAX_PROCESS_ALLOCATIONS, "count", "device buffers of a process", _QUOTA),
     Limit("MAX_CONCURRENT_GPU_OPS", gpu.MAX_CONCURRENT_OPERATIONS, "count", "launches in flight in a process", _QUOTA),
+    Limit("MAX_STREAMS_PER_INSTANCE", _SESSION.streams, "count", "streams that an instance has created", _QUOTA),
+    Limit("MAX_EVENTS_PER_INSTANCE", _SESSION.events, "count", "events of an instance", _QUOTA),
+    Limit("MAX_GRAPHS_PER_INSTANCE", _SESSION.graphs, "count", "graphs of an instance", _QUOTA),
+    Limit("MAX_GRAPH_LAUNCHES", _SESSION.graph_launches, "count", "launches and copies of a graph", _QUOTA),
     Limit("MAX_CHUNK_BYTES", MAX_CHUNK_BYTES, "bytes", "one chunk of the stream", StreamCode.REFUSED),
     Limit("MAX_TOTAL_STREAM_BYTES", MAX_TOTAL_STREAM_BYTES, "bytes", "the stream of a call", StreamCode.REFUSED),
 )

@@ -93,6 +93,19 @@ def resolve_args(args: Iterable[Arg], address: int, size_bytes: int) -> tuple[Ar
     return tuple(_resolve(arg, address, size_bytes) for arg in args)
 
 
+def locate(window: Window, address: int, size_bytes: int) -> HostWindow:
+    """Check one window against a memory of that address and size.
+
+    Raises:
+        InvalidPointer: it is not inside the memory. An empty one may lie at its very end.
+    """
+    if window.offset + window.length_bytes > size_bytes:
+        raise InvalidPointer(
+            f"{window.length_bytes} bytes at {window.offset} are not inside {size_bytes} bytes of memory"
+        )
+    return HostWindow(address + window.offset, window.length_bytes)
+
+
 def _decode(kind: str, value: bytes) -> Arg:
     match kind:
         case "ptr":
@@ -115,10 +128,8 @@ def _encode(arg: Arg) -> bytes:
 
 def _resolve(arg: Arg, address: int, size_bytes: int) -> Argument:
     match arg:
-        case Window(offset, length_bytes):
-            if offset + length_bytes > size_bytes:
-                raise InvalidPointer(f"{length_bytes} bytes at {offset} are not inside {size_bytes} bytes of memory")
-            return HostWindow(address + offset, length_bytes)
+        case Window():
+            return locate(arg, address, size_bytes)
         case BufferOffset():
             return arg
         case Number(_, data):

@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,26 @@ __attribute__((export_name("run"))) int run(int count)
     if (tw_yield() == TW_YIELD_STOP || tw_deadline_remaining_ms() == 0)
         return TW_ERROR_INTERNAL;
     tw_dim3 one = {1, 1, 1};
+    int64_t stream = wasi_cuda_stream_create(), event = wasi_cuda_event_create(), graph;
+    wasi_cuda_graph_begin(stream);
+    tw_launch_async(1, one, one, 0, &args, stream);
+    wasi_cuda_memcpy_h2d_async(buffer, 4, numbers, 4, stream);
+    wasi_cuda_memcpy_d2h_async(numbers, buffer, 4, 4, stream);
+    graph = wasi_cuda_graph_end(stream);
+    wasi_cuda_graph_launch(graph, stream);
+    wasi_cuda_event_record(event, stream);
+    wasi_cuda_stream_wait_event(0, event);
+    wasi_cuda_event_sync(event);
+    wasi_cuda_stream_sync(stream);
+    if (wasi_cuda_event_query(event) || wasi_cuda_stream_query(stream))
+        return TW_ERROR_INTERNAL;
+    wasi_cuda_graph_destroy(graph);
+    wasi_cuda_event_destroy(event);
+    wasi_cuda_stream_destroy(stream);
+    wasi_cuda_unload(1);
+    wasi_cuda_device_name(text, sizeof text);
+    if (wasi_cuda_device_attribute(TW_DEVICE_WARP_SIZE) != 32)
+        return TW_ERROR_INTERNAL;
     return tw_launch(wasi_cuda_load_ptx("x", 1, "e", 1), one, one, 0, &args) + wasi_cuda_sync();
 }
 """
@@ -62,25 +83,67 @@ def test_the_header_compiles_and_imports_what_the_host_offers(tmp_path, target):
     done = subprocess.run([*compiler, f"-I{HEADER}", source, "-o", module], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     data = module.read_bytes()
-    for interface in interfaces.INTERFACES:
+    for interface in (interfaces.CUDA, interfaces.TENSOR, interfaces.SCHEDULER):
         assert interface.modules[0].encode() in data
         for function in interface.functions:
             assert function.core_name.encode() in data
+    assert interfaces.CUDA_0_2.modules[0].encode() not in data
 
 
 def test_every_function_of_every_module_has_a_body_that_takes_its_parameters():
     functions = host_functions()
-    assert len(functions) == 2 * 9 + 2 * 4 + 2
+    assert len(functions) == 29 + 2 * 9 + 2 * 4 + 2
     assert len({(function.module, function.name) for function in functions}) == len(functions)
     for function in functions:
         signature = inspect.signature(function.body)
         before = ["call", "service"] if "service" in signature.parameters else ["call"]
         signature.bind(*before, *function.params)
         assert function.params == tuple(p.type for p in table()[function.name].params)
+        assert function.waits == table()[function.name].waits
 
 
 def table():
-    return {function.core_name: function for interface in interfaces.INTERFACES for function in interface.functions}
+    newest_last = reversed(interfaces.INTERFACES)
+    return {function.core_name: function for interface in newest_last for function in interface.functions}
+
+
+def names(module):
+    return {function.name for function in host_functions() if function.module == module}
+
+
+def test_older_versions_have_exactly_their_functions():
+    older = {
+        f"wasi_cuda_{name}"
+        for name in (
+            "load_ptx", "launch", "sync", "last_error_len", "last_error_copy", "alloc", "free", "memcpy_h2d",
+            "memcpy_d2h",
+        )
+    }  # fmt: skip
+    assert names("wasi:cuda/host@0.1.0") == names("wasi:cuda/host@0.2.0") == older
+    assert names("wasi:cuda/host@0.3.0") > older
+
+
+def test_functions_that_two_versions_have_look_alike():
+    newer = {function.core_name: function for function in interfaces.CUDA.functions}
+    for function in interfaces.CUDA_0_2.functions:
+        inherited = newer[function.core_name]
+        assert replace(inherited, errors=function.errors) == function
+        assert set(inherited.errors) >= set(function.errors)
+
+
+def test_functions_that_may_wait():
+    waiting = {function.name.removeprefix("wasi_cuda_") for function in host_functions() if function.waits}
+    assert waiting == {
+        "load_ptx", "unload", "launch", "launch_async", "sync", "free", "memcpy_h2d", "memcpy_d2h",
+        "memcpy_h2d_async", "memcpy_d2h_async", "stream_destroy", "stream_sync", "event_sync", "graph_launch",
+        "graph_destroy",
+    }  # fmt: skip
+
+
+def test_every_function_lists_its_codes_in_order():
+    for interface in interfaces.INTERFACES:
+        for function in interface.functions:
+            assert list(function.errors) == sorted(set(function.errors), reverse=True)
 
 
 def test_names_and_signatures_that_guests_rely_on():
@@ -95,6 +158,26 @@ def test_names_and_signatures_that_guests_rely_on():
         "wasi_cuda_free": ((i, i), i),
         "wasi_cuda_memcpy_h2d": ((i,) * 4, i),
         "wasi_cuda_memcpy_d2h": ((i,) * 4, i),
+        "wasi_cuda_launch_async": ((q, *(i,) * 9, q), i),
+        "wasi_cuda_unload": ((q,), i),
+        "wasi_cuda_memcpy_h2d_async": ((q, q, i, i, q), i),
+        "wasi_cuda_memcpy_d2h_async": ((i, q, q, i, q), i),
+        "wasi_cuda_stream_create": ((), q),
+        "wasi_cuda_stream_destroy": ((q,), i),
+        "wasi_cuda_stream_sync": ((q,), i),
+        "wasi_cuda_stream_query": ((q,), i),
+        "wasi_cuda_event_create": ((), q),
+        "wasi_cuda_event_destroy": ((q,), i),
+        "wasi_cuda_event_record": ((q, q), i),
+        "wasi_cuda_stream_wait_event": ((q, q), i),
+        "wasi_cuda_event_sync": ((q,), i),
+        "wasi_cuda_event_query": ((q,), i),
+        "wasi_cuda_graph_begin": ((q,), i),
+        "wasi_cuda_graph_end": ((q,), q),
+        "wasi_cuda_graph_launch": ((q, q), i),
+        "wasi_cuda_graph_destroy": ((q,), i),
+        "wasi_cuda_device_attribute": ((i,), q),
+        "wasi_cuda_device_name": ((i, i), i),
         "emit-chunk": ((i, i), i),
         "flush": ((), i),
         "input-len": ((), i),
@@ -109,6 +192,7 @@ def test_names_and_signatures_that_guests_rely_on():
 
 def test_modules_that_guests_import():
     assert {function.module for function in host_functions()} == {
+        "wasi:cuda/host@0.3.0",
         "wasi:cuda/host@0.2.0",
         "wasi:cuda/host@0.1.0",
         "wasi:tensor/host",
@@ -154,6 +238,10 @@ def test_limits_are_the_abis_numbers():
         "MAX_PROCESS_DEVICE_BYTES": 64 << 30,
         "MAX_PROCESS_DEVICE_ALLOCS": 16384,
         "MAX_CONCURRENT_GPU_OPS": 256,
+        "MAX_STREAMS_PER_INSTANCE": 16,
+        "MAX_EVENTS_PER_INSTANCE": 256,
+        "MAX_GRAPHS_PER_INSTANCE": 32,
+        "MAX_GRAPH_LAUNCHES": 4096,
         "MAX_CHUNK_BYTES": 64 << 10,
         "MAX_TOTAL_STREAM_BYTES": 64 << 20,
     }
@@ -167,6 +255,16 @@ def test_tags_are_the_wire_formats():
     ]  # fmt: skip
 
 
+def test_attributes_are_the_stable_numbers():
+    names = [
+        "kind", "compute_capability_major", "compute_capability_minor", "ptx_isa_major", "ptx_isa_minor",
+        "multiprocessors", "memory_bytes", "max_shared_bytes_per_block", "max_threads_per_block", "warp_size",
+        "concurrent_managed_access",
+    ]  # fmt: skip
+    assert [(a.name.lower(), int(a)) for a in abi.DeviceAttribute] == [(n, i) for i, n in enumerate(names, 1)]
+    assert set(abi.DEVICE_ATTRIBUTE_DOCS) == set(abi.DeviceAttribute)
+
+
 def test_everything_in_the_table_is_documented():
     for interface in interfaces.INTERFACES:
         assert interface.doc
@@ -175,15 +273,25 @@ def test_everything_in_the_table_is_documented():
     assert all(row.doc for row in abi.ARG_TAGS)
 
 
-@pytest.mark.parametrize("interface", interfaces.INTERFACES, ids=lambda interface: interface.package)
-def test_wit_names_are_kebab_case_and_braces_close(interface):
-    text = (ROOT / "wit" / interface.package.partition(":")[2] / "world.wit").read_text()
+FOLDERS = ["cuda", "cuda-0.2.0", "tensor", "scheduler"]
+
+
+def test_every_version_has_its_wit_package_and_nothing_else_is_there():
+    assert sorted(path.name for path in (ROOT / "wit").iterdir()) == sorted(FOLDERS)
+
+
+@pytest.mark.parametrize(("folder", "interface"), list(zip(FOLDERS, interfaces.INTERFACES, strict=True)))
+def test_wit_names_are_kebab_case_and_braces_close(folder, interface):
+    text = (ROOT / "wit" / folder / "world.wit").read_text()
     code = re.sub(r"//.*", "", text)
     assert code.count("{") == code.count("}")
     assert f"package {interface.package}@{interface.version};" in code
     assert f"world {interface.world} {{" in code
-    names = re.findall(r"([\w-]+): ?(?:func|list|string|u\d\d|tuple|kernel-id|device-handle)", code)
+    names = re.findall(r"([\w-]+): ?(?:func|list|string|u\d\d|tuple|kernel-id|device-handle|address|[a-z]+-id)", code)
     assert names
     assert all(re.fullmatch(r"[a-z][a-z0-9]*(-[a-z][a-z0-9]*)*", name) for name in names)
+    types = re.findall(r"(?:type|enum) ([\w-]+)", code)
+    functions = [function.wit[0] for function in interface.functions if function.wit]
+    assert len({*types, *functions}) == len(types) + len(functions), "types and functions share one namespace"
     cases = re.findall(r"^ {8}([\w-]+),$", code, re.MULTILINE)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", case) for case in cases)

@@ -33,7 +33,7 @@ PAGE = 1 << 16
 FUNCTIONS = {
     (function.module[-5:], function.name): function for function in host_functions() if "cuda" in function.module
 }
-DEVICE_FUNCTIONS = sorted({name for _, name in FUNCTIONS if "last_error" not in name})
+DEVICE_FUNCTIONS = sorted(name for version, name in FUNCTIONS if version == "0.2.0" and "last_error" not in name)
 
 
 class Guest:

@@ -1,0 +1,64 @@
+"""Device buffers, and copies between them and guest memory."""
+
+from __future__ import annotations
+
+from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.guest.imports.argv import Window, locate
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64, whole
+from tensorwasm.values import Region
+
+
+@answering
+def alloc(_call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> int:
+    """Allocate device memory; return its handle."""
+    return service.session.allocate(whole(size_lo, size_hi))
+
+
+@answering
+def free(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int) -> int:
+    """Release device memory."""
+    service.session.free(whole(handle_lo, handle_hi), call.deadline)
+    return 0
+
+
+@answering
+def memcpy_h2d(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int, src_ptr: int, length: int) -> int:
+    """Copy guest memory to device memory."""
+    data = call.memory.view(u32(src_ptr), u32(length))
+    service.session.write(whole(handle_lo, handle_hi), data, call.deadline)
+    return 0
+
+
+@answering
+def memcpy_d2h(call: HostCall, service: CudaService, dst_ptr: int, handle_lo: int, handle_hi: int, length: int) -> int:
+    """Copy device memory to guest memory."""
+    into = call.memory.view(u32(dst_ptr), u32(length))
+    service.session.read(whole(handle_lo, handle_hi), into, call.deadline)
+    return 0
+
+
+@answering
+def memcpy_h2d_async(
+    call: HostCall, service: CudaService, handle: int, offset_bytes: int, src_ptr: int, length: int, stream: int
+) -> int:
+    """Start copying guest memory to device memory."""
+    window, memory = _window(call, src_ptr, length)
+    service.session.copy_in(u64(handle), u64(offset_bytes), window, memory, call.deadline, stream=u64(stream))
+    return 0
+
+
+@answering
+def memcpy_d2h_async(
+    call: HostCall, service: CudaService, dst_ptr: int, handle: int, offset_bytes: int, length: int, stream: int
+) -> int:
+    """Start copying device memory to guest memory."""
+    window, memory = _window(call, dst_ptr, length)
+    service.session.copy_out(window, memory, u64(handle), u64(offset_bytes), call.deadline, stream=u64(stream))
+    return 0
+
+
+def _window(call: HostCall, offset: int, length: int) -> tuple[HostWindow, Region]:
+    """Return a checked window of guest memory, and the memory."""
+    memory = Region(call.memory.address, call.memory.size_bytes, host=True)
+    return locate(Window(u32(offset), u32(length)), memory.address, memory.size_bytes), memory

@@ -1,0 +1,119 @@
+"""The grant of CUDA to an instance, and what stands around every body: the grant, the session's health, the codes.
+
+Refusals become the codes of `tensorwasm.guest.imports.abi.Code` and leave their text behind. What no code can answer
+ends the guest's call as the error it is: the deadline, a device that was lost, a bug here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec
+
+from tensorwasm.errors import (
+    DeviceUnavailable,
+    InternalError,
+    InvalidArgs,
+    InvalidDimensions,
+    InvalidHandle,
+    InvalidKernel,
+    InvalidKernelArgs,
+    InvalidPointer,
+    KernelArgsUnsupported,
+    KernelFault,
+    LaunchRefused,
+    LimitError,
+    MalformedPtx,
+    TensorWasmError,
+)
+from tensorwasm.gpu.session import Session
+from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
+
+SERVICE: Final = "cuda"
+"""Name under which the caller attaches a `CudaService` to an instance."""
+
+CODES: Final[dict[type[TensorWasmError], Code]] = {
+    DeviceUnavailable: Code.NOT_AVAILABLE,
+    InvalidPointer: Code.INVALID_POINTER,
+    InvalidKernel: Code.INVALID_KERNEL,
+    MalformedPtx: Code.MALFORMED_PTX,
+    LaunchRefused: Code.LAUNCH_FAILED,
+    KernelFault: Code.LAUNCH_FAILED,
+    LimitError: Code.QUOTA_EXCEEDED,
+    InvalidDimensions: Code.INVALID_DIMENSIONS,
+    InvalidArgs: Code.INVALID_ARGS,
+    InvalidKernelArgs: Code.INVALID_ARGS,
+    KernelArgsUnsupported: Code.KERNEL_ARGS_UNSUPPORTED,
+    InvalidHandle: Code.INVALID_HANDLE,
+}
+"""Errors, subclasses included, that answer a code. Every other error ends the guest's call."""
+
+_ELLIPSIS: Final = "…"
+_P = ParamSpec("_P")
+
+
+class CudaService:
+    """A grant of CUDA to one instance.
+
+    Args:
+        session: what the instance owns on a device. Whoever made it closes it, before the guest's pages go.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.last_error = b""
+
+    def record(self, message: str) -> None:
+        """Remember the text of a failure, cut to 512 bytes at a character's end, with an ellipsis."""
+        text = message.encode("utf-8", "replace")
+        if len(text) > MAX_RECORDED_ERROR_BYTES:
+            kept = text[: MAX_RECORDED_ERROR_BYTES - len(_ELLIPSIS.encode())]
+            text = (kept.decode("utf-8", "ignore") + _ELLIPSIS).encode()
+        self.last_error = text
+
+
+_Body = Callable[Concatenate[HostCall, CudaService, _P], int]
+
+
+def granted(call: HostCall) -> CudaService | None:
+    """Return the grant of the instance that calls, None without one."""
+    service = call.service(SERVICE)
+    if service is not None and not isinstance(service, CudaService):
+        raise InternalError("the service cuda is not a CudaService")
+    return service
+
+
+def answering(body: _Body[_P]) -> Callable[Concatenate[HostCall, _P], int]:
+    """Put the grant, the health of the session and the table of codes around a body."""
+
+    @functools.wraps(body)
+    def answer(call: HostCall, /, *params: _P.args, **named: _P.kwargs) -> int:
+        service = granted(call)
+        if service is None:
+            return Code.NOT_AVAILABLE
+        if service.session.failure is not None:
+            service.record(f"an earlier failure ended this guest's use of the GPU: {service.session.failure}")
+            return Code.INTERNAL
+        try:
+            return body(call, service, *params, **named)
+        except tuple(CODES) as error:
+            service.record(error.message)
+            return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+
+    return answer
+
+
+def u32(value: int) -> int:
+    """Read a Wasm i32 as the unsigned number that offsets and lengths are."""
+    return value & 0xFFFF_FFFF
+
+
+def u64(value: int) -> int:
+    """Read a Wasm i64 as the unsigned number that handles and device offsets are."""
+    return value & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def whole(low: int, high: int) -> int:
+    """Join the halves of an unsigned 64-bit number."""
+    return u32(high) << 32 | u32(low)

@@ -1,0 +1,116 @@
+"""Kernels: loading, launching, unloading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tensorwasm.errors import InvalidArgs, InvalidKernel, InvalidPointer, KernelArgsUnsupported, QuotaExceeded
+from tensorwasm.gpu.launch import Argument
+from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.guest.imports.abi import MAX_ENTRY_NAME_BYTES, MAX_KERNEL_ARGS_BYTES, MAX_PTX_BYTES
+from tensorwasm.guest.imports.argv import Arg, parse_argv, resolve_args
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64
+from tensorwasm.values import LaunchConfig, Region
+
+_Parse = Callable[[bytes], tuple[Arg, ...]]
+
+
+@answering
+def load_ptx(call: HostCall, service: CudaService, ptx_ptr: int, ptx_len: int, entry_ptr: int, entry_len: int) -> int:
+    """Load a kernel; return its id."""
+    if ptx_len < 0:
+        raise InvalidPointer(f"the PTX has {ptx_len} bytes")
+    if ptx_len > MAX_PTX_BYTES:
+        raise QuotaExceeded(f"{ptx_len} bytes of PTX: at most {MAX_PTX_BYTES}")
+    if not 0 <= entry_len <= MAX_ENTRY_NAME_BYTES:
+        raise QuotaExceeded(f"{entry_len} bytes of entry name: at most {MAX_ENTRY_NAME_BYTES}")
+    text = call.memory.read(u32(ptx_ptr), ptx_len)
+    try:
+        entry = call.memory.read(u32(entry_ptr), entry_len).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgs(f"the entry name is not UTF-8: {error.reason}") from None
+    return service.session.load(text, entry, call.deadline)
+
+
+@answering
+def unload(call: HostCall, service: CudaService, kernel_id: int) -> int:
+    """Release a kernel."""
+    service.session.unload(_known(kernel_id), call.deadline)
+    return 0
+
+
+@answering
+def launch_async(
+    call: HostCall,
+    service: CudaService,
+    kernel_id: int,
+    grid_x: int,
+    grid_y: int,
+    grid_z: int,
+    block_x: int,
+    block_y: int,
+    block_z: int,
+    shared_bytes: int,
+    args_ptr: int,
+    args_len: int,
+    stream: int,
+) -> int:
+    """Start a kernel."""
+    arguments, memory = _arguments(call, args_ptr, args_len, parse_argv)
+    config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
+    service.session.submit(_known(kernel_id), config, arguments, memory, call.deadline, stream=u64(stream))
+    return 0
+
+
+def _waiting_launch(parse: _Parse) -> Callable[..., int]:
+    """Return the launch of a version of the interface, whose argument records are parsed that way."""
+
+    @answering
+    def launch(
+        call: HostCall,
+        service: CudaService,
+        kernel_id: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        shared_bytes: int,
+        args_ptr: int,
+        args_len: int,
+    ) -> int:
+        arguments, memory = _arguments(call, args_ptr, args_len, parse)
+        config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
+        service.session.launch(_known(kernel_id), config, arguments, memory, call.deadline)
+        return 0
+
+    return launch
+
+
+def _arguments(
+    call: HostCall, args_ptr: int, args_len: int, parse: _Parse
+) -> tuple[Callable[[], Sequence[Argument]], Region]:
+    """Copy argument records; return what parses them once there is a place on the GPU, and the guest's memory."""
+    memory = call.memory
+    # One byte past the limit is enough to see that there are too many.
+    argv = bytes(memory.view(u32(args_ptr), u32(args_len))[: MAX_KERNEL_ARGS_BYTES + 1])
+    region = Region(memory.address, memory.size_bytes, host=True)
+    return lambda: resolve_args(parse(argv), region.address, region.size_bytes), region
+
+
+def _known(kernel_id: int) -> int:
+    if kernel_id < 0:
+        raise InvalidKernel(f"no kernel {kernel_id}")
+    return kernel_id
+
+
+def _refuse_argv(argv: bytes) -> tuple[Arg, ...]:
+    if argv:
+        raise KernelArgsUnsupported("wasi:cuda/host@0.1.0 has no kernel arguments: import @0.2.0")
+    return ()
+
+
+launch: Final = _waiting_launch(parse_argv)
+launch_0_1: Final = _waiting_launch(_refuse_argv)

@@ -1,0 +1,45 @@
+"""What the device is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.gpu.limits import MAX_BLOCK_THREADS
+from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.guest.imports.abi import DeviceAttribute
+from tensorwasm.guest.imports.cuda.failures import copy_text
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering
+from tensorwasm.values import DeviceInfo
+
+_WARP_LANES: Final = 32
+
+_ATTRIBUTES: Final[Mapping[int, Callable[[DeviceInfo], int]]] = {
+    DeviceAttribute.KIND: lambda info: int(info.kind == "cuda"),
+    DeviceAttribute.COMPUTE_CAPABILITY_MAJOR: lambda info: info.compute_capability[0],
+    DeviceAttribute.COMPUTE_CAPABILITY_MINOR: lambda info: info.compute_capability[1],
+    DeviceAttribute.PTX_ISA_MAJOR: lambda info: info.ptx_version[0],
+    DeviceAttribute.PTX_ISA_MINOR: lambda info: info.ptx_version[1],
+    DeviceAttribute.MULTIPROCESSORS: lambda info: info.multiprocessors,
+    DeviceAttribute.MEMORY_BYTES: lambda info: info.memory_bytes,
+    DeviceAttribute.MAX_SHARED_BYTES_PER_BLOCK: lambda info: info.max_shared_bytes,
+    DeviceAttribute.MAX_THREADS_PER_BLOCK: lambda _info: MAX_BLOCK_THREADS,
+    DeviceAttribute.WARP_SIZE: lambda _info: _WARP_LANES,
+    DeviceAttribute.CONCURRENT_MANAGED_ACCESS: lambda info: int(info.concurrent_managed_access),
+}
+
+
+@answering
+def device_attribute(_call: HostCall, service: CudaService, attribute: int) -> int:
+    """Return a property of the device."""
+    read = _ATTRIBUTES.get(attribute)
+    if read is None:
+        raise InvalidArgs(f"no device attribute {attribute}")
+    return read(service.session.info)
+
+
+@answering
+def device_name(call: HostCall, service: CudaService, dst_ptr: int, dst_len: int) -> int:
+    """Copy the device's name."""
+    return copy_text(call, service.session.info.name.encode(), dst_ptr, dst_len)

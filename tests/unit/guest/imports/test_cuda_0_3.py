@@ -1,0 +1,288 @@
+"""``wasi:cuda/host@0.3.0``: what a body asks of the session, and which code a refusal becomes."""
+
+import dataclasses
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.guest import MEMORY_ADDRESS, FakeCall
+from fakes.session import FakeSession
+from strategies.argv import around
+from tensorwasm.errors import (
+    DeviceLost,
+    InternalError,
+    InvalidArgs,
+    InvalidHandle,
+    InvalidKernel,
+    InvokeTimeout,
+    KernelFault,
+    LaunchRefused,
+    QuotaExceeded,
+)
+from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
+from tensorwasm.guest.imports import host_functions, interfaces
+from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.cuda import CudaService
+from tensorwasm.values import WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
+
+PAGE = WASM_PAGE_BYTES
+MEMORY = Region(MEMORY_ADDRESS, PAGE, host=True)
+DEADLINE = Deadline(1 << 60)
+BODIES = {function.name: function for function in host_functions() if function.module.endswith("@0.3.0")}
+OLDER = {function.core_name for function in interfaces.CUDA_0_2.functions}
+TABLE = {function.core_name: function for function in interfaces.CUDA.functions if function.core_name not in OLDER}
+BITS = {"i32": 32, "i64": 64}
+ONE = (1, 1, 1)
+
+
+class Guest:
+    """A guest whose session is a fake, calling as Wasm would: every number signed."""
+
+    def __init__(self):
+        self.session = FakeSession()
+        self.service = CudaService(self.session)
+        self.call = FakeCall(deadline=DEADLINE, services={"cuda": self.service})
+
+    def __call__(self, name, *params):
+        function = BODIES[f"wasi_cuda_{name}"]
+        signed = [signed_number(value, BITS[kind]) for value, kind in zip(params, function.params, strict=True)]
+        answer = function.body(self.call, *signed)
+        assert -(1 << BITS[function.results[0]] - 1) <= answer < 1 << BITS[function.results[0]] - 1
+        return int(answer)
+
+
+def signed_number(value, bits):
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+@pytest.fixture
+def guest():
+    return Guest()
+
+
+# What each function asks of the session: name, parameters, answer of the session, the call, what the guest is told.
+ASKED = [
+    ("unload", (7,), None, ("unload", 7, DEADLINE), 0),
+    ("stream_create", (), 3, ("open_stream",), 3),
+    ("stream_destroy", (3,), None, ("close_stream", 3, DEADLINE), 0),
+    ("stream_sync", (0,), None, ("synchronize", DEADLINE, 0), 0),
+    ("stream_query", (3,), True, ("ended", 3), 0),
+    ("stream_query", (3,), False, ("ended", 3), 1),
+    ("event_create", (), 4, ("open_event",), 4),
+    ("event_destroy", (4,), None, ("close_event", 4), 0),
+    ("event_record", (4, 3), None, ("record", 4, 3), 0),
+    ("stream_wait_event", (3, 4), None, ("wait_event", 3, 4), 0),
+    ("event_sync", (4,), None, ("synchronize_event", 4, DEADLINE), 0),
+    ("event_query", (4,), True, ("event_reached", 4), 0),
+    ("event_query", (4,), False, ("event_reached", 4), 1),
+    ("graph_begin", (3,), None, ("begin_graph", 3), 0),
+    ("graph_end", (3,), 5, ("end_graph", 3), 5),
+    ("graph_launch", (5, 3), None, ("replay", 5, MEMORY, DEADLINE, 3), 0),
+    ("graph_destroy", (5,), None, ("close_graph", 5, DEADLINE), 0),
+    (
+        "memcpy_h2d_async",
+        (9, 8, 16, 32, 3),
+        None,
+        ("copy_in", 9, 8, HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, DEADLINE, 3),
+        0,
+    ),
+    (
+        "memcpy_d2h_async",
+        (16, 9, 8, 32, 3),
+        None,
+        ("copy_out", HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, 9, 8, DEADLINE, 3),
+        0,
+    ),
+    (
+        "launch_async",
+        (7, 4, 3, 2, 8, 4, 2, 64, 0, 0, 3),
+        None,
+        ("submit", 7, LaunchConfig((4, 3, 2), (8, 4, 2), 64), (), MEMORY, DEADLINE, 3),
+        0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "answered", "asked", "told"), ASKED)
+def test_what_a_function_asks_of_the_session(guest, name, params, answered, asked, told):
+    guest.session.answers[asked[0]] = answered
+    assert guest(name, *params) == told
+    assert guest.session.calls == [asked]
+    assert guest.service.last_error == b""
+
+
+def test_sync_waits_for_every_stream(guest):
+    assert guest("sync") == 0
+    assert guest.session.calls == [("synchronize", DEADLINE, None)]
+
+
+def test_the_table_above_asks_for_every_new_function_but_those_about_the_device():
+    assert {f"wasi_cuda_{name}" for name, *_ in ASKED} == set(TABLE) - {
+        "wasi_cuda_device_attribute",
+        "wasi_cuda_device_name",
+    }
+
+
+METHODS = {name: asked[0] for name, _, _, asked, _ in ASKED}
+PARAMS = {name: params for name, params, *_ in ASKED}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidKernel("x"), -3),
+        (LaunchRefused("x"), -5),
+        (KernelFault("x"), -5),
+        (QuotaExceeded("x"), -6),
+        (InvalidArgs("x"), -9),
+        (InvalidHandle("x"), -11),
+    ],
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_refusal_is_a_code_and_leaves_its_text(guest, name, error, code):
+    guest.session.refusals[METHODS[name]] = error
+    assert guest(name, *PARAMS[name]) == code
+    assert guest.service.last_error == b"x"
+
+
+@pytest.mark.parametrize("error", [InvokeTimeout("late"), DeviceLost("gone"), InternalError("bug")])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_not_the_guests_to_handle_ends_its_call(guest, name, error):
+    guest.session.refusals[METHODS[name]] = error
+    with pytest.raises(type(error)) as caught:
+        guest(name, *PARAMS[name])
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_after_a_failure_everything_answers_internal_and_asks_nothing(guest, name):
+    guest.session.failure = KernelFault("thread 0")
+    assert BODIES[name].body(guest.call, *(1 for _ in BODIES[name].params)) == -7
+    assert b"thread 0" in guest.service.last_error
+    assert guest.session.calls == []
+
+
+# ---------------------------------------------------------------------------------------- numbers that travel whole
+
+
+@given(around(64), around(64), around(64))
+def test_handles_and_offsets_are_read_as_unsigned(handle, offset, stream):
+    guest, low = Guest(), (1 << 64) - 1
+    guest("memcpy_h2d_async", handle, offset, 0, 0, stream)
+    guest("memcpy_d2h_async", 0, handle, offset, 0, stream)
+    guest("stream_sync", stream)
+    guest("event_record", handle, stream)
+    guest("graph_launch", handle, stream)
+    to, back, waited, recorded, replayed = guest.session.calls
+    assert (to[1], to[2], to[-1]) == (handle & low, offset & low, stream & low)
+    assert (back[3], back[4], back[-1]) == (handle & low, offset & low, stream & low)
+    assert waited[-1] == stream & low
+    assert recorded[1:] == (handle & low, stream & low)
+    assert (replayed[1], replayed[-1]) == (handle & low, stream & low)
+
+
+@pytest.mark.parametrize("kernel", [-1, -(1 << 63)])
+def test_a_negative_kernel_is_none(guest, kernel):
+    assert guest("unload", kernel) == -3
+    assert guest("launch_async", kernel, 0, 0, 0, 0, 0, 0, 0, 0, 0, 99) == -3
+    assert guest.session.calls == []
+
+
+# ------------------------------------------------------------------------------------------------- guest memory
+
+
+WINDOWS = [
+    (0, PAGE, 0),
+    (PAGE, 0, 0),
+    (PAGE - 1, 1, 0),
+    (PAGE - 1, 2, -2),
+    (PAGE + 1, 0, -2),
+    (PAGE, 1, -2),
+    (0, PAGE + 1, -2),
+    (0, -1, -2),
+    (-1, 0, -2),
+    (-1, -1, -2),
+    (1 << 31, 1 << 31, -2),
+]
+
+
+@pytest.mark.parametrize(("at", "length", "code"), WINDOWS)
+def test_the_window_of_a_copy_has_to_lie_inside_the_memory(guest, at, length, code):
+    assert guest("memcpy_h2d_async", 1, 0, at, length, 0) == code
+    assert guest("memcpy_d2h_async", at, 1, 0, length, 0) == code
+    assert len(guest.session.calls) == (2 if code == 0 else 0)
+
+
+@given(around(32), around(32))
+def test_no_window_that_reaches_the_session_leaves_the_memory(at, length):
+    guest = Guest()
+    guest("memcpy_h2d_async", 1, 0, at, length, 0)
+    for _, _, _, window, memory, *_ in guest.session.calls:
+        assert memory == MEMORY
+        assert memory.address <= window.address <= window.address + window.length_bytes <= memory.end
+
+
+def test_a_guest_without_memory_has_no_windows(guest):
+    guest.call.memory_or_none = None
+    assert guest("memcpy_h2d_async", 1, 0, 0, 0, 0) == -2
+    assert guest("memcpy_d2h_async", 0, 1, 0, 0, 0) == -2
+    assert guest("launch_async", 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == -2
+    assert guest("graph_launch", 1, 0) == -2
+    assert guest.session.calls == []
+
+
+def test_argument_records_are_copied_and_resolved_late(guest):
+    argv = encode_argv([Window(16, 4), BufferOffset(2, 8), Number("u32", struct.pack("<I", 9))])
+    guest.call.memory.write(256, argv)
+    assert guest("launch_async", 7, *ONE, *ONE, 0, 256, len(argv), 0) == 0
+    (asked,) = guest.session.calls
+    assert asked[3] == (HostWindow(MEMORY_ADDRESS + 16, 4), BufferOffset(2, 8), Scalar(struct.pack("<I", 9)))
+
+
+@pytest.mark.parametrize(("at", "length"), [(PAGE, 1), (-1, 1), (0, PAGE + 1)])
+def test_the_region_of_the_records_comes_first(guest, at, length):
+    assert guest("launch_async", -1, 0, 0, 0, 0, 0, 0, 0, at, length, -1) == -2
+
+
+@pytest.mark.parametrize(("argv", "code"), [(b"\x09", -9), (bytes(4097), -10), (b"\x05\0", -9)])
+def test_damaged_records_of_an_asynchronous_launch(guest, argv, code):
+    guest.call.memory.write(0, argv)
+    assert guest("launch_async", 7, *ONE, *ONE, 0, 0, len(argv), 0) == code
+
+
+# -------------------------------------------------------------------------------------------------- the device
+
+
+@pytest.mark.parametrize(
+    ("attribute", "answer"),
+    [(1, 0), (2, 9), (3, 0), (4, 9), (5, 0), (6, 1), (7, 1 << 40), (8, 228 << 10), (9, 1024), (10, 32), (11, 0)],
+)
+def test_attributes_of_the_device(guest, attribute, answer):
+    assert guest("device_attribute", attribute) == answer
+
+
+def test_a_gpu_is_told_from_the_emulator(guest):
+    guest.session.info = dataclasses.replace(guest.session.info, kind="cuda", concurrent_managed_access=True)
+    assert guest("device_attribute", 1) == guest("device_attribute", 11) == 1
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1).filter(lambda number: not 1 <= number <= 11))
+def test_attributes_that_do_not_exist(attribute):
+    guest = Guest()
+    assert guest("device_attribute", attribute) == -9
+    assert str(attribute).encode() in guest.service.last_error
+
+
+@pytest.mark.parametrize(("length", "copied"), [(0, 0), (2, 2), (4, 4), (PAGE, 4)])
+def test_as_much_of_the_name_as_fits(guest, length, copied):
+    assert guest("device_name", 0, length) == copied
+    assert guest.call.memory.read(0, 6) == b"fake"[:copied].ljust(6, b"\0")
+
+
+@pytest.mark.parametrize(("at", "length"), [(PAGE, 1), (1, PAGE), (-1, 4), (0, -1)])
+def test_the_place_for_the_name_has_to_lie_inside_the_memory(guest, at, length):
+    assert guest("device_name", at, length) == -2
+    assert guest.service.last_error
