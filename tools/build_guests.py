@@ -1,4 +1,6 @@
-"""Compile every examples/NAME/NAME.c to the committed NAME.wasm, with the C compiler in the PyPI package ziglang.
+"""Compile every examples/NAME/NAME.c and bench/guests/NAME.c to the committed NAME.wasm beside it.
+
+The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library.
 
 A guest carries its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
 bytes; another release gives other bytes that work as well.
@@ -12,7 +14,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +23,12 @@ from committed import ROOT, BuildError, asked_to_check, settle
 ZIGLANG: Final = "0.17.1"
 """The release that made the committed files."""
 
-EXAMPLES: Final = ROOT / "examples"
+FOLDERS: Final[dict[str, tuple[str, ...]]] = {
+    "examples/*/*.c": (),
+    "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry"),
+}
+"""Where sources are, and options of their own."""
+
 OPTIONS: Final = ("-target", "wasm32-wasi", "-std=c23", "-O2", "-s", "-Wall", "-Wextra", "-Werror")
 INCLUDES: Final = ("guest-sdk/include", "examples")
 
@@ -38,7 +45,7 @@ def compiler_release() -> str:
         raise BuildError(f"there is no C compiler: pip install ziglang=={ZIGLANG}") from error
 
 
-def compile_guest(source: Path, folder: Path) -> bytes:
+def compile_guest(source: Path, options: Sequence[str], folder: Path) -> bytes:
     """Return the module that one source compiles to.
 
     Raises:
@@ -47,7 +54,7 @@ def compile_guest(source: Path, folder: Path) -> bytes:
     module = folder / source.with_suffix(".wasm").name
     includes = [f"-I{include}" for include in INCLUDES]
     # From the root and by relative path, so that no path of this machine can reach the module.
-    command = [sys.executable, "-m", "ziglang", "cc", *OPTIONS, *includes, "-o", str(module)]
+    command = [sys.executable, "-m", "ziglang", "cc", *OPTIONS, *options, *includes, "-o", str(module)]
     run = subprocess.run([*command, str(source.relative_to(ROOT))], cwd=ROOT, check=False)
     if run.returncode != 0:
         raise BuildError(f"{source.name} does not compile")
@@ -67,8 +74,9 @@ def build(*, check: bool) -> Iterator[tuple[Path, bytes]]:
             raise BuildError(f"{text}: bytes cannot be compared")
         print(f"NOTE: {text}: all will change", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        for source in sorted(EXAMPLES.glob("*/*.c")):
-            yield source.with_suffix(".wasm"), compile_guest(source, Path(folder))
+        for pattern, options in FOLDERS.items():
+            for source in sorted(ROOT.glob(pattern)):
+                yield source.with_suffix(".wasm"), compile_guest(source, options, Path(folder))
 
 
 if __name__ == "__main__":
