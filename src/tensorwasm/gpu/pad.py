@@ -25,6 +25,7 @@ STREAM_ROWS: Final = 32
 GRAPH_ROWS: Final = 32
 MAX_ARGS: Final = 128
 MAX_ARGV_BYTES: Final = 4096
+WAIT_PARAMS: Final = 16
 NO_DEADLINE_NS: Final = (1 << 64) - 1
 
 _u64 = ctypes.c_uint64
@@ -95,22 +96,31 @@ class WindowRow(ctypes.Structure):
 
 
 class Wait(ctypes.Structure):
-    """What a suspended guest waits for. Belongs to `tensorwasm.guest.fibers`, which documents it."""
+    """What a suspended guest waits for, read by `tensorwasm.guest.fibers` while the guest does not run.
+
+    Attributes:
+        kind: what the guest wants before it can go on, a `tensorwasm.guest.suspension.Kind`.
+        function: number of the host function that it called, in its linker.
+        cells: that function's parameters, 16 bytes apart, as compiled host functions take them.
+        done: 1 once the answer has been written and the guest may go on.
+        results_at, trap_at: where wasmtime wants the answer.
+        memory_at, memory_bytes: the guest's exported memory as it is during the wait; zeros if it has none.
+        next, queue: the pad's place in the list of the reactor at the address ``queue`` while it has been notified.
+        item: room for one export.
+    """
 
     _fields_ = (
         ("kind", _u64),
         ("function", _u64),
-        ("params", _u64 * 16),
-        ("result", _u64),
+        ("cells", _u64 * (2 * WAIT_PARAMS)),
         ("done", _u64),
         ("results_at", _u64),
         ("trap_at", _u64),
-        ("next", _u64),
-        ("queue", _u64),
-        ("stream", _u64),
         ("memory_at", _u64),
         ("memory_bytes", _u64),
-        ("spare", _u64 * 4),
+        ("next", _u64),
+        ("queue", _u64),
+        ("item", _u64 * 4),
     )
 
 
