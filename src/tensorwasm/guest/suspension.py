@@ -33,31 +33,30 @@ class Suspension(ctypes.Structure):
 
     Attributes:
         function: the number that is put into the pad.
-        count: parameters.
         result: kind of the result, a ``wasmtime_valkind_t``.
-        fast: address of the compiled host function ``(env, caller, cells, count) -> trap`` to try first, or 0.
-        fast_env: its ``env``, whose twin and finish are `tensorwasm.guest.native.waiting`'s, which only take notes.
+        environment: address of a `tensorwasm.guest.native.environment.Environment`, whose twin and finish only note
+            that they were called.
+        fast: address of the compiled host function to try first, which gets that environment, or 0.
         ready: address of the continuation.
-        caller_context: ``wasmtime_caller_context``, and so on.
+        caller_export_get: ``wasmtime_caller_export_get``.
+        memory_name: address of the name of the exported memory.
     """
 
     _fields_ = tuple(
         (name, _u64)
-        for name in (
-            "function",
-            "count",
-            "result",
-            "fast",
-            "fast_env",
-            "ready",
-            "caller_context",
-            "context_get_data",
-            "caller_export_get",
-            "memory_data",
-            "memory_data_size",
-            "memory_name",
-        )
+        for name in ("function", "result", "environment", "fast", "ready", "caller_export_get", "memory_name")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCode:
+    """Addresses of the compiled functions of `tensorwasm.guest.native.waiting`."""
+
+    suspend: int
+    ready: int
+    note_call: int
+    note_finish: int
+    complete: int
 
 
 class Mailbox(ctypes.Structure):

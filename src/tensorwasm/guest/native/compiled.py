@@ -63,7 +63,7 @@ EXCEPT: Final = frozenset({(CUDA_MODULE_0_1, "wasi_cuda_launch")})
 
 def make_entries() -> Entries:
     """Compile the host functions, or take them from the cache, for every import that means them."""
-    folder = _open_cache()
+    folder = open_cache()
     made = {name: _make_entry(source, folder) for name, source in SOURCES.items()}
     return {
         (module, function.core_name): made[function.core_name]
@@ -79,21 +79,24 @@ def _make_entry(source: Source, folder: Path | None) -> Entry:
     return Entry(address, source.params, finish if source.starts else None)
 
 
-def compile_function(function: Callable[..., int], folder: Path | None) -> Any:
-    """Compile a host function, or take it from the cache; return Numba's object, which never frees its code.
+def compile_function(
+    function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = _SIGNATURE
+) -> Any:
+    """Compile a C function, or take it from the cache; return Numba's object, which never frees its code.
 
     Args:
-        function: ``(env, caller, cells, count) -> trap``, all 64-bit.
+        function: a host function, ``(env, caller, cells, count) -> trap``, all 64-bit, unless the signature says else.
         folder: of the cache, ours alone; None for no cache.
+        signature: Numba's types of the arguments, and of the result.
     """
-    made: Any = CFunc(function, _SIGNATURE, locals={}, options={"error_model": "numpy"})
+    made: Any = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
     if folder is not None:
         made._cache = _cache_in(folder, function)  # noqa: SLF001 - Numba's own way is a setting of the whole process
     made.compile()
     return made
 
 
-def _cache_in(folder: Path, function: Callable[..., int]) -> FunctionCache:
+def _cache_in(folder: Path, function: Callable[..., int | None]) -> FunctionCache:
     """Return Numba's cache of one function, in our folder and nowhere else."""
 
     class Locator(UserProvidedCacheLocator):  # type: ignore[misc]
@@ -115,7 +118,8 @@ def _cache_in(folder: Path, function: Callable[..., int]) -> FunctionCache:
     return Cache(function)
 
 
-def _open_cache() -> Path | None:
+def open_cache() -> Path | None:
+    """Return the folder for what is compiled in this package, None if there is none that is safe."""
     numbers = sorted((name, value) for name, value in vars(layout).items() if name.isupper())
     try:
         return cache.open_folder(numbers)

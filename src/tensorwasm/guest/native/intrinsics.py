@@ -70,6 +70,7 @@ store_u64: Final = _storer(types.uint64)
 
 call_void: Final = _caller(types.void)
 """``call_void(address, (arguments, ...))``: call a C function whose parameters have the arguments' very types."""
+call_u8: Final = _caller(types.uint8)
 call_i32: Final = _caller(types.int32)
 call_u64: Final = _caller(types.uint64)
 

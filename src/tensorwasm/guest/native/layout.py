@@ -11,7 +11,7 @@ import time
 from collections import namedtuple
 from typing import Any, Final
 
-from numba import int32, uint64
+from numba import int32, uint8, uint64
 
 from tensorwasm.gpu import limits, pad
 from tensorwasm.guest import capi
@@ -43,6 +43,8 @@ SUSPENSION: Final = _offsets(Suspension)
 MAILBOX: Final = _offsets(Mailbox)
 VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])
 VALUE_PAYLOAD: Final = uint64(capi.VALUE_PAYLOAD_OFFSET)
+EXTERN_PAYLOAD: Final = uint64(capi.EXTERN_PAYLOAD_OFFSET)
+EXTERN_MEMORY: Final = uint8(capi.EXTERN_MEMORY)
 WAIT_PARAMS: Final = uint64(pad.WAIT_PARAMS)
 
 NOTHING: Final = uint64((1 << 64) - 1)

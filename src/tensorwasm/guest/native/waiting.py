@@ -1,0 +1,169 @@
+"""Compiled entries of asynchronous host functions, and the notification that a wait is over.
+
+`suspend` is called on the guest's fiber. It notes the call in the sandbox's pad, tries the compiled host function if
+there is one, and leaves the continuation `ready`: wasmtime suspends the fiber for as long as that says no. The reactor
+sees the note when its poll of the guest returns; once it has written the answer to where wasmtime wants it, it sets
+``done`` and polls again. `complete` is what a device calls on a thread of its own when the guest's work has ended.
+
+Source: wasmtime.h, ``wasmtime_func_async_callback_t``, ``wasmtime_async_continuation_t``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import types, uint8, uint32, uint64
+
+from tensorwasm.guest.native.checks import compiled, find_context, find_pad
+from tensorwasm.guest.native.compiled import compile_function, open_cache
+from tensorwasm.guest.native.intrinsics import (
+    call_u8,
+    call_u64,
+    compare_exchange_u64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u64,
+)
+from tensorwasm.guest.native.layout import (
+    CELL,
+    ENV,
+    EXTERN_MEMORY,
+    EXTERN_PAYLOAD,
+    MAILBOX,
+    ONE,
+    PAD,
+    SUSPENSION,
+    VALUE,
+    VALUE_PAYLOAD,
+    WAIT,
+    WAIT_PARAMS,
+    WORD,
+    ZERO,
+)
+from tensorwasm.guest.suspension import Kind, WaitingCode
+
+CALL: Final = uint64(Kind.CALL)
+FINISH: Final = uint64(Kind.FINISH)
+NAME_BYTES: Final = uint64(len("memory"))
+
+
+@compiled
+def note_memory(env: int, caller: int, context: int, wait: int) -> None:
+    """Write down where the guest's exported memory is and how large, zeros if there is none."""
+    item, environment = wait + WAIT.item, load_u64(env + SUSPENSION.environment)
+    store_u64(wait + WAIT.memory_at, ZERO)
+    store_u64(wait + WAIT.memory_bytes, ZERO)
+    name = load_u64(env + SUSPENSION.memory_name)
+    found = call_u8(load_u64(env + SUSPENSION.caller_export_get), (caller, name, NAME_BYTES, item))
+    if found & uint8(1) != uint8(0) and load_u8(item) == EXTERN_MEMORY:
+        memory = item + EXTERN_PAYLOAD
+        store_u64(wait + WAIT.memory_at, call_u64(load_u64(environment + ENV.memory_data), (context, memory)))
+        store_u64(wait + WAIT.memory_bytes, call_u64(load_u64(environment + ENV.memory_data_size), (context, memory)))
+
+
+@compiled
+def note_params(wait: int, args: int, count: int) -> None:
+    """Copy parameters into cells; of 32-bit ones only those bits mean anything."""
+    index = ZERO
+    while index < count and index < WAIT_PARAMS:
+        value = args + VALUE * index
+        cell = wait + WAIT.cells + CELL * index
+        if load_u8(value) & uint8(1) == uint8(0):  # i32 and f32 are 0 and 2
+            store_u64(cell, uint64(load_u32(value + VALUE_PAYLOAD)))
+        else:
+            store_u64(cell, load_u64(value + VALUE_PAYLOAD))
+        index += ONE
+
+
+@compiled
+def try_fast(env: int, caller: int, wait: int, count: int, results: int, trap_at: int) -> None:
+    """Call the compiled host function. Either it has left a note by calling twin or finish, or the call is over."""
+    cells = wait + WAIT.cells
+    trap = call_u64(load_u64(env + SUSPENSION.fast), (load_u64(env + SUSPENSION.environment), caller, cells, count))
+    if load_u64(wait + WAIT.kind) == ZERO:
+        store_u64(results + VALUE_PAYLOAD, load_u64(cells))
+        store_u64(trap_at, trap)
+        store_u64(wait + WAIT.done, ONE)
+
+
+def suspend(
+    env: int, caller: int, args: int, count: int, results: int, result_count: int, trap_at: int, continuation: int
+) -> None:
+    """Begin an asynchronous host function. ``env`` is a `Suspension`, the continuation's is the pad's `Wait`."""
+    environment = load_u64(env + SUSPENSION.environment)
+    context = find_context(environment, caller)
+    wait = find_pad(environment, context) + PAD.wait
+    store_u64(wait + WAIT.done, ZERO)
+    store_u64(wait + WAIT.kind, ZERO)
+    store_u64(wait + WAIT.function, load_u64(env + SUSPENSION.function))
+    store_u64(wait + WAIT.results_at, results)
+    store_u64(wait + WAIT.trap_at, trap_at)
+    note_params(wait, args, count)
+    if result_count != ZERO:
+        store_u8(results, uint8(load_u64(env + SUSPENSION.result)))
+        store_u64(results + VALUE_PAYLOAD, ZERO)
+    store_u64(continuation, load_u64(env + SUSPENSION.ready))
+    store_u64(continuation + WORD, wait)
+    if load_u64(env + SUSPENSION.fast) != ZERO:
+        try_fast(env, caller, wait, count, results, trap_at)
+    else:
+        store_u64(wait + WAIT.kind, CALL)
+    if load_u64(wait + WAIT.kind) != ZERO:
+        note_memory(env, caller, context, wait)
+
+
+def ready(wait: int) -> int:
+    """Return whether the answer has been written."""
+    return uint8(load_u64(wait + WAIT.done) != ZERO)
+
+
+@compiled
+def note(env: int, caller: int, kind: int) -> int:
+    """Write down what the guest wants, and no trap."""
+    store_u64(find_pad(env, find_context(env, caller)) + PAD.wait + WAIT.kind, kind)
+    return ZERO
+
+
+def note_call(env: int, caller: int, cells: int, count: int) -> int:
+    """Stand in for a host function's twin."""
+    return note(env, caller, CALL)
+
+
+def note_finish(env: int, caller: int, cells: int, count: int) -> int:
+    """Stand in for what waits for a host function's work."""
+    return note(env, caller, FINISH)
+
+
+def complete(wait: int) -> None:
+    """Put a pad on its reactor's list, and wake the reactor if the list was empty: one wake for many."""
+    mailbox = load_u64(wait + WAIT.queue)
+    head = mailbox + MAILBOX.head
+    seen = load_u64(head)
+    store_u64(wait + WAIT.next, seen)
+    found = compare_exchange_u64(head, seen, wait)
+    while found != seen:
+        seen = found
+        store_u64(wait + WAIT.next, seen)
+        found = compare_exchange_u64(head, seen, wait)
+    if seen == ZERO:
+        descriptor = uint32(load_u64(mailbox + MAILBOX.descriptor))
+        call_u64(load_u64(mailbox + MAILBOX.write), (descriptor, mailbox + MAILBOX.one, WORD))
+
+
+_HOST: Final = ((uint64,) * 4, uint64)
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, Any]]]] = {
+    "suspend": (suspend, ((uint64,) * 8, types.void)),
+    "ready": (ready, ((uint64,), uint8)),
+    "note_call": (note_call, _HOST),
+    "note_finish": (note_finish, _HOST),
+    "complete": (complete, ((uint64,), types.void)),
+}
+
+
+def make_code() -> WaitingCode:
+    """Compile what is here, or take it from the cache."""
+    folder = open_cache()
+    made = {name: compile_function(function, folder, signature) for name, (function, signature) in _SIGNATURES.items()}
+    return WaitingCode(**{name: function.address for name, function in made.items()})
