@@ -1,0 +1,1 @@
+"""Memory that a host and a device share."""
