@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Self
 
-from tensorwasm.errors import (
-    CapacityExhausted,
-    GuestExit,
-    GuestTrap,
-    InternalError,
-    InvokeTimeout,
-)
+from tensorwasm.errors import InternalError, InvokeTimeout
 from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.guest import capi, codec, stack, traps, wasi
-from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
+from tensorwasm.guest import capi, codec, stack, wasi
+from tensorwasm.guest.engine import check_declared
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.native.pads import recycle_pad
-from tensorwasm.guest.state import ON_EPOCH, STATES, GuestState
+from tensorwasm.guest.state import ON_EPOCH, GuestState
+from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, open_store, take_outcome
 from tensorwasm.guest.wasi import Output, WasiConfig
 from tensorwasm.values import MIB, Deadline, Limits
 from tensorwasm.wasm.preamble import Export
 
-START_CEILING_S: Final = 30.0
-_QUICK_NS: Final = 1_000_000  # a guest that ran longer may have touched so much memory that freeing it takes long
 _QUICK_BYTES: Final = MIB
-_POOL_FULL: Final = "maximum concurrent"  # wasmtime's words; slots are counted before, so this is a second line
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _NO_WASI: Final = WasiConfig()
 
-_store_new: Final = capi.bind("wasmtime_store_new")
-_store_context: Final = capi.bind("wasmtime_store_context")
-_store_delete: Final = capi.bind("wasmtime_store_delete")
-_store_delete_slowly: Final = capi.bind_releasing("wasmtime_store_delete")
-_store_limiter: Final = capi.bind("wasmtime_store_limiter")
 _store_epoch_callback: Final = capi.bind("wasmtime_store_epoch_deadline_callback")
 _set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
 _instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate")
@@ -226,19 +212,14 @@ class Instance:
                 del _abandoned[store]
             self._state.close()
             self._frames.clear()
-            (_store_delete if self._spent_ns < _QUICK_NS else _store_delete_slowly)(store)
+            close_store(store, self._spent_ns)
             self.module.engine.release_slot()
             if self._state.pad is not None:
                 recycle_pad(self._state.pad)
 
     def _open(self) -> None:
-        engine, state, limits = self.module.engine, self._state, self.limits
-        self._store = _store_new(engine.address, state.token, None)
-        state.context = _store_context(self._store)
-        table_elements = min(limits.table_elements, MAX_TABLE_ELEMENTS)
-        _store_limiter(self._store, limits.memory_bytes, table_elements, 1, MAX_TABLES, 1)
-        _store_epoch_callback(self._store, ON_EPOCH, state.token, None)
-        STATES[state.token] = state
+        self._store = open_store(self._state, self.limits)
+        _store_epoch_callback(self._store, ON_EPOCH, self._state.token, None)
 
     def _instantiate(self, deadline: Deadline | None) -> None:
         quick = not self.module.preamble.has_start and self.module.size_bytes < _QUICK_BYTES
@@ -260,7 +241,7 @@ class Instance:
         engine.require_ticker()
         stack.require(engine.config.stack_bytes)
         started_ns = time.monotonic_ns()
-        end_ns = _earlier(deadline, started_ns, ceiling_s)
+        end_ns = earlier(deadline, started_ns, ceiling_s)
         if not self._lock.acquire(blocking=False):
             self._wait_for_turn(end_ns)
         try:
@@ -290,24 +271,7 @@ class Instance:
 
     def _ended(self, error: int | None) -> bool:
         """Raise what went wrong; return whether the guest left through ``proc_exit(0)``."""
-        trap, raised = self._trap.value, self._state.error
-        self._trap.value, self._state.error = 0, None
-        if raised is not None:
-            if error:
-                capi.take_error(error)
-            if trap:
-                traps.delete_trap(trap)
-            if isinstance(raised, GuestExit) and raised.code == 0:
-                return True
-            raise raised
-        if trap:
-            raise traps.take_trap(trap)
-        if error:
-            text = traps.explain(error)
-            if _POOL_FULL in text:
-                raise CapacityExhausted("the pool is full; try again later")
-            raise GuestTrap(f"{traps.OTHER}: {text}", traps.OTHER)
-        return False
+        return take_outcome(self._state, self._trap, error)
 
     def _find(self, name: str, plan: CallPlan) -> ctypes.Array[ctypes.c_char]:
         frame = plan.frame_type()
@@ -316,12 +280,3 @@ class Instance:
             raise InternalError(f"the export {name[:80]!r} vanished")
         self._frames[name] = frame
         return frame
-
-
-def _earlier(deadline: Deadline | None, now_ns: int, ceiling_s: float) -> int | None:
-    """Return the monotonic time at which a call must have ended, None for never."""
-    asked_ns = deadline.at_ns if deadline is not None else None
-    if math.isinf(ceiling_s * 1e9):
-        return asked_ns
-    ceiling_ns = now_ns + int(ceiling_s * 1e9)
-    return ceiling_ns if asked_ns is None or asked_ns > ceiling_ns else asked_ns
