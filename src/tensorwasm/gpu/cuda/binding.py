@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
+from tensorwasm.gpu.cuda.results import SUCCESS, UNKNOWN, DriverFailure
 
 _LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -46,8 +46,14 @@ class Driver:
             answer = getattr(self.api, function)(*args)
         except (AttributeError, RuntimeError, OSError) as error:
             raise DeviceUnavailable(_explain(function, error)) from error
+        except (KeyError, ValueError):  # a result code that these bindings are too old to know
+            return UNKNOWN, None
         results = len(answer) - 1
         return int(answer[0]), answer[1] if results == 1 else answer[1:] if results else None
+
+    def has(self, function: str) -> bool:
+        """Return whether the bindings know an entry point; the driver may lack it even so."""
+        return hasattr(self.api, function)
 
     def attribute(self, device: Any, name: str) -> int:
         """Return a device attribute, named without its ``CU_DEVICE_ATTRIBUTE_`` prefix.
@@ -57,6 +63,14 @@ class Driver:
         """
         key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", key, device))
+
+    def supports(self, device: Any, name: str) -> bool:
+        """Return whether a device says yes to an attribute; one that the bindings or the driver do not know is a no."""
+        key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if key is None:
+            return False
+        code, value = self.attempt("cuDeviceGetAttribute", key, device)
+        return code == SUCCESS and bool(value)
 
 
 def _explain(function: str, error: Exception) -> str:

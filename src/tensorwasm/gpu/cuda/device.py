@@ -1,101 +1,103 @@
 """The CUDA device: `tensorwasm.gpu.device.Device` on the driver API.
 
-Every call binds the primary context on the calling thread and restores what was current before. A failure that takes
-the context with it, or a kernel that outlives its deadline, marks the GPU lost for this process: from then on every
-call answers `DeviceLost`, and nothing is freed any more, because work that cannot be stopped may still use it.
+What its parts share, and what a failure means, is in `tensorwasm.gpu.cuda.core`; here are memory, modules, streams and
+launches, and the end of all of it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from tensorwasm.errors import (
-    DeviceLost,
-    DeviceUnavailable,
-    InternalError,
-    InvalidHandle,
-    InvokeTimeout,
-    LaunchRefused,
-    QuotaExceeded,
-    TensorWasmError,
-)
+from tensorwasm.errors import InternalError, InvokeTimeout, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.context import Call, PrimaryContext
+from tensorwasm.gpu.cuda.context import Context, bound
+from tensorwasm.gpu.cuda.core import Core
+from tensorwasm.gpu.cuda.events import CudaEvents
 from tensorwasm.gpu.cuda.functions import Geometry, LoadedKernels
-from tensorwasm.gpu.cuda.ledger import Ledger, Ranges
+from tensorwasm.gpu.cuda.graphs import CudaGraphs
+from tensorwasm.gpu.cuda.handles import CudaStream
+from tensorwasm.gpu.cuda.ledger import Ranges
+from tensorwasm.gpu.cuda.memory import DeviceMemory
 from tensorwasm.gpu.cuda.modules import Compiler
-from tensorwasm.gpu.cuda.results import DriverFailure, Scope, describe, meaning, translate
-from tensorwasm.gpu.cuda.streams import CudaStream, Streams
-from tensorwasm.gpu.device import DeviceStatistics, LoadedModule, Stream
+from tensorwasm.gpu.cuda.native import CudaNative
+from tensorwasm.gpu.cuda.pools import CudaPools
+from tensorwasm.gpu.cuda.results import DriverFailure
+from tensorwasm.gpu.cuda.traits import MemoryTraits
+from tensorwasm.gpu.cuda.unified import CudaUnified
+from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.facets import LoadedModule, Stream
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
-
-_Item = TypeVar("_Item")
 
 _CLOSE_LIMIT_S: Final = 1.0
 """How long `CudaDevice.close` waits for work that still runs."""
 
 
 class CudaDevice:
-    """An NVIDIA GPU. Made by `tensorwasm.gpu.cuda.opening.open_cuda`."""
+    """An NVIDIA GPU, or a share of one. Made by `tensorwasm.gpu.cuda.opening.open_cuda`.
+
+    Attributes:
+        info: what the device is.
+        events: order between streams.
+        graphs: sequences that are recorded once and replayed.
+        pools: device memory under a cap.
+        unified: memory under one address for host and device.
+        native: the device for compiled code.
+    """
 
     def __init__(
-        self, driver: Driver, context: PrimaryContext, info: DeviceInfo, geometry: Geometry, compiler: Compiler
+        self,
+        driver: Driver,
+        context: Context,
+        info: DeviceInfo,
+        geometry: Geometry,
+        traits: MemoryTraits,
+        compiler: Compiler,
     ) -> None:
         """Take over an open GPU; nothing is allocated yet."""
-        self._driver = driver
-        self._context = context
-        self._generation = context.generation
-        self._info = info
+        self._core = Core(driver, context)
+        self._memory = DeviceMemory(self._core, traits)
+        self._core.on_reset = self._forget
         self._geometry = geometry
         self._compiler = compiler
-        self._ledger = Ledger()
-        self._streams = Streams(driver, context)
         self._lock = threading.Lock()
-        self._closed = False
-        self._calling = Call(context, self._require_usable, self._judge)
-        self._waiting = Call(context, self._require_usable, self._judge_wait)
-
-    @property
-    def info(self) -> DeviceInfo:
-        """What the device is."""
-        return self._info
+        self.info = info
+        self.events = CudaEvents(self._core)
+        self.graphs = CudaGraphs(self._core)
+        self.pools = CudaPools(self._core, traits, self._memory, info.memory_bytes)
+        self.unified = CudaUnified(self._core, traits, self._memory)
+        self.native = CudaNative(self._core, geometry)
 
     def statistics(self) -> DeviceStatistics:
         """Return what the device holds now; after `close`, what could not be given back."""
-        return self._ledger.statistics()
+        return self._core.ledger.statistics()
 
     # ------------------------------------------------------------------------------------------- memory
 
     def allocate(self, size_bytes: int) -> int:
         """See `Device.allocate`. Does not wait: each stream is put behind the clearing when it is used next.
 
+        Compiled code gives work to a stream without that: `CudaNative.confine` does it for it.
+
         Raises:
             QuotaExceeded: the device has no such memory left.
             DeviceLost: the device does not answer.
         """
-        if size_bytes > self._info.memory_bytes:  # a number of any size, which the bindings need not be able to pass on
-            raise QuotaExceeded(f"{size_bytes} bytes: the device has {self._info.memory_bytes}")
-        with self._calling:
-            pointer = self._driver.call("cuMemAlloc", size_bytes)
-            try:
-                self._streams.clear(pointer, size_bytes)
-            except DriverFailure:
-                self._driver.attempt("cuMemFree", pointer)
-                raise
-            self._ledger.allocations.add(int(pointer), size_bytes)
-            return int(pointer)
+        if size_bytes > self.info.memory_bytes:  # a number of any size, which the bindings need not be able to pass on
+            raise QuotaExceeded(f"{size_bytes} bytes: the device has {self.info.memory_bytes}")
+        with self._core.calling:
+            return self._memory.allocate(size_bytes)
 
     def free(self, address: int) -> None:
-        """See `Device.free`. Blocks while any kernel runs on the device: that is how the driver frees memory.
+        """See `Device.free`. Waits for nobody where the device has memory pools; else while any kernel runs on it.
 
         Raises:
             InvalidHandle: no live allocation begins there.
             DeviceLost: the device does not answer; the memory stays.
         """
-        self._give_back(self._ledger.allocations, address, "cuMemFree")
+        self._memory.free(address)
 
     def register(self, address: int, size_bytes: int) -> None:
         """See `Device.register`.
@@ -104,19 +106,19 @@ class CudaDevice:
             LaunchRefused: the pages cannot be registered, or would have another address on the device.
             DeviceLost: the device does not answer.
         """
-        api = self._driver.api
+        core, api = self._core, self._core.driver.api
         flags = api.CU_MEMHOSTREGISTER_PORTABLE | api.CU_MEMHOSTREGISTER_DEVICEMAP
-        with self._calling:
-            self._driver.call("cuMemHostRegister", address, size_bytes, flags)
+        with core.calling:
+            core.driver.call("cuMemHostRegister", address, size_bytes, flags)
             try:
                 self._require_same_address(address)
             except (DriverFailure, LaunchRefused):
-                self._driver.attempt("cuMemHostUnregister", address)
+                core.undo("cuMemHostUnregister", address)
                 raise
-            self._ledger.registrations.add(address, size_bytes)
+            core.ledger.registrations.add(address, size_bytes)
 
     def _require_same_address(self, address: int) -> None:
-        if int(self._driver.call("cuMemHostGetDevicePointer", address, 0)) != address:
+        if int(self._core.driver.call("cuMemHostGetDevicePointer", address, 0)) != address:
             raise LaunchRefused("this device reaches host memory at another address than the host does")
 
     def unregister(self, address: int) -> None:
@@ -126,52 +128,82 @@ class CudaDevice:
             InvalidHandle: no live registration begins there.
             DeviceLost: the device does not answer; kernels may still reach the pages.
         """
-        self._give_back(self._ledger.registrations, address, "cuMemHostUnregister")
+        core = self._core
+        core.give_back(core.ledger.registrations, address, lambda start: core.release("cuMemHostUnregister", start))
 
     def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
         """See `Device.write`. Waits for the stream's earlier work no longer than its last launch may run.
 
         Raises:
             InvalidPointer: the range is not inside one live allocation.
+            LaunchRefused: the stream records.
             KernelFault: a kernel faulted; the device is lost.
             InvokeTimeout: the earlier work did not end in time; the device is lost.
             DeviceLost: the device does not answer.
         """
-        self._copy("cuMemcpyHtoDAsync", stream, address, memoryview(data).cast("B"))
+        host = memoryview(data).cast("B")
+        self._copy_now("cuMemcpyHtoDAsync", stream, address, host, (address, host))
 
     def read(self, address: int, into: memoryview, stream: Stream) -> None:
         """See `Device.read`. Waits for the stream's earlier work no longer than its last launch may run.
 
         Raises:
             InvalidPointer: the range is not inside one live allocation.
+            LaunchRefused: the stream records.
             KernelFault: a kernel faulted; the device is lost.
             InvokeTimeout: the earlier work did not end in time; the device is lost.
             DeviceLost: the device does not answer.
         """
         if into.readonly:
             raise InternalError("a read needs a buffer that can be written")
-        self._copy("cuMemcpyDtoHAsync", stream, address, into.cast("B"))
+        host = into.cast("B")
+        self._copy_now("cuMemcpyDtoHAsync", stream, address, host, (host, address))
 
-    def _copy(self, function: str, stream: Stream, address: int, host: memoryview) -> None:
-        own = self._own(stream)
-        self._ledger.allocations.require(address, host.nbytes)
-        self.synchronize(own, own.deadline)
-        if not host.nbytes:
-            return
-        ends = (address, host) if function == "cuMemcpyHtoDAsync" else (host, address)
-        with self._waiting:
-            self._streams.order(own)
-            self._driver.call(function, *ends, host.nbytes, own.handle)
-            self._driver.call("cuStreamSynchronize", own.handle)
+    def _copy_now(self, function: str, stream: Stream, address: int, host: memoryview, ends: tuple[Any, Any]) -> None:
+        core, own = self._core, self._core.running(stream)
+        core.ledger.require(address, host.nbytes)
+        core.drain(own, own.deadline)
+        if host.nbytes:
+            with core.waiting:
+                core.streams.order(own)
+                core.driver.call(function, *ends, host.nbytes, own.handle)
+                core.driver.call("cuStreamSynchronize", own.handle)
 
-    def _give_back(self, ranges: Ranges, address: int, function: str) -> None:
-        size_bytes = ranges.take(address)
-        try:
-            with self._calling:
-                self._driver.call(function, address)
-        except TensorWasmError:
-            ranges.add(address, size_bytes)
-            raise
+    def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """See `Device.fill`.
+
+        Raises:
+            InvalidPointer: the range is not inside one live allocation.
+            DeviceLost: the device does not answer.
+        """
+        self._start(stream, address, size_bytes, "cuMemsetD8Async", address, 0)
+
+    def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
+        """See `Device.copy_in`.
+
+        Raises:
+            InvalidPointer: the range is not inside one live allocation.
+            DeviceLost: the device does not answer.
+        """
+        self._start(stream, address, size_bytes, "cuMemcpyHtoDAsync", address, host_address)
+
+    def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
+        """See `Device.copy_out`.
+
+        Raises:
+            InvalidPointer: the range is not inside one live allocation.
+            DeviceLost: the device does not answer.
+        """
+        self._start(stream, address, size_bytes, "cuMemcpyDtoHAsync", host_address, address)
+
+    def _start(self, stream: Stream, address: int, size_bytes: int, function: str, *ends: int) -> None:
+        """Start something on a range of the device's memory; on a stream that records, record it."""
+        core, own = self._core, self._core.stream(stream)
+        core.ledger.require(address, size_bytes)
+        if size_bytes:
+            with core.calling:
+                core.streams.order(own)
+                core.driver.call(function, *ends, size_bytes, own.handle)
 
     # ------------------------------------------------------------------------------- modules and streams
 
@@ -185,13 +217,14 @@ class CudaDevice:
             DeviceUnavailable: this machine cannot run its ptxas.
             DeviceLost: the device does not answer.
         """
-        self._require_alive()
+        core = self._core
+        core.require_alive()
         image = self._compiler.compile(module, deadline)
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the driver loaded the module")
-        with self._calling:
+        with core.calling:
             loaded = LoadedKernels(self._compiler.load(image), module)
-            self._ledger.modules.add(loaded)
+            core.ledger.modules.add(loaded)
             return loaded
 
     def unload(self, loaded: LoadedModule) -> None:
@@ -201,8 +234,8 @@ class CudaDevice:
             InvalidHandle: the module is not loaded here.
             DeviceLost: the device does not answer.
         """
-        own = self._module(loaded)
-        self._retire(self._ledger.modules, own, lambda: self._driver.call("cuModuleUnload", own.handle))
+        core, own = self._core, self._core.module(loaded)
+        core.retire(core.ledger.modules, own, lambda item: core.release("cuModuleUnload", item.handle))
 
     def open_stream(self) -> Stream:
         """See `Device.open_stream`.
@@ -211,43 +244,25 @@ class CudaDevice:
             QuotaExceeded: the driver has no memory for it.
             DeviceLost: the device does not answer.
         """
-        with self._calling:
-            stream = self._streams.make()
-            self._ledger.streams.add(stream)
+        core = self._core
+        with core.calling:
+            stream = core.streams.make()
+            core.ledger.streams.add(stream)
             return stream
 
     def close_stream(self, stream: Stream) -> None:
-        """See `Device.close_stream`.
+        """See `Device.close_stream`. A recording that was not ended is thrown away.
 
         Raises:
             InvalidHandle: the stream is not open here.
             DeviceLost: the device does not answer.
         """
-        own = self._own(stream)
-        self._retire(self._ledger.streams, own, lambda: self._streams.destroy(own))
+        core, own = self._core, self._core.stream(stream)
+        core.retire(core.ledger.streams, own, self._destroy_stream)
 
-    def _retire(self, live: set[_Item], item: _Item, destroy: Callable[[], object]) -> None:
-        """Strike an item and destroy it, once if several threads ask; if the driver fails it is live again."""
-        try:
-            live.remove(item)
-        except KeyError:
-            raise InvalidHandle("released already") from None
-        try:
-            with self._calling:
-                destroy()
-        except TensorWasmError:
-            live.add(item)
-            raise
-
-    def _own(self, stream: Stream) -> CudaStream:
-        if not isinstance(stream, CudaStream) or stream not in self._ledger.streams:
-            raise InvalidHandle("the stream is not open on this device")
-        return stream
-
-    def _module(self, loaded: LoadedModule) -> LoadedKernels:
-        if not isinstance(loaded, LoadedKernels) or loaded not in self._ledger.modules:
-            raise InvalidHandle("the module is not loaded on this device")
-        return loaded
+    def _destroy_stream(self, stream: CudaStream) -> None:
+        self.graphs.abandon(stream)
+        self._core.destroy_stream(stream)
 
     # ------------------------------------------------------------------------------------------ launches
 
@@ -261,7 +276,7 @@ class CudaDevice:
         stream: Stream,
         deadline: Deadline,
     ) -> None:
-        """See `Device.launch`. Returns as soon as the driver has the work.
+        """See `Device.launch`. Returns as soon as the driver has the work; a stream that records has it recorded.
 
         Raises:
             InvalidKernel: the module has no such kernel.
@@ -271,101 +286,114 @@ class CudaDevice:
             InvokeTimeout: the deadline has passed already, nothing ran.
             DeviceLost: the device does not answer.
         """
-        own, kernels = self._own(stream), self._module(loaded)
+        core, own, kernels = self._core, self._core.stream(stream), self._core.module(loaded)
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the launch")
-        with self._calling:
-            function = kernels.function(self._driver, entry, deadline)
+        with core.calling:
+            function = kernels.function(core.driver, entry, deadline)
             function.check(config, args, self._geometry)
             function.admit_shared(config.shared_bytes)
-            self._streams.order(own)
+            core.streams.order(own)
             packed = function.pack(args)
             shape = (*config.grid, *config.block, config.shared_bytes)
-            self._driver.call("cuLaunchKernel", function.handle, *shape, own.handle, packed.address, 0)
-            own.deadline = deadline
-            self._ledger.count_launch()
+            core.driver.call("cuLaunchKernel", function.handle, *shape, own.handle, packed.address, 0)
+            if not own.recording:
+                own.deadline = deadline
+                core.ledger.count_launch()
+
+    def ended(self, stream: Stream) -> bool:
+        """See `Device.ended`.
+
+        Raises:
+            InvalidHandle: the stream is not open here.
+            LaunchRefused: the stream records.
+            KernelFault: a kernel faulted; the device is lost.
+            DeviceLost: the device does not answer.
+        """
+        core, own = self._core, self._core.running(stream)
+        with core.waiting:
+            return core.streams.ended("cuStreamQuery", own.handle)
 
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """See `Device.synchronize`. Other threads run meanwhile.
 
         Raises:
+            LaunchRefused: the stream records.
             KernelFault: a kernel faulted; the device is lost.
             InvokeTimeout: the deadline passed and work is still running; the device is lost.
             DeviceLost: the device does not answer.
         """
-        own = self._own(stream)
-        with self._waiting:
-            ended = self._streams.wait(own, deadline)
-        if not ended:
-            self._lose("a kernel ran past its deadline and cannot be stopped")
-            raise InvokeTimeout("the deadline passed and the kernel is still running")
+        self._core.drain(self._core.running(stream), deadline)
 
     # ---------------------------------------------------------------------------------------------- life
 
     def close(self) -> None:
         """See `Device.close`. Idempotent. Waits a second at most: what still runs then keeps what it may use."""
+        core = self._core
         with self._lock:
-            if self._closed:
+            if core.closed:
                 return
-            self._closed = True
-        if not self._context.lost and self._generation == self._context.generation:
+            core.closed = True
+        if not core.context.lost and not core.stale():
             try:
-                with self._context.bound():
+                with bound(core.context):
                     self._give_everything_back()
+                if core.ledger.empty() and not core.context.lost:
+                    core.context.close()
             except DriverFailure as failure:
-                self._lose(describe(failure))
-        self._streams.close()
+                core.note_kept(failure)
+                core.judge(failure)
+        core.streams.close()
 
     def _give_everything_back(self) -> None:
-        """Release all that is live, once nothing can be using it."""
+        """Release all that is live, once nothing can be using it. What the driver does not take stays in the books."""
+        core, books = self._core, self._core.ledger
         limit = Deadline.after(_CLOSE_LIMIT_S)
-        ended = all(self._streams.wait(stream, limit) for stream in list(self._ledger.streams))
-        if not ended or not self._streams.wait_for_clearing(limit):
-            self._lose("a kernel was still running when the device was closed")
+        for stream in list(books.streams):
+            self.graphs.abandon(stream)
+        ended = all(core.streams.wait(stream, limit) for stream in list(books.streams))
+        if not ended or not core.streams.wait_for_own(limit):
+            core.context.lose("a kernel was still running when the device was closed")
             return
-        for address in self._ledger.registrations.live():
-            self._driver.call("cuMemHostUnregister", address)
-            self._ledger.registrations.take(address)
-        for address in self._ledger.allocations.live():
-            self._driver.call("cuMemFree", address)
-            self._ledger.allocations.take(address)
-        for loaded in list(self._ledger.modules):
-            self._driver.call("cuModuleUnload", loaded.handle)
-            self._ledger.modules.discard(loaded)
-        for stream in list(self._ledger.streams):
-            self._streams.destroy(stream)
-            self._ledger.streams.discard(stream)
-        self._streams.release()
+        self._empty(books.registrations, lambda start, _: core.release("cuMemHostUnregister", start))
+        self._empty(books.managed, lambda start, _: core.release("cuMemFree", start))
+        self._empty(books.mapped, lambda start, size: core.release("cuMemUnmap", start, size))
+        self._empty(books.reserved, lambda start, size: core.release("cuMemAddressFree", start, size))
+        self._empty(books.pooled, lambda start, _: self.pools.release(start))
+        self._empty(books.allocations, lambda start, _: self._memory.release(start))
+        self._each(books.graphs, lambda item: core.release("cuGraphExecDestroy", item.handle))
+        self._each(books.events, lambda item: core.release("cuEventDestroy", item.handle))
+        self._each(books.modules, lambda item: core.release("cuModuleUnload", item.handle))
+        self._each(books.pools, self.pools.destroy)
+        self._each(books.streams, core.destroy_stream)
+        core.streams.wait_for_own(limit)
+        self._released(self._memory.close)
+        for stream in core.streams.own():
+            self._released(core.destroy_stream, stream)
+        core.streams.forget()
 
-    def _judge(self, failure: DriverFailure) -> TensorWasmError:
-        """Return the error for a failed call, and count the device as lost if that is what it means."""
-        if meaning(failure).scope is not Scope.CALL:
-            self._lose(describe(failure))
-        return translate(failure)
+    def _empty(self, ranges: Ranges, release: Callable[[int, int], object]) -> None:
+        for start in ranges.live():
+            if self._released(release, start, ranges.size(start)):
+                ranges.take(start)
 
-    def _judge_wait(self, failure: DriverFailure) -> TensorWasmError:
-        """The same where work is waited for: a kernel's fault is named as such."""
-        self._judge(failure)
-        return translate(failure, waiting=True)
+    def _each(self, live: set[Any], release: Callable[[Any], object]) -> None:
+        for item in list(live):
+            if self._released(release, item):
+                live.discard(item)
 
-    def _require_usable(self) -> None:
-        self._require_alive()
-        if self._generation != self._context.generation:
-            self._adopt_generation()
+    def _released(self, release: Callable[..., object], *args: Any) -> bool:
+        """Return whether the driver took it back; once the device is lost it is not asked."""
+        if self._core.context.lost:
+            return False
+        try:
+            release(*args)
+        except DriverFailure as failure:
+            self._core.judge(failure)
+            return False
+        return True
 
-    def _require_alive(self) -> None:
-        if self._context.lost:
-            raise DeviceLost(f"this process has lost the GPU: {self._context.lost}")
-        if self._closed:
-            raise DeviceUnavailable("the device is closed")
-
-    def _adopt_generation(self) -> None:
-        """Go on after another library's reset if it took nothing of ours, else count the device as lost."""
-        if not self._ledger.empty():
-            self._lose("another library has reset the GPU, and with it went what this process held there")
-            self._require_alive()
-        self._streams.forget()
-        self._generation = self._context.generation
-
-    def _lose(self, why: str) -> None:
-        self._context.lost = self._context.lost or why
+    def _forget(self) -> None:
+        """Forget what another library's reset took, none of which was a caller's."""
+        self._core.streams.forget()
+        self._memory.forget()

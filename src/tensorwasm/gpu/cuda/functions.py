@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs
 from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.facets import NativeKernel
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, Dim3, KernelSignature, LaunchConfig
 
@@ -97,7 +98,7 @@ class Function:
         required = self._kernel.required_block
         if required is not None and config.block != required:
             raise InvalidDimensions(f"block {config.block}; {self._kernel.entry} requires {required}")
-        room = most.shared_bytes - self._static_bytes
+        room = self._room(most)
         if not 0 <= config.shared_bytes <= room:
             raise InvalidDimensions(
                 f"{config.shared_bytes} bytes of dynamic shared memory; {room} are left of a block's"
@@ -111,6 +112,20 @@ class Function:
         base = ctypes.addressof(block)
         self._layout.pack_into(block, 0, *[base + offset for offset in self._offsets], *args)
         return Packed(base, block)
+
+    def native(self, most: Geometry) -> NativeKernel:
+        """Return the kernel for compiled code, admitted to all the dynamic shared memory that there is.
+
+        Raises:
+            DriverFailure: the driver does not grant it.
+        """
+        room = self._room(most)
+        self.admit_shared(room)
+        return NativeKernel(int(self.handle), self._threads, room, most.grid, most.block)
+
+    def _room(self, most: Geometry) -> int:
+        """Return the bytes of a block's shared memory that the kernel itself does not take."""
+        return most.shared_bytes - self._static_bytes
 
     def admit_shared(self, size_bytes: int) -> None:
         """Let the kernel use that much dynamic shared memory; beyond 48 KiB a kernel must be told.

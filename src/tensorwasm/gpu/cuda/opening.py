@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +12,13 @@ from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
 from tensorwasm.gpu.cuda.binding import Driver, load_driver
-from tensorwasm.gpu.cuda.context import primary_context
+from tensorwasm.gpu.cuda.context import Context, bound, primary_context
 from tensorwasm.gpu.cuda.device import CudaDevice
 from tensorwasm.gpu.cuda.functions import Geometry
 from tensorwasm.gpu.cuda.modules import Compiler
 from tensorwasm.gpu.cuda.results import DriverFailure, describe, translate
+from tensorwasm.gpu.cuda.share import take_share
+from tensorwasm.gpu.cuda.traits import describe_memory
 from tensorwasm.gpu.cuda.versions import (
     MINIMUM_CAPABILITY,
     MINIMUM_CUDA,
@@ -31,45 +34,66 @@ _NAME_BYTES: Final = 256
 _PROHIBITED: Final = 2
 
 
-def open_cuda(ordinal: int = 0) -> CudaDevice:
-    """Open a GPU of this machine.
+def open_cuda(ordinal: int = 0, multiprocessors: int | None = None) -> CudaDevice:
+    """Open a GPU of this machine, or a share of it.
 
     Args:
         ordinal: its index, as CUDA counts them (``CUDA_VISIBLE_DEVICES`` applies).
+        multiprocessors: how many of its multiprocessors the kernels of this device may run on at least: the driver
+            rounds up, and `DeviceInfo.multiprocessors` says to what. None for all, not set apart from other devices'.
 
     Raises:
+        InvalidArgs: a share of fewer than one multiprocessor.
         DeviceUnavailable: there is no such GPU, it or its driver is too old, or it cannot be used; says what to do.
     """
-    return open_with(load_driver(), ordinal, lambda: find_assembler(settings.current().ptxas, os.environ))
+    return open_with(
+        load_driver(), ordinal, lambda: find_assembler(settings.current().ptxas, os.environ), multiprocessors
+    )
 
 
-def open_with(driver: Driver, ordinal: int, find: Callable[[], Assembler | None] = lambda: None) -> CudaDevice:
+def open_with(
+    driver: Driver,
+    ordinal: int,
+    find: Callable[[], Assembler | None] = lambda: None,
+    multiprocessors: int | None = None,
+) -> CudaDevice:
     """Open a GPU through a given driver.
 
     Args:
         driver: the driver API.
         ordinal: the GPU's index.
         find: looks for a ptxas once the GPU is known to be usable; None for the driver's own compiler.
+        multiprocessors: as `open_cuda`.
 
     Raises:
+        InvalidArgs: as `open_cuda`.
         DeviceUnavailable: as `open_cuda`.
     """
     try:
-        return _open(driver, ordinal, find)
+        return _open(driver, ordinal, find, multiprocessors)
     except DriverFailure as failure:
         error = translate(failure)
         raise DeviceUnavailable(describe(failure)) from (None if isinstance(error, DeviceUnavailable) else error)
 
 
-def _open(driver: Driver, ordinal: int, find: Callable[[], Assembler | None]) -> CudaDevice:
+def _open(
+    driver: Driver, ordinal: int, find: Callable[[], Assembler | None], multiprocessors: int | None
+) -> CudaDevice:
     cuda = _require_driver(driver)
     device = _require_device(driver, ordinal)
-    context = primary_context(driver, ordinal, device)
-    if context.lost:
-        raise DeviceUnavailable(f"this process has lost the GPU: {context.lost}; start a new process")
+    primary = primary_context(driver, ordinal, device)
+    if primary.lost:
+        raise DeviceUnavailable(f"this process has lost the GPU: {primary.lost}; start a new process")
     info = _describe_device(driver, device, ordinal, cuda)
-    compiler = Compiler(driver, info, cuda, find())
-    return CudaDevice(driver, context, info, _geometry(driver, device), compiler)
+    with bound(primary):
+        traits = describe_memory(driver, device, ordinal, cuda)
+    geometry = _geometry(driver, device)
+    assembler = find()
+    context: Context = primary
+    if multiprocessors is not None:
+        context = share = take_share(driver, primary, device, multiprocessors, cuda)
+        info = replace(info, multiprocessors=share.multiprocessors)
+    return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler))
 
 
 def _require_driver(driver: Driver) -> tuple[int, int]:

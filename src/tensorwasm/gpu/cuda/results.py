@@ -24,7 +24,9 @@ from tensorwasm.errors import (
 )
 
 SUCCESS: Final = 0
+OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
+UNKNOWN: Final = 999
 
 
 class DriverFailure(Exception):
@@ -124,6 +126,7 @@ MEANINGS: Final[dict[int, Meaning]] = {
     300: Meaning(MalformedPtx, "the driver does not take the module's source"),
     302: Meaning(MalformedPtx, "the module refers to a symbol that does not exist"),
     400: Meaning(InternalError, "a handle the driver does not know"),
+    401: Meaning(LaunchRefused, "the operation does not fit the state of its object"),
     500: Meaning(InvalidKernel, "no such kernel in the module"),
     700: _fault("an access outside memory"),
     701: Meaning(InvalidDimensions, "the block needs more registers or shared memory than the device has"),
@@ -161,30 +164,47 @@ MEANINGS: Final[dict[int, Meaning]] = {
     809: _absent("the MPS server has no free connection", "stop a client"),
     810: _lost("the MPS server ended this client", "a kernel of another client may have faulted; start a new process"),
     812: _lost("the MPS server and this process disagree on their version"),
-    901: Meaning(LaunchRefused, "the stream is being captured"),
+    900: Meaning(LaunchRefused, "the operation cannot be recorded"),
+    901: Meaning(LaunchRefused, "the recording was spoilt by an earlier operation"),
+    902: Meaning(LaunchRefused, "the operation would merge two recordings"),
+    903: Meaning(LaunchRefused, "the recording did not begin on this stream"),
+    904: Meaning(LaunchRefused, "another stream was drawn into the recording and did not come back"),
+    905: Meaning(LaunchRefused, "what is recorded would wait for work outside of the recording"),
+    906: Meaning(LaunchRefused, "the default stream would have been drawn into the recording"),
+    907: Meaning(LaunchRefused, "the event was set by a recording"),
+    908: Meaning(LaunchRefused, "the recording did not begin on this thread"),
     909: _lost("the device did not finish in time"),
     912: Meaning(InvalidDimensions, "a cluster size the device does not take"),
+    914: _absent("the driver cannot divide this device", "open it without a share of its multiprocessors"),
+    915: _absent("the device cannot be divided like this", "ask for another number of multiprocessors"),
+    917: _lost("the share of the device that the stream belonged to is gone"),
     999: _lost("an unknown driver error", "see the kernel log (dmesg | grep NVRM); start a new process"),
 }
 """CUresult to meaning. A code that is not here is taken as `_UNKNOWN`: the device counts as lost."""
 
-_INVALID_VALUE: Final[dict[str, Meaning]] = {
-    "cuLaunchKernel": Meaning(LaunchRefused, "the driver does not take this launch"),
-    "cuMemHostRegister": Meaning(LaunchRefused, "the memory cannot be registered"),
-    "cuMemHostGetDevicePointer": Meaning(LaunchRefused, "the memory has no address on the device"),
-    "cuModuleLoadDataEx": Meaning(MalformedPtx, "the driver does not take the module"),
-    "cuFuncSetAttribute": Meaning(InvalidDimensions, "the kernel does not take that much dynamic shared memory"),
+_SPECIAL: Final[dict[tuple[str, int], Meaning]] = {
+    ("cuLaunchKernel", 1): Meaning(LaunchRefused, "the driver does not take this launch"),
+    ("cuMemHostRegister", 1): Meaning(LaunchRefused, "the memory cannot be registered"),
+    ("cuMemHostGetDevicePointer", 1): Meaning(LaunchRefused, "the memory has no address on the device"),
+    ("cuModuleLoadDataEx", 1): Meaning(MalformedPtx, "the driver does not take the module"),
+    ("cuFuncSetAttribute", 1): Meaning(InvalidDimensions, "the kernel does not take that much dynamic shared memory"),
+    ("cuStreamBeginCapture", 1): Meaning(LaunchRefused, "the stream cannot record"),
+    ("cuStreamEndCapture", 1): Meaning(LaunchRefused, "what was recorded cannot be replayed"),
+    ("cuGraphInstantiate", 1): Meaning(LaunchRefused, "what was recorded cannot be replayed"),
+    ("cuGraphLaunch", 1): Meaning(LaunchRefused, "the driver does not take this replay"),
+    ("cuMemAddressReserve", 1): Meaning(LaunchRefused, "the range cannot be reserved"),
+    ("cuMemAddressReserve", 2): Meaning(LaunchRefused, "there is no room for the range"),
+    ("cuMemCreate", 304): Meaning(QuotaExceeded, "the operating system has no such memory left"),
 }
-"""CUDA_ERROR_INVALID_VALUE where it speaks of what the caller gave; anywhere else it is a bug here."""
+"""Codes that mean something else in one function: CUDA_ERROR_INVALID_VALUE is a bug here unless it speaks of what the
+caller gave."""
 
 _UNKNOWN: Final = _lost("a driver error that is not in the table")
 
 
 def meaning(failure: DriverFailure) -> Meaning:
     """Return the row that applies to a failed call."""
-    if failure.code == 1 and failure.function in _INVALID_VALUE:
-        return _INVALID_VALUE[failure.function]
-    return MEANINGS.get(failure.code, _UNKNOWN)
+    return _SPECIAL.get((failure.function, failure.code)) or MEANINGS.get(failure.code, _UNKNOWN)
 
 
 def describe(failure: DriverFailure) -> str:

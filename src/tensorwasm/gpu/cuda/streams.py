@@ -1,5 +1,8 @@
 """Streams of a GPU: order, zeros in new memory, and waits that end at a deadline.
 
+Two streams are the device's own: one on which new memory is cleared and given back, one on which pools of tenants
+allocate and free. Neither ever has a kernel of a guest in front of what it is given.
+
 Source: CUDA Driver API, "Stream Management", "Event Management"; "Stream synchronization behavior" (a non-blocking
 stream is not held up by the work of other libraries on the default stream).
 """
@@ -8,12 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.context import PrimaryContext
+from tensorwasm.gpu.cuda.context import Context, bound
+from tensorwasm.gpu.cuda.handles import CudaStream
 from tensorwasm.gpu.cuda.results import NOT_READY, SUCCESS, DriverFailure
 from tensorwasm.gpu.cuda.waiting import Waiters
 from tensorwasm.values import Deadline
@@ -22,33 +25,17 @@ _SPIN_NS: Final = 200_000
 """How long a wait asks the driver again and again before it sleeps: most kernels end sooner than a sleep costs."""
 
 
-@dataclass(eq=False, slots=True)
-class CudaStream:
-    """A stream of ours.
-
-    Attributes:
-        handle: the driver's stream.
-        event: marks the end of the work that is waited for.
-        deadline: when the work launched last must have stopped.
-        cleared: how many clearings of new memory the stream is ordered behind.
-    """
-
-    handle: Any
-    event: Any
-    deadline: Deadline = field(default=Deadline())
-    cleared: int = 0
-
-
 class Streams:
     """Makes streams and waits for them. The context must be bound, except for `close`. Safe from any thread."""
 
-    def __init__(self, driver: Driver, context: PrimaryContext) -> None:
+    def __init__(self, driver: Driver, context: Context) -> None:
         """Make nothing yet."""
         self._driver = driver
         self._context = context
         self._waiters = Waiters()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._clearing: CudaStream | None = None
+        self._pooling: CudaStream | None = None
 
     def make(self) -> CudaStream:
         """Return a new stream.
@@ -56,43 +43,67 @@ class Streams:
         Raises:
             DriverFailure: the driver has none; nothing was made.
         """
-        api = self._driver.api
-        handle = self._driver.call("cuStreamCreate", api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        flags = api.CUevent_flags.CU_EVENT_BLOCKING_SYNC | api.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        handle = self._context.make_stream()
         try:
-            return CudaStream(handle, self._driver.call("cuEventCreate", flags))
+            return CudaStream(handle, self.make_event())
         except DriverFailure:
             self._driver.attempt("cuStreamDestroy", handle)
             raise
 
-    def destroy(self, stream: CudaStream) -> None:
-        """Release a stream.
+    def make_event(self) -> Any:
+        """Return a new event of the driver, which can be waited for without a busy loop.
 
         Raises:
-            DriverFailure: it still exists.
+            DriverFailure: the driver has none.
         """
-        self._driver.call("cuStreamDestroy", stream.handle)
-        self._driver.attempt("cuEventDestroy", stream.event)  # its failure would leave nothing that could be retried
+        known = self._driver.api.CUevent_flags
+        return self._driver.call("cuEventCreate", known.CU_EVENT_BLOCKING_SYNC | known.CU_EVENT_DISABLE_TIMING)
+
+    def clearing(self) -> CudaStream:
+        """Return the stream on which new memory is cleared.
+
+        Raises:
+            DriverFailure: the driver has none.
+        """
+        with self._lock:
+            if self._clearing is None:
+                self._clearing = self.make()
+            return self._clearing
+
+    def pooling(self) -> CudaStream:
+        """Return the stream on which pools allocate and free: nothing else is on it, so it is always drained soon.
+
+        Raises:
+            DriverFailure: the driver has none.
+        """
+        with self._lock:
+            if self._pooling is None:
+                self._pooling = self.make()
+            return self._pooling
 
     def clear(self, pointer: Any, size_bytes: int) -> None:
-        """Start filling new memory with zeros, on a stream of its own that no kernel is in front of.
+        """Start filling new memory with zeros, on the stream that no kernel is in front of.
 
         Raises:
             DriverFailure: the driver does not take the work.
         """
         with self._lock:
-            if self._clearing is None:
-                self._clearing = self.make()
-            self._driver.call("cuMemsetD8Async", pointer, 0, size_bytes, self._clearing.handle)
-            self._driver.call("cuEventRecord", self._clearing.event, self._clearing.handle)
-            self._clearing.cleared += 1
+            stream = self.clearing()
+            self._driver.call("cuMemsetD8Async", pointer, 0, size_bytes, stream.handle)
+            self._driver.call("cuEventRecord", stream.event, stream.handle)
+            stream.cleared += 1
 
     def order(self, stream: CudaStream) -> None:
         """Put what is given to a stream next behind every clearing that was started so far.
 
+        A stream that records is left alone: an order against work outside would spoil the recording, and a replay is
+        ordered when it starts.
+
         Raises:
             DriverFailure: the driver does not take the order.
         """
+        if stream.recording:
+            return
         with self._lock:
             if self._clearing is not None and stream.cleared != self._clearing.cleared:
                 self._driver.call("cuStreamWaitEvent", stream.handle, self._clearing.event, 0)
@@ -104,53 +115,65 @@ class Streams:
         Raises:
             DriverFailure: the work failed.
         """
-        if self._ends_soon(stream, deadline):
+        if self._ends_soon("cuStreamQuery", stream.handle, deadline):
             return True
         self._driver.call("cuEventRecord", stream.event, stream.handle)
-        code = self._waiters.wait(partial(self._block, stream.event), deadline.remaining_s())
-        if code:
-            raise DriverFailure("cuEventSynchronize", code)
-        return code == SUCCESS
+        return self._wait_long(stream.event, deadline)
 
-    def wait_for_clearing(self, deadline: Deadline) -> bool:
-        """Return whether every clearing ended before the deadline.
+    def wait_event(self, event: Any, deadline: Deadline) -> bool:
+        """Return whether the work before an event's mark ended before the deadline.
 
         Raises:
             DriverFailure: the work failed.
         """
-        return self._clearing is None or self.wait(self._clearing, deadline)
+        return self._ends_soon("cuEventQuery", event, deadline) or self._wait_long(event, deadline)
 
-    def forget(self) -> None:
-        """Forget what an earlier context took with it."""
-        with self._lock:
-            self._clearing = None
-
-    def release(self) -> None:
-        """Release the clearing's own stream.
+    def wait_for_own(self, deadline: Deadline) -> bool:
+        """Return whether the work in the device's own streams ended before the deadline.
 
         Raises:
-            DriverFailure: it still exists.
+            DriverFailure: the work failed.
         """
-        if self._clearing is not None:
-            self.destroy(self._clearing)
-            self._clearing = None
+        return all(self.wait(stream, deadline) for stream in self.own())
+
+    def ended(self, function: str, handle: Any) -> bool:
+        """Return what ``cuStreamQuery`` or ``cuEventQuery`` says now.
+
+        Raises:
+            DriverFailure: the work failed.
+        """
+        code, _ = self._driver.attempt(function, handle)
+        if code not in {SUCCESS, NOT_READY}:
+            raise DriverFailure(function, code)
+        return code == SUCCESS
+
+    def forget(self) -> None:
+        """Forget the device's own streams: they are released, or an earlier context took them with it."""
+        with self._lock:
+            self._clearing = self._pooling = None
+
+    def own(self) -> list[CudaStream]:
+        """Return the device's own streams that were made so far."""
+        return [stream for stream in (self._clearing, self._pooling) if stream is not None]
 
     def close(self) -> None:
         """End the threads that wait."""
         self._waiters.close()
 
-    def _ends_soon(self, stream: CudaStream, deadline: Deadline) -> bool:
+    def _ends_soon(self, function: str, handle: Any, deadline: Deadline) -> bool:
         until = time.monotonic_ns() + _SPIN_NS
-        while True:
-            code, _ = self._driver.attempt("cuStreamQuery", stream.handle)
-            if code == SUCCESS:
-                return True
-            if code != NOT_READY:
-                raise DriverFailure("cuStreamQuery", code)
+        while not self.ended(function, handle):
             if time.monotonic_ns() >= until or deadline.expired():
                 return False
+        return True
+
+    def _wait_long(self, event: Any, deadline: Deadline) -> bool:
+        code = self._waiters.wait(partial(self._block, event), deadline.remaining_s())
+        if code:
+            raise DriverFailure("cuEventSynchronize", code)
+        return code == SUCCESS
 
     def _block(self, event: Any) -> int:
         """Wait in the driver, on a thread of `Waiters`."""
-        with self._context.bound():
+        with bound(self._context):
             return self._driver.attempt("cuEventSynchronize", event)[0]

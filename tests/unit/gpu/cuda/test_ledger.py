@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidHandle, InvalidPointer
-from tensorwasm.gpu.cuda.ledger import Ranges
+from tensorwasm.gpu.cuda.ledger import Ledger, Ranges
 
 UNIT = 256
 
@@ -31,11 +31,7 @@ def test_a_range_is_inside_exactly_if_one_live_range_holds_all_of_it(layout):
     for start, length in ranges:
         books.add(start, length)
     inside = any(start <= address and address + size <= start + length for start, length in ranges)
-    try:
-        books.require(address, size)
-        assert inside
-    except InvalidPointer:
-        assert not inside
+    assert books.holds(address, size) == inside
 
 
 @given(layouts())
@@ -49,6 +45,16 @@ def test_totals_are_exact(layout):
     for start, length in ranges:
         assert books.take(start) == length
     assert books.totals() == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["allocations", "pooled", "managed", "mapped"])
+def test_a_copy_may_reach_memory_of_every_kind_and_no_other(kind):
+    books = Ledger()
+    getattr(books, kind).add(4096, 512)
+    books.require(4096 + 256, 256)
+    with pytest.raises(InvalidPointer):
+        books.require(4096 + 256, 257)
+    assert not books.empty()
 
 
 def test_nothing_is_taken_twice():

@@ -122,7 +122,7 @@ def test_a_gpu_that_was_lost_stays_lost_for_the_process():
     fake = FakeDriver()
     driver = Driver(fake)
     device = open_with(driver, 0)
-    fake.fail["cuMemAlloc"] = 700
+    fake.fail["cuMemAllocFromPoolAsync"] = 700
     with pytest.raises(Exception, match="700"):
         device.allocate(8)
     fake.fail.clear()

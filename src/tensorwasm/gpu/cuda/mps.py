@@ -1,0 +1,89 @@
+"""NVIDIA's Multi-Process Service: is there a daemon, and what does it say?
+
+Processes under MPS share one fault domain: an illegal access in one ends its neighbours. So nothing here joins a
+daemon unasked, and a CUDA process joins whichever it finds: to be kept out it is pointed at where no daemon can be.
+
+Source: NVIDIA Multi-Process Service, "CUDA_MPS_PIPE_DIRECTORY", "nvidia-cuda-mps-control".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+PIPES_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
+DEFAULT_PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - the daemon's own default
+WITHOUT_MPS: Final = "/dev/null"
+"""A folder of pipes that nobody can make: `PIPES_VARIABLE` set to this keeps a process from joining any daemon."""
+
+CONTROL: Final = "nvidia-cuda-mps-control"
+_MAX_SERVERS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """What the probe found.
+
+    Attributes:
+        pipes: the daemon's folder of pipes, empty if there is none.
+        reason: why this one, or why none.
+    """
+
+    pipes: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What the daemon says of its clients.
+
+    Attributes:
+        connected: how many there are, None if it does not say.
+        limit: how many there can be, None if it does not say.
+    """
+
+    connected: int | None = None
+    limit: int | None = None
+
+
+def find_daemon(environment: Mapping[str, str], exists: Callable[[str], bool]) -> Daemon:
+    """Look for a daemon's control pipe: where `PIPES_VARIABLE` says, then at the default place.
+
+    Args:
+        environment: this process's variables.
+        exists: whether there is anything at a path.
+    """
+    asked = environment.get(PIPES_VARIABLE)
+    missing = []
+    for pipes in dict.fromkeys((asked, DEFAULT_PIPES) if asked else (DEFAULT_PIPES,)):
+        control = f"{pipes.rstrip('/')}/control"
+        if exists(control):
+            return Daemon(pipes, control)
+        missing.append(control)
+    return Daemon("", f"no {' nor '.join(missing)}")
+
+
+def ask_clients(ask: Callable[[str], str | None]) -> Clients:
+    """Ask the daemon how many clients it has.
+
+    The daemon has no question for how many it can have, which depends on the GPU and on the driver's release; where it
+    is full a client's start fails with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED. So the limit is not told.
+
+    Args:
+        ask: gives the control program one line and returns what it printed, None if it cannot be asked.
+    """
+    servers = _numbers(ask("get_server_list"))
+    if servers is None:
+        return Clients()
+    lists = [_numbers(ask(f"get_client_list {server}")) for server in servers[:_MAX_SERVERS]]
+    return Clients(sum(len(each) for each in lists if each is not None))
+
+
+def _numbers(answer: str | None) -> list[int] | None:
+    """Return the process numbers in an answer, one a line; None if it is not such a list."""
+    lines = (answer or "").split()
+    if answer is None or not all(re.fullmatch(r"\d{1,10}", line, re.ASCII) for line in lines):
+        return None
+    return [int(line) for line in lines]
