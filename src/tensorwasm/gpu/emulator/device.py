@@ -61,6 +61,7 @@ class EmulatorDevice:
         *,
         compute_capability: tuple[int, int] = (9, 0),
         ptx_version: tuple[int, int] = (9, 0),
+        multiprocessors: int = 132,
         lanes: int = LANES,
     ) -> None:
         """Open the device.
@@ -69,6 +70,7 @@ class EmulatorDevice:
             memory_bytes: device memory, module variables included.
             compute_capability: what it claims to be.
             ptx_version: newest PTX ISA it claims to know.
+            multiprocessors: how many it claims to have.
             lanes: threads that run side by side, at least those of one block.
         """
         self._info = DeviceInfo(
@@ -78,7 +80,7 @@ class EmulatorDevice:
             compute_capability=compute_capability,
             ptx_version=ptx_version,
             memory_bytes=memory_bytes,
-            multiprocessors=132,
+            multiprocessors=multiprocessors,
             max_shared_bytes=227 << 10,
             concurrent_managed_access=True,
         )
