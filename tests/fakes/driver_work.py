@@ -120,7 +120,7 @@ def ctx_from_green_ctx(fake, green):
 
 @entry_point("cuGreenCtxDestroy", context=False)
 def green_ctx_destroy(fake, green):
-    left = [handle.kind for handle in fake.handles if handle.context is green.context is not None]
+    left = [one.kind for one in fake.handles if one is not green and one.context is green.context is not None]
     assert not left, f"left in the green context: {left}"
     if green.context is not None:
         green.context.alive = False

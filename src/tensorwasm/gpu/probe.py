@@ -15,29 +15,42 @@ CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 """What `open_device` takes; N is an ordinal."""
 
 
-def open_emulator() -> Device:
+def open_emulator(multiprocessors: int | None = None) -> Device:
     """Open the emulator, which is there wherever NumPy is, with the device memory that the settings give it.
+
+    Args:
+        multiprocessors: how many it claims to have; None for as many as a large GPU has.
 
     Raises:
         DeviceUnavailable: NumPy or ml_dtypes is not installed.
-        InvalidArgs: a setting does not parse.
+        InvalidArgs: a setting does not parse, or fewer than one multiprocessor.
     """
     try:
         from tensorwasm.gpu.emulator.device import EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
     except ImportError as error:
         raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
-    return EmulatorDevice(settings.current().emulator_memory_mib * MIB)
+    memory_bytes = settings.current().emulator_memory_mib * MIB
+    if multiprocessors is None:
+        return EmulatorDevice(memory_bytes)
+    if multiprocessors < 1:
+        raise InvalidArgs(f"a share of {multiprocessors} multiprocessors: at least 1")
+    return EmulatorDevice(memory_bytes, multiprocessors=multiprocessors)
 
 
-def open_gpu(ordinal: int) -> Device:
-    """Open a GPU.
+def open_gpu(ordinal: int, multiprocessors: int | None = None) -> Device:
+    """Open a GPU, or a share of one.
+
+    Args:
+        ordinal: which.
+        multiprocessors: how many of its multiprocessors at least; None for the whole GPU.
 
     Raises:
+        InvalidArgs: a share of fewer than one multiprocessor.
         DeviceUnavailable: it is not there or cannot be used; says what to do.
     """
     from tensorwasm.gpu.cuda.opening import open_cuda  # noqa: PLC0415 - the same, for the driver
 
-    return open_cuda(ordinal)
+    return open_cuda(ordinal, multiprocessors)
 
 
 def parse_choice(choice: str) -> tuple[str, int]:
@@ -54,28 +67,32 @@ def parse_choice(choice: str) -> tuple[str, int]:
 
 def open_device(
     choice: str,
-    emulator: Callable[[], Device] = open_emulator,
-    gpu: Callable[[int], Device] = open_gpu,
+    emulator: Callable[[int | None], Device] = open_emulator,
+    gpu: Callable[[int, int | None], Device] = open_gpu,
+    *,
+    multiprocessors: int | None = None,
 ) -> tuple[Device, str]:
     """Open the chosen device and say in a few words why it is this one.
 
     Args:
         choice: one of `CHOICES`. ``auto`` takes GPU 0 where it works and the emulator where it does not, and the
             reason then says why not.
-        emulator: opens the emulator.
-        gpu: opens the GPU of an ordinal.
+        emulator: opens the emulator with a number of multiprocessors, None for its own.
+        gpu: opens the GPU of an ordinal, or a share of that many multiprocessors of it.
+        multiprocessors: the share of the device, at least; None for all of it. What the device rounded it up to is in
+            its `DeviceInfo`.
 
     Raises:
-        InvalidArgs: no such choice.
-        DeviceUnavailable: the GPU that was asked for is not there or cannot be used; says what to do.
+        InvalidArgs: no such choice, or a share of fewer than one multiprocessor.
+        DeviceUnavailable: the GPU that was asked for is not there, cannot be used or not be divided; says what to do.
     """
     kind, ordinal = parse_choice(choice)
     if kind == "emulator":
-        return emulator(), "asked for"
+        return emulator(multiprocessors), "asked for"
     if kind == "cuda":
-        return gpu(ordinal), "asked for"
+        return gpu(ordinal, multiprocessors), "asked for"
     try:
-        device = gpu(ordinal)
+        device = gpu(ordinal, multiprocessors)
     except DeviceUnavailable as error:
-        return emulator(), f"no usable GPU: {error.message}"
+        return emulator(multiprocessors), f"no usable GPU: {error.message}"
     return device, f"{device.info.name} works"

@@ -7,7 +7,7 @@ from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.probe import CHOICES, open_device, parse_choice
+from tensorwasm.gpu.probe import CHOICES, open_device, open_emulator, parse_choice
 from tensorwasm.settings import Settings
 from tensorwasm.values import MIB
 
@@ -16,15 +16,15 @@ class Emulator:
     """Stands for the emulator."""
 
 
-def emulator():
+def emulator(multiprocessors):
     return Emulator()
 
 
-def gpu(ordinal):
-    return open_with(Driver(FakeDriver(devices=2)), ordinal)
+def gpu(ordinal, multiprocessors):
+    return open_with(Driver(FakeDriver(devices=2)), ordinal, multiprocessors=multiprocessors)
 
 
-def no_gpu(ordinal):
+def no_gpu(ordinal, multiprocessors):
     raise DeviceUnavailable("driver 470 is older than 525")
 
 
@@ -42,7 +42,7 @@ def test_auto_says_why_not_where_it_does_not():
 
 
 def test_the_emulator_is_opened_without_a_look_at_the_gpu():
-    def never(ordinal):
+    def never(ordinal, multiprocessors):
         raise AssertionError
 
     assert isinstance(open_device("emulator", emulator, never)[0], Emulator)
@@ -63,6 +63,19 @@ def test_a_gpu_is_chosen_by_its_ordinal(choice, ordinal):
     device, _ = open_device(choice, emulator, gpu)
     assert device.info.ordinal == ordinal
     device.close()
+
+
+@pytest.mark.parametrize("choice", ["emulator", "cuda:1", "auto"])
+def test_a_share_of_a_device_is_told(choice):
+    device, _ = open_device(choice, open_emulator, gpu, multiprocessors=20)
+    assert device.info.multiprocessors == (20 if choice == "emulator" else 24)
+    device.close()
+
+
+@pytest.mark.parametrize("choice", ["emulator", "cuda", "auto"])
+def test_a_share_of_nothing_is_refused(choice):
+    with pytest.raises(InvalidArgs, match="at least 1"):
+        open_device(choice, open_emulator, gpu, multiprocessors=0)
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced():
