@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -272,7 +273,8 @@ class Slab:
         open_bytes = sum(source.max_bytes for source in self._sources)
         if open_bytes < cap_bytes:
             max_bytes = cap_bytes - open_bytes
-            self._sources.append(_Source(self._pools.open_pool(max_bytes), max_bytes))
+            with suppress(QuotaExceeded):  # what there is may do, and if not, that is a refusal like any other
+                self._sources.append(_Source(self._pools.open_pool(max_bytes), max_bytes))
 
     def _give_up_idle(self) -> bool:
         with self._turn:

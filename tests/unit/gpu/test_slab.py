@@ -183,6 +183,16 @@ def test_when_the_device_fails_the_books_are_as_before(bench, method, error):
     one.slab.allocate(1000)
 
 
+def test_a_pool_that_cannot_be_opened_is_a_refusal_that_is_counted(bench):
+    one = bench()
+    one.pools.failures["open_pool"] = QuotaExceeded("no room for another")
+    with pytest.raises(QuotaExceeded):
+        one.slab.allocate(1)
+    assert one.account.statistics().refusals == 1
+    assert one.charged() == 0
+    one.slab.allocate(1)
+
+
 def test_a_chunk_that_the_device_does_not_take_back_is_counted_and_not_used_again(bench):
     one = bench(64 * MIB)
     regions = [one.slab.allocate(20 * MIB) for _ in range(3)]
