@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tensorwasm.guest.suspension import Steps
 from tensorwasm.values import Deadline
 
 ValType = Literal["i32", "i64", "f32", "f64"]
@@ -81,7 +82,10 @@ class HostFunction:
         params: Wasm parameter types. i32 and i64 arrive as signed Python integers, as Wasm has them.
         results: none or one.
         body: called as ``body(call, *params)``.
-        waits: it may wait for a device.
+        waits: it may wait for a device, or for time to pass.
+        steps: does the same in steps, called as ``steps(call, *params)``, for a guest that runs as a fiber; where there
+            are none, the body is called on another thread.
+        finish: steps that wait for what the compiled form of the function has started, called as ``finish(call)``.
     """
 
     module: str
@@ -90,3 +94,5 @@ class HostFunction:
     results: tuple[ValType, ...]
     body: Callable[..., int | float | None]
     waits: bool = False
+    steps: Callable[..., Steps] | None = None
+    finish: Callable[[HostCall], Steps] | None = None

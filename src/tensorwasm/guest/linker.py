@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from tensorwasm.errors import InternalError, UnknownImport
 from tensorwasm.guest import capi, preview1, traps
@@ -14,6 +14,8 @@ from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, address_of, make_environment
 from tensorwasm.guest.state import STATES, as_raised
+from tensorwasm.guest.suspended import READ, WRITE, WaitingFunction
+from tensorwasm.guest.suspension import WaitingCode
 from tensorwasm.wasm.preamble import FuncType, Import
 
 _caller_context: Final = capi.bind("wasmtime_caller_context")
@@ -24,21 +26,13 @@ _linker_delete: Final = capi.bind("wasmtime_linker_delete")
 _allow_shadowing: Final = capi.bind("wasmtime_linker_allow_shadowing")
 _define_wasi: Final = capi.bind("wasmtime_linker_define_wasi")
 _define_func: Final = capi.bind("wasmtime_linker_define_func_unchecked")
+_define_async: Final = capi.bind("wasmtime_linker_define_async_func")
 _instantiate_pre: Final = capi.bind("wasmtime_linker_instantiate_pre")
 _instance_pre_delete: Final = capi.bind("wasmtime_instance_pre_delete")
 _valtype_new: Final = capi.bind("wasm_valtype_new")
 _valtype_vec_new: Final = capi.bind("wasm_valtype_vec_new")
 _functype_new: Final = capi.bind("wasm_functype_new")
 _functype_delete: Final = capi.bind("wasm_functype_delete")
-
-# A cell is 16 bytes, whatever its type.
-_READ: Final = {"i32": "i12x", "i64": "q8x", "f32": "f12x", "f64": "d8x"}
-_WRITE: Final[dict[str, Any]] = {
-    "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64,
-    "f32": ctypes.c_float,
-    "f64": ctypes.c_double,
-}
 
 Trampoline = Callable[[int, int, int, int], int | None]
 
@@ -51,15 +45,17 @@ class Prepared:
         address: the C object.
         needs_pad: it may call compiled host functions, so its store must carry the address of a pad.
         needs_wasi: it imports WASI, so its store must carry a WASI context.
+        waiting: the host functions that suspend it, by their number; None if it runs on a thread.
     """
 
-    __slots__ = ("_linker", "address", "module", "needs_pad", "needs_wasi")
+    __slots__ = ("_linker", "address", "module", "needs_pad", "needs_wasi", "waiting")
 
     def __init__(self, linker: Linker, module: Module, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
         self.module = module
         self.address = address
         self.needs_pad = linker.native
+        self.waiting = linker.waiting
         self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
@@ -75,6 +71,7 @@ class Linker:
     Attributes:
         engine: of the modules to link.
         native: compiled functions are linked, so every sandbox needs a pad.
+        waiting: the host functions that suspend a fiber, by their number; None for sandboxes that run on threads.
     """
 
     def __init__(
@@ -84,6 +81,7 @@ class Linker:
         *,
         wasi_preview1: bool = True,
         native: Entries = NO_ENTRIES,
+        code: WaitingCode | None = None,
     ) -> None:
         """Define the imports.
 
@@ -92,14 +90,17 @@ class Linker:
             host_functions: no two of one module and name.
             wasi_preview1: offer ``wasi_snapshot_preview1`` too.
             native: compiled host functions, by module and name; those of other host functions are not linked.
+            code: for sandboxes that run as fibers: what suspends them; the engine must have stacks for them.
 
         Raises:
             InternalError: two host functions of one name, one whose compiled form has other parameters, or wasmtime
                 refused one.
         """
         self.engine = engine
-        self.native = bool(native)
+        self.native = bool(native) or code is not None
+        self.waiting: list[WaitingFunction] | None = None if code is None else []
         self._native = native
+        self._code = code
         self._offered: dict[tuple[str, str], HostFunction] = {}
         self._kept: list[object] = []
         self._wasi = wasi_preview1
@@ -157,28 +158,32 @@ class Linker:
         if key in self._offered:
             raise InternalError(f"two host functions are called {function.module}.{function.name}")
         module, name = function.module.encode(), function.name.encode()
-        address, environment = self._entry(function)
+        define, address, environment = self._entry(function)
         signature = _functype_new(_value_types(function.params), _value_types(function.results))
-        error = _define_func(self._address, module, len(module), name, len(name), signature, address, environment, None)
+        error = define(self._address, module, len(module), name, len(name), signature, address, environment, None)
         _functype_delete(signature)
         _check(error)
         self._offered[key] = function
 
-    def _entry(self, function: HostFunction) -> tuple[int, int | None]:
-        """Return the addresses of the C function to link and of its environment, both kept as long as this lives."""
-        twin = self._keep(make_trampoline(function))
+    def _entry(self, function: HostFunction) -> tuple[Callable[..., int | None], int, int | None]:
+        """Return how to link a function, and the addresses of the C function and of its environment, which are kept."""
         entry = self._native.get((function.module, function.name))
-        if entry is None:
-            return twin, None
-        if entry.params != function.params:
+        if entry is not None and entry.params != function.params:
             raise InternalError(f"the compiled {function.module}.{function.name} has other parameters")
+        if function.waits and self._code is not None and self.waiting is not None:
+            waiting = WaitingFunction(function, len(self.waiting), self._code, entry)
+            self.waiting.append(waiting)
+            return _define_async, self._code.suspend, waiting.address
+        twin = self._keep(make_trampoline(function))
+        if entry is None:
+            return _define_func, twin, None
         finish = 0
         if entry.finish is not None:
             waiter = HostFunction(function.module, function.name, (), function.results, entry.finish)
             finish = self._keep(make_trampoline(waiter))
         environment = make_environment(twin, finish)
         self._kept.append(environment)
-        return entry.address, ctypes.addressof(environment)
+        return _define_func, entry.address, ctypes.addressof(environment)
 
     def _keep(self, trampoline: Trampoline) -> int:
         callback = capi.HOST_FUNCTION(trampoline)
@@ -189,10 +194,10 @@ class Linker:
 def make_trampoline(function: HostFunction) -> Trampoline:
     """Return the C entry of a host function: cells in, body, cells out; never an exception."""
     body = function.body
-    unpack = struct.Struct("<" + "".join(_READ[kind] for kind in function.params)).unpack
+    unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack
     size = capi.CELL_BYTES * len(function.params)
     params_at = (ctypes.c_char * size).from_address
-    result = _WRITE[function.results[0]] if function.results else None
+    result = WRITE[function.results[0]] if function.results else None
 
     def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
         state = None

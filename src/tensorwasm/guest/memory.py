@@ -21,29 +21,32 @@ class GuestMemory:
     Usable while the instance lives and nobody runs it: inside a host call, or between calls.
     """
 
-    __slots__ = ("_context", "_memory", "_window", "address")
+    __slots__ = ("_context", "_held_bytes", "_memory", "_window", "address")
 
-    def __init__(self, context: int, memory: bytes) -> None:
+    def __init__(self, context: int, memory: bytes, held: tuple[int, int] | None = None) -> None:
         """Wrap a memory.
 
         Args:
             context: the store's context.
             memory: the ``wasmtime_memory_t``.
+            held: address and size in bytes of the memory of a guest that is suspended and cannot grow it; then neither
+                of the other two is used.
         """
-        self._context = context
+        self._context = context if held is None else 0
         self._memory = memory
-        self.address: int = _data(context, memory) or 0
+        self.address, self._held_bytes = held or (_data(context, memory) or 0, 0)
         self._window = memoryview(_Reservation.from_address(self.address)).cast("B")
 
     def close(self) -> None:
         """Forget the memory, because its store goes away; every later access is refused."""
         self._context = 0
+        self._held_bytes = 0
         self._window = memoryview(b"")
 
     @property
     def size_bytes(self) -> int:
         """Current size; 0 once the instance is closed."""
-        return _data_size(self._context, self._memory) if self._context else 0
+        return _data_size(self._context, self._memory) if self._context else self._held_bytes
 
     def read(self, offset: int, length: int) -> bytes:
         """Return a copy of a region.

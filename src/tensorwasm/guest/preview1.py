@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Final
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.errors import GuestExit, InvalidPointer
 from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.state import GuestState
+from tensorwasm.guest.suspension import Sleep
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.wasi import WasiState
 
 MODULE: Final = "wasi_snapshot_preview1"
 _NAMES: Final = """
@@ -41,6 +47,22 @@ _EVENT: Final = struct.Struct("<QHB5xQH6x")
 _COUNT: Final = struct.Struct("<I")
 
 
+class Sleeper(Protocol):
+    """A guest's call, of which the guest's clock is known."""
+
+    @property
+    def memory(self) -> GuestMemory:
+        """The guest's memory.
+
+        Raises:
+            InvalidPointer: the guest exports no memory named ``memory``.
+        """
+
+    @property
+    def wasi(self) -> WasiState | None:
+        """Output streams and clock, None without WASI."""
+
+
 def poll_oneoff(state: GuestState, subscriptions: int, events: int, count: int, stored: int) -> int:
     """Wait until a clock strikes or a file is ready, but never past the deadline. Files are always ready.
 
@@ -53,26 +75,39 @@ def poll_oneoff(state: GuestState, subscriptions: int, events: int, count: int, 
 
     Source: WASI preview 1, ``poll_oneoff``.
     """
+    steps = poll_in_steps(state, subscriptions, events, count, stored)
+    while True:
+        try:
+            state.sleep(next(steps).seconds)
+        except StopIteration as ended:
+            answer: int = ended.value
+            return answer
+
+
+def poll_in_steps(
+    call: Sleeper, subscriptions: int, events: int, count: int, stored: int
+) -> Generator[Sleep, None, int]:
+    """Do the same as `poll_oneoff`, with whoever takes the steps doing the waiting."""
     subscriptions, events, stored = subscriptions & 0xFFFFFFFF, events & 0xFFFFFFFF, stored & 0xFFFFFFFF
     if not 0 < count <= _MAX_SUBSCRIPTIONS:
         return _INVAL
     try:
-        asked = state.memory.read(subscriptions, _SUBSCRIPTION.size * count)
-        state.memory.view(events, _EVENT.size * count)
-        state.memory.view(stored, _COUNT.size)
-        waits = [_due(state, fields) for fields in _SUBSCRIPTION.iter_unpack(asked)]
+        asked = call.memory.read(subscriptions, _SUBSCRIPTION.size * count)
+        call.memory.view(events, _EVENT.size * count)
+        call.memory.view(stored, _COUNT.size)
+        waits = [_due(call, fields) for fields in _SUBSCRIPTION.iter_unpack(asked)]
         soonest_ns = max(0, min(wait_ns for wait_ns, _ in waits))
         if soonest_ns:
-            state.sleep(soonest_ns / 1e9)
+            yield Sleep(soonest_ns / 1e9)
         happened = b"".join(event for wait_ns, event in waits if wait_ns <= soonest_ns)
-        state.memory.write(events, happened)
-        state.memory.write(stored, _COUNT.pack(len(happened) // _EVENT.size))
+        call.memory.write(events, happened)
+        call.memory.write(stored, _COUNT.pack(len(happened) // _EVENT.size))
     except InvalidPointer:
         return _FAULT
     return _SUCCESS
 
 
-def _due(state: GuestState, fields: tuple[int, ...]) -> tuple[int, bytes]:
+def _due(call: Sleeper, fields: tuple[int, ...]) -> tuple[int, bytes]:
     """Return in how many nanoseconds a subscription fires, and the event it then makes."""
     userdata, kind, clock, timeout_ns, _, flags = fields
     if kind != _CLOCK:
@@ -81,7 +116,7 @@ def _due(state: GuestState, fields: tuple[int, ...]) -> tuple[int, bytes]:
     if clock not in (_REALTIME, _MONOTONIC):
         return 0, _EVENT.pack(userdata, _NOTSUP, kind, 0, 0)
     if flags & _ABSOLUTE:
-        origin_ns = state.wasi.clock_origin_ns if state.wasi is not None else 0
+        origin_ns = call.wasi.clock_origin_ns if call.wasi is not None else 0
         now_ns = time.time_ns() if clock == _REALTIME else time.monotonic_ns() - origin_ns
         timeout_ns = max(0, timeout_ns - now_ns)
     return timeout_ns, _EVENT.pack(userdata, _SUCCESS, kind, 0, 0)
@@ -99,6 +134,8 @@ def proc_exit(_state: GuestState, code: int) -> None:
 
 
 REPLACED: Final = (
-    HostFunction(MODULE, "poll_oneoff", ("i32", "i32", "i32", "i32"), ("i32",), poll_oneoff),
+    HostFunction(
+        MODULE, "poll_oneoff", ("i32", "i32", "i32", "i32"), ("i32",), poll_oneoff, waits=True, steps=poll_in_steps
+    ),
     HostFunction(MODULE, "proc_exit", ("i32",), (), proc_exit),
 )
