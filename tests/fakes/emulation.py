@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorwasm.errors import KernelFault
+from tensorwasm.errors import InvokeTimeout, KernelFault
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
@@ -64,12 +64,18 @@ class Emulation:
         seconds: float = 20.0,
         args: Sequence[bytes] | None = None,
     ) -> None:
-        """Load a module, launch its entry ``k`` on buffers, unload it."""
+        """Load a module, launch its entry ``k`` on buffers, wait for it, unload it."""
         loaded = self.device.load(parse(text), NEVER)
         packed = [region.address.to_bytes(8, "little") for region in regions] if args is None else args
+        deadline = Deadline.after(seconds)
         try:
             config = LaunchConfig(grid, block, shared_bytes)
-            self.device.launch(loaded, "k", config, packed, regions, self.stream, Deadline.after(seconds))
+            self.device.launch(loaded, "k", config, packed, regions, self.stream, deadline)
+            self.device.synchronize(self.stream, deadline)
+        except (KernelFault, InvokeTimeout):
+            self.device.close_stream(self.stream)  # it has failed for good
+            self.stream = self.device.open_stream()
+            raise
         finally:
             self.device.unload(loaded)
 

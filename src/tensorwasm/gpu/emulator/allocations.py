@@ -1,112 +1,70 @@
-"""Where the emulator's global memory comes from: device allocations, registered host pages, module variables.
-
-Device addresses are synthetic, lie above every address a process can have, and are not used again, so that a use after
-free is recognised and named. Host pages keep their real addresses.
-"""
+"""Where the emulator's global memory comes from: device allocations, host pages, module variables."""
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensorwasm.errors import LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.emulator.planes import CONST_WINDOW, GLOBAL_BASE, Plane, host_bytes, shown_address
+from tensorwasm.gpu.emulator.reach import Kind, Owner, Reach, Segment, Use
 from tensorwasm.values import Region
 
-GLOBAL_BASE: Final = 1 << 52
-CONST_WINDOW: Final = 1 << 56
-WINDOW_BYTES: Final = 1 << 52
 ALIGN_BYTES: Final = 256
 GUARD_BYTES: Final = 4096
-_HOST_BASE: Final = 1 << 16  # below it no system maps memory
 _REMEMBERED: Final = 1024
 
 
-@dataclass(slots=True, eq=False)
-class Plane:
-    """A run of bytes that kernels address.
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How much memory there is of each kind, by its kind: how many pieces, and their bytes."""
 
-    Attributes:
-        base: address of the first byte.
-        data: the bytes, ``(size,) uint8``.
-        label: what it is, for fault messages.
-        writable: False for constants and kernel parameters.
-    """
-
-    base: int
-    data: NDArray[np.uint8]
-    label: str
-    writable: bool = True
-    _views: dict[tuple[str, int], NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """Address one past the last byte."""
-        return self.base + self.data.size
-
-    def head(self, access_bytes: int) -> int:
-        """Return the bytes before the first address that is a multiple of ``access_bytes``."""
-        return -self.base % access_bytes
-
-    def view(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-        """Return the aligned elements: ``(n,)`` of ``dtype``, or ``(n, count)`` for vectors."""
-        key = (dtype.str, count)
-        found = self._views.get(key)
-        if found is None:
-            size = dtype.itemsize * count
-            head = self.head(size)
-            length = max(0, (self.data.size - head) // size * size)
-            found = self.data[head : head + length].view(dtype)
-            if count > 1:
-                found = found.reshape(-1, count)
-            self._views[key] = found
-        return found
-
-
-def host_bytes(address: int, size_bytes: int) -> NDArray[np.uint8]:
-    """Return memory of this process as a writable array. The caller vouches for the range."""
-    return np.frombuffer(memoryview((ctypes.c_uint8 * size_bytes).from_address(address)), np.uint8)
-
-
-def shown_address(address: int) -> str:
-    """Return an address for a message, unless it may tell where memory of this process lies."""
-    return "a host address" if _HOST_BASE <= address < GLOBAL_BASE else f"{address:#x}"
+    pieces: Counter[Kind] = field(default_factory=Counter)
+    size_bytes: Counter[Kind] = field(default_factory=Counter)
 
 
 class Allocations:
     """The allocation table. Every method may be called from any thread.
 
+    Whoever releases memory waits until running work has let go of it: a copy when it is over, a kernel when it next
+    looks, within a few steps; an access after that is a fault.
+
     Attributes:
-        budget_bytes: most bytes of device memory, module variables included.
+        budget_bytes: most bytes of device memory, module variables and managed memory included.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._lock = threading.Lock()
-        self._device: dict[int, Plane] = {}
+        self._changed = threading.Condition(threading.Lock())
+        self._owners: dict[int, Owner] = {}
+        self._starts: list[int] = []
         self._variables: dict[int, Plane] = {}
-        self._host: dict[int, int] = {}
         self._freed: OrderedDict[int, int] = OrderedDict()
         self._next = {False: GLOBAL_BASE, True: CONST_WINDOW}
         self._used_bytes = 0
+        self._uses: set[Use] = set()
 
-    def allocate(self, size_bytes: int) -> Plane:
-        """Return new zeroed device memory.
+    # -------------------------------------------------------------------------------------- device memory
+
+    def allocate(self, size_bytes: int, pattern: int = 0) -> Plane:
+        """Return new device memory, every byte of which is ``pattern``.
 
         Raises:
             QuotaExceeded: the budget has not so many bytes left.
         """
-        with self._lock:
+        with self._changed:
             plane = self._reserve(size_bytes, f"the {size_bytes}-byte allocation", constant=False)
-            self._device[plane.base] = plane
-            return plane
+            self._insert(Owner(plane, "device"))
+        if pattern:
+            plane.data.fill(pattern)
+        return plane
 
     def declare(self, name: str, size_bytes: int, *, constant: bool) -> Plane:
         """Return zeroed memory for a module's variable.
@@ -115,51 +73,55 @@ class Allocations:
             QuotaExceeded: the budget has not so many bytes left.
         """
         kind = "constant" if constant else "variable"
-        with self._lock:
+        with self._changed:
             plane = self._reserve(size_bytes, f"the {size_bytes}-byte {kind} {name}", constant=constant)
             self._variables[plane.base] = plane
             return plane
 
     def _reserve(self, size_bytes: int, label: str, *, constant: bool) -> Plane:
-        if size_bytes > self.budget_bytes - self._used_bytes:
-            raise QuotaExceeded(
-                f"{size_bytes} bytes of device memory asked, {self.budget_bytes - self._used_bytes} of "
-                f"{self.budget_bytes} left"
-            )
+        self._check_budget(size_bytes)
         data = np.zeros(size_bytes, np.uint8)
         self._used_bytes += size_bytes
         base = self._next[constant]
         self._next[constant] = base + -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES + GUARD_BYTES
         return Plane(base, data, label, writable=not constant)
 
+    def _check_budget(self, size_bytes: int) -> None:
+        if size_bytes > self.budget_bytes - self._used_bytes:
+            raise QuotaExceeded(
+                f"{size_bytes} bytes of device memory asked, {self.budget_bytes - self._used_bytes} of "
+                f"{self.budget_bytes} left"
+            )
+
     def free(self, address: int) -> None:
-        """Release an allocation.
+        """Release device memory or a variable.
 
         Raises:
             LaunchRefused: nothing was allocated there.
         """
-        with self._lock:
-            plane = self._device.pop(address, None) or self._variables.pop(address, None)
+        with self._changed:
+            plane = self._variables.pop(address, None)
             if plane is None:
-                raise LaunchRefused(f"no allocation at {address:#x}")
+                plane = self._withdraw(address, "device", f"no allocation at {address:#x}")
             self._used_bytes -= plane.data.size
             self._freed[address] = plane.data.size
             if len(self._freed) > _REMEMBERED:
                 self._freed.popitem(last=False)
 
+    def free_bytes(self) -> int:
+        """Return what is left of the budget."""
+        with self._changed:
+            return self.budget_bytes - self._used_bytes
+
+    # ---------------------------------------------------------------------------------------- host memory
+
     def register(self, address: int, size_bytes: int) -> None:
         """Make host pages reachable.
 
         Raises:
-            LaunchRefused: the range is empty or overlaps a registered one.
+            LaunchRefused: the range is empty or overlaps one that is reachable already.
         """
-        with self._lock:
-            if size_bytes < 1 or address < 1 or address + size_bytes > GLOBAL_BASE:
-                raise LaunchRefused(f"no host memory of {size_bytes} bytes is there")
-            for start, size in self._host.items():
-                if start < address + size_bytes and address < start + size:
-                    raise LaunchRefused(f"host memory of {size_bytes} bytes overlaps what is registered already")
-            self._host[address] = size_bytes
+        self.admit(address, size_bytes, "registered")
 
     def unregister(self, address: int) -> None:
         """Undo `register`.
@@ -167,70 +129,148 @@ class Allocations:
         Raises:
             LaunchRefused: nothing is registered there.
         """
-        with self._lock:
-            if self._host.pop(address, None) is None:
-                raise LaunchRefused("no host memory is registered there")
+        self.dismiss(address, "registered")
 
-    def bytes_at(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
-        """Return a part of one device allocation.
+    def admit(self, address: int, size_bytes: int, kind: Kind) -> None:
+        """Make host memory of any kind reachable; managed memory is charged to the budget.
 
         Raises:
-            LaunchRefused: the range is not inside one.
+            LaunchRefused: the range is empty or overlaps one that is reachable already.
+            QuotaExceeded: the budget has not so many bytes left.
         """
-        with self._lock:
-            for base, plane in self._device.items():
-                if base <= address and address + size_bytes <= plane.end:
-                    return plane.data[address - base : address - base + size_bytes]
-        raise LaunchRefused(f"{size_bytes} bytes at {address:#x} are not inside a device allocation")
+        with self._changed:
+            if size_bytes < 1 or address < 1 or address + size_bytes > GLOBAL_BASE:
+                raise LaunchRefused(f"no host memory of {size_bytes} bytes is there")
+            at = bisect_left(self._starts, address + size_bytes) - 1
+            if at >= 0 and self._owners[self._starts[at]].plane.end > address:
+                raise LaunchRefused(f"host memory of {size_bytes} bytes overlaps what is registered already")
+            if kind == "managed":
+                self._check_budget(size_bytes)
+                self._used_bytes += size_bytes
+            self._insert(Owner(Plane(address, host_bytes(address, size_bytes), "host memory"), kind))
 
-    def planes(self, regions: Iterable[Region]) -> list[Plane]:
-        """Return planes for the regions of a launch, overlapping ones joined, ascending.
+    def dismiss(self, address: int, kind: Kind) -> int:
+        """Undo `admit`; return how many bytes there were.
+
+        Raises:
+            LaunchRefused: nothing of this kind begins there.
+        """
+        with self._changed:
+            size_bytes = self._withdraw(address, kind, f"no host memory is {kind} there").data.size
+            if kind == "managed":
+                self._used_bytes -= size_bytes
+            return size_bytes
+
+    # ------------------------------------------------------------------------------------------- the table
+
+    def _insert(self, owner: Owner) -> None:
+        self._owners[owner.plane.base] = owner
+        insort(self._starts, owner.plane.base)
+
+    def _withdraw(self, address: int, kind: Kind, refusal: str) -> Plane:
+        """Take an owner from the table, and from the work that holds it."""
+        owner = self._owners.get(address)
+        if owner is None or owner.kind != kind:
+            raise LaunchRefused(refusal)
+        del self._owners[address], self._starts[bisect_left(self._starts, address)]
+        owner.gone = True
+        for use in self._uses:
+            use.stale = use.stale or owner in use.owners
+        self._changed.wait_for(lambda: not any(owner in use.owners for use in self._uses))
+        return owner.plane
+
+    def _owner_at(self, address: int) -> Owner | None:
+        at = bisect_right(self._starts, address) - 1
+        return self._owners[self._starts[at]] if at >= 0 else None
+
+    def _segments(self, start: int, end: int) -> list[Segment] | None:
+        """Return the parts of a range by owner; None if some of it is not there. Only mappings lie side by side."""
+        found: list[Segment] = []
+        while True:
+            owner = self._owner_at(start)
+            if owner is None or not owner.plane.base <= start <= owner.plane.end:
+                return None
+            if end <= owner.plane.end:
+                return [*found, Segment(owner, start, end)]
+            if owner.kind != "mapped" or start == owner.plane.end:
+                return None
+            found.append(Segment(owner, start, owner.plane.end))
+            start = owner.plane.end
+
+    def reach(self, regions: Iterable[Region]) -> Reach:
+        """Return what a launch may touch.
 
         Raises:
             LaunchRefused: a region is not inside one allocation or registration.
         """
-        with self._lock:
-            owners = sorted(
-                [(plane.base, plane.data.size, plane) for plane in self._device.values()]
-                + [(start, size, None) for start, size in self._host.items()],
-                key=lambda owner: owner[0],
-            )
-        starts = [owner[0] for owner in owners]
-        found: list[list[Any]] = []
-        for region in sorted(regions, key=lambda one: one.address):
-            at = bisect_right(starts, region.address) - 1
-            if at < 0 or region.end > starts[at] + owners[at][1] or region.host != (owners[at][2] is None):
-                where = shown_address(region.address)
-                raise LaunchRefused(f"the {region.size_bytes} bytes at {where} are not memory of this device")
-            if found and found[-1][0] == at and region.address <= found[-1][2]:
-                found[-1][2] = max(found[-1][2], region.end)
-            else:
-                found.append([at, region.address, region.end])
-        return [_plane(owners[at], start, end) for at, start, end in found]
+        found: list[Segment] = []
+        with self._changed:
+            for region in regions:
+                segments = self._segments(region.address, region.end)
+                if segments is None or segments[0].owner.host != region.host:
+                    where = shown_address(region.address)
+                    raise LaunchRefused(f"the {region.size_bytes} bytes at {where} are not memory of this device")
+                found += segments
+        return Reach.of(found)
+
+    def reach_there(self, regions: Iterable[Region]) -> Reach:
+        """Return what a launch may touch of those regions that are there."""
+        found: list[Segment] = []
+        with self._changed:
+            for region in regions:
+                segments = self._segments(region.address, region.end) or []
+                found += [segment for segment in segments if segment.owner.host == region.host]
+        return Reach.of(found)
+
+    def span(self, address: int, size_bytes: int) -> Reach | None:
+        """Return a range of memory of any kind, or None if it is not there."""
+        with self._changed:
+            segments = self._segments(address, address + size_bytes) if size_bytes >= 0 else None
+        return None if segments is None else Reach(tuple(segments))
+
+    @contextmanager
+    def using(self, reach: Reach) -> Iterator[Use]:
+        """Hold memory for the length of a ``with``."""
+        use = Use(reach, self._renew)
+        with self._changed:
+            use.owners = {owner for owner in use.owners if not owner.gone}
+            self._uses.add(use)
+        try:
+            yield use
+        finally:
+            with self._changed:
+                self._uses.discard(use)
+                self._changed.notify_all()
+
+    def _renew(self, use: Use) -> list[Plane]:
+        with self._changed:
+            use.stale = False
+            use.owners = {owner for owner in use.owners if not owner.gone}
+            self._changed.notify_all()
+            return use.reach.planes()
+
+    def clear(self) -> None:
+        """Release everything but the host's pages, which are the caller's."""
+        with self._changed:
+            while self._owners:
+                address, owner = next(iter(self._owners.items()))
+                self._withdraw(address, owner.kind, "")
+            self._variables.clear()
+            self._used_bytes = 0
 
     def freed_near(self, address: int) -> str | None:
         """Return what was freed at an address, or None."""
-        with self._lock:
+        with self._changed:
             for base, size in self._freed.items():
                 if base <= address < base + size:
                     return f"inside a freed {size}-byte allocation at {base:#x} (use after free)"
         return None
 
-    def count(self) -> tuple[int, int, int, int]:
-        """Return allocations, their bytes, registrations, their bytes."""
-        with self._lock:
-            return (
-                len(self._device),
-                sum(plane.data.size for plane in self._device.values()),
-                len(self._host),
-                sum(self._host.values()),
-            )
-
-
-def _plane(owner: tuple[int, int, Plane | None], start: int, end: int) -> Plane:
-    base, size, plane = owner
-    if plane is None:
-        return Plane(start, host_bytes(start, end - start), f"the {end - start}-byte host region")
-    if (start, end) == (base, base + size):
-        return plane
-    return Plane(start, plane.data[start - base : end - base], f"the {end - start}-byte region")
+    def census(self) -> Census:
+        """Return how much there is."""
+        census = Census()
+        with self._changed:
+            for owner in self._owners.values():
+                census.pieces[owner.kind] += 1
+                census.size_bytes[owner.kind] += owner.plane.data.size
+        return census

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.allocations import shown_address
 from tensorwasm.gpu.emulator.builder import Builder, Resolve
 from tensorwasm.gpu.emulator.control import leave
 from tensorwasm.gpu.emulator.faults import Site, fault
@@ -24,6 +23,7 @@ from tensorwasm.gpu.emulator.lanes import narrow
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Register, own, read_register
+from tensorwasm.gpu.emulator.planes import shown_address
 from tensorwasm.gpu.emulator.program import (
     FUNCTION_STRIDE,
     FUNCTION_WINDOW,

@@ -38,6 +38,7 @@ def _run(machine: Machine, blocks: list[Block], pc: int, scheduler: Scheduler) -
             if machine.steps >= machine.next_check:
                 machine.next_check = machine.steps + CHECK_STEPS
                 machine.check()
+                machine.memory.settle()
                 scheduler.tick()
             if pc >= 0 and scheduler.interrupts(pc):
                 scheduler.park(pc, machine.depth, machine.who)

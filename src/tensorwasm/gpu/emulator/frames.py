@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.allocations import Plane
 from tensorwasm.gpu.emulator.lanes import Selection, pick
+from tensorwasm.gpu.emulator.planes import Plane
 
 STRIDE_BYTES: Final = 32
 """Alignment of each lane's frame: the widest access."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.errors import InvokeTimeout
+from tensorwasm.errors import DeviceLost, InvokeTimeout
 from tensorwasm.gpu.emulator.geometry import WARP_LANES, Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, narrow
 from tensorwasm.gpu.emulator.memory import Memory
@@ -35,6 +36,7 @@ class Launch:
         mailbox: offset in local memory where a returning function leaves its results.
         shared_bytes: shared memory of a block.
         deadline: when everything must have stopped.
+        closing: set when everything must stop at once.
         constants: arrays of immediates as long as the widest batch, by bits and type.
     """
 
@@ -47,6 +49,7 @@ class Launch:
     mailbox: int
     shared_bytes: int
     deadline: Deadline
+    closing: threading.Event
     number: int = 0
     constants: dict[tuple[int, str], Array] = field(default_factory=dict)
 
@@ -55,9 +58,12 @@ class Launch:
 
         Raises:
             InvokeTimeout: the deadline has passed.
+            DeviceLost: the device is closed.
         """
         if self.deadline.expired():
             raise InvokeTimeout(f"kernel {self.kernel} was still running at the deadline")
+        if self.closing.is_set():
+            raise DeviceLost(f"kernel {self.kernel} was still running when the device was closed")
 
 
 class Machine:
@@ -199,5 +205,6 @@ class Machine:
 
         Raises:
             InvokeTimeout: the deadline has passed.
+            DeviceLost: the device is closed.
         """
         self.launch.check()

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.allocations import GLOBAL_BASE, WINDOW_BYTES, Allocations, Plane, shown_address
+from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.frames import STRIDE_BYTES, Frames
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, pick
+from tensorwasm.gpu.emulator.planes import GLOBAL_BASE, WINDOW_BYTES, Plane, shown_address
+from tensorwasm.gpu.emulator.reach import Ground
 from tensorwasm.gpu.emulator.shadow import Shadow
 
 SHARED_WINDOW: Final = 1 << 60
@@ -55,7 +57,7 @@ class Memory:
     def __init__(
         self,
         geometry: Geometry,
-        planes: Sequence[Plane],
+        ground: Ground,
         allocations: Allocations,
         atomicity: threading.Lock,
         shared_bytes: int,
@@ -67,7 +69,7 @@ class Memory:
 
         Args:
             geometry: who the lanes are.
-            planes: global, constant and parameter memory, ascending.
+            ground: global, constant and parameter memory.
             allocations: the device's table, for naming what was freed.
             atomicity: held during every atomic update of global memory.
             shared_bytes: shared memory of one block.
@@ -77,14 +79,20 @@ class Memory:
         """
         self.geometry, self._allocations, self._atomicity = geometry, allocations, atomicity
         self._check = check
-        self._planes = list(planes)
-        self._starts = [plane.base for plane in planes]
+        self._ground = ground
+        self._planes, self._starts = ground.planes, ground.starts
         self.shared_bytes = shared_bytes
         self._shared_stride = -(-shared_bytes // STRIDE_BYTES) * STRIDE_BYTES
         self._shared = Plane(0, np.zeros(self._shared_stride * geometry.blocks, np.uint8), "shared memory")
         self.frames = Frames(geometry.lanes, frame_bytes)
         self.shadow = Shadow(self._shared.data.size, granule_bytes, geometry.block, geometry.thread, geometry.warp)
         self._bases: dict[int, NDArray[np.int64]] = {}
+
+    def settle(self) -> None:
+        """Let go of memory that has been released. Nothing of it may be in hand: call it between two steps."""
+        if self._ground.use.stale:
+            self._ground.refresh()
+            self._planes, self._starts = self._ground.planes, self._ground.starts
 
     def _place(
         self, space: str, site: Site, who: Selection, addresses: Addresses, size: int, intent: Intent

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.allocations import CONST_WINDOW, WINDOW_BYTES
 from tensorwasm.gpu.emulator.builder import Builder
 from tensorwasm.gpu.emulator.lanes import Array
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.memory import SHARED_WINDOW, WINDOWS
 from tensorwasm.gpu.emulator.operands import RAW, Reader, own
 from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.gpu.emulator.planes import CONST_WINDOW, WINDOW_BYTES
 from tensorwasm.ptx.model import Instruction, Name, Operand, Vector
 from tensorwasm.ptx.special import SPECIALS
 

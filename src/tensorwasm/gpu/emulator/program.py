@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.gpu.emulator.allocations import Plane
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.operands import Register
+from tensorwasm.gpu.emulator.planes import Plane
 from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.model import Function, Variable
 

@@ -176,10 +176,19 @@ def test_what_cannot_be_host_memory_is_not_registered(emulation, address, size):
         emulation.device.unregister(address)
 
 
-def test_a_fault_does_not_outlive_its_launch(emulation):
+def test_a_fault_stays_with_its_stream(emulation):
     region = emulation.buffer([1] * 32)
-    with pytest.raises(KernelFault):
-        emulation.launch(kernel("trap;"), region)
+    failed, emulation.stream = emulation.stream, emulation.device.open_stream()
+    loaded = emulation.device.load(parse(kernel("trap;", params=0)), NEVER)
+    emulation.device.launch(loaded, "k", LaunchConfig((1, 1, 1), (1, 1, 1)), [], [], failed, NEVER)
+    for attempt in (
+        lambda: emulation.device.synchronize(failed, NEVER),
+        lambda: emulation.device.ended(failed),
+        lambda: emulation.device.read(region.address, memoryview(bytearray(4)), failed),
+        lambda: emulation.device.fill(region.address, 4, failed),
+    ):
+        with pytest.raises(KernelFault, match="trap"):
+            attempt()
     emulation.launch(INCREMENT, region)
     assert emulation.read(region).tolist() == [2] * 32
 
@@ -232,8 +241,9 @@ def test_the_deadline_is_kept_when_calls_open_large_frames(emulation):
     loaded = emulation.device.load(parse(text), NEVER)
     config = LaunchConfig((1, 1, 1), (32, 1, 1))
     started_s = time.process_time()
+    emulation.device.launch(loaded, "k", config, (), (), emulation.stream, Deadline.after(0.1))
     with pytest.raises(InvokeTimeout):
-        emulation.device.launch(loaded, "k", config, (), (), emulation.stream, Deadline.after(0.1))
+        emulation.device.synchronize(emulation.stream, NEVER)
     assert time.process_time() - started_s < 0.7
 
 

@@ -125,6 +125,7 @@ def test_shared_variables_are_placed_for_each_kernel(emulation):
         emulation.device.launch(
             loaded, f"k{n}", LaunchConfig((1, 1, 1), (1, 1, 1)), [], [], emulation.stream, Deadline.after(5)
         )
+    emulation.device.synchronize(emulation.stream, Deadline.after(5))
 
 
 def test_dynamic_shared_memory_follows_static_and_all_its_names_are_one(emulation):
