@@ -33,7 +33,7 @@ def used(fake) -> int:
 
 @entry_point("cuMemGetInfo")
 def mem_get_info(fake):
-    return SUCCESS, fake.capacity - used(fake), fake.capacity
+    return SUCCESS, fake.capacity - used(fake) - fake.kept, fake.capacity
 
 
 @entry_point("cuMemAlloc")

@@ -112,7 +112,7 @@ class CudaDevice:
             core.driver.call("cuMemHostRegister", address, size_bytes, flags)
             try:
                 self._require_same_address(address)
-            except (DriverFailure, LaunchRefused):
+            except Exception:
                 core.undo("cuMemHostUnregister", address)
                 raise
             core.ledger.registrations.add(address, size_bytes)

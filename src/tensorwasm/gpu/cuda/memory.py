@@ -46,7 +46,7 @@ def create_pool(driver: Driver, traits: MemoryTraits, max_bytes: int = 0) -> Any
     try:
         threshold = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         driver.call("cuMemPoolSetAttribute", pool, threshold, api.cuuint64_t(_KEEP_ALL))
-    except DriverFailure:
+    except Exception:
         driver.attempt("cuMemPoolDestroy", pool)
         raise
     return pool
@@ -72,7 +72,7 @@ class DeviceMemory:
         address = self._take(size_bytes)
         try:
             core.streams.clear(address, size_bytes)
-        except DriverFailure:
+        except Exception:
             self._drop(core.undo, address)
             raise
         core.ledger.allocations.add(address, size_bytes)

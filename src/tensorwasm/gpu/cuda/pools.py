@@ -14,7 +14,6 @@ from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.handles import CudaPool
 from tensorwasm.gpu.cuda.memory import DeviceMemory, create_pool
-from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits
 from tensorwasm.gpu.facets import Pool
 from tensorwasm.values import MIB, NEVER
@@ -130,7 +129,7 @@ class CudaPools:
         address = self._memory.take(pool.handle, size_bytes, stream)
         try:
             core.streams.wait(stream, NEVER)
-        except DriverFailure:
+        except Exception:
             core.undo("cuMemFreeAsync", address, stream.handle)
             raise
         return address

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from tensorwasm.errors import InvalidPointer, LaunchRefused
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place, host_property
 
 _ADDRESSES: Final = 1 << 47
@@ -102,7 +101,7 @@ class GrowableRanges:
         try:
             users = [self._access(self._traits.device), self._access(host)]
             core.driver.call("cuMemSetAccess", address, size_bytes, users, len(users))
-        except DriverFailure:
+        except Exception:
             core.undo("cuMemUnmap", address, size_bytes)
             raise
         zero(address, size_bytes)

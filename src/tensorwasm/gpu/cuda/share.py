@@ -104,7 +104,7 @@ class Share:
         green = self._driver.call("cuGreenCtxCreate", description, self._device, flags)
         try:
             self.handle = self._driver.call("cuCtxFromGreenCtx", green)
-        except DriverFailure:
+        except Exception:
             self._driver.attempt("cuGreenCtxDestroy", green)
             raise
         self._green = green

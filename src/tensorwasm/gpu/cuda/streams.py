@@ -46,7 +46,7 @@ class Streams:
         handle = self._context.make_stream()
         try:
             return CudaStream(handle, self.make_event())
-        except DriverFailure:
+        except Exception:
             self._driver.attempt("cuStreamDestroy", handle)
             raise
 

@@ -11,7 +11,6 @@ from tensorwasm.errors import DeviceUnavailable, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.memory import DeviceMemory
 from tensorwasm.gpu.cuda.ranges import GrowableRanges, zero
-from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place
 from tensorwasm.gpu.facets import Advice, Stream
 from tensorwasm.values import NEVER
@@ -89,7 +88,7 @@ class CudaUnified:
             address = int(core.driver.call("cuMemAllocManaged", size_bytes, flags))
             try:
                 self._clear(address, size_bytes)
-            except DriverFailure:
+            except Exception:
                 core.undo("cuMemFree", address)
                 raise
             core.ledger.managed.add(address, size_bytes)

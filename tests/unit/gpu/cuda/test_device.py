@@ -4,7 +4,6 @@ from itertools import count
 
 import pytest
 
-from fakes.driver import FakeDriver
 from tensorwasm.errors import (
     DeviceLost,
     DeviceUnavailable,
@@ -36,25 +35,6 @@ PTX = """
 """
 NONE = Deadline()
 PAGE = 4096
-
-
-@pytest.fixture
-def fake():
-    return FakeDriver()
-
-
-@pytest.fixture
-def device(fake):
-    opened = open_with(Driver(fake), 0)
-    yield opened
-    fake.fail.clear()
-    fake.finish()
-    opened.close()
-
-
-@pytest.fixture
-def stream(device):
-    return device.open_stream()
 
 
 @pytest.fixture
