@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.linker import Linker
-from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.function import Function, Host
 from tensorwasm.values import DeviceInfo, Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -29,12 +30,15 @@ class Runtime:
         limits: what each sandbox may use.
     """
 
-    def __init__(self, device: str | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, device: str | None = None, *, limits: Limits | None = None, multiprocessors: int | None = None
+    ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
 
         Args:
             device: ``auto``, ``emulator``, ``cuda`` or ``cuda:N``; None takes the setting TENSOR_WASM_DEVICE.
             limits: None takes the settings.
+            multiprocessors: share of a GPU, at least so many; None takes the setting TENSOR_WASM_MULTIPROCESSORS.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -48,30 +52,36 @@ class Runtime:
         _check_limits(self.limits)
         self._engine = Engine.shared(EngineConfig(slots=current.pool_slots, stack_bytes=self.limits.stack_bytes))
         self._lock = threading.Lock()
+        self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
         self._device: Device | None = None
         self._reason = ""
         self._closed = False
 
-    def load(self, module: Source, name: str | None = None) -> Function:
+    def load(self, module: Source, name: str | None = None, limits: Limits | None = None) -> Function:
         """Compile a module.
 
         Args:
             module: the binary, or the path of a file that holds it.
             name: for people; by default the file's name without its ending, or ``module``.
+            limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
 
         Raises:
             InvalidWasm: not a valid module.
             ModuleTooLarge: more bytes than the limit.
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
             UnknownImport: it imports what no grant provides.
-            InvalidArgs: the file cannot be read.
+            InvalidArgs: the file cannot be read, or a limit is out of range.
         """
+        host: Host = self
+        if limits is not None and limits != self.limits:
+            _check_limits(limits)
+            host = _Limited(self, limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
             name = path.stem if name is None else name
-            module = _read(path, self.limits.module_bytes)
-        compiled = self._engine.compile(bytes(module), self.limits)
-        return Function(self, name or "module", _linker(self._engine).prepare(compiled))
+            module = _read(path, host.limits.module_bytes)
+        compiled = self._engine.compile(bytes(module), host.limits)
+        return Function(host, name or "module", _linker(self._engine).prepare(compiled))
 
     @property
     def device(self) -> DeviceInfo:
@@ -97,7 +107,7 @@ class Runtime:
             if self._closed:
                 raise DeviceUnavailable("the runtime is closed")
             if self._device is None:
-                self._device, self._reason = open_device(self._choice)
+                self._device, self._reason = open_device(self._choice, multiprocessors=self._multiprocessors)
             return self._device
 
     def close(self) -> None:
@@ -117,6 +127,21 @@ class Runtime:
     ) -> None:
         """Close."""
         self.close()
+
+
+@dataclass(slots=True)
+class _Limited:
+    """A runtime, with other limits for the functions of one module."""
+
+    runtime: Runtime
+    limits: Limits
+
+    @property
+    def device_reason(self) -> str:
+        return self.runtime.device_reason
+
+    def open_device(self) -> Device:
+        return self.runtime.open_device()
 
 
 _MAX_MEMORY_BYTES: Final = 1 << 32

@@ -52,7 +52,7 @@ class Witness(FakeDevice):
 
 
 def run(device, wasm, monkeypatch):
-    monkeypatch.setattr("tensorwasm.runtime.runtime.open_device", lambda _choice: (device, "a test"))
+    monkeypatch.setattr("tensorwasm.runtime.runtime.open_device", lambda _choice, **_: (device, "a test"))
     with Runtime(device="emulator") as runtime:
         runtime.load(wasm).invoke("main", grants={"cuda"})
 

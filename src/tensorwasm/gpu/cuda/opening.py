@@ -51,6 +51,20 @@ def open_cuda(ordinal: int = 0, multiprocessors: int | None = None) -> CudaDevic
     )
 
 
+def count_gpus() -> int:
+    """Return how many GPUs CUDA shows to this process.
+
+    Raises:
+        DeviceUnavailable: no driver, or one that cannot be used; says what to do.
+    """
+    driver = load_driver()
+    try:
+        _require_driver(driver)
+        return int(driver.call("cuDeviceGetCount"))
+    except DriverFailure as failure:
+        raise DeviceUnavailable(describe(failure)) from None
+
+
 def open_with(
     driver: Driver,
     ordinal: int,

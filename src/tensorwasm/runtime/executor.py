@@ -1,0 +1,249 @@
+"""The port behind which requests run, and the executor that runs them in this process.
+
+Nothing above an executor knows whether a request runs here, in a worker process or on another machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from tensorwasm.errors import CapacityExhausted, OutputClosed
+from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.values import Deadline
+
+PLACES: Final = 32
+"""Calls that run at a time in one process; more wait for a place."""
+
+KEPT_MODULES: Final = 64
+KEPT_MODULE_BYTES: Final = 512 << 20
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatistics:
+    """A snapshot of one tenant.
+
+    Attributes:
+        tenant: its name.
+        in_flight: requests without an outcome.
+        device_bytes: device memory it is charged for.
+        pinned_bytes: host memory that is pinned for it.
+    """
+
+    tenant: str
+    in_flight: int = 0
+    device_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatistics:
+    """A snapshot of an executor.
+
+    Attributes:
+        submitted: requests taken since it was made.
+        in_flight: those without an outcome.
+        tenants: those with anything in flight or charged, by name.
+    """
+
+    submitted: int
+    in_flight: int
+    tenants: tuple[TenantStatistics, ...]
+
+
+class Executor(Protocol):
+    """Runs requests. Every method may be called from any thread."""
+
+    def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
+        """Take a request and return at once; whatever goes wrong after that is the ticket's outcome.
+
+        Args:
+            request: what to call.
+            listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
+                then holds none. When it returns False the guest's next write fails. None collects the output.
+
+        Raises:
+            CapacityExhausted: too many requests are under way, or the executor is closed.
+            InvalidArgs: a field of the request is out of range.
+        """
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+
+    def close(self) -> None:
+        """End what still runs, give every ticket its outcome and release everything. Idempotent; blocks."""
+
+
+class Shelf(Generic[_Value]):
+    """A bounded store of what was made of modules; what was not used for longest goes first. Not thread-safe.
+
+    Args:
+        items: most entries.
+        size_bytes: most bytes of module, all together; one entry may be larger.
+    """
+
+    def __init__(self, items: int = KEPT_MODULES, size_bytes: int = KEPT_MODULE_BYTES) -> None:
+        self._entries: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
+        self._items = items
+        self._size_bytes = size_bytes
+        self._held_bytes = 0
+
+    def get(self, key: Hashable) -> _Value | None:
+        """Return an entry, None if it is not there."""
+        found = self._entries.get(key)
+        if found is None:
+            return None
+        self._entries.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Hashable, value: _Value, size_bytes: int) -> list[_Value]:
+        """Add an entry that is not there; return those that had to go."""
+        self._entries[key] = value, size_bytes
+        self._held_bytes += size_bytes
+        gone = []
+        while len(self._entries) > 1 and (len(self._entries) > self._items or self._held_bytes > self._size_bytes):
+            _, (old, old_bytes) = self._entries.popitem(last=False)
+            self._held_bytes -= old_bytes
+            gone.append(old)
+        return gone
+
+    def drop(self, key: Hashable) -> None:
+        """Remove an entry, if it is there."""
+        found = self._entries.pop(key, None)
+        if found is not None:
+            self._held_bytes -= found[1]
+
+
+class Census:
+    """Counts requests by tenant. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._submitted = 0
+        self._in_flight: dict[str, int] = {}
+
+    def enter(self, tenant: str, ticket: Ticket) -> None:
+        """Count a request until its ticket ends."""
+        with self._lock:
+            self._submitted += 1
+            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
+        ticket.call_when_done(lambda _: self._leave(tenant))
+
+    def _leave(self, tenant: str) -> None:
+        with self._lock:
+            self._in_flight[tenant] -= 1
+            if not self._in_flight[tenant]:
+                del self._in_flight[tenant]
+
+    def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
+        """Return a snapshot, with device and pinned bytes by tenant put in."""
+        with self._lock:
+            counts, submitted = dict(self._in_flight), self._submitted
+        tenants = tuple(
+            TenantStatistics(name, counts.get(name, 0), *charged.get(name, (0, 0)))
+            for name in sorted(counts.keys() | charged.keys())
+        )
+        return ExecutorStatistics(submitted, sum(counts.values()), tenants)
+
+
+class LocalExecutor:
+    """Runs requests in this process.
+
+    Args:
+        runtime: outlives the executor.
+        places: calls at a time; more wait.
+    """
+
+    def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
+        self._runtime = runtime
+        self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
+        self._functions: Shelf[Future[Function]] = Shelf()
+        self._lock = threading.Lock()
+        self._census = Census()
+        self._closed = False
+
+    def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
+        """Take a request and return at once. See `Executor.submit`.
+
+        Raises:
+            CapacityExhausted: the executor is closed.
+        """
+        ticket = Ticket()
+        with self._lock:
+            if self._closed:
+                raise CapacityExhausted("the executor is closed")
+            self._census.enter(request.tenant, ticket)
+            self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, ticket)
+        return ticket
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+        return self._census.statistics({})
+
+    def close(self) -> None:
+        """Let what was taken end, and release the threads. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._pool.shutdown()
+
+    def _run(self, request: Request, deadline: Deadline, listener: Listener | None, ticket: Ticket) -> None:
+        if ticket.cancelled():
+            return
+        try:
+            function = self._load(request)
+            ticket.settle(function.invoke(request.export, request.args, **_keywords(request, deadline, listener)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
+            ticket.settle(error)
+
+    def _load(self, request: Request) -> Function:
+        """Return the compiled module; of several requests that need it at once, one compiles."""
+        key = (request.tenant, request.name, request.limits, request.module)
+        with self._lock:
+            found = self._functions.get(key)
+            if found is None:
+                mine: Future[Function] = Future()
+                self._functions.put(key, mine, len(request.module))
+        if found is not None:
+            return found.result()
+        try:
+            mine.set_result(self._runtime.load(request.module, request.name, request.limits))
+        except BaseException as error:
+            mine.set_exception(error)
+            with self._lock:
+                self._functions.drop(key)
+            raise
+        return mine.result()
+
+
+def _keywords(request: Request, deadline: Deadline, listener: Listener | None) -> dict[str, Any]:
+    """Return what `Function.invoke` is to be called with, the export and its arguments aside."""
+    keywords: dict[str, Any] = {
+        "argv": request.argv,
+        "env": dict(request.env),
+        "stdin": request.stdin,
+        "input": request.input,
+        "grants": request.grants,
+        "deadline": deadline,
+    }
+    if listener is not None:
+        keywords["stdout"] = _sink(listener, "stdout")
+        keywords["stderr"] = _sink(listener, "stderr")
+        keywords["on_chunk"] = lambda chunk: listener("chunk", chunk)
+    return keywords
+
+
+def _sink(listener: Listener, name: OutputName) -> Callable[[bytes], None]:
+    def take(data: bytes) -> None:
+        if not listener(name, data):
+            raise OutputClosed(f"nobody takes the guest's {name} any more")
+
+    return take

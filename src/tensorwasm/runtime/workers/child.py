@@ -1,0 +1,156 @@
+"""The worker process: ``python -m tensorwasm.runtime.workers.child FD``.
+
+It owns one device and makes the calls that its parent asks for, over the one descriptor it inherited. It holds no key
+and no database. It ends with its parent: when the socket does, and on Linux by a signal of the kernel's too.
+
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, unix(7) SO_PEERCRED, getrlimit(2) RLIMIT_CORE.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final
+
+from tensorwasm.errors import TensorWasmError
+from tensorwasm.runtime.executor import LocalExecutor
+from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.workers.counter import Counter
+from tensorwasm.runtime.workers.frames import (
+    PROTOCOL,
+    TO_WORKER,
+    BrokenFrame,
+    Frame,
+    Ready,
+    Setup,
+    Splitter,
+    Stop,
+    Unfit,
+    encode,
+)
+from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.values import DeviceInfo
+
+_PR_SET_PDEATHSIG: Final = 1
+_READ_BYTES: Final = 256 << 10
+_CREDENTIALS: Final = struct.Struct("3i")
+
+_log = logging.getLogger(__name__)
+
+
+class Line:
+    """The worker's end of the socket. Any thread may send; one reads."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, waiting for the parent to take it.
+
+        Raises:
+            OSError: the parent has gone.
+            BrokenFrame: the frame is too long for its kind.
+        """
+        data = encode(frame)
+        with self._lock:
+            self._link.sendall(data)
+
+    def receive(self) -> Iterator[Frame]:
+        """Yield what the parent says, until it has gone.
+
+        Raises:
+            BrokenFrame: it is no parent of this release.
+        """
+        splitter = Splitter(TO_WORKER)
+        while data := self._link.recv(_READ_BYTES):
+            yield from splitter.feed(data)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Be a worker until the parent says or goes; return the exit code."""
+    (descriptor,) = sys.argv[1:] if arguments is None else arguments
+    link = socket.socket(fileno=int(descriptor))
+    link.set_inheritable(False)
+    _confine(link)
+    line = Line(link)
+    frames = line.receive()
+    setup = next(frames, None)
+    if not isinstance(setup, Setup) or setup.protocol != PROTOCOL:
+        return 2
+    try:
+        runtime = Runtime(device=setup.device, multiprocessors=setup.multiprocessors)
+        info = runtime.device
+    except TensorWasmError as error:
+        line.send(Unfit(error.kind, clean(error.message)))
+        return 0
+    line.send(_introduce(info))
+    _serve(line, frames, runtime, setup)
+    return 0
+
+
+def _serve(line: Line, frames: Iterator[Frame], runtime: Runtime, setup: Setup) -> None:
+    counter = Counter(line, LocalExecutor(runtime, setup.places), runtime)
+    stopped = threading.Event()
+    beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)
+    beats.start()
+    for frame in frames:
+        if isinstance(frame, Stop):
+            break
+        counter.take(frame)
+    stopped.set()
+
+
+def _introduce(info: DeviceInfo) -> Ready:
+    return Ready(
+        protocol=PROTOCOL,
+        version=version("tensor-wasm"),
+        kind=info.kind,
+        ordinal=info.ordinal,
+        name=info.name,
+        compute_capability=info.compute_capability,
+        ptx_version=info.ptx_version,
+        memory_bytes=info.memory_bytes,
+        multiprocessors=info.multiprocessors,
+        max_shared_bytes=info.max_shared_bytes,
+        concurrent_managed_access=info.concurrent_managed_access,
+        driver=info.driver,
+    )
+
+
+def _confine(link: socket.socket) -> None:
+    """Write no core file, which would hold guests' memory, and end with the parent.
+
+    The kernel's signal comes when the parent's thread that started this process ends, which is the one that watches it.
+    A parent that ended before the signal was asked for is seen by the number of the one there is now.
+    """
+    import resource  # noqa: PLC0415 - there are no workers where there is no such module
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    maker, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if maker != os.getppid() or user != os.getuid():
+        raise SystemExit("the process at the other end did not start this one")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    try:
+        code = main()
+    except (OSError, BrokenFrame) as error:
+        _log.error("the parent has gone, or is of another release: %s", error)
+        code = 1
+    # Without exit handlers: a kernel that never ends would hold the driver's for ever.
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,375 @@
+"""`Conversation`: the parent's talk with one worker process, from its start to its end.
+
+One thread holds it. Whatever the process does, it ends with an `Ending`, the process gone and reaped, and every
+descriptor closed; what the process was asked and did not answer is left to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final, Protocol
+
+from tensorwasm.errors import DeviceFault, DeviceLost
+from tensorwasm.runtime.executor import Shelf
+from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.frames import (
+    FROM_WORKER,
+    PROTOCOL,
+    Beat,
+    Blob,
+    BlobPart,
+    BrokenFrame,
+    Cancel,
+    Done,
+    Failed,
+    Forget,
+    Frame,
+    Output,
+    Ready,
+    Setup,
+    Sick,
+    Splitter,
+    Stop,
+    Unfit,
+    encode,
+    split,
+)
+from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.runtime.workers.process import Process, describe_exit
+
+_READ_BYTES: Final = 256 << 10
+_KEPT_ERRORS_BYTES: Final = 4 << 10
+_EXIT_S: Final = 1.0
+_MODULE_BYTES: Final = 256 << 20
+_MODULES: Final = 32
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a process gets for what, in seconds.
+
+    Attributes:
+        start_s: from its start until it is ready; compiling host functions for the first time takes ten.
+        beat_s: between two of its heartbeats.
+        silent_s: without any before it is taken to hang.
+        drain_s: to finish what it has once its device is lost.
+        stop_s: to leave.
+    """
+
+    start_s: float = 120.0
+    beat_s: float = 1.0
+    silent_s: float = 15.0
+    drain_s: float = 5.0
+    stop_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        text: for people; ``was killed by SIGKILL``, ``sent no heartbeat for 15 s``.
+        blamed: it had requests, or had answered some.
+        unfit: what it said of its device, None if it did not.
+    """
+
+    text: str
+    blamed: bool
+    unfit: Unfit | None = None
+
+
+class Owner(Protocol):
+    """Who has the conversation held."""
+
+    def ready(self, info: Ready) -> None:
+        """The process takes requests."""
+
+    def sick(self, message: str) -> None:
+        """The process's device is lost: it is not to be given more."""
+
+    def attend(self, talk: Conversation, now_s: float) -> float | None:
+        """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
+
+
+class Outbox:
+    """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Iterator[Frame]] = deque()
+        self._rest = memoryview(b"")
+
+    @property
+    def empty(self) -> bool:
+        """Whether all was sent."""
+        return not self._rest and not self._frames
+
+    def put(self, frames: Iterable[Frame]) -> None:
+        """Have frames sent, after those before."""
+        self._frames.append(iter(frames))
+
+    def flush(self, link: socket.socket) -> None:
+        """Send what the socket takes now.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        while self._rest or self._refill():
+            try:
+                sent = link.send(self._rest)
+            except BlockingIOError:
+                return
+            self._rest = self._rest[sent:]
+
+    def _refill(self) -> bool:
+        while self._frames:
+            frame = next(self._frames[0], None)
+            if frame is not None:
+                self._rest = memoryview(encode(frame))
+                return True
+            self._frames.popleft()
+        return False
+
+
+class Conversation:
+    """The talk with one process.
+
+    Args:
+        process: just started.
+        setup: what it is to be.
+        owner: told what happens, and asked what to do.
+        waker: a descriptor that is readable when the owner has something to do.
+        patience: how long the process gets.
+
+    Attributes:
+        flights: what the process was asked and has not answered, by number.
+        charges: device and pinned bytes by tenant, as of the last heartbeat.
+        answered: requests answered.
+    """
+
+    def __init__(self, process: Process, setup: Setup, owner: Owner, waker: socket.socket, patience: Patience) -> None:
+        self.flights: dict[int, Flight] = {}
+        self.charges: dict[str, tuple[int, int]] = {}
+        self.answered = 0
+        self._process = process
+        self._owner = owner
+        self._waker = waker
+        self._patience = patience
+        self._outbox = Outbox()
+        self._splitter = Splitter(FROM_WORKER)
+        self._modules: Shelf[int] = Shelf(_MODULES, _MODULE_BYTES)
+        self._blobs = count(1)
+        self._tenants: set[str] = set()
+        self._overdue: dict[int, float] = {}
+        self._errors = bytearray()
+        self._beats = 0
+        self._introduced = False
+        self._sick = ""
+        self._unfit: Unfit | None = None
+        self._ending: str | None = None
+        self._ends_at_s = time.monotonic() + patience.start_s
+        self._late = f"was not ready within {patience.start_s:g} s"
+        self._stopping = False
+        self._outbox.put([setup])
+
+    def send(self, flight: Flight) -> None:
+        """Give the process a request."""
+        self.flights[flight.number] = flight
+        self._overdue[flight.number] = flight.overdue_at_s()
+        self._tenants.add(flight.request.tenant)
+        self._outbox.put(self._tell(flight))
+
+    def cancel(self, flight: Flight, *, stop: bool) -> None:
+        """Tell the process that nobody takes a request's output any more, nor waits for it if it is to stop."""
+        if flight.number in self.flights:
+            self._outbox.put([Cancel(flight.number, stop)])
+
+    def stop(self) -> None:
+        """Have the process leave."""
+        if not self._stopping:
+            self._stopping = True
+            self._outbox.put([Stop()])
+            grace_s = self._patience.stop_s if self._introduced else 0.0
+            self._ends_at_s, self._late = time.monotonic() + grace_s, "did not leave"
+
+    def hold(self) -> Ending:
+        """Talk until the process has ended; it is gone when this returns."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.link, selectors.EVENT_READ, self._exchange)
+            selector.register(self._process.errors, selectors.EVENT_READ, self._keep_errors)
+            selector.register(self._waker, selectors.EVENT_READ, self._wake)
+            try:
+                while self._ending is None:
+                    self._turn(selector)
+            except BrokenFrame as error:
+                self._ending = f"broke the protocol ({clean(str(error))})"
+        return self._end()
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        now_s = time.monotonic()
+        wake_at_s = self._owner.attend(self, now_s)
+        self._check_clock(now_s)
+        if self._ending is not None:
+            return
+        wanted = selectors.EVENT_READ | (0 if self._outbox.empty else selectors.EVENT_WRITE)
+        selector.modify(self._process.link, wanted, self._exchange)
+        times = [self._ends_at_s, *self._overdue.values(), *([] if wake_at_s is None else [wake_at_s])]
+        for key, events in selector.select(max(0.0, min(times) - now_s)):
+            handler: Callable[[selectors.BaseSelector, int], None] = key.data
+            handler(selector, events)
+
+    def _check_clock(self, now_s: float) -> None:
+        if now_s >= self._ends_at_s:
+            self._ending = self._late
+        elif any(now_s >= at_s for at_s in self._overdue.values()):
+            self._ending = "did not end a request that had long been over"
+
+    def _exchange(self, _: selectors.BaseSelector, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            try:
+                self._outbox.flush(self._process.link)
+            except OSError:  # it has gone; what it had said is still read, to the end
+                self._outbox = Outbox()
+        if events & selectors.EVENT_READ:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._process.link.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._ending = ""
+        for frame in self._splitter.feed(data):
+            self._take(frame)
+
+    def _wake(self, _: selectors.BaseSelector, _events: int) -> None:
+        try:
+            self._waker.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+
+    def _keep_errors(self, selector: selectors.BaseSelector, _: int) -> None:
+        data = self._process.errors.read(_READ_BYTES)
+        if data == b"":
+            selector.unregister(self._process.errors)
+        self._errors += data or b""
+        del self._errors[:-_KEPT_ERRORS_BYTES]
+
+    def _take(self, frame: Frame) -> None:
+        if not self._introduced and not isinstance(frame, Ready | Unfit):
+            raise BrokenFrame(f"a {type(frame).__name__} before it was ready")
+        _HANDLERS[type(frame)](self, frame)
+
+    def _take_ready(self, frame: Ready) -> None:
+        if self._introduced or frame.protocol != PROTOCOL:
+            raise BrokenFrame("ready twice, or of another release")
+        self._introduced = True
+        self._wait_for_beat()
+        self._owner.ready(frame)
+
+    def _take_unfit(self, frame: Unfit) -> None:
+        if self._introduced:
+            raise BrokenFrame("unfit after it was ready")
+        self._unfit = frame
+        self._ending = f"has no device: {clean(frame.message)}"
+
+    def _take_beat(self, frame: Beat) -> None:
+        if frame.number != self._beats + 1:
+            raise BrokenFrame(f"heartbeat {frame.number} after {self._beats}")
+        if unknown := [charge.tenant for charge in frame.charges if charge.tenant not in self._tenants]:
+            raise BrokenFrame(f"a charge of the tenant {unknown[0][:64]!r}, who has asked nothing of it")
+        self._beats = frame.number
+        self.charges = {charge.tenant: (charge.device_bytes, charge.pinned_bytes) for charge in frame.charges}
+        self._wait_for_beat()
+
+    def _wait_for_beat(self) -> None:
+        if not self._stopping:
+            self._ends_at_s = time.monotonic() + self._patience.silent_s
+            self._late = f"sent no heartbeat for {self._patience.silent_s:g} s"
+
+    def _take_output(self, frame: Output) -> None:
+        flight = self._flight(frame.request)
+        if not flight.take(frame):
+            self.cancel(flight, stop=False)
+
+    def _take_done(self, frame: Done) -> None:
+        self._flight(frame.request).finish(frame)
+        self._close(frame.request)
+
+    def _take_failed(self, frame: Failed) -> None:
+        flight = self._flight(frame.request)
+        if self._sick and frame.kind == DeviceLost.kind:
+            flight.end(DeviceFault(clean(frame.message)))
+        else:
+            flight.fail(frame)
+        self._close(frame.request)
+
+    def _take_sick(self, frame: Sick) -> None:
+        if not self._sick:
+            self._sick = clean(frame.message) or "the device is lost"
+            self._owner.sick(self._sick)
+
+    def _flight(self, number: int) -> Flight:
+        flight = self.flights.get(number)
+        if flight is None:
+            raise BrokenFrame(f"an answer to the request {number}, which it does not have")
+        return flight
+
+    def _close(self, number: int) -> None:
+        del self.flights[number], self._overdue[number]
+        self.answered += 1
+
+    def _tell(self, flight: Flight) -> Iterator[Frame]:
+        """Yield the frames of a request: the blobs that the process lacks, and the call."""
+        request = flight.request
+        key = (request.tenant, request.module)
+        module = self._modules.get(key)
+        if module is None:
+            module = next(self._blobs)
+            gone = self._modules.put(key, module, len(request.module))
+            yield from _send_blob(module, request.module)
+            yield from (Forget(each) for each in gone)
+        blobs = []
+        for data in (request.stdin, request.input):
+            blobs.append(next(self._blobs) if data else None)
+            if blobs[-1] is not None:
+                yield from _send_blob(blobs[-1], data)
+        yield flight.frame(module, *blobs)
+
+    def _end(self) -> Ending:
+        self._process.wait(_EXIT_S if not self._ending else 0.0)
+        status = self._process.end()
+        text = self._ending or describe_exit(status)
+        if self._errors and status:
+            said = clean(self._errors.decode("utf-8", "replace"))
+            _log.warning("worker process %d %s; it had written: %s", self._process.pid, text, said)
+        self.charges = {}
+        return Ending(text, bool(self.flights or self.answered), self._unfit)
+
+
+_HANDLERS: Final[dict[type[Frame], Callable[[Conversation, Any], None]]] = {
+    Ready: Conversation._take_ready,  # noqa: SLF001 - the table of the class above
+    Unfit: Conversation._take_unfit,  # noqa: SLF001
+    Beat: Conversation._take_beat,  # noqa: SLF001
+    Output: Conversation._take_output,  # noqa: SLF001
+    Done: Conversation._take_done,  # noqa: SLF001
+    Failed: Conversation._take_failed,  # noqa: SLF001
+    Sick: Conversation._take_sick,  # noqa: SLF001
+}
+
+
+def _send_blob(number: int, data: bytes) -> Iterator[Frame]:
+    yield Blob(number, len(data))
+    for part in split(data):
+        yield BlobPart(number, part)

@@ -1,0 +1,205 @@
+"""`Counter`: where a worker takes what its parent hands in and hands back what comes of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tensorwasm.errors import CallerError, GuestError, HostError, LimitError
+from tensorwasm.gpu.quota import PROCESS_LEDGER
+from tensorwasm.runtime.executor import LocalExecutor
+from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.grants import Grants
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.runtime.workers.frames import (
+    Beat,
+    Blob,
+    BlobPart,
+    BrokenFrame,
+    Cancel,
+    Charge,
+    Forget,
+    Frame,
+    Invoke,
+    Output,
+    Sick,
+    split,
+)
+from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
+from tensorwasm.values import Limits
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.runtime import Runtime
+    from tensorwasm.runtime.workers.child import Line
+
+_log = logging.getLogger(__name__)
+
+
+class Counter:
+    """Serves one parent. `take` is for the thread that reads; the rest is safe from any thread.
+
+    Args:
+        line: to the parent.
+        executor: makes the calls.
+        runtime: whose device is looked after.
+    """
+
+    def __init__(self, line: Line, executor: LocalExecutor, runtime: Runtime) -> None:
+        self._line = line
+        self._executor = executor
+        self._runtime = runtime
+        self._incoming: dict[int, tuple[int, bytearray]] = {}
+        self._blobs: dict[int, bytes] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._gone: set[int] = set()
+        self._lock = threading.Lock()
+        self._sick = False
+        self._handlers: dict[type[Frame], Callable[[Any], None]] = {
+            Blob: self._open_blob,
+            BlobPart: self._fill_blob,
+            Forget: self._forget,
+            Invoke: self._invoke,
+            Cancel: self._cancel,
+        }
+
+    def take(self, frame: Frame) -> None:
+        """Do what a frame says; calls are only started.
+
+        Raises:
+            BrokenFrame: the parent does not keep to the protocol.
+        """
+        handler = self._handlers.get(type(frame))
+        if handler is None:
+            raise BrokenFrame(f"a {type(frame).__name__} where none belongs")
+        handler(frame)
+
+    def beat(self, every_s: float, stopped: threading.Event) -> None:
+        """Tell the parent every few seconds that this process lives, until stopped or the parent has gone."""
+        number = 0
+        while not stopped.wait(every_s):
+            number += 1
+            try:
+                self._line.send(Beat(number, self._charges()))
+            except OSError:
+                return
+
+    def _charges(self) -> tuple[Charge, ...]:
+        held = PROCESS_LEDGER.statistics()
+        return (Charge("default", held.device_bytes, 0),) if held.device_bytes else ()
+
+    def _open_blob(self, frame: Blob) -> None:
+        if frame.blob in self._blobs or frame.blob in self._incoming:
+            raise BrokenFrame(f"the number {frame.blob} is taken")
+        if frame.size_bytes:
+            self._incoming[frame.blob] = frame.size_bytes, bytearray()
+        else:
+            self._blobs[frame.blob] = b""
+
+    def _fill_blob(self, frame: BlobPart) -> None:
+        size_bytes, data = self._incoming[frame.blob]
+        data += frame.data
+        if len(data) >= size_bytes:
+            del self._incoming[frame.blob]
+            self._blobs[frame.blob] = bytes(data)
+
+    def _forget(self, frame: Forget) -> None:
+        self._blobs.pop(frame.blob, None)
+
+    def _cancel(self, frame: Cancel) -> None:
+        with self._lock:
+            ticket = self._tickets.get(frame.request)
+            if ticket is None:
+                return  # it was answered while this was on its way
+            self._gone.add(frame.request)
+        if frame.stop:
+            ticket.stop()
+
+    def _invoke(self, frame: Invoke) -> None:
+        try:
+            request = self._request(frame)
+        except KeyError as error:
+            raise BrokenFrame(f"there is no blob {error}") from None
+        ticket = self._executor.submit(request, self._listener(frame.request) if frame.stream else None)
+        with self._lock:
+            self._tickets[frame.request] = ticket
+        ticket.call_when_done(lambda ended: self._answer(frame, ended))
+
+    def _request(self, frame: Invoke) -> Request:
+        return Request(
+            module=self._blobs[frame.module],
+            export=frame.export,
+            args=frame.args,
+            name=frame.name,
+            argv=frame.argv,
+            env=frame.env,
+            stdin=self._blobs.pop(frame.stdin) if frame.stdin is not None else b"",
+            input=self._blobs.pop(frame.input) if frame.input is not None else b"",
+            grants=Grants(frame.cuda, frame.readable, frame.writable),
+            tenant=frame.tenant,
+            limits=Limits(*frame.limits),
+            deadline_s=frame.deadline_s,
+            memory=frame.memory,
+            gpu_bytes=frame.gpu_bytes,
+        )
+
+    def _listener(self, request: int) -> Listener:
+        def listen(name: OutputName, data: bytes) -> bool:
+            self._send_output(request, name, data)
+            return request not in self._gone
+
+        return listen
+
+    def _answer(self, frame: Invoke, ticket: Ticket) -> None:
+        """Send the outcome of a call, and before it, that the device is lost, if it is."""
+        try:
+            if frame.cuda:
+                self._look_after_device()
+            self._send_outcome(frame.request, ticket)
+        except OSError:
+            _log.info("the parent has gone without an answer")
+        finally:
+            with self._lock:
+                del self._tickets[frame.request]
+                self._gone.discard(frame.request)
+
+    def _send_outcome(self, request: int, ticket: Ticket) -> None:
+        error = ticket.error()
+        try:
+            if error is None:
+                self._send_result(request, ticket.result())
+            else:
+                self._send_output(request, "stdout", getattr(error, "stdout", b""))
+                self._send_output(request, "stderr", getattr(error, "stderr", b""))
+                self._line.send(describe_error(request, error))
+        except BrokenFrame as broken:
+            self._line.send(describe_error(request, broken))
+
+    def _send_result(self, request: int, outcome: Invocation) -> None:
+        done = describe_result(request, outcome)
+        self._send_output(request, "stdout", outcome.stdout)
+        self._send_output(request, "stderr", outcome.stderr)
+        for chunk in outcome.chunks:
+            self._send_output(request, "chunk", chunk)
+        self._line.send(done)
+
+    def _send_output(self, request: int, name: OutputName, data: bytes) -> None:
+        for part in split(data):
+            self._line.send(Output(request, name, part))
+
+    def _look_after_device(self) -> None:
+        """Find out whether the device still answers, by a stream that has no work; if not, tell the parent, once."""
+        try:
+            device = self._runtime.open_device()
+            stream = device.open_stream()
+            device.ended(stream)
+            device.close_stream(stream)
+        except (HostError, GuestError) as error:
+            with self._lock:
+                told, self._sick = self._sick, True
+            if not told:
+                self._line.send(Sick(clean(error.message)))
+        except (CallerError, LimitError):
+            return  # the device is full, not lost

@@ -1,0 +1,212 @@
+"""`Flight`: one request on its way through a worker, and what has come back of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Final
+
+import msgspec
+
+from tensorwasm.errors import DeviceFault, GuestError, InvalidArgs, TensorWasmError
+from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Invoke, Output, encode
+from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
+from tensorwasm.values import MIB, Deadline
+
+OVERDUE_S: Final = 60.0
+"""What a worker gets past a request's time to answer it; then it is taken to hang."""
+
+_STREAM_BYTES: Final = 64 * MIB
+_HEADER_BYTES: Final = 5
+_READER: Final = msgspec.msgpack.Decoder(Invoke)
+
+
+class Flight:
+    """One request. Its worker's keeper alone uses it once it was handed over.
+
+    Args:
+        number: the request's, never used twice.
+        request: what to call.
+        listener: takes the output, None to collect it.
+        cancel: ends the request when its ticket is cancelled; any thread calls it.
+
+    Attributes:
+        number: as given.
+        request: as given.
+        ticket: gets the outcome.
+        deadline: when the request must have ended.
+    """
+
+    def __init__(
+        self, number: int, request: Request, listener: Listener | None, cancel: Callable[[Flight], object]
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.ticket = Ticket(lambda: cancel(self))
+        self.deadline = Deadline.after(request.deadline_s)
+        self._delivery = Delivery(listener) if listener is not None else None
+        self._left_bytes = {
+            "stdout": request.limits.output_bytes,
+            "stderr": request.limits.output_bytes,
+            "chunk": _STREAM_BYTES,
+        }
+        self._written = {"stdout": bytearray(), "stderr": bytearray()}
+        self._chunks: list[bytes] = []
+
+    @property
+    def streams(self) -> bool:
+        """Whether somebody listens."""
+        return self._delivery is not None
+
+    def overdue_at_s(self) -> float:
+        """Return when, on the monotonic clock, a worker that was given the request now has failed to answer it."""
+        return time.monotonic() + min(self.deadline.remaining_s(), self.request.limits.wall_s) + OVERDUE_S
+
+    def frame(self, module: int, stdin: int | None, given: int | None) -> Invoke:
+        """Return the request as a worker is told it, its bytes by the numbers of their blobs."""
+        return make_invoke(self.request, self.number, module, stdin, given, self._left_s(), stream=self.streams)
+
+    def take(self, output: Output) -> bool:
+        """Take a part of the output; return False if nobody takes any.
+
+        Raises:
+            BrokenFrame: more than the guest could have written.
+        """
+        self._left_bytes[output.name] -= len(output.data)
+        if self._left_bytes[output.name] < 0:
+            raise BrokenFrame(f"more {output.name} than a guest may write")
+        if self._delivery is not None:
+            return self._delivery.put(output.name, output.data)
+        if output.name == "chunk":
+            self._chunks.append(output.data)
+        else:
+            self._written[output.name] += output.data
+        return True
+
+    def finish(self, done: Done) -> None:
+        """End with a result.
+
+        Raises:
+            BrokenFrame: it is no result of this request; the ticket has no outcome yet.
+        """
+        out, err = (bytes(self._written[name]) for name in ("stdout", "stderr"))
+        self._settle(rebuild_result(done, self.request.export, out, err, tuple(self._chunks)))
+
+    def fail(self, failed: Failed) -> None:
+        """End with the error that a worker answered."""
+        self.end(rebuild_error(failed))
+
+    def end(self, error: TensorWasmError) -> None:
+        """End with an error."""
+        if isinstance(error, GuestError | DeviceFault):
+            error.stdout, error.stderr = (bytes(self._written[name]) for name in ("stdout", "stderr"))
+        self._settle(error)
+
+    def _settle(self, outcome: Invocation | TensorWasmError) -> None:
+        if self._delivery is None:
+            self.ticket.settle(outcome)
+        else:
+            self._delivery.end(lambda: self.ticket.settle(outcome))
+
+    def _left_s(self) -> float | None:
+        return None if self.deadline.at_ns is None else self.deadline.remaining_s()
+
+
+class Delivery:
+    """Calls a listener on a thread of its own, in order, so that a slow one keeps nobody else waiting.
+
+    What waits is bounded by what a guest may write.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._waiting: queue.SimpleQueue[tuple[OutputName, bytes] | Callable[[], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._listening = True
+
+    def put(self, name: OutputName, data: bytes) -> bool:
+        """Have a part taken; return False once the listener wants no more."""
+        if self._listening:
+            self._waiting.put((name, data))
+            self._start()
+        return self._listening
+
+    def end(self, last: Callable[[], object]) -> None:
+        """Have a function called after the last part."""
+        if self._thread is None:
+            last()
+        else:
+            self._waiting.put(last)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tensorwasm-listener", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not callable(item := self._waiting.get()):
+            try:
+                self._listening = self._listening and self._listener(*item)
+            except Exception:  # noqa: BLE001 - a listener that fails listens no more
+                self._listening = False
+        item()
+
+
+def make_invoke(
+    request: Request,
+    number: int,
+    module: int,
+    stdin: int | None,
+    given: int | None,
+    left_s: float | None,
+    *,
+    stream: bool,
+) -> Invoke:
+    """Return a request as a frame."""
+    memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes = astuple(request.limits)
+    return Invoke(
+        request=number,
+        module=module,
+        name=request.name,
+        export=request.export,
+        args=tuple(request.args),
+        argv=tuple(request.argv) if request.argv is not None else None,
+        env=tuple(request.env),
+        stdin=stdin,
+        input=given,
+        cuda=request.grants.cuda,
+        readable=request.grants.readable,
+        writable=request.grants.writable,
+        tenant=request.tenant,
+        limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes),
+        deadline_s=left_s,
+        memory=request.memory,
+        gpu_bytes=request.gpu_bytes,
+        stream=stream,
+    )
+
+
+def check_request(request: Request) -> None:
+    """See that a worker can be told a request: a worker takes a frame it cannot read for the end of the conversation.
+
+    Raises:
+        InvalidArgs: a field is of another type or out of range; says which.
+    """
+    for name in ("module", "stdin", "input"):
+        if not isinstance(getattr(request, name), bytes):
+            raise InvalidArgs(f"{name} is bytes, not {type(getattr(request, name)).__name__}")
+    if len(request.module) > request.limits.module_bytes:
+        raise InvalidArgs(f"the module has {len(request.module)} bytes, more than {request.limits.module_bytes}")
+    if max(len(request.stdin), len(request.input)) > _STREAM_BYTES:
+        raise InvalidArgs(f"standard input and input have at most {_STREAM_BYTES} bytes each")
+    try:
+        frame = make_invoke(request, 1, 1, 1, 1, request.deadline_s, stream=False)
+        _READER.decode(encode(frame)[_HEADER_BYTES:])
+    except (BrokenFrame, msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise InvalidArgs(f"the request cannot be sent to a worker: {str(error)[:200]}") from None

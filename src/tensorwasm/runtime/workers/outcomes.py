@@ -1,0 +1,176 @@
+"""Outcomes as frames and back: a result becomes an `Invocation`, an error one of our tree, and nothing else anything.
+
+The kind of an error is looked up in a table of the tree's own classes; a kind that is not there is a bug, whoever's it
+is. A result is held to what its types say, because what reads it later does not look again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Final
+
+from tensorwasm.errors import (
+    DeviceLost,
+    GuestExit,
+    GuestTrap,
+    InternalError,
+    MalformedPtx,
+    TensorWasmError,
+    UnsupportedPtx,
+)
+from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.runtime.function import DEFAULT_EXPORTS, Invocation
+from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu
+
+_MESSAGE_CHARACTERS: Final = 4096
+_WORD_CHARACTERS: Final = 64
+_INTEGER_BITS: Final = {"i32": 32, "i64": 64}
+
+
+def describe_error(request: int, error: BaseException) -> Failed:
+    """Return the frame for the error that ended a call; one that is not of our tree is a bug here."""
+    if not isinstance(error, TensorWasmError):
+        error = InternalError(f"{type(error).__name__}: {error}")
+    return Failed(
+        request=request,
+        kind=error.kind,
+        message=clean(error.message),
+        detail=error.trap[:_WORD_CHARACTERS] if isinstance(error, GuestTrap) else "",
+        code=error.code if isinstance(error, GuestExit) else 0,
+        line=error.line if isinstance(error, MalformedPtx) else 0,
+        column=error.column if isinstance(error, MalformedPtx) else 0,
+    )
+
+
+def clean(text: str) -> str:
+    """Return a text for people without control characters, at most 4096 characters of it."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_MESSAGE_CHARACTERS])
+
+
+def rebuild_error(failed: Failed) -> TensorWasmError:
+    """Return the error that a frame describes."""
+    made = _CLASSES.get(failed.kind)
+    if made is None:
+        return InternalError(f"a worker answered the unknown error {clean(failed.kind)!r}: {clean(failed.message)}")
+    return _REBUILDERS.get(made, _rebuild_plain)(made, failed)
+
+
+def _rebuild_plain(made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
+    return made(clean(failed.message))
+
+
+def _rebuild_trap(_made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
+    return GuestTrap(clean(failed.message), clean(failed.detail))
+
+
+def _rebuild_exit(_made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
+    return GuestExit(failed.code)
+
+
+def _rebuild_ptx(made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
+    error = made(clean(failed.message))
+    if isinstance(error, MalformedPtx):  # its message already says where
+        error.line, error.column = failed.line, failed.column
+    return error
+
+
+def _tree(root: type[TensorWasmError]) -> Iterator[type[TensorWasmError]]:
+    for child in root.__subclasses__():
+        yield from _tree(child)
+    yield root
+
+
+def _by_kind() -> dict[str, type[TensorWasmError]]:
+    """Return the classes by kind. Of two with one kind the more special counts: the general one only groups."""
+    found: dict[str, type[TensorWasmError]] = {}
+    for each in _tree(TensorWasmError):
+        if each.__module__ == TensorWasmError.__module__:
+            found.setdefault(each.kind, each)
+    # Whether its worker is replaced is for the supervisor to know, which makes a DeviceFault of it.
+    return found | {DeviceLost.kind: DeviceLost, InternalError.kind: InternalError}
+
+
+_CLASSES: Final = _by_kind()
+_REBUILDERS: Final[dict[type[TensorWasmError], Callable[[type[TensorWasmError], Failed], TensorWasmError]]] = {
+    GuestTrap: _rebuild_trap,
+    GuestExit: _rebuild_exit,
+    MalformedPtx: _rebuild_ptx,
+    UnsupportedPtx: _rebuild_ptx,
+}
+
+
+def describe_result(request: int, outcome: Invocation) -> Done:
+    """Return the frame for a call's result, apart from its output."""
+    return Done(
+        request=request,
+        export=outcome.export,
+        values=outcome.values,
+        result_types=outcome.result_types,  # type: ignore[arg-type]  # the codec decodes these four types only
+        exit_code=outcome.exit_code,
+        elapsed_s=outcome.elapsed_s,
+        gpu=_describe_gpu(outcome.gpu) if outcome.gpu is not None else None,
+    )
+
+
+def rebuild_result(
+    done: Done, wanted: str | None, stdout: bytes, stderr: bytes, chunks: tuple[bytes, ...]
+) -> Invocation:
+    """Return the result that a frame describes.
+
+    Args:
+        done: the frame.
+        wanted: the export that was asked for, None for the usual ones.
+        stdout: what came before.
+        stderr: what came before.
+        chunks: what came before.
+
+    Raises:
+        BrokenFrame: it is no result of that call.
+    """
+    if done.export not in (DEFAULT_EXPORTS if wanted is None else (wanted,)):
+        raise BrokenFrame("the result of another export")
+    if done.values and len(done.values) != len(done.result_types):
+        raise BrokenFrame(f"{len(done.values)} values of {len(done.result_types)} types")
+    for kind, value in zip(done.result_types, done.values, strict=False):
+        _require_fit(kind, value)
+    return Invocation(
+        export=done.export,
+        values=done.values,
+        result_types=done.result_types,
+        exit_code=done.exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        chunks=chunks,
+        elapsed_s=done.elapsed_s,
+        gpu=_rebuild_gpu(done.gpu) if done.gpu is not None else None,
+    )
+
+
+def _require_fit(kind: str, value: float) -> None:
+    bits = _INTEGER_BITS.get(kind)
+    if bits is None:
+        fits = isinstance(value, float) and (kind != "f32" or _is_f32(value))
+    else:
+        fits = isinstance(value, int) and -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+    if not fits:
+        raise BrokenFrame(f"a value that is no {kind}")
+
+
+def _is_f32(value: float) -> bool:
+    """Return whether a number is small enough for the type's text to be made; a wrong last bit harms nobody."""
+    return not math.isfinite(value) or abs(value) < 2.0**128
+
+
+_COUNTS: Final = frozenset(each.name for each in fields(SessionStatistics) if each.type in {"int", int})
+
+
+def _describe_gpu(found: SessionStatistics) -> Gpu:
+    return Gpu({name: getattr(found, name) for name in sorted(_COUNTS)}, found.abandoned)
+
+
+def _rebuild_gpu(gpu: Gpu) -> SessionStatistics:
+    if gpu.counts.keys() != _COUNTS:
+        raise BrokenFrame("other figures of a GPU session than there are")
+    return SessionStatistics(**gpu.counts, abandoned=gpu.abandoned)

@@ -1,0 +1,197 @@
+"""`WorkerExecutor`: runs requests in worker processes, one or more a device."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final, Literal, Self
+
+from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
+from tensorwasm.gpu.cuda.mps import find_daemon
+from tensorwasm.runtime.executor import Census, ExecutorStatistics
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.ticket import Listener, Ticket
+from tensorwasm.runtime.workers.devices import list_devices
+from tensorwasm.runtime.workers.flight import Flight, check_request
+from tensorwasm.runtime.workers.placement import Isolation, Load, Refuse, Start, choose
+from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
+
+Kernels = Literal["untrusted", "trusted"]
+
+WORKERS_PER_DEVICE: Final = 4
+"""Under isolation by process. A context on a GPU costs about 550 MB of its memory and 100 ms."""
+
+CLOSE_S: Final = 5.0
+"""What requests that run get to end when the executor is closed."""
+
+_GONE_S: Final = 30.0
+
+
+class WorkerExecutor:
+    """Runs requests in worker processes. Any thread may use it; close it, or use it as a context manager.
+
+    A worker that dies, hangs, loses its device or breaks the protocol takes its own requests with it, as `DeviceFault`,
+    and is replaced; no other worker notices. No request is ever made twice.
+
+    Isolation is ``shared`` by default on the emulator, which confines every kernel, and ``process`` on CUDA, where
+    kernels are not guarded yet: tenants in one process could read and break each other's memory on the GPU. Choose
+    ``shared`` there only for tenants who trust each other.
+
+    Args:
+        device: ``emulator``, ``cuda:N``, or ``cuda`` for every GPU of this machine; or several of these.
+        isolation: who shares a worker; None for the device's default.
+        workers: most workers of one device under isolation by process; under ``shared`` there is one.
+        options: what else a worker's processes are; the device is put in.
+        mps: have workers join the MPS daemon. Only with trusted kernels: under MPS a fault ends the neighbours too.
+        kernels: ``trusted`` if the operator vouches for every kernel; none is guarded yet.
+
+    Raises:
+        InvalidArgs: no such device, or MPS together with kernels that nobody vouches for.
+        DeviceUnavailable: there is no GPU, or MPS was asked for and there is no daemon.
+    """
+
+    def __init__(
+        self,
+        device: str | Sequence[str] = "emulator",
+        *,
+        isolation: Isolation | None = None,
+        workers: int = WORKERS_PER_DEVICE,
+        options: WorkerOptions | None = None,
+        mps: bool = False,
+        kernels: Kernels = "untrusted",
+    ) -> None:
+        self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
+        self._devices = list_devices((device,) if isinstance(device, str) else device)
+        emulated = all(each == "emulator" for each in self._devices)
+        self._isolation: Isolation = isolation or ("shared" if emulated else "process")
+        self._most = workers
+        self._lock = threading.Lock()
+        self._seats: dict[int, _Seat] = {}
+        self._leaving: list[Worker] = []
+        self._numbers = count(1)
+        self._requests = count(1)
+        self._uses = count(1)
+        self._census = Census()
+        self._closed = False
+
+    def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
+        """Take a request and return at once. See `tensorwasm.runtime.executor.Executor.submit`.
+
+        Raises:
+            InvalidArgs: a field of the request is out of range.
+            CapacityExhausted: too many requests are under way, all workers are busy with other tenants, or the executor
+                is closed.
+            DeviceUnavailable: the worker that it would be for was given up; says how it ended.
+        """
+        check_request(request)
+        with self._lock:
+            if self._closed:
+                raise CapacityExhausted("the executor is closed")
+            worker = self._place(request.tenant)
+            flight = Flight(next(self._requests), request, listener, worker.cancel)
+            worker.submit(flight)
+        self._census.enter(request.tenant, flight.ticket)
+        return flight.ticket
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+        charged: dict[str, tuple[int, int]] = {}
+        for worker in self.workers():
+            for tenant, device_bytes, pinned_bytes in worker.charges:
+                before = charged.get(tenant, (0, 0))
+                charged[tenant] = before[0] + device_bytes, before[1] + pinned_bytes
+        return self._census.statistics(charged)
+
+    def workers(self) -> tuple[WorkerStatistics, ...]:
+        """Return a snapshot of every worker that takes requests or was given up, by number."""
+        with self._lock:
+            return tuple(seat.worker.statistics() for seat in self._seats.values())
+
+    def drain(self, limit_s: float = CLOSE_S) -> None:
+        """Take no more requests, and let those under way end. Blocks until every worker is gone.
+
+        Args:
+            limit_s: seconds after which what has not ended is ended, as `CapacityExhausted`.
+        """
+        with self._lock:
+            self._closed = True
+            leaving = self._leaving = [*self._leaving, *(seat.worker for seat in self._seats.values())]
+            self._seats.clear()
+        for worker in leaving:
+            worker.drain(limit_s)
+        ends_at_s = time.monotonic() + limit_s + _GONE_S
+        for worker in leaving:
+            worker.join(max(0.0, ends_at_s - time.monotonic()))
+
+    def close(self) -> None:
+        """End what still runs and release everything. Idempotent; blocks."""
+        self.drain(0.0)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _place(self, tenant: str) -> Worker:
+        """Return the worker that a tenant's request is for. The lock is held."""
+        self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
+        loads = [seat.load(number) for number, seat in self._seats.items()]
+        decision = choose(loads, tenant, self._isolation, len(self._devices), self._most)
+        if isinstance(decision, Refuse):
+            raise self._explain(tenant)
+        seat = self._start(decision, tenant) if isinstance(decision, Start) else self._seats[decision.number]
+        seat.used_at = next(self._uses)
+        return seat.worker
+
+    def _start(self, start: Start, tenant: str) -> _Seat:
+        if start.instead_of is not None:
+            idle = self._seats.pop(start.instead_of).worker
+            idle.drain(0.0)
+            self._leaving.append(idle)
+        number = next(self._numbers)
+        options = replace(self._options, device=self._devices[start.device])
+        worker = Worker(number, options, tenant if self._isolation == "process" else None)
+        seat = self._seats[number] = _Seat(worker, start.device)
+        return seat
+
+    def _explain(self, tenant: str) -> TensorWasmError:
+        """Return why a tenant's request finds no worker."""
+        for seat in self._seats.values():
+            if not seat.worker.takes and seat.worker.tenant in {None, tenant}:
+                return seat.worker.refusal()
+        return CapacityExhausted(f"all {len(self._seats)} workers are busy with other tenants' requests")
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A worker, and what placement knows of it."""
+
+    worker: Worker
+    device: int
+    used_at: int = 0
+
+    def load(self, number: int) -> Load:
+        worker = self.worker
+        return Load(number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.takes, self.used_at)
+
+
+def _find_pipes(kernels: Kernels) -> str:
+    """Return the folder of the MPS daemon that workers are to join."""
+    if kernels != "trusted":
+        raise InvalidArgs(
+            "MPS is refused: kernels are not guarded, and under MPS a kernel that breaks a rule ends every process on "
+            "the GPU; say kernels='trusted' if you vouch for all of them"
+        )
+    daemon = find_daemon(os.environ, os.path.exists)
+    if not daemon.pipes:
+        raise DeviceUnavailable(
+            f"MPS was asked for and no daemon runs: {daemon.reason}; start nvidia-cuda-mps-control -d"
+        )
+    return daemon.pipes

@@ -1,0 +1,153 @@
+"""Starting a worker process and ending it.
+
+Parent and worker talk over a pair of connected sockets that has no name: one end is the one descriptor the worker
+inherits, so that there is no file whose mode must be right and nobody else who could connect. The worker still makes
+sure that its parent made the pair.
+
+The process is spawned, never forked, with an environment of its own, in a session and process group of its own.
+
+Source: Linux man-pages, socketpair(2), setsid(2), killpg(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.cuda.mps import PIPES_VARIABLE, WITHOUT_MPS
+
+PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.child")
+"""What Python runs in a worker; the number of the descriptor follows."""
+
+INHERITED: Final = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_ARCH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_ROOT",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "TENSOR_WASM_CACHE",
+    "TENSOR_WASM_EMULATOR_MEMORY",
+    "TENSOR_WASM_GPU_MEMORY",
+    "TENSOR_WASM_NATIVE",
+    "TENSOR_WASM_POOL_SLOTS",
+    "TENSOR_WASM_PTXAS",
+)
+"""Variables that a worker gets. A list of names, not of patterns: keys are kept in variables too."""
+
+_REAP_S: Final = 10.0
+
+
+def make_environment(environment: Mapping[str, str], pipes: str | None) -> dict[str, str]:
+    """Return the variables of a worker.
+
+    Args:
+        environment: the parent's.
+        pipes: folder of the MPS daemon that it is to join; None keeps it from joining any.
+    """
+    kept = {name: environment[name] for name in INHERITED if name in environment}
+    return kept | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
+
+
+@dataclass(slots=True)
+class Process:
+    """A worker process.
+
+    Attributes:
+        link: the parent's end, non-blocking.
+        errors: what the process writes to standard error, non-blocking.
+    """
+
+    link: socket.socket
+    errors: IO[bytes]
+    _popen: subprocess.Popen[bytes]
+
+    @classmethod
+    def spawn(cls, program: Sequence[str], environment: Mapping[str, str]) -> Process:
+        """Start a process. On Linux it ends with the thread that calls this.
+
+        Raises:
+            DeviceUnavailable: the system starts no process, or cannot have workers at all.
+        """
+        if sys.platform == "win32":
+            raise DeviceUnavailable("worker processes need Linux or macOS")
+        ours, theirs = socket.socketpair()
+        try:
+            popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
+                [sys.executable, "-P", *program, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise DeviceUnavailable(f"no worker process can be started: {error.strerror}") from None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        assert popen.stderr is not None  # noqa: S101 - it was asked for
+        os.set_blocking(popen.stderr.fileno(), False)
+        return cls(ours, popen.stderr, popen)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._popen.pid
+
+    def end(self) -> int:
+        """Kill the process and what it started, if it still lives, and release everything; return its exit status.
+
+        Not before this returns is the number of the process, or of its group, given to another.
+        """
+        # The leader is not reaped yet, so its number, which is the group's, is still its own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        try:
+            return self._popen.wait(_REAP_S)
+        except subprocess.TimeoutExpired:  # in the kernel, in a driver's call that does not return
+            return -signal.SIGKILL
+        finally:
+            self.link.close()
+            self.errors.close()
+
+    def wait(self, limit_s: float) -> None:
+        """Give a process that is about to end by itself a moment to do so, where the system tells when it has."""
+        if sys.platform != "linux":
+            return
+        watch = os.pidfd_open(self._popen.pid)
+        try:
+            select.select([watch], [], [], limit_s)
+        finally:
+            os.close(watch)
+
+
+def describe_exit(status: int) -> str:
+    """Return how a process ended, for people: ``was killed by SIGSEGV``, ``exited with code 1``."""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
