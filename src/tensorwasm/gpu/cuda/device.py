@@ -337,16 +337,19 @@ class CudaDevice:
         if not core.context.lost and not core.stale():
             try:
                 with bound(core.context):
-                    self._give_everything_back()
-                if core.ledger.empty() and not core.context.lost:
+                    nothing_left = self._give_everything_back()
+                if nothing_left:
                     core.context.close()
             except DriverFailure as failure:
                 core.note_kept(failure)
                 core.judge(failure)
         core.streams.close()
 
-    def _give_everything_back(self) -> None:
-        """Release all that is live, once nothing can be using it. What the driver does not take stays in the books."""
+    def _give_everything_back(self) -> bool:
+        """Release all that is live, once nothing can be using it, and return whether the driver took all of it.
+
+        What it did not take stays in the books.
+        """
         core, books = self._core, self._core.ledger
         limit = Deadline.after(_CLOSE_LIMIT_S)
         for stream in list(books.streams):
@@ -354,7 +357,7 @@ class CudaDevice:
         ended = all(core.streams.wait(stream, limit) for stream in list(books.streams))
         if not ended or not core.streams.wait_for_own(limit):
             core.context.lose("a kernel was still running when the device was closed")
-            return
+            return False
         self._empty(books.registrations, lambda start, _: core.release("cuMemHostUnregister", start))
         self._empty(books.managed, lambda start, _: core.release("cuMemFree", start))
         self._empty(books.mapped, lambda start, size: core.release("cuMemUnmap", start, size))
@@ -364,13 +367,14 @@ class CudaDevice:
         self._each(books.graphs, lambda item: core.release("cuGraphExecDestroy", item.handle))
         self._each(books.events, lambda item: core.release("cuEventDestroy", item.handle))
         self._each(books.modules, lambda item: core.release("cuModuleUnload", item.handle))
-        self._each(books.pools, self.pools.destroy)
+        if not books.pooled.live():  # else the driver would keep the pools for what it did not take back
+            self._each(books.pools, self.pools.destroy)
         self._each(books.streams, core.destroy_stream)
         core.streams.wait_for_own(limit)
-        self._released(self._memory.close)
-        for stream in core.streams.own():
-            self._released(core.destroy_stream, stream)
+        own = [not books.allocations.live() and self._released(self._memory.close)]
+        own += [self._released(core.destroy_stream, stream) for stream in core.streams.own()]
         core.streams.forget()
+        return all(own) and books.empty()
 
     def _empty(self, ranges: Ranges, release: Callable[[int, int], object]) -> None:
         for start in ranges.live():

@@ -14,6 +14,7 @@ from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.handles import CudaPool
 from tensorwasm.gpu.cuda.memory import DeviceMemory, create_pool
+from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits
 from tensorwasm.gpu.facets import Pool
 from tensorwasm.values import MIB, NEVER
@@ -119,7 +120,11 @@ class CudaPools:
             DriverFailure: it still exists.
         """
         core = self._core
-        core.streams.wait(core.streams.pooling(), NEVER)  # frees under way: the driver would keep the pool for them
+        try:
+            core.streams.wait(core.streams.pooling(), NEVER)  # frees under way: the driver would keep the pool for them
+        except DriverFailure as failure:
+            core.note_kept(failure)
+            raise
         core.driver.attempt("cuMemPoolTrimTo", pool.handle, 0)
         core.release("cuMemPoolDestroy", pool.handle)
 
