@@ -34,8 +34,9 @@ from tensorwasm.guest.native.layout import (
     ZERO,
 )
 
-compiled: Final[Any] = njit(error_model="numpy")
-"""Compile for use by other compiled functions; a division by zero does not raise."""
+compiled: Final[Any] = njit(error_model="numpy", forceinline=True)
+"""Compile into other compiled functions; a division by zero does not raise. What is left of a host function then is one
+body, in which the compiler can see that it raises nothing."""
 
 
 @compiled

@@ -1,0 +1,135 @@
+"""What the compiler made of the host functions: nothing that can raise, and no arithmetic but on 64-bit integers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tensorwasm.gpu import pad
+from tensorwasm.guest.imports import host_functions
+from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
+from tensorwasm.guest.native import compiled, layout
+from tensorwasm.guest.native.arguments import value_bytes
+
+FLOATS = re.compile(r"\b(float|double|half)\b|\bf(add|sub|mul|div|cmp)\b")
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, str]:
+    """Return the LLVM code of each function, compiled anew: cached functions have none."""
+    return {
+        name: compiled.compile_function(source.function, None).inspect_llvm()
+        for name, source in compiled.SOURCES.items()
+    }
+
+
+@pytest.mark.parametrize("name", compiled.SOURCES)
+def test_no_number_goes_through_a_float(code, name):
+    assert not FLOATS.search(code[name])
+
+
+@pytest.mark.parametrize("name", compiled.SOURCES)
+def test_nothing_can_raise(code, name):
+    """An exception is a status that is not 0; Numba's wrapper would print it and answer 0, which is success."""
+    bodies = re.findall(r"^define [^\n]* i32 @_ZN[^\n]*\{\n(.*?)^\}", code[name], re.MULTILINE | re.DOTALL)
+    assert bodies
+    for body in bodies:
+        assert set(re.findall(r"^\s*ret (.*?)(?:,.*)?$", body, re.MULTILINE)) == {"i32 0"}
+        assert "%excinfo" not in body
+
+
+@pytest.mark.parametrize("name", compiled.SOURCES)
+def test_no_address_of_this_process_is_a_constant(code, name):
+    constants = {int(number) for number in re.findall(r"\bi64 (-?\d+)\b", code[name])}
+    assert not [number for number in constants if (1 << 40) < number < (1 << 48)]
+
+
+def test_every_table_has_a_mask():
+    rows = (pad.KERNEL_ROWS, pad.BUFFER_ROWS, pad.STREAM_ROWS, pad.GRAPH_ROWS)
+    masks = (layout.KERNEL_MASK, layout.BUFFER_MASK, layout.STREAM_MASK, layout.GRAPH_MASK)
+    assert [int(mask) + 1 for mask in masks] == list(rows)
+
+
+def test_every_tag_has_its_length():
+    lengths = {row.tag: row.value_bytes for row in ARG_TAGS}
+    assert [value_bytes(layout.ONE * tag) for tag in range(256)] == [lengths.get(tag, 0) for tag in range(256)]
+
+
+def test_the_imports_that_are_compiled(entries):
+    offered = {(function.module, function.name): function for function in host_functions()}
+    made = compiled.make_entries()
+    assert set(made) <= set(offered)
+    assert all(offered[key].params == entry.params for key, entry in made.items())
+    assert {name for _, name in made} == set(compiled.SOURCES)
+    missing = {(module, name) for module, name in offered if name in compiled.SOURCES} - set(made)
+    assert missing == {(CUDA_MODULE_0_1, "wasi_cuda_launch")}
+    assert {name for (_, name), entry in made.items() if entry.finish} == {
+        "wasi_cuda_launch",
+        "wasi_cuda_memcpy_h2d",
+        "wasi_cuda_memcpy_d2h",
+    }
+
+
+def run(script: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+READY = """
+    import time
+    from tensorwasm.guest.imports import host_functions
+    start = time.perf_counter()
+    from tensorwasm.guest.native.loading import load_entries
+    assert load_entries() is load_entries()
+    assert load_entries()
+    print(time.perf_counter() - start)
+"""
+
+
+def test_ready_in_half_a_second_once_compiled_and_in_ten_before(tmp_path):
+    """The bars with room for a machine that does other things: the best of three."""
+    environment = {"TENSOR_WASM_CACHE": str(tmp_path), "HOME": str(tmp_path)}
+    assert float(run(READY, **environment)) < 10 * 3
+    start = time.perf_counter()
+    assert min(float(run(READY, **environment)) for _ in range(3)) < 0.5 * 2
+    assert time.perf_counter() - start < 60
+    assert list(tmp_path.glob("native/*/*.nbi"))
+
+
+def test_without_numba_python_does_everything():
+    seen = run(
+        """
+        import logging, sys
+        logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+        sys.modules["numba"] = None
+        from tensorwasm.guest.native.loading import load_entries
+        assert load_entries() == {} == load_entries()
+        """
+    )
+    assert seen.count("Python does their work") == 1
+
+
+def test_linking_does_not_import_numba():
+    run(
+        """
+        import sys
+        from tensorwasm.guest.engine import Engine, EngineConfig
+        from tensorwasm.guest.imports import host_functions
+        from tensorwasm.guest.linker import Linker
+        Linker(Engine.shared(EngineConfig(slots=2)), host_functions())
+        assert not {"numba", "llvmlite", "numpy"} & set(sys.modules), set(sys.modules)
+        """
+    )

@@ -1,0 +1,103 @@
+"""Pads are zeros when drawn, and thread scratch stays with its thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+from tensorwasm.errors import InternalError
+from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
+from tensorwasm.guest import capi
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.linker import Linker, make_trampoline
+from tensorwasm.guest.native.environment import Entry, address_of
+from tensorwasm.guest.native.pads import draw_pad, recycle_pad, scratch_address
+from tensorwasm.guest.state import STATES
+from tensorwasm.values import Deadline
+
+
+@pytest.fixture
+def prepared(wat):
+    """Return a module that calls one import, which is linked as compiled code: here the address of its own twin."""
+    body = HostFunction("h", "f", (), ("i32",), lambda call: call.memory.size_bytes)
+    engine = Engine.shared(EngineConfig(slots=64))
+    kept = capi.HOST_FUNCTION(make_trampoline(body))
+    linker = Linker(engine, [body], native={("h", "f"): Entry(address_of(kept), ())})
+    linker.kept = kept
+    text = """(module (import "h" "f" (func $f (result i32)))
+        (memory (export "memory") 2) (func (export "f") (result i32) (call $f)))"""
+    return linker.prepare(engine.compile(wat(text)))
+
+
+def test_a_recycled_pad_is_all_zeros():
+    pad = draw_pad()
+    ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(PadLayout))
+    recycle_pad(pad)
+    assert bytes(draw_pad()) == bytes(ctypes.sizeof(PadLayout))
+
+
+def test_every_thread_has_one_scratch():
+    seen = [scratch_address(), scratch_address()]
+    other = []
+    thread = threading.Thread(target=lambda: other.append(scratch_address()))
+    thread.start()
+    thread.join()
+    assert seen[0] == seen[1] != other[0]
+
+
+def test_a_sandbox_is_known_by_its_pad_while_it_lives(prepared):
+    pad = draw_pad()
+    at = ctypes.addressof(pad)
+    with Instance(prepared, pad=pad) as instance:
+        assert STATES[at].pad is pad
+        assert instance.call("f") == [2 << 16]
+    assert at not in STATES
+    assert draw_pad() is pad
+
+
+def test_a_call_arms_its_deadline_and_scratch(prepared):
+    pad = draw_pad()
+    with Instance(prepared, pad=pad) as instance:
+        deadline = Deadline.after(5)
+        instance.call("f", deadline=deadline)
+        assert pad.deadline_ns == deadline.at_ns
+        assert pad.scratch == scratch_address()
+        other = []
+        thread = threading.Thread(target=lambda: other.append((instance.call("f"), scratch_address())))
+        thread.start()
+        thread.join()
+        assert pad.scratch == other[0][1] != scratch_address()
+        assert deadline.at_ns < pad.deadline_ns < NO_DEADLINE_NS
+
+
+def test_the_memory_is_known_once_it_was_looked_for(prepared):
+    pad = draw_pad()
+    with Instance(prepared, pad=pad) as instance:
+        assert list(pad.memory) == [0, 0, 0]
+        instance.call("f")
+        assert pad.memory[0]
+    assert list(pad.memory) == [0, 0, 0]
+
+
+def test_a_pad_that_something_may_still_reach_is_not_recycled(prepared):
+    pad = draw_pad()
+    Instance(prepared, pad=pad, drain=lambda: False).close()
+    pad.launched = 7
+    assert draw_pad() is not pad
+    assert STATES.pop(ctypes.addressof(pad)).pad is pad
+
+
+def test_compiled_functions_need_a_pad(prepared):
+    with pytest.raises(InternalError, match="needs a pad"):
+        Instance(prepared)
+
+
+def test_a_compiled_function_of_other_parameters_is_refused():
+    engine = Engine.shared(EngineConfig(slots=64))
+    body = HostFunction("h", "f", ("i64",), (), print)
+    with pytest.raises(InternalError, match=r"compiled h\.f has other parameters"):
+        Linker(engine, [body], native={("h", "f"): Entry(1, ("i32",))})
