@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from tensorwasm.errors import CapacityExhausted
+from tensorwasm.errors import CapacityExhausted, InternalError
 
 _HOST_MARGIN_BYTES: Final = 256 << 10  # Python frames below the guest, host functions above it
 _CALLBACK_FRAMES: Final = 12  # a callback, the handling of its error, and a signal handler on top
@@ -27,9 +29,12 @@ def require(stack_bytes: int) -> None:
 
     Raises:
         CapacityExhausted: the thread's stack is too small.
+        InternalError: the thread is on a fiber's stack: a host function that a fiber called runs another guest.
         RecursionError: too few Python frames are left for callbacks.
     """
     _descend(_CALLBACK_FRAMES)
+    if getattr(_checked, "fiber", False):
+        raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
     if getattr(_checked, "bytes", 0) >= stack_bytes:
         return
     size = _thread_stack_bytes()
@@ -39,6 +44,16 @@ def require(stack_bytes: int) -> None:
             "thread with a larger stack (threading.stack_size) or lower the sandbox's stack limit"
         )
     _checked.bytes = stack_bytes
+
+
+@contextmanager
+def on_fiber() -> Iterator[None]:
+    """Say that this thread runs on the stack of a fiber, which is large enough for its own guest and no other."""
+    _checked.fiber = True
+    try:
+        yield
+    finally:
+        _checked.fiber = False
 
 
 def _descend(frames: int) -> None:

@@ -31,7 +31,6 @@ WRITE: Final[dict[str, Any]] = {
 }
 _NO_RESULT: Final = 0
 _memory_name: Final = ctypes.create_string_buffer(b"memory")
-_trap_new: Final = capi.bind("wasmtime_trap_new")
 
 
 class SuspendedCall:
@@ -118,12 +117,6 @@ class WaitingFunction:
         if self._result is not None:
             self._result.from_address(wait.results_at + capi.VALUE_PAYLOAD_OFFSET).value = value
         wait.kind, wait.done = Kind.NOTHING, 1
-
-
-def trap_guest(wait: Wait) -> None:
-    """Let a suspended guest go on into a trap."""
-    ctypes.c_size_t.from_address(wait.trap_at).value = _trap_new(b"host", 4)
-    wait.kind, wait.done = Kind.NOTHING, 1
 
 
 def _elsewhere(body: Callable[..., Any], call: HostCall, *params: float) -> Steps:

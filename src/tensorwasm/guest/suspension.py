@@ -57,6 +57,7 @@ class WaitingCode:
     note_call: int
     note_finish: int
     complete: int
+    take: int
 
 
 class Mailbox(ctypes.Structure):
@@ -79,9 +80,12 @@ class Signal:
     Attributes:
         start: called with the address of a C function ``void function(void *argument)`` and the argument. Returns
             whether it will be called, once, on any thread, perhaps already; if not, there is nothing to wait for.
+        check: called now and then during the wait. Raises if the function may never be called, because a device that
+            has failed calls nobody; that ends the wait.
     """
 
     start: Callable[[int, int], bool]
+    check: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tensorwasm.guest.native.intrinsics import (
     call_u8,
     call_u64,
     compare_exchange_u64,
+    exchange_u64,
     load_u8,
     load_u32,
     load_u64,
@@ -152,6 +153,11 @@ def complete(wait: int) -> None:
         call_u64(load_u64(mailbox + MAILBOX.write), (descriptor, mailbox + MAILBOX.one, WORD))
 
 
+def take(mailbox: int) -> int:
+    """Empty a reactor's list; return the pad that was notified last, which points on to the one before."""
+    return exchange_u64(mailbox + MAILBOX.head, ZERO)
+
+
 _HOST: Final = ((uint64,) * 4, uint64)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, Any]]]] = {
     "suspend": (suspend, ((uint64,) * 8, types.void)),
@@ -159,6 +165,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, Any]]]] = {
     "note_call": (note_call, _HOST),
     "note_finish": (note_finish, _HOST),
     "complete": (complete, ((uint64,), types.void)),
+    "take": (take, ((uint64,), uint64)),
 }
 
 

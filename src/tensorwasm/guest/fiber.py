@@ -1,0 +1,269 @@
+"""A sandbox that runs as a fiber: while its guest waits, it holds no thread.
+
+wasmtime runs an asynchronous call on a stack of its own and gives a future; polling the future runs the guest until it
+waits in a host function, until its time slice is over, or to its end. Deleting the future unwinds what is on the stack.
+
+Source: wasmtime.h, ``wasmtime_func_call_async``, ``wasmtime_call_future_poll``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from tensorwasm.errors import InternalError
+from tensorwasm.gpu.pad import PadLayout, Wait
+from tensorwasm.guest import capi, codec, stack, wasi
+from tensorwasm.guest.engine import check_declared
+from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.module import CallPlan
+from tensorwasm.guest.state import GuestState
+from tensorwasm.guest.store import close_store, earlier, open_store, take_outcome
+from tensorwasm.guest.suspended import WaitingFunction
+from tensorwasm.guest.suspension import Kind, Steps
+from tensorwasm.guest.wasi import Output, WasiConfig
+from tensorwasm.values import Deadline, Limits
+
+SLICE_TICKS: Final = 1
+"""Ticks of the engine's clock that a guest runs before others get their turn."""
+
+_instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate_async")
+_call: Final = capi.bind("wasmtime_func_call_async")
+_poll: Final = capi.bind_releasing("wasmtime_call_future_poll")
+_delete: Final = capi.bind_releasing("wasmtime_call_future_delete")
+_set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
+# Returns nothing, though wasmtime.h says that it returns an error: whatever is in the register means nothing.
+_yield_at_epochs: Final = capi.bind("wasmtime_context_epoch_deadline_async_yield_and_update")
+_instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
+
+# One piece of memory a sandbox for what wasmtime writes while a future lives: instance, function, trap, error, values.
+_INSTANCE: Final = 0
+_FUNCTION: Final = capi.SIZES["wasmtime_instance_t"]
+_TRAP: Final = _FUNCTION + capi.SIZES["wasmtime_extern_t"]
+_ERROR: Final = _TRAP + 8
+_VALUES: Final = _ERROR + 8
+_VALUE: Final = struct.Struct(f"<B7xQ{capi.SIZES['wasmtime_val_t'] - 16}x")
+
+_abandoned: Final[list[Fiber]] = []
+"""Sandboxes whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
+
+
+class Fiber:
+    """One sandbox and the one call that it is made for. Not safe from several threads at once.
+
+    Whoever drives it calls `run` until that says that the call has ended, or raises how it did. In between the guest is
+    suspended: `waits` tells whether for its turn only, or for the steps of a host function, which are taken off the
+    fiber and end in an answer. Then, or at any time before, `stop` and `close`.
+
+    Attributes:
+        state: the sandbox.
+        values: results of the call, once it has ended.
+        wait: what the guest left in its pad when it was suspended.
+    """
+
+    __slots__ = (
+        "_call",
+        "_drain",
+        "_export",
+        "_frame",
+        "_future",
+        "_prepared",
+        "_spent_ns",
+        "_store",
+        "state",
+        "values",
+        "wait",
+    )
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        export: str,
+        args: Sequence[object],
+        *,
+        limits: Limits,
+        services: Mapping[str, object],
+        wasi_config: WasiConfig,
+        deadline: Deadline,
+        pad: PadLayout,
+        drain: Callable[[], bool] | None = None,
+    ) -> None:
+        """Make the sandbox, on the thread that will run it. Nothing of the guest runs yet.
+
+        Args:
+            prepared: the module, linked for fibers.
+            export: the exported function to call.
+            args: its arguments, as `tensorwasm.guest.codec` takes them.
+            limits: what the sandbox may use.
+            services: what host functions find with `HostCall.service`.
+            wasi_config: what the guest gets through WASI.
+            deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
+            pad: the sandbox's own; whoever made it recycles it once nothing can reach it any more.
+            drain: as in `tensorwasm.guest.instance.Instance`.
+
+        Raises:
+            CapacityExhausted: the pool is full.
+            TickerNotRunning: deadlines could not be kept.
+            MissingExport: no exported function of that name.
+            InvalidArgs: the arguments do not fit, or the WASI configuration holds something a guest cannot get.
+            ModuleMemoryTooLarge: the module declares more than the limits allow.
+            InternalError: the module is not linked for fibers.
+        """
+        if prepared.waiting is None:
+            raise InternalError("the module is not linked for fibers")
+        module = prepared.module
+        check_declared(module.preamble, limits)
+        self._prepared = prepared
+        self._export = export
+        self._drain = drain
+        self._spent_ns = 0
+        self._future = 0
+        self._frame = _make_frame(module.plan(export), args)
+        self._call = False
+        self.values: list[codec.Number] = []
+        self.wait: Wait = pad.wait
+        self.state = GuestState(module.engine, services, pad)
+        module.engine.reserve_slot()
+        self._store = open_store(self.state, limits)
+        try:
+            if prepared.needs_wasi:
+                self.state.wasi = wasi.attach(self.state, wasi_config, limits.output_bytes)
+            self._begin(deadline, limits.wall_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def stdout(self) -> Output | None:
+        """Standard output, None for a module that does not use WASI."""
+        return self.state.wasi.stdout if self.state.wasi else None
+
+    @property
+    def stderr(self) -> Output | None:
+        """Standard error, None for a module that does not use WASI."""
+        return self.state.wasi.stderr if self.state.wasi else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the guest, which is suspended, cannot go on before a host function has answered."""
+        return self.wait.kind != Kind.NOTHING and not self.wait.done
+
+    def run(self) -> bool:
+        """Run the guest until it is suspended or has ended. Drops the GIL meanwhile.
+
+        Returns:
+            Whether the call has ended; then `values` holds its results, none after ``proc_exit(0)``.
+
+        Raises:
+            CapacityExhausted: the pool is full, or the system has no memory for the sandbox.
+            GuestTrap: the guest trapped.
+            GuestExit: the guest exited with a code other than 0.
+            TensorWasmError: what a host function raised.
+        """
+        started_ns = time.monotonic_ns()
+        try:
+            with stack.on_fiber():
+                if not _poll(self._future):
+                    return False
+        finally:
+            self._spent_ns += time.monotonic_ns() - started_ns
+        self._forget_future()
+        left = take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
+        if self._call or left:
+            self.values = [] if left else self._results()
+            return True
+        self._start_call()
+        return False
+
+    def steps(self) -> tuple[WaitingFunction, Steps]:
+        """Return the host function that the guest waits for, and the steps to its answer."""
+        waiting = self._prepared.waiting
+        function = waiting[self.wait.function] if waiting is not None else None
+        if function is None:
+            raise InternalError("the module is not linked for fibers")
+        return function, function.begin(self.state, self.wait)
+
+    def stop(self) -> None:
+        """Unwind what is on the fiber's stack; the guest never runs again. A second call does nothing."""
+        if self._future:
+            self._forget_future()
+
+    def close(self) -> bool:
+        """Free everything and give the slot back. A second call does nothing. Blocks as long as ``drain`` does.
+
+        Returns:
+            False if something outside may still reach the sandbox's memory: then it is kept for good, its pad too.
+        """
+        self.stop()
+        store, self._store = self._store, 0
+        if not store:
+            return True
+        if self._drain is not None:
+            _abandoned.append(self)  # until the drain has said otherwise, should it raise
+            if not self._drain():
+                return False
+            _abandoned.remove(self)
+        self.state.close()
+        close_store(store, self._spent_ns)
+        self.state.engine.release_slot()
+        return True
+
+    def _begin(self, deadline: Deadline, wall_s: float) -> None:
+        state, frame = self.state, ctypes.addressof(self._frame)
+        state.engine.require_ticker()
+        started_ns = time.monotonic_ns()
+        state.arm(started_ns, earlier(deadline, started_ns, wall_s))
+        _set_epoch_deadline(state.context, SLICE_TICKS)
+        _yield_at_epochs(state.context, SLICE_TICKS)
+        self._future = _instantiate(
+            self._prepared.address, state.context, frame + _INSTANCE, frame + _TRAP, frame + _ERROR
+        )
+
+    def _start_call(self) -> None:
+        state, frame = self.state, ctypes.addressof(self._frame)
+        plan, name = self._prepared.module.plan(self._export), self._export.encode()
+        self._call = True
+        state.instance = (ctypes.c_char * _FUNCTION).from_buffer(self._frame)
+        if not _instance_export_get(state.context, frame + _INSTANCE, name, len(name), frame + _FUNCTION):
+            raise InternalError(f"the export {self._export[:80]!r} vanished")
+        memory = self._prepared.module.exports.get("memory")
+        if memory is not None and memory.kind == "memory":
+            _ = (
+                state.memory
+            )  # found now: compiled host functions want it, and Python must not look while it is suspended
+        args_at, results_at = frame + _VALUES, frame + _VALUES + len(plan.params) * _VALUE.size
+        self._future = _call(
+            state.context,
+            frame + _FUNCTION + capi.EXTERN_PAYLOAD_OFFSET,
+            args_at,
+            len(plan.params),
+            results_at,
+            len(plan.results),
+            frame + _TRAP,
+            frame + _ERROR,
+        )
+
+    def _results(self) -> list[codec.Number]:
+        plan = self._prepared.module.plan(self._export)
+        at = _VALUES + len(plan.params) * _VALUE.size
+        cells = [_VALUE.unpack_from(self._frame, at + index * _VALUE.size)[1] for index in range(len(plan.results))]
+        return codec.decode(plan.results, cells)
+
+    def _word(self, offset: int) -> ctypes.c_size_t:
+        return ctypes.c_size_t.from_buffer(self._frame, offset)
+
+    def _forget_future(self) -> None:
+        future, self._future = self._future, 0
+        _delete(future)
+
+
+def _make_frame(plan: CallPlan, args: Sequence[object]) -> ctypes.Array[ctypes.c_char]:
+    """Return room for what wasmtime writes, with the arguments in place."""
+    bits = codec.encode(plan.params, args)
+    frame = ctypes.create_string_buffer(_VALUES + (len(plan.params) + len(plan.results)) * _VALUE.size)
+    for index, (kind, value) in enumerate(zip(plan.params, bits, strict=True)):
+        _VALUE.pack_into(frame, _VALUES + index * _VALUE.size, capi.VALUE_KINDS[kind], value)
+    return frame

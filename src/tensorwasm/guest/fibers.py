@@ -1,0 +1,486 @@
+"""The reactor: one thread that runs any number of guests as fibers.
+
+It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait: steps that wait
+for a device are resumed by the device's own notification, sleeps by a timer, work that takes long is done on a few
+other threads. A guest that does not wait is suspended when its time slice is over and goes to the back.
+
+A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
+not the device (``drain`` sees to that), not a notification that has yet to arrive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from tensorwasm.errors import GuestTrap, InternalError
+from tensorwasm.guest import traps
+from tensorwasm.guest.fiber import Fiber
+from tensorwasm.guest.mailbox import Inbox
+from tensorwasm.guest.native.pads import recycle_pad
+from tensorwasm.guest.state import as_raised
+from tensorwasm.guest.suspended import WaitingFunction
+from tensorwasm.guest.suspension import Signal, Sleep, Steps, Wait, WaitingCode, Work
+
+THREADS: Final = 8
+"""Threads for work that takes long."""
+BATCH: Final = 64
+"""Guests that are polled between two looks at what has arrived."""
+BATCH_NS: Final = 2_000_000
+"""Longest time between two such looks, but for one slice of a guest."""
+STALE_TIMERS: Final = 1024
+"""Timers of guests that have ended are swept out when there are so many, and as many as the rest."""
+
+_log = logging.getLogger(__name__)
+PULSE_S: Final = 0.5
+"""How often one of the guests that wait for a device looks whether it has failed: then it notifies nobody."""
+
+
+class Job(Protocol):
+    """What somebody wants a reactor to run. Its methods are called once each; what they raise is logged."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `finish` may wait, so that it is called on another thread."""
+
+    def begin(self) -> Fiber:
+        """Return the sandbox; called on the reactor's thread."""
+
+    def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
+        """Take the outcome and close the sandbox.
+
+        Args:
+            fiber: what `begin` returned, None if that raised.
+            error: how the call ended, None if it returned.
+
+        Returns:
+            Whether nothing but the reactor may still reach the sandbox's pad.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FiberStatistics:
+    """A snapshot of a reactor.
+
+    Attributes:
+        running: guests that can go on.
+        waiting: guests that wait: for a device, a time, or work on another thread.
+        wakes: how often the reactor's thread was woken.
+        polls: how often a guest was run.
+        notifications: how often a device told that a guest's work had ended.
+        orphans: pads that wait for a notification which outlives their guests.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    wakes: int = 0
+    polls: int = 0
+    notifications: int = 0
+    orphans: int = 0
+
+
+class Task:
+    """A job on a reactor. Opaque to everybody else.
+
+    Attributes:
+        fiber: the sandbox, once it is made.
+        error: how the call ended; the first one counts.
+        steps: of the host function that the guest waits for, and that function.
+        signal: what the guest waits for, if that is a notification.
+        notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
+        asleep: number of the timer that ends a sleep, 0 without.
+        working: another thread takes a step.
+        over: the guest will not run again.
+        gone: its sandbox is closed, and nothing but a notification may still reach its pad.
+    """
+
+    __slots__ = ("asleep", "error", "fiber", "gone", "job", "notified_at", "over", "signal", "steps", "working")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.fiber: Fiber | None = None
+        self.error: BaseException | None = None
+        self.steps: tuple[WaitingFunction, Steps] | None = None
+        self.signal: Signal | None = None
+        self.notified_at = 0
+        self.asleep = 0
+        self.working = False
+        self.over = False
+        self.gone = False
+
+
+class Reactor:
+    """Runs guests as fibers on a thread of its own. Any thread may use it."""
+
+    def __init__(self, code: WaitingCode) -> None:
+        """Start the thread.
+
+        Args:
+            code: the compiled functions.
+
+        Raises:
+            InternalError: the system has no descriptor left.
+        """
+        self._code = code
+        self._inbox = Inbox(code)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._ready: deque[Task] = deque()
+        self._tasks: set[Task] = set()
+        self._notified: dict[int, Task] = {}
+        self._timers: list[tuple[int, int, Task | None]] = []
+        self._stale = 0
+        self._pulse = 0
+        self._numbers = itertools.count(1)
+        self._held: dict[Hashable, Any] = {}
+        self._stack = ExitStack()
+        self._closing = False
+        self._polls = 0
+        self._notifications = 0
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
+        self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a thread that runs a guest must not be ended by the interpreter's end
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the reactor's thread, which must not wait for it."""
+        return threading.get_ident() == self._thread.ident
+
+    def spawn(self, job: Job) -> Task:
+        """Run a job; return at once.
+
+        Raises:
+            InternalError: the reactor is closed, or a host function of one of its guests called this.
+        """
+        if self.here:
+            raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
+        if self._closing:
+            raise InternalError("the reactor is closed")
+        task = Task(job)
+        self._call(partial(self._begin, task))
+        return task
+
+    def cancel(self, task: Task) -> None:
+        """End a job's guest, wherever it is; its outcome is `GuestTrap` named ``cancelled``."""
+        self._call(partial(self._end, task, _cancelled("the sandbox was cancelled")))
+
+    def hold(self, key: Hashable, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Enter a context on the reactor's thread, where this must be called, once a key, until the reactor closes."""
+        if key not in self._held:
+            self._held[key] = self._stack.enter_context(make())
+
+    def statistics(self) -> FiberStatistics:
+        """Return a snapshot."""
+        ready, tasks = len(self._ready), list(self._tasks)
+        return FiberStatistics(
+            running=ready,
+            waiting=max(0, sum(not task.over for task in tasks) - ready),
+            wakes=self._inbox.wakes,
+            polls=self._polls,
+            notifications=self._notifications,
+            orphans=sum(task.gone for task in list(self._notified.values())),
+        )
+
+    def close(self) -> None:
+        """End every guest, wait until all have gone, and end the thread. A second call does nothing."""
+        if not self._closing:
+            self._closing = True
+            self._call(self._end_all)
+        if not self.here:
+            self._thread.join()
+            self._pool.shutdown()
+            atexit.unregister(self.close)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _serve(self) -> None:
+        while self._tasks or self._calls or not self._closing:
+            self._inbox.wait(self._patience_s())
+            self._take_calls()
+            self._take_notifications()
+            self._take_timers()
+            self._run_some()
+        self._stack.close()
+        self._inbox.close(len(self._notified))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        self._calls.append(function)
+        if not self.here:
+            self._inbox.wake()
+
+    def _patience_s(self) -> float | None:
+        if self._ready or self._calls:
+            return 0.0
+        if not self._timers:
+            return None
+        return max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9)
+
+    def _take_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+    def _take_notifications(self) -> None:
+        for address in self._inbox.take():
+            self._notifications += 1
+            task = self._notified.pop(address)
+            task.notified_at = 0
+            if task.gone:
+                _recycle(task)
+            elif not task.over and task.signal is not None:
+                task.signal = None
+                self._step(task, None)
+
+    def _take_timers(self) -> None:
+        now_ns = time.monotonic_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
+            _, number, task = heapq.heappop(self._timers)
+            if task is None:
+                self._feel_pulse()
+            elif task.asleep != number:
+                self._check_time(task)
+            else:
+                task.asleep = 0
+                self._step(task, None)
+
+    def _run_some(self) -> None:
+        until_ns = time.monotonic_ns() + BATCH_NS
+        for _ in range(min(BATCH, len(self._ready))):
+            self._run(self._ready.popleft())
+            if time.monotonic_ns() > until_ns:
+                return
+
+    # ---------------------------------------------------------------- a guest's life
+
+    def _begin(self, task: Task) -> None:
+        if task.over:  # cancelled before it began
+            return
+        self._tasks.add(task)
+        if self._closing:
+            self._end(task, _cancelled("the runtime was closed"))
+            return
+        try:
+            fiber = task.fiber = task.job.begin()
+        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+            self._end(task, error)
+            return
+        fiber.wait.queue = self._inbox.address
+        if fiber.state.deadline_ns is not None:
+            self._add_timer(fiber.state.deadline_ns, task)
+        self._ready.append(task)
+
+    def _run(self, task: Task) -> None:
+        fiber = task.fiber
+        if fiber is None or task.over:
+            return
+        self._polls += 1
+        try:
+            ended = fiber.run()
+        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+            self._end(task, error)
+            return
+        if ended:
+            self._end(task, None)
+        elif fiber.waits:
+            self._start_steps(task, fiber)
+        elif self._check_time(task):
+            self._ready.append(task)
+
+    def _start_steps(self, task: Task, fiber: Fiber) -> None:
+        try:
+            task.steps = fiber.steps()
+        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+            self._end(task, error)
+            return
+        self._step(task, None)
+
+    def _step(self, task: Task, value: Any, error: BaseException | None = None) -> None:
+        """Take steps until one has to wait, or the host function has answered or failed."""
+        fiber, steps = task.fiber, task.steps
+        if fiber is None or steps is None or task.over:
+            return
+        function, generator = steps
+        try:
+            while True:
+                wait: Wait = generator.send(value) if error is None else generator.throw(error)
+                value, error = None, None
+                try:
+                    if _STARTERS[type(wait)](self, task, wait):
+                        return
+                except Exception as raised:  # noqa: BLE001 - the steps decide what it means
+                    error = raised
+        except StopIteration as ended:
+            function.answer(fiber.wait, ended.value)
+        except BaseException as raised:  # noqa: BLE001 - it ends the guest's call
+            self._end(task, as_raised(raised, function.label))
+        task.steps = None
+        if self._check_time(task):
+            self._ready.append(task)
+
+    def _check_time(self, task: Task) -> bool:
+        """End a guest whose deadline has passed, or whose output could not be taken; return whether it goes on."""
+        if task.over or task.fiber is None:
+            return False
+        try:
+            task.fiber.state.check()
+        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+            self._end(task, error)
+            return False
+        return True
+
+    # ---------------------------------------------------------------- waiting
+
+    def _start_signal(self, task: Task, wait: Signal) -> bool:
+        fiber = task.fiber
+        if fiber is None or task.notified_at:
+            raise InternalError("a guest waits for a second notification before the first")
+        address = _address_of(fiber)
+        self._notified[address], task.notified_at, task.signal = task, address, wait
+        started = False
+        try:
+            started = wait.start(self._code.complete, address)
+        finally:
+            if not started:
+                del self._notified[address]
+                task.notified_at, task.signal = 0, None
+            elif not self._pulse:
+                self._pulse = self._add_timer(_later_ns(PULSE_S), None)
+        return started
+
+    def _start_sleep(self, task: Task, wait: Sleep) -> bool:
+        task.asleep = self._add_timer(_later_ns(wait.seconds), task)
+        return True
+
+    def _start_work(self, task: Task, wait: Work) -> bool:
+        task.working = True
+        self._elsewhere(partial(self._work, task, wait))
+        return True
+
+    def _work(self, task: Task, wait: Work) -> None:
+        value, error = None, None
+        try:
+            value = wait.function()
+        except BaseException as raised:  # noqa: BLE001 - the steps decide what it means
+            error = raised
+        self._call(partial(self._worked, task, value, error))
+
+    def _worked(self, task: Task, value: Any, error: BaseException | None) -> None:
+        task.working = False
+        if task.over:
+            self._finish(task)
+        else:
+            self._step(task, value, error)
+
+    def _feel_pulse(self) -> None:
+        """Have one guest look whether its device has failed, and if so, all: those whose device has are told."""
+        waiting = [task for task in self._notified.values() if task.signal is not None and not task.over]
+        self._pulse = self._add_timer(_later_ns(PULSE_S), None) if waiting else 0
+        if waiting and _failure(waiting[0]) is not None:
+            for task in waiting:
+                error = _failure(task)
+                if error is not None:
+                    task.signal = None
+                    self._step(task, None, error)
+
+    def _add_timer(self, at_ns: int, task: Task | None) -> int:
+        if self._stale > max(STALE_TIMERS, len(self._timers) // 2):
+            self._timers = [timer for timer in self._timers if timer[2] is None or not timer[2].over]
+            heapq.heapify(self._timers)
+            self._stale = 0
+        number = next(self._numbers)
+        heapq.heappush(self._timers, (at_ns, number, task))
+        return number
+
+    # ---------------------------------------------------------------- the end
+
+    def _end(self, task: Task, error: BaseException | None) -> None:
+        """The guest runs no more. Its sandbox goes once no other thread is at work in its memory."""
+        if task.over:
+            return
+        task.over, task.error, task.signal = True, error, None
+        self._stale += 1
+        if task.fiber is not None:
+            task.fiber.stop()
+        if task.steps is not None:
+            task.steps[1].close()
+            task.steps = None
+        if not task.working:
+            self._finish(task)
+
+    def _end_all(self) -> None:
+        for task in list(self._tasks):
+            self._end(task, _cancelled("the runtime was closed"))
+
+    def _finish(self, task: Task) -> None:
+        if task.job.blocks:
+            self._elsewhere(partial(self._close_sandbox, task))
+        else:
+            self._close_sandbox(task)
+
+    def _close_sandbox(self, task: Task) -> None:
+        released = False
+        try:
+            released = task.job.finish(task.fiber, task.error)
+        except BaseException:  # noqa: BLE001 - the reactor goes on
+            _log.exception("a job failed to take the outcome of its guest")
+        self._call(partial(self._forget, task, released))
+
+    def _forget(self, task: Task, released: bool) -> None:  # noqa: FBT001 - the answer of a job
+        self._tasks.discard(task)
+        task.gone = released
+        if released and not task.notified_at:
+            _recycle(task)
+
+    def _elsewhere(self, function: Callable[[], None]) -> None:
+        try:
+            self._pool.submit(function)
+        except RuntimeError:  # the interpreter is about to end and takes no more work
+            function()
+
+
+_STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
+    Signal: Reactor._start_signal,  # noqa: SLF001 - the table of the class above
+    Sleep: Reactor._start_sleep,  # noqa: SLF001
+    Work: Reactor._start_work,  # noqa: SLF001
+}
+"""How each kind of wait begins; whether the guest has to wait at all."""
+
+_LONGEST_S: Final = 1e9
+
+
+def _later_ns(seconds: float) -> int:
+    return time.monotonic_ns() + int(min(seconds, _LONGEST_S) * 1e9)
+
+
+def _failure(task: Task) -> Exception | None:
+    if task.signal is not None:
+        try:
+            task.signal.check()
+        except Exception as error:  # noqa: BLE001 - the steps decide what it means
+            return error
+    return None
+
+
+def _address_of(fiber: Fiber) -> int:
+    return ctypes.addressof(fiber.wait)
+
+
+def _recycle(task: Task) -> None:
+    if task.fiber is not None and task.fiber.state.pad is not None:
+        recycle_pad(task.fiber.state.pad)
+    task.fiber = None
+
+
+def _cancelled(why: str) -> GuestTrap:
+    return GuestTrap(f"{traps.CANCELLED}: {why}", traps.CANCELLED)

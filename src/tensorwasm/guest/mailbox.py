@@ -1,0 +1,82 @@
+"""Where notifications of ended work arrive, from any thread, and how they wake the thread that waits for them.
+
+A device calls the compiled `complete` with the address of a pad's `Wait`: it puts that on a list without a lock, and
+writes to an eventfd if the list was empty, so that one wake serves many. Nobody polls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tensorwasm.errors import InternalError
+from tensorwasm.gpu.pad import Wait
+from tensorwasm.guest.suspension import Mailbox, WaitingCode
+
+_libc: Final = ctypes.CDLL(None)
+_kept: Final[list[Mailbox]] = []
+"""Mailboxes whose notifications have not all arrived when they were closed: a device may write to them at any time."""
+
+
+class Inbox:
+    """A mailbox and the thread that waits at it. `wake` and `complete` are for any thread, the rest for that one.
+
+    Attributes:
+        wakes: how often the thread was woken.
+    """
+
+    def __init__(self, code: WaitingCode) -> None:
+        """Open the descriptors.
+
+        Args:
+            code: the compiled functions.
+
+        Raises:
+            InternalError: the system has no descriptor left.
+        """
+        try:
+            self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._epoll = select.epoll()
+        except OSError as error:
+            raise InternalError(f"nothing to wait at: {error.strerror}") from error
+        self._epoll.register(self._descriptor, select.EPOLLIN)
+        self._mailbox = Mailbox(
+            write=ctypes.cast(_libc.write, ctypes.c_void_p).value or 0, descriptor=self._descriptor, one=1
+        )
+        self._take: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(code.take)
+        self.address = ctypes.addressof(self._mailbox)
+        self.wakes = 0
+
+    def wake(self) -> None:
+        """Have `wait` return, now or when it is called next."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until something arrives.
+
+        Args:
+            seconds: at most; None for ever, 0 only looks.
+        """
+        if self._epoll.poll(seconds):
+            os.eventfd_read(self._descriptor)
+            self.wakes += 1
+
+    def take(self) -> Iterator[int]:
+        """Return the addresses that arrived since the last time, in order."""
+        found = []
+        address = self._take(self.address)
+        while address:
+            found.append(address)
+            address = Wait.from_address(address).next
+        return reversed(found)
+
+    def close(self, outstanding: int) -> None:
+        """Close the descriptors, unless notifications are still to come: then they stay open for good."""
+        if outstanding:
+            _kept.append(self._mailbox)
+            return
+        self._epoll.close()
+        os.close(self._descriptor)
