@@ -1,24 +1,24 @@
 """The CUDA device: `tensorwasm.gpu.device.Device` on the driver API.
 
 What its parts share, and what a failure means, is in `tensorwasm.gpu.cuda.core`; here are memory, modules, streams and
-launches, and the end of all of it.
+launches.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from tensorwasm.errors import InternalError, InvokeTimeout, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.closing import Closing
 from tensorwasm.gpu.cuda.context import Context, bound
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.events import CudaEvents
 from tensorwasm.gpu.cuda.functions import Geometry, LoadedKernels
 from tensorwasm.gpu.cuda.graphs import CudaGraphs
 from tensorwasm.gpu.cuda.handles import CudaStream
-from tensorwasm.gpu.cuda.ledger import Ranges
 from tensorwasm.gpu.cuda.memory import DeviceMemory
 from tensorwasm.gpu.cuda.modules import Compiler
 from tensorwasm.gpu.cuda.native import CudaNative
@@ -30,9 +30,6 @@ from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.facets import LoadedModule, Stream
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
-
-_CLOSE_LIMIT_S: Final = 1.0
-"""How long `CudaDevice.close` waits for work that still runs."""
 
 
 class CudaDevice:
@@ -337,65 +334,13 @@ class CudaDevice:
         if not core.context.lost and not core.stale():
             try:
                 with bound(core.context):
-                    nothing_left = self._give_everything_back()
+                    nothing_left = Closing(core, self._memory, self.pools, self.graphs).run()
                 if nothing_left:
                     core.context.close()
             except DriverFailure as failure:
                 core.note_kept(failure)
                 core.judge(failure)
         core.streams.close()
-
-    def _give_everything_back(self) -> bool:
-        """Release all that is live, once nothing can be using it, and return whether the driver took all of it.
-
-        What it did not take stays in the books.
-        """
-        core, books = self._core, self._core.ledger
-        limit = Deadline.after(_CLOSE_LIMIT_S)
-        for stream in list(books.streams):
-            self.graphs.abandon(stream)
-        ended = all(core.streams.wait(stream, limit) for stream in list(books.streams))
-        if not ended or not core.streams.wait_for_own(limit):
-            core.context.lose("a kernel was still running when the device was closed")
-            return False
-        self._empty(books.registrations, lambda start, _: core.release("cuMemHostUnregister", start))
-        self._empty(books.managed, lambda start, _: core.release("cuMemFree", start))
-        self._empty(books.mapped, lambda start, size: core.release("cuMemUnmap", start, size))
-        self._empty(books.reserved, lambda start, size: core.release("cuMemAddressFree", start, size))
-        self._empty(books.pooled, lambda start, _: self.pools.release(start))
-        self._empty(books.allocations, lambda start, _: self._memory.release(start))
-        self._each(books.graphs, lambda item: core.release("cuGraphExecDestroy", item.handle))
-        self._each(books.events, lambda item: core.release("cuEventDestroy", item.handle))
-        self._each(books.modules, lambda item: core.release("cuModuleUnload", item.handle))
-        if not books.pooled.live():  # else the driver would keep the pools for what it did not take back
-            self._each(books.pools, self.pools.destroy)
-        self._each(books.streams, core.destroy_stream)
-        core.streams.wait_for_own(limit)
-        own = [not books.allocations.live() and self._released(self._memory.close)]
-        own += [self._released(core.destroy_stream, stream) for stream in core.streams.own()]
-        core.streams.forget()
-        return all(own) and books.empty()
-
-    def _empty(self, ranges: Ranges, release: Callable[[int, int], object]) -> None:
-        for start in ranges.live():
-            if self._released(release, start, ranges.size(start)):
-                ranges.take(start)
-
-    def _each(self, live: set[Any], release: Callable[[Any], object]) -> None:
-        for item in list(live):
-            if self._released(release, item):
-                live.discard(item)
-
-    def _released(self, release: Callable[..., object], *args: Any) -> bool:
-        """Return whether the driver took it back; once the device is lost it is not asked."""
-        if self._core.context.lost:
-            return False
-        try:
-            release(*args)
-        except DriverFailure as failure:
-            self._core.judge(failure)
-            return False
-        return True
 
     def _forget(self) -> None:
         """Forget what another library's reset took, none of which was a caller's."""

@@ -19,6 +19,7 @@ import tensorwasm.gpu.cuda
 from fakes.driver import ENTRY_POINTS, FakeDriver
 from fakes.driver_memory import GRANULARITY
 from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, LimitError, TensorWasmError
+from tensorwasm.gpu.cuda import streams
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.facets import Advice
@@ -48,6 +49,12 @@ ASKING = {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemPoolTri
 def without(fake: FakeDriver, *attributes: str) -> FakeDriver:
     fake.attributes |= dict.fromkeys(attributes, 0)
     return fake
+
+
+@pytest.fixture(autouse=True)
+def no_spin(monkeypatch):
+    """Let a wait ask the driver once, so that every life makes the same calls."""
+    monkeypatch.setattr(streams, "_SPIN_NS", 0)
 
 
 # ---------------------------------------------------------------------- what is done, each on a device of its own turn
