@@ -21,7 +21,7 @@ from tensorwasm.guest.engine import check_declared
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.state import GuestState
-from tensorwasm.guest.store import close_store, earlier, open_store, take_outcome
+from tensorwasm.guest.store import close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.suspended import WaitingFunction
 from tensorwasm.guest.suspension import Kind, Steps
 from tensorwasm.guest.wasi import Output, WasiConfig
@@ -32,6 +32,7 @@ SLICE_TICKS: Final = 1
 
 _instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate_async")
 _call: Final = capi.bind("wasmtime_func_call_async")
+_poll_quickly: Final = capi.bind("wasmtime_call_future_poll")
 _poll: Final = capi.bind_releasing("wasmtime_call_future_poll")
 _delete: Final = capi.bind_releasing("wasmtime_call_future_delete")
 _set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
@@ -71,6 +72,7 @@ class Fiber:
         "_frame",
         "_future",
         "_prepared",
+        "_quick",
         "_spent_ns",
         "_store",
         "state",
@@ -123,6 +125,7 @@ class Fiber:
         self._future = 0
         self._frame = _make_frame(module.plan(export), args)
         self._call = False
+        self._quick = is_quick(module)
         self.values: list[codec.Number] = []
         self.wait: Wait = pad.wait
         self.state = GuestState(module.engine, services, pad)
@@ -163,20 +166,27 @@ class Fiber:
             GuestExit: the guest exited with a code other than 0.
             TensorWasmError: what a host function raised.
         """
-        started_ns = time.monotonic_ns()
-        try:
-            with stack.on_fiber():
-                if not _poll(self._future):
-                    return False
-        finally:
-            self._spent_ns += time.monotonic_ns() - started_ns
-        self._forget_future()
+        if not self._call:
+            if not self._advance(_poll_quickly if self._quick else _poll):
+                return False
+            if take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value):
+                return True
+            self._start_call()
+        if not self._advance(_poll):
+            return False
         left = take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
-        if self._call or left:
-            self.values = [] if left else self._results()
-            return True
-        self._start_call()
-        return False
+        self.values = [] if left else self._results()
+        return True
+
+    def _advance(self, poll: Callable[[int], bool]) -> bool:
+        """Let the future go on; return whether it is done, and then free it."""
+        started_ns = time.monotonic_ns()
+        with stack.on_fiber():
+            done = poll(self._future)
+        self._spent_ns += time.monotonic_ns() - started_ns
+        if done:
+            self.stop()
+        return done
 
     def steps(self) -> tuple[WaitingFunction, Steps]:
         """Return the host function that the guest waits for, and the steps to its answer."""
@@ -188,8 +198,9 @@ class Fiber:
 
     def stop(self) -> None:
         """Unwind what is on the fiber's stack; the guest never runs again. A second call does nothing."""
-        if self._future:
-            self._forget_future()
+        future, self._future = self._future, 0
+        if future:
+            _delete(future)
 
     def close(self) -> bool:
         """Free everything and give the slot back. A second call does nothing. Blocks as long as ``drain`` does.
@@ -254,10 +265,6 @@ class Fiber:
 
     def _word(self, offset: int) -> ctypes.c_size_t:
         return ctypes.c_size_t.from_buffer(self._frame, offset)
-
-    def _forget_future(self) -> None:
-        future, self._future = self._future, 0
-        _delete(future)
 
 
 def _make_frame(plan: CallPlan, args: Sequence[object]) -> ctypes.Array[ctypes.c_char]:

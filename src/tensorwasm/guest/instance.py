@@ -19,12 +19,11 @@ from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import ON_EPOCH, GuestState
-from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, open_store, take_outcome
+from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.wasi import Output, WasiConfig
-from tensorwasm.values import MIB, Deadline, Limits
+from tensorwasm.values import Deadline, Limits
 from tensorwasm.wasm.preamble import Export
 
-_QUICK_BYTES: Final = MIB
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _NO_WASI: Final = WasiConfig()
 
@@ -222,7 +221,7 @@ class Instance:
         _store_epoch_callback(self._store, ON_EPOCH, self._state.token, None)
 
     def _instantiate(self, deadline: Deadline | None) -> None:
-        quick = not self.module.preamble.has_start and self.module.size_bytes < _QUICK_BYTES
+        quick = is_quick(self.module)
         instance = ctypes.create_string_buffer(capi.SIZES["wasmtime_instance_t"])
         context = self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
         try:

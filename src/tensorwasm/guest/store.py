@@ -9,13 +9,15 @@ from typing import Final
 from tensorwasm.errors import CapacityExhausted, GuestExit, GuestTrap
 from tensorwasm.guest import capi, traps
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES
+from tensorwasm.guest.module import Module
 from tensorwasm.guest.state import STATES, GuestState
-from tensorwasm.values import Deadline, Limits
+from tensorwasm.values import MIB, Deadline, Limits
 
 START_CEILING_S: Final = 30.0
 """Longest that a start function may run."""
 
 _QUICK_NS: Final = 1_000_000  # a guest that ran longer may have touched so much memory that freeing it takes long
+_QUICK_BYTES: Final = MIB
 _REFUSALS: Final = (  # wasmtime's words; slots are counted and mappings reserved before, so this is a second line
     ("maximum concurrent", "the pool is full; try again later"),
     ("os error 12", "the system has no memory, or this process no mappings left (vm.max_map_count); try again later"),
@@ -46,6 +48,11 @@ def close_store(store: int, spent_ns: int) -> None:
         spent_ns: how long its guest ran.
     """
     (_store_delete if spent_ns < _QUICK_NS else _store_delete_slowly)(store)
+
+
+def is_quick(module: Module) -> bool:
+    """Return whether instantiating runs nothing of the guest and copies little, so that it may keep the GIL."""
+    return not module.preamble.has_start and module.size_bytes < _QUICK_BYTES
 
 
 def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) -> bool:
