@@ -18,7 +18,9 @@
     │   ├── KernelArgsUnsupported  more arguments than a launch may carry, or a shape argv cannot express
     │   ├── InvalidPointer       a region outside linear memory
     │   ├── InvalidHandle        no such device buffer, stream, event or graph
-    │   └── LaunchRefused        a pointer that is not the caller's, or misaligned: the device never saw it
+    │   ├── LaunchRefused        a pointer that is not the caller's, or misaligned: the device never saw it
+    │   ├── NotSupported         this kind of memory, or this device, cannot do that
+    │   └── TooLarge             more memory at once than there can be (requested, limit)
     ├── GuestError               the guest program's own doing
     │   ├── GuestTrap            a Wasm trap
     │   ├── GuestExit            proc_exit with a code other than 0
@@ -173,6 +175,30 @@ class LaunchRefused(CallerError):
     """A kernel argument is a pointer that is not the caller's, or misaligned. The device never saw it."""
 
     kind = "launch_failed"
+
+
+class NotSupported(CallerError):
+    """This kind of memory, or this device, cannot do that; the message names both."""
+
+    kind = "not_supported"
+
+
+class TooLarge(CallerError):
+    """More memory at once than there can be.
+
+    Attributes:
+        requested_bytes: asked for.
+        limit_bytes: the most there can be.
+    """
+
+    kind = "too_large"
+    http_status = 413
+
+    def __init__(self, requested_bytes: int, limit_bytes: int) -> None:
+        """Remember both; the text says them too."""
+        super().__init__(f"{requested_bytes} bytes at once: at most {limit_bytes}")
+        self.requested_bytes = requested_bytes
+        self.limit_bytes = limit_bytes
 
 
 class GuestError(TensorWasmError):
