@@ -1,0 +1,403 @@
+"""A buffer that a device's kernels reach, over memory of any kind.
+
+A buffer checks sizes and ranges, charges an account, and gives everything back. It does not order the host's accesses
+behind a device's: whoever has work in flight on it waits for that work first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Self
+
+from tensorwasm.errors import InternalError, InvalidArgs, NotSupported, TooLarge
+from tensorwasm.gpu.accounts import Account, Reservation
+from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.facets import Advice, Stream
+from tensorwasm.gpu.memory import pages
+from tensorwasm.gpu.memory.backings import KINDS, BufferKind, KindTraits
+from tensorwasm.values import NEVER, Region
+
+_SECRET: Final = secrets.token_bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a buffer can do.
+
+    Attributes:
+        host: the host reads and writes it in place.
+        grows: it can grow in place.
+        hints: advice and prefetching may have an effect; elsewhere they do nothing and return False.
+    """
+
+    host: bool
+    grows: bool
+    hints: bool
+
+
+class UnifiedBuffer:
+    """Memory of one kind on one device, zero when it is made. Safe from any thread.
+
+    Kinds: ``device``, the device's own, which the host reaches by copies; ``pinned``, pages of the host that are
+    registered; ``managed``, which moves; ``vmm``, a reserved range that is mapped as it grows.
+
+    A buffer belongs to whoever made it and lives until `close`: one that is merely forgotten keeps its memory and its
+    charge. Make one with `allocate`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kind: BufferKind,
+        size_bytes: int,
+        capacity_bytes: int,
+        account: Account | None,
+        drained: Callable[[], bool] | None,
+    ) -> None:
+        """Make a buffer of checked sizes; see `allocate`."""
+        self._device = device
+        self._kind: Final = kind
+        self._traits: Final[KindTraits] = KINDS[kind]
+        self._account = account
+        self._drained = drained
+        self._turn = threading.RLock()
+        self._reservations: list[Reservation] = []
+        self._stream: Stream | None = None
+        self._views: list[weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = []
+        self._closing = self._closed = False
+        self._capacity_bytes = capacity_bytes
+        with self._charged(self._held_bytes(size_bytes)):
+            self._backing = self._traits.open(device, size_bytes, capacity_bytes)
+        self._address = self._backing.address
+        self._size_bytes = size_bytes
+
+    @classmethod
+    def allocate(
+        cls,
+        device: Device,
+        size_bytes: int,
+        kind: BufferKind,
+        *,
+        capacity_bytes: int | None = None,
+        account: Account | None = None,
+        drained: Callable[[], bool] | None = None,
+    ) -> Self:
+        """Return a new buffer of zeros.
+
+        Args:
+            device: outlives the buffer.
+            size_bytes: at least 1.
+            kind: of memory.
+            capacity_bytes: up to where it may grow in place, at least the size; None for no further than the size.
+                Only ``managed`` memory takes all of it at once.
+            account: charged for what is held: ``device`` memory the size, ``managed`` memory the capacity, both as
+                device memory; whole pages or granules of ``pinned`` and ``vmm`` memory as pinned memory. None charges
+                nobody.
+            drained: asked by `close` whether no stream can reach the buffer any more; None leaves that to the caller.
+
+        Raises:
+            InvalidArgs: no such kind, a size below 1, or a capacity below the size.
+            TooLarge: more than there can be of it; nothing was asked of the device.
+            NotSupported: the device has no such memory, or the kind no capacity.
+            QuotaExceeded: over the account's cap, or there is not as much.
+            LaunchRefused: the device cannot reach the pages.
+            DeviceLost: the device does not answer.
+        """
+        traits = _check_kind(device, kind)
+        capacity_bytes = size_bytes if capacity_bytes is None else capacity_bytes
+        if not 1 <= size_bytes <= capacity_bytes:
+            raise InvalidArgs(f"a buffer has 1 byte or more, and room for them; not {size_bytes} of {capacity_bytes}")
+        if capacity_bytes > traits.limit_bytes(device):
+            raise TooLarge(capacity_bytes, traits.limit_bytes(device))
+        if capacity_bytes > size_bytes and not traits.grows:
+            raise NotSupported(f"memory of kind {kind} has no room to grow")
+        return cls(device, kind, size_bytes, capacity_bytes, account, drained)
+
+    # ---------------------------------------------------------------------------------------------- what it is
+
+    def __len__(self) -> int:
+        """Return the bytes that are usable now, 0 once it is closed."""
+        return self._size_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Bytes up to where it may grow, 0 once it is closed."""
+        return self._capacity_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no byte is usable: it is closed."""
+        return self._size_bytes == 0
+
+    @property
+    def kind(self) -> BufferKind:
+        """Kind of memory."""
+        return self._kind
+
+    @property
+    def address(self) -> int:
+        """First byte, for as long as the buffer lives; the host's address too except for kind ``device``.
+
+        Raises:
+            InternalError: the buffer is closed.
+        """
+        self._require_open()
+        return self._address
+
+    @property
+    def region(self) -> Region:
+        """The usable bytes, as launches take them.
+
+        Raises:
+            InternalError: the buffer is closed.
+        """
+        return Region(self.address, self._size_bytes, host=self._traits.host)
+
+    @property
+    def device_id(self) -> str:
+        """Kind and ordinal of its device: ``cuda:0``, ``emulator:0``."""
+        info = self._device.info
+        return f"{info.kind}:{info.ordinal}"
+
+    @property
+    def is_uvm_backed(self) -> bool:
+        """Whether it is managed memory."""
+        return self._kind == "managed"
+
+    @property
+    def supports_grow_in_place(self) -> bool:
+        """Whether there is room to grow."""
+        return self._capacity_bytes > self._size_bytes
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        hints = self._traits.hints and self._device.info.concurrent_managed_access
+        return Capabilities(host=self._traits.host, grows=self._traits.grows, hints=hints)
+
+    def __repr__(self) -> str:
+        """Return kind, size and device, and a hash that tells buffers apart but not where they lie."""
+        mark = blake2b(self._address.to_bytes(8, "little"), key=_SECRET, digest_size=4).hexdigest()
+        state = "closed" if self._closing else f"{self._size_bytes} of {self._capacity_bytes} bytes"
+        return f"<UnifiedBuffer {mark}: {self._kind}, {state}, on {self.device_id}>"
+
+    # ------------------------------------------------------------------------------------------------ contents
+
+    def as_memoryview(self) -> memoryview:
+        """Return the usable bytes, ``(len,) uint8``, to be read and written in place.
+
+        The buffer cannot be closed while the view, or anything made of it, is there. It shows what was usable when it
+        was made.
+
+        Raises:
+            NotSupported: the host does not reach this kind.
+            InternalError: the buffer is closed.
+        """
+        with self._turn:
+            self._require_open()
+            if not self._traits.host:
+                raise NotSupported(f"the host does not reach memory of kind {self._kind}; use read and write")
+            array = pages.array_at(self._address, self._size_bytes)
+            self._views = [view for view in self._views if view() is not None]
+            self._views.append(weakref.ref(array))
+            return memoryview(array).cast("B")
+
+    def write(self, data: bytes | bytearray | memoryview, offset_bytes: int = 0) -> None:
+        """Copy bytes into the buffer. Blocks until done.
+
+        Raises:
+            InvalidArgs: they do not fit.
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        source = memoryview(data).cast("B")
+        with self._within(offset_bytes, len(source)) as address:
+            if not source:
+                return
+            if self._traits.host:
+                memoryview(pages.array_at(address, len(source))).cast("B")[:] = source
+            else:
+                self._device.write(address, source, self._own_stream())
+
+    def read(self, into: bytearray | memoryview, offset_bytes: int = 0) -> None:
+        """Fill a writable buffer with bytes from an offset on. Blocks until done.
+
+        Raises:
+            InvalidArgs: there are not so many.
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        target = memoryview(into).cast("B")
+        with self._within(offset_bytes, len(target)) as address:
+            if not target:
+                return
+            if self._traits.host:
+                target[:] = memoryview(pages.array_at(address, len(target))).cast("B")
+            else:
+                self._device.read(address, target, self._own_stream())
+
+    def clear(self, offset_bytes: int, size_bytes: int) -> None:
+        """Fill a part with zeros. Blocks until done.
+
+        Raises:
+            InvalidArgs: the part is not inside the buffer.
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        with self._within(offset_bytes, size_bytes) as address:
+            if self._traits.host:
+                pages.clear(address, size_bytes)
+            elif size_bytes:
+                stream = self._own_stream()
+                self._device.fill(address, size_bytes, stream)
+                self._device.synchronize(stream, NEVER)
+
+    # ------------------------------------------------------------------------------------------- hints, growth
+
+    def advise(self, advice: Advice) -> bool:
+        """Say how the buffer will be used.
+
+        Returns False where that has no effect: on memory that is not managed, on devices without concurrent managed
+        access, and where host and device have one memory anyway.
+
+        Raises:
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        with self._within(0, self._size_bytes) as address:
+            return self.capabilities.hints and self._device.unified.advise(address, self._size_bytes, advice)
+
+    def prefetch_to_device(self, stream: Stream) -> bool:
+        """Start moving the buffer to the device, behind the work in the stream. False as with `advise`.
+
+        Raises:
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        return self._prefetch(stream, to_host=False)
+
+    def prefetch_to_host(self, stream: Stream) -> bool:
+        """Start moving the buffer to the host, behind the work in the stream. False as with `advise`.
+
+        Raises:
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        return self._prefetch(stream, to_host=True)
+
+    def try_grow_in_place(self, size_bytes: int) -> None:
+        """Make the buffer longer: data and address stay, new bytes are zero. Work in flight is not disturbed.
+
+        Raises:
+            NotSupported: this kind does not grow.
+            InvalidArgs: that would make it shorter.
+            TooLarge: beyond the capacity.
+            QuotaExceeded: over the account's cap, or there is not as much; nothing has changed.
+            LaunchRefused: the device cannot reach more; nothing has changed.
+            DeviceLost: the device does not answer.
+            InternalError: the buffer is closed.
+        """
+        with self._turn:
+            self._require_open()
+            if not self._traits.grows:
+                raise NotSupported(f"memory of kind {self._kind} does not grow in place")
+            if size_bytes < self._size_bytes:
+                raise InvalidArgs(f"a buffer of {self._size_bytes} bytes does not shrink to {size_bytes}")
+            if size_bytes > self._capacity_bytes:
+                raise TooLarge(size_bytes, self._capacity_bytes)
+            if size_bytes > self._size_bytes:
+                with self._charged(self._held_bytes(size_bytes) - self._held_bytes(self._size_bytes)):
+                    self._backing.grow(self._size_bytes, size_bytes)
+                self._size_bytes = size_bytes
+
+    # ----------------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Give the memory back and refund it; host memory is zeroed first. Idempotent.
+
+        What the device did not let go of when this raises stays allocated and charged, and `close` may be called again.
+
+        Raises:
+            InternalError: a stream may still reach the buffer, or a view of it is still there; nothing has changed.
+            DeviceLost: the device does not answer.
+        """
+        with self._turn:
+            if self._closed:
+                return
+            if self._drained is not None and not self._drained():
+                raise InternalError("a buffer that a stream may still reach was closed")
+            if any(view() is not None for view in self._views):
+                raise InternalError("a buffer of which there is still a view was closed")
+            self._closing = True
+            if self._stream is not None:
+                self._device.close_stream(self._stream)
+                self._stream = None
+            self._backing.release()
+            self._closed = True
+            self._size_bytes = self._capacity_bytes = 0
+            while self._reservations:
+                self._reservations.pop().release()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the buffer."""
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------------
+
+    def _held_bytes(self, size_bytes: int) -> int:
+        return self._traits.held_bytes(self._device, size_bytes, self._capacity_bytes)
+
+    @contextmanager
+    def _charged(self, held_bytes: int) -> Iterator[None]:
+        """Charge the account before memory is taken; refund it if there is none."""
+        if self._account is None or held_bytes == 0:
+            yield
+            return
+        with self._traits.reserve(self._account, held_bytes) as reservation:
+            yield
+            reservation.commit()
+            self._reservations.append(reservation)
+
+    @contextmanager
+    def _within(self, offset_bytes: int, size_bytes: int) -> Iterator[int]:
+        """Take a turn and yield the address of a range that is inside the buffer."""
+        with self._turn:
+            self._require_open()
+            if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self._size_bytes:
+                raise InvalidArgs(f"{size_bytes} bytes at {offset_bytes} are not inside {self._size_bytes} bytes")
+            yield self._address + offset_bytes
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise InternalError("this buffer is closed")
+
+    def _prefetch(self, stream: Stream, *, to_host: bool) -> bool:
+        with self._within(0, self._size_bytes) as address:
+            if not self.capabilities.hints:
+                return False
+            return self._device.unified.prefetch(address, self._size_bytes, stream, to_host=to_host)
+
+    def _own_stream(self) -> Stream:
+        if self._stream is None:
+            self._stream = self._device.open_stream()
+        return self._stream
+
+
+def _check_kind(device: Device, kind: BufferKind) -> KindTraits:
+    traits = KINDS.get(kind)
+    if traits is None:
+        raise InvalidArgs(f"no kind of memory {str(kind)[:64]!r}: there are {', '.join(KINDS)}")
+    if not traits.available(device):
+        raise NotSupported(f"the device {device.info.name} has no memory of kind {kind}")
+    return traits
