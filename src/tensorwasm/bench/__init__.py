@@ -8,5 +8,10 @@ from typing import Final
 from tensorwasm.bench.emulator import measure_emulator
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.job import measure_job
+from tensorwasm.bench.quota import measure_quota
 
-BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {"emulator": measure_emulator, "job": measure_job}
+BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {
+    "emulator": measure_emulator,
+    "job": measure_job,
+    "quota": measure_quota,
+}

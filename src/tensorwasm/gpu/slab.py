@@ -64,8 +64,10 @@ class _Source:
         return self.max_bytes - self.held_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Piece:
+    """A live region. Not frozen, which would double the cost of making one."""
+
     chunk: Chunk
     size_bytes: int
     taken_bytes: int
