@@ -1,31 +1,31 @@
-"""What one session holds on a device: buffers, kernels and the registration of the guest's memory, all charged.
+"""What one session holds on a device: buffers and kernels, all charged.
 
-Every method changes either the device, the books and the table of addresses together, or nothing. None of them waits:
-whoever releases or re-registers has seen the stream drain first.
+Every method changes either the device, the books, the table of addresses and the sheet together, or nothing. None of
+them waits: whoever releases has seen the streams drain first.
 """
 
 from __future__ import annotations
 
-import mmap
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from tensorwasm import ptx
-from tensorwasm.errors import InternalError, InvalidArgs, InvalidHandle, InvalidKernel, QuotaExceeded
-from tensorwasm.gpu.device import Device, LoadedModule
+from tensorwasm.errors import InvalidArgs, InvalidHandle, InvalidKernel, InvokeTimeout, QuotaExceeded
+from tensorwasm.gpu.accounts import Reservation
+from tensorwasm.gpu.commons import Commons, Tenancy
+from tensorwasm.gpu.kernels import SharedKernel
 from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.quota import Ledger
 from tensorwasm.gpu.regions import RegionTable
-from tensorwasm.ptx.layout import variable_bytes
-from tensorwasm.ptx.model import Block, Module, Variable
+from tensorwasm.gpu.releases import attempt
+from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.values import Deadline, KernelSignature, Region
-from tensorwasm.watch import Watch
 
-_CHARGED_SPACES: Final = frozenset({"global", "const"})
+_ids: Final = random.Random()  # noqa: S311 - an id opens nothing: whoever guesses one has to have it anyway
+_SEED_BITS: Final = 47
+_ID_BITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +33,57 @@ class Kernel:
     """A loaded kernel.
 
     Attributes:
-        loaded: its module on the device.
-        signature: what its arguments are checked against.
-        ptx_bytes: length of the text.
-        device_bytes: what the module's variables take in global and constant memory.
+        shared: where it is, perhaps for other sessions too.
+        text_bytes: length of the text.
+        reservation: the charge for the module's variables, None if it has none.
     """
 
-    loaded: LoadedModule
-    signature: KernelSignature
-    ptx_bytes: int
-    device_bytes: int
+    shared: SharedKernel
+    text_bytes: int
+    reservation: Reservation | None
+
+    @property
+    def signature(self) -> KernelSignature:
+        """What its arguments are checked against."""
+        return self.shared.signature
+
+    @property
+    def entry(self) -> str:
+        """Its name in the module."""
+        return self.shared.signature.entry
 
 
 class Holdings:
     """The books of one session. Not safe from several threads: the session takes turns.
 
     Args:
-        device: where things are held.
+        commons: what the device's sessions share.
+        tenancy: who is charged, and whose memory buffers are cut from.
         limits: how much.
-        ledger: charged along.
+        sheet: told along.
+        architecture: that PTX is chosen for.
+
+    Attributes:
+        regions: every address that the session's kernels may touch.
+        device_bytes: charged for buffers and for the variables of modules.
+        ptx_bytes: text charged for kernels.
     """
 
     def __init__(
-        self, device: Device, limits: SessionLimits, ledger: Ledger, architecture: tuple[int, int] | None = None
+        self, commons: Commons, tenancy: Tenancy, limits: SessionLimits, sheet: Sheet, architecture: tuple[int, int]
     ) -> None:
         self.regions = RegionTable()
-        self.guest: Region | None = None
         self.device_bytes = 0
         self.ptx_bytes = 0
-        self._device = device
+        self._commons = commons
+        self._tenancy = tenancy
         self._limits = limits
-        self._ledger = ledger
-        self._architecture = architecture or device.info.compute_capability
+        self._sheet = sheet
+        self._architecture = architecture
         self._buffers: dict[int, Region] = {}
         self._kernels: dict[int, Kernel] = {}
         self._next_handle = 1
-        # A random start makes an id of another session unlikely to name anything here; lookups are per session anyway.
-        self._next_kernel = (secrets.randbits(63) & ~0xFFFF) | 1
+        self._next_kernel = 0
 
     @property
     def buffers(self) -> Mapping[int, Region]:
@@ -81,8 +95,8 @@ class Holdings:
         """Loaded kernels by id."""
         return MappingProxyType(self._kernels)
 
-    def allocate(self, size_bytes: int) -> int:
-        """Return the handle of a new buffer.
+    def allocate(self, size_bytes: int) -> tuple[int, Region]:
+        """Return the handle and the place of a new buffer, whose contents are undefined.
 
         Raises:
             InvalidArgs: the size is 0.
@@ -93,15 +107,20 @@ class Holdings:
             raise InvalidArgs("a device buffer has at least 1 byte")
         if len(self._buffers) >= self._limits.allocations:
             raise QuotaExceeded(f"the guest already holds {len(self._buffers)} device buffers")
-        with self._charged(size_bytes, allocations=1):
-            region = Region(self._device.allocate(size_bytes), size_bytes, host=False)
+        self._check_bytes(size_bytes)
+        region = self._tenancy.slab.allocate(size_bytes)
         handle, self._next_handle = self._next_handle, self._next_handle + 1
         self._buffers[handle] = region
+        self.device_bytes += size_bytes
         self.regions.add(region)
-        return handle
+        return handle, region
 
-    def buffer(self, handle: int, length_bytes: int = 0) -> Region:
-        """Return a buffer that has at least that many bytes.
+    def show(self, handle: int) -> None:
+        """Let compiled code use a buffer, whose contents are defined now."""
+        self._sheet.show_buffer(handle, self._buffers[handle])
+
+    def buffer(self, handle: int, length_bytes: int = 0, offset_bytes: int = 0) -> Region:
+        """Return a buffer that has at least that many bytes from that offset.
 
         Raises:
             InvalidHandle: no such buffer.
@@ -110,8 +129,10 @@ class Holdings:
         region = self._buffers.get(handle)
         if region is None:
             raise InvalidHandle(f"no device buffer {handle}")
-        if length_bytes > region.size_bytes:
-            raise InvalidArgs(f"{length_bytes} bytes do not fit buffer {handle} of {region.size_bytes} bytes")
+        if offset_bytes < 0 or length_bytes < 0 or offset_bytes + length_bytes > region.size_bytes:
+            raise InvalidArgs(
+                f"{length_bytes} bytes at {offset_bytes} do not fit buffer {handle} of {region.size_bytes} bytes"
+            )
         return region
 
     def free(self, handle: int) -> None:
@@ -119,11 +140,13 @@ class Holdings:
 
         Raises:
             InvalidHandle: no such buffer.
-            DeviceLost: the device does not answer.
         """
         region = self.buffer(handle)
-        self._device.free(region.address)
-        self._forget_buffer(handle)
+        self._sheet.hide_buffer(handle)
+        del self._buffers[handle]
+        self.regions.remove(region)
+        self.device_bytes -= region.size_bytes
+        self._tenancy.slab.free(region)
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX text, or of the variant in it that suits the device best.
@@ -134,18 +157,40 @@ class Holdings:
             UnsupportedPtx: it asks for what the device lacks.
             InvalidKernel: it has no such entry.
             InvokeTimeout: the deadline passed before it was loaded.
+            DeviceUnavailable: this machine cannot assemble it now.
             DeviceLost: the device does not answer.
         """
         self._check_text(len(text))
-        variants = ptx.parse_variants(text, deadline)
-        module = ptx.select(variants, self._architecture, self._device.info.ptx_version)
-        signature = ptx.signature(module, entry, deadline)
-        device_bytes = _module_bytes(module, Watch(deadline, "while the variables of the PTX were measured"))
-        with self._charged(device_bytes, allocations=0):
-            loaded = self._device.load(module, deadline)
-        kernel_id, self._next_kernel = self._next_kernel, self._next_kernel + 1
-        self._kernels[kernel_id] = Kernel(loaded, signature, len(text), device_bytes)
-        self.ptx_bytes += len(text)
+        if deadline.expired():
+            raise InvokeTimeout("the deadline passed before the PTX was loaded")
+        charges: list[Reservation] = []
+
+        @contextmanager
+        def charge(size_bytes: int) -> Iterator[None]:
+            if not size_bytes:
+                yield
+                return
+            self._check_bytes(size_bytes)
+            with self._tenancy.account.reserve(size_bytes, allocations=0) as reservation:
+                yield
+                reservation.commit()
+                charges.append(reservation)
+
+        cache = self._commons.kernels
+        shared = cache.acquire(self._tenancy.tenant, text, entry, self._architecture, charge, deadline)
+        kernel = Kernel(shared, len(text), charges[0] if charges else None)
+        try:
+            image = shared.image(self._commons.device, deadline) if self._sheet.pad is not None else None
+        except BaseException:
+            self._give_back(kernel)
+            raise
+        kernel_id = self._next_kernel or _first_id()
+        self._next_kernel = kernel_id + 1
+        self._kernels[kernel_id] = kernel
+        self.ptx_bytes += kernel.text_bytes
+        self.device_bytes += shared.device_bytes
+        if image is not None:
+            self._sheet.show_kernel(kernel_id, image)
         return kernel_id
 
     def kernel(self, kernel_id: int) -> Kernel:
@@ -159,70 +204,39 @@ class Holdings:
             raise InvalidKernel(f"no kernel {kernel_id}")
         return kernel
 
-    def register(self, memory: Region) -> None:
-        """Make the guest's memory, as it is now, the registered one.
-
-        A grown memory is registered anew as a whole: a range that straddles two registrations is one the driver
-        refuses to copy.
+    def unload(self, kernel_id: int) -> list[Exception]:
+        """Give a kernel back; return what the device raised.
 
         Raises:
-            LaunchRefused: the device cannot register the pages. Nothing is registered then.
-            DeviceLost: the device does not answer.
+            InvalidKernel: no such kernel.
         """
-        if memory.address % mmap.PAGESIZE or memory.size_bytes % mmap.PAGESIZE:
-            raise InternalError("guest memory is not whole pages")
-        self._unregister()
-        self._device.register(memory.address, memory.size_bytes)
-        self.guest = memory
-        self.regions.add(memory)
+        kernel = self.kernel(kernel_id)
+        self._sheet.hide_kernel(kernel_id)
+        del self._kernels[kernel_id]
+        self.ptx_bytes -= kernel.text_bytes
+        self.device_bytes -= kernel.shared.device_bytes
+        return self._give_back(kernel)
 
     def release(self) -> list[Exception]:
-        """Release everything; return what the device raised.
-
-        What it did not release is off the books all the same, but for the guest's pages: `guest` stays, because the
-        device may still reach them.
-        """
+        """Give everything back; return what the device raised. What it did not take is off the books all the same."""
         failures: list[Exception] = []
-        for kernel_id, kernel in list(self._kernels.items()):
-            failures += attempt(self._device.unload, kernel.loaded)
-            del self._kernels[kernel_id]
-            self._refund(kernel.device_bytes, allocations=0)
-            self.ptx_bytes -= kernel.ptx_bytes
-        for handle, region in list(self._buffers.items()):
-            failures += attempt(self._device.free, region.address)
-            self._forget_buffer(handle)
-        if self.guest is not None:
-            refused = attempt(self._device.unregister, self.guest.address)
-            if not refused:
-                self._forget_guest(self.guest)
-            failures += refused
+        for kernel_id in list(self._kernels):
+            failures += self.unload(kernel_id)
+        for handle in list(self._buffers):
+            failures += attempt(self.free, handle)
         return failures
 
-    # ------------------------------------------------------------------------------------------------ books
+    def _give_back(self, kernel: Kernel) -> list[Exception]:
+        failures = self._commons.kernels.release(kernel.shared)
+        if kernel.reservation is not None:
+            kernel.reservation.release()
+        return failures
 
-    @contextmanager
-    def _charged(self, size_bytes: int, allocations: int) -> Iterator[None]:
-        """Charge before the device is asked; refund if it refuses."""
+    def _check_bytes(self, size_bytes: int) -> None:
         if size_bytes > self._limits.allocation_bytes:
             raise QuotaExceeded(f"{size_bytes} bytes at once: at most {self._limits.allocation_bytes}")
         if self.device_bytes + size_bytes > self._limits.device_bytes:
             raise QuotaExceeded(f"{size_bytes} bytes more would exceed the guest's {self._limits.device_bytes} bytes")
-        self._ledger.reserve(size_bytes, allocations)
-        self.device_bytes += size_bytes
-        try:
-            yield
-        except BaseException:
-            self._refund(size_bytes, allocations)
-            raise
-
-    def _refund(self, size_bytes: int, allocations: int) -> None:
-        self._ledger.release(size_bytes, allocations)
-        self.device_bytes -= size_bytes
-
-    def _forget_buffer(self, handle: int) -> None:
-        region = self._buffers.pop(handle)
-        self.regions.remove(region)
-        self._refund(region.size_bytes, allocations=1)
 
     def _check_text(self, text_bytes: int) -> None:
         if text_bytes > self._limits.ptx_bytes:
@@ -232,33 +246,10 @@ class Holdings:
         if self.ptx_bytes + text_bytes > self._limits.total_ptx_bytes:
             raise QuotaExceeded(f"{text_bytes} bytes more would exceed {self._limits.total_ptx_bytes} bytes of PTX")
 
-    def _unregister(self) -> None:
-        if self.guest is not None:
-            self._device.unregister(self.guest.address)
-            self._forget_guest(self.guest)
 
-    def _forget_guest(self, guest: Region) -> None:
-        self.regions.remove(guest)
-        self.guest = None
+def _first_id() -> int:
+    """Return where a session's kernel ids begin.
 
-
-def _module_bytes(module: Module, watch: Watch) -> int:
-    """Return the device memory of a module's variables: a guest could otherwise declare what it may not allocate."""
-    bodies = [function.body for function in module.functions() if function.body is not None]
-    total_bytes = sum(variable_bytes(variable) for variable in module.variables() if variable.space in _CHARGED_SPACES)
-    while bodies:
-        for statement in watch.over(bodies.pop()):
-            if isinstance(statement, Block):
-                bodies.append(statement.body)
-            elif isinstance(statement, Variable) and statement.space in _CHARGED_SPACES:
-                total_bytes += variable_bytes(statement)
-    return total_bytes
-
-
-def attempt(release: Callable[[Any], None], thing: object) -> list[Exception]:
-    """Release one thing at the end of a session; return what the device raised, if anything."""
-    try:
-        release(thing)
-    except Exception as error:  # noqa: BLE001 - a device that breaks its promises must not stop the other releases
-        return [error]
-    return []
+    A random start makes an id of another session unlikely to name anything here; lookups are per session anyway.
+    """
+    return _ids.getrandbits(_SEED_BITS) << _ID_BITS | 1

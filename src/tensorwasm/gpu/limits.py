@@ -24,6 +24,11 @@ MAX_EVENTS: Final = 256
 MAX_GRAPHS: Final = 32
 MAX_GRAPH_LAUNCHES: Final = 4096
 
+STAGE_SLOTS: Final = 64
+STAGE_SLOT_BYTES: Final = 256 << 10
+STAGE_AUTO_BYTES: Final = 64 << 10
+"""Bytes of windows up to which a launch on memory that is not registered copies them instead of registering it."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:

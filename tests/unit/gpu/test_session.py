@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from fakes.device import FakeDevice
+from fakes.device import FIRST_ADDRESS, FakeDevice
 from strategies.kernels import BY_VALUE, FILL, NOTHING, VECTOR_ADD, padded, with_global
 from tensorwasm.errors import (
     CapacityExhausted,
@@ -120,7 +120,7 @@ def test_an_instance_has_at_most_4096_buffers(session, device):
         session.allocate(1)
     session.free(1, NEVER)
     assert session.allocate(1) == 4097
-    assert device.statistics().allocations == 4096
+    assert session.statistics().allocations == 4096
 
 
 def test_a_process_has_at_most_64_gib_and_16384_buffers(device):
@@ -143,10 +143,11 @@ def test_a_process_has_at_most_64_gib_and_16384_buffers(device):
 
 
 def test_what_the_device_refuses_is_refunded(session, device, ledger):
-    device.failures["allocate"] = QuotaExceeded("the device is full")
+    device.failing["pool_allocate"] = QuotaExceeded("the device is full")
     with pytest.raises(QuotaExceeded):
         session.allocate(100)
-    assert session.statistics() == SessionStatistics()
+    device.failing.clear()
+    assert session.statistics() == SessionStatistics(quota_refusals=1)
     assert ledger.statistics() == LedgerStatistics(0, 0)
     assert session.allocate(100) == 1
 
@@ -170,14 +171,14 @@ def test_a_copy_is_no_longer_than_its_buffer(session, device):
         session.read(handle, memoryview(bytearray(9)), NEVER)
     session.write(handle, bytes(8), NEVER)
     session.read(handle, memoryview(bytearray(8)), NEVER)
-    assert device.calls == ["allocate", "open_stream", "write", "read"]
+    assert [call for call in device.calls if call in {"write", "read"}] == ["write", "read"]
 
 
 def test_an_empty_copy_moves_nothing(session, device):
     handle = session.allocate(8)
     session.write(handle, b"", NEVER)
     session.read(handle, memoryview(bytearray()), NEVER)
-    assert device.calls == ["allocate"]
+    assert not {"write", "read"} & set(device.calls)
 
 
 @pytest.mark.parametrize("handle", [0, 2, -1, 1 << 32, (1 << 64) - 1])
@@ -311,7 +312,7 @@ def test_a_launch_brings_packed_values_and_all_regions(session, device):
     arguments = HostWindow(MEMORY.address + 64, 16), BufferOffset(first, 4), BufferOffset(second, 0), word(7)
     run(session, kernel, *arguments, config=config)
     (launch,) = device.launched
-    addresses = list(device.memory)
+    addresses = FIRST_ADDRESS, FIRST_ADDRESS + 256
     assert (launch.entry, launch.config) == ("vector_add", config)
     assert [int.from_bytes(value, "little") for value in launch.args] == [
         MEMORY.address + 64,
@@ -515,7 +516,10 @@ FAULTS = [
 @pytest.mark.parametrize("where", ["launch", "synchronize", "open_stream"])
 @pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
 def test_after_a_fault_a_session_does_nothing_but_close(session, device, ledger, gate, where, error):
-    kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(4)
+    kernel, handle = session.load(FILL, "fill", NEVER), 1
+    if where != "open_stream":
+        handle = session.allocate(4)
+        session.synchronize(NEVER)
     device.failures[where] = error
     with pytest.raises(type(error)):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -590,6 +594,7 @@ def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
     session = Session(device, ledger=ledger, gate=gate)
     handle = session.allocate(64)
     kernel = session.load(FILL, "fill", NEVER)
+    session.synchronize(NEVER)
     device.failures["synchronize"] = InvokeTimeout("too late")
     with pytest.raises(InvokeTimeout):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
@@ -599,7 +604,7 @@ def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
     assert "outlived" in caplog.text
     assert session.statistics().abandoned
     assert (len(device.memory), len(device.registered), len(device.modules), len(device.streams)) == (1, 1, 1, 1)
-    assert ledger.statistics() == LedgerStatistics(1, 64)
+    assert ledger.statistics() == LedgerStatistics(1, 256)
     assert gate.in_use == 1
     assert handle == 1
 
@@ -610,11 +615,12 @@ def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
     session.allocate(64)
     session.allocate(64)
     kernel = session.load(FILL, "fill", NEVER)
+    session.synchronize(NEVER)
     device.failures["synchronize"] = DeviceLost("gone")
     with pytest.raises(DeviceLost):
         run(session, kernel, HostWindow(MEMORY.address, 4), word(1))
     device.failures.update(
-        dict.fromkeys(["synchronize", "unload", "free", "unregister", "close_stream"], DeviceLost("gone"))
+        dict.fromkeys(["synchronize", "unload", "close_event", "unregister", "close_stream"], DeviceLost("gone"))
     )
     with caplog.at_level(logging.ERROR):
         session.close()
@@ -671,7 +677,7 @@ def test_the_process_shares_one_ledger_and_one_gate(device):
     charged, taken = PROCESS_LEDGER.statistics(), PROCESS_GATE.in_use
     with Session(device) as session:
         session.allocate(10)
-        assert PROCESS_LEDGER.statistics() == LedgerStatistics(charged.allocations + 1, charged.device_bytes + 10)
+        assert PROCESS_LEDGER.statistics() == LedgerStatistics(charged.allocations + 1, charged.device_bytes + 256)
         session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         assert PROCESS_GATE.in_use == taken + 1
     assert PROCESS_LEDGER.statistics() == charged

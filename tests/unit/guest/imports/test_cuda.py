@@ -484,7 +484,7 @@ def test_the_largest_buffer(guest):
 
 
 def test_a_device_without_memory_is_over_quota_and_charges_nothing(guest):
-    guest.device.failures["allocate"] = QuotaExceeded("out of memory")
+    guest.device.failing["pool_allocate"] = QuotaExceeded("out of memory")
     assert guest.alloc(8) == -6
     assert guest.session.statistics().device_bytes == 0
 

@@ -1,0 +1,115 @@
+"""What all sessions on one device share: kernels, streams, events, slots for small windows, and tenants' memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from functools import cached_property
+from typing import Final
+
+from tensorwasm.gpu.accounts import Account, Accounts
+from tensorwasm.gpu.device import Device, Stream
+from tensorwasm.gpu.facets import Event
+from tensorwasm.gpu.kernels import KernelCache
+from tensorwasm.gpu.pad import DriverTable, driver_table
+from tensorwasm.gpu.quota import PROCESS_GATE, Gate
+from tensorwasm.gpu.slab import Slab
+from tensorwasm.gpu.staging import StagingRing
+from tensorwasm.gpu.streams import Stock
+
+MAX_IDLE_STREAMS: Final = 64
+MAX_IDLE_EVENTS: Final = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Tenancy:
+    """One tenant on one device.
+
+    Attributes:
+        tenant: its name.
+        account: charged.
+        slab: its buffers are cut from; nothing is taken from the device until the first one.
+    """
+
+    __slots__ = ("account", "slab", "tenant")
+
+    def __init__(self, tenant: str, account: Account, device: Device) -> None:
+        self.tenant = tenant
+        self.account = account
+        self.slab = Slab(device.pools, account)
+
+
+class Commons:
+    """What sessions share. Safe from any thread.
+
+    Args:
+        device: outlives it.
+        accounts: of the device's tenants; None brings those of a process with one tenant.
+        gate: entered while work is on the device.
+
+    Attributes:
+        device: the device.
+        accounts: likewise.
+        gate: likewise.
+        kernels: loaded once for a tenant's sandboxes.
+        streams: drained ones.
+        events: unused ones.
+        ring: slots for small windows.
+    """
+
+    def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
+        self.device = device
+        self.accounts = accounts or Accounts()
+        self.gate = gate
+        self.kernels = KernelCache(device)
+        self.streams: Stock[Stream] = Stock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS)
+        self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
+        self.ring = StagingRing(device)
+        self._lock = threading.Lock()
+        self._tenancies: dict[str, Tenancy] = {}
+
+    @cached_property
+    def architecture(self) -> tuple[int, int]:
+        """Compute capability of the device."""
+        return self.device.info.compute_capability
+
+    @cached_property
+    def _driver(self) -> DriverTable:
+        return driver_table(self.device.native.table)
+
+    def driver_at(self) -> int:
+        """Return the address of the device's functions for compiled code, which live as long as this."""
+        return ctypes.addressof(self._driver)
+
+    def tenancy(self, tenant: str) -> Tenancy:
+        """Return a registered tenant's part of the device.
+
+        Raises:
+            InvalidArgs: no such tenant.
+        """
+        known = self._tenancies.get(tenant)
+        if known is not None and known.account.registered:
+            return known
+        with self._lock:
+            account = self.accounts.account(tenant)
+            known = self._tenancies.get(tenant)
+            if known is None:
+                known = self._tenancies[tenant] = Tenancy(tenant, account, self.device)
+            return known
+
+    def close(self) -> list[Exception]:
+        """Release what no session holds any more; return what the device raised.
+
+        What an abandoned session can reach stays for as long as the process.
+        """
+        failures = self.kernels.close() + self.ring.close() + self.streams.close() + self.events.close()
+        with self._lock:
+            tenancies, self._tenancies = list(self._tenancies.values()), {}
+        for tenancy in tenancies:
+            if tenancy.slab.statistics().allocations:
+                _log.error("memory of tenant %s may still be reached: it stays allocated", tenancy.tenant)
+            else:
+                tenancy.slab.close()
+        return failures

@@ -1,0 +1,240 @@
+"""Kernels that are loaded once for all sandboxes of a tenant that bring the same text.
+
+Loading a kernel takes milliseconds to seconds; a fresh sandbox that brings a text again finds it here. Nothing of one
+sandbox is left for the next: a module with variables in global or constant memory, which a kernel can write, is loaded
+anew for each, and only what parsing and checking its text gave is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm import ptx
+from tensorwasm.gpu.device import Device, LoadedModule
+from tensorwasm.gpu.pad import KernelImage
+from tensorwasm.gpu.releases import attempt
+from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.ptx.model import Block, Module, Variable
+from tensorwasm.values import MIB, Deadline, KernelSignature
+from tensorwasm.watch import Watch
+
+MAX_IDLE_KERNELS: Final = 256
+MAX_IDLE_BYTES: Final = 64 * MIB
+MAX_DRAFTS: Final = 16
+MAX_DRAFT_BYTES: Final = 256 << 10
+_CHARGED_SPACES: Final = frozenset({"global", "const"})
+
+Architecture = tuple[int, int]
+Charge = Callable[[int], AbstractContextManager[None]]
+"""Holds the charge for that many bytes of device memory, unless the ``with`` raises."""
+_Key = tuple[str, bytes, str, Architecture]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What parsing and checking a text gave.
+
+    Attributes:
+        module: the variant that suits the device best.
+        signature: of the kernel that was asked for.
+        device_bytes: what the module's variables take in global and constant memory.
+        private: whether it has any, so that what one sandbox leaves there would be there for the next.
+    """
+
+    module: Module
+    signature: KernelSignature
+    device_bytes: int
+    private: bool
+
+
+class SharedKernel:
+    """A kernel on the device, for one sandbox or several.
+
+    Attributes:
+        loaded: its module.
+        signature: what its arguments are checked against.
+        device_bytes: what the module's variables take.
+        text_bytes: length of its text.
+        private: whether one sandbox only may have it.
+    """
+
+    __slots__ = ("_image", "device_bytes", "holders", "key", "loaded", "private", "signature", "text_bytes")
+
+    def __init__(self, loaded: LoadedModule, draft: Draft, text_bytes: int, key: _Key) -> None:
+        self.loaded = loaded
+        self.signature = draft.signature
+        self.device_bytes = draft.device_bytes
+        self.private = draft.private
+        self.text_bytes = text_bytes
+        self.key = key
+        self.holders = 1
+        self._image: KernelImage | None = None
+
+    def image(self, device: Device, deadline: Deadline) -> KernelImage:
+        """Return what compiled code launches; lives as long as the kernel.
+
+        Raises:
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        if self._image is None:
+            native = device.native.kernel(self.loaded, self.signature.entry, deadline)
+            self._image = KernelImage(self.signature, native)
+        return self._image
+
+
+class KernelCache:
+    """The kernels of one device. Safe from any thread.
+
+    A kernel belongs to a tenant: nobody learns from a quick load that another tenant has the same text. Those that no
+    session holds are kept, newest first, within a count and a size of their texts.
+
+    Args:
+        device: where they are loaded.
+        max_idle: kernels that are kept for nobody.
+        max_idle_bytes: their texts.
+    """
+
+    def __init__(self, device: Device, max_idle: int = MAX_IDLE_KERNELS, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
+        self._device = device
+        self._max_idle = max_idle
+        self._max_idle_bytes = max_idle_bytes
+        self._lock = threading.Lock()
+        self._shared: dict[_Key, SharedKernel] = {}
+        self._idle: OrderedDict[_Key, SharedKernel] = OrderedDict()
+        self._idle_bytes = 0
+        self._drafts: OrderedDict[_Key, Draft] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """Shared kernels on the device that a session holds."""
+        with self._lock:
+            return len(self._shared) - len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """Kernels on the device that no session holds."""
+        with self._lock:
+            return len(self._idle)
+
+    def acquire(
+        self, tenant: str, text: bytes, entry: str, architecture: Architecture, charge: Charge, deadline: Deadline
+    ) -> SharedKernel:
+        """Return a kernel of a text; it is held until `release`.
+
+        Two sessions that bring the same text at once may both load it; one of the two is dropped.
+
+        Raises:
+            QuotaExceeded: the charge for its variables is refused.
+            MalformedPtx: the text does not parse, or the device's compiler refuses it.
+            UnsupportedPtx: it asks for what the device lacks.
+            InvalidKernel: it has no such entry.
+            InvokeTimeout: the deadline passed before it was loaded.
+            DeviceUnavailable: this machine cannot assemble it now.
+            DeviceLost: the device does not answer.
+        """
+        key = tenant, hashlib.sha256(text).digest(), entry, architecture
+        kernel = self._find(key)
+        if kernel is not None:
+            return kernel
+        draft = self._draft(key, text, deadline)
+        with charge(draft.device_bytes):
+            kernel = SharedKernel(self._device.load(draft.module, deadline), draft, len(text), key)
+        if kernel.private:
+            return kernel
+        return self._share(kernel)
+
+    def release(self, kernel: SharedKernel) -> list[Exception]:
+        """Give a kernel back that no stream of the session can run any more; return what the device raised."""
+        if kernel.private:
+            return attempt(self._device.unload, kernel.loaded)
+        with self._lock:
+            kernel.holders -= 1
+            if kernel.holders:
+                return []
+            self._idle[kernel.key] = kernel
+            self._idle_bytes += kernel.text_bytes
+            surplus = self._surplus()
+        return [error for each in surplus for error in attempt(self._device.unload, each.loaded)]
+
+    def close(self) -> list[Exception]:
+        """Unload what no session holds; return what the device raised."""
+        with self._lock:
+            idle, self._idle = list(self._idle.values()), OrderedDict()
+            self._idle_bytes = 0
+            for kernel in idle:
+                del self._shared[kernel.key]
+            self._drafts.clear()
+        return [error for each in idle for error in attempt(self._device.unload, each.loaded)]
+
+    def _find(self, key: _Key) -> SharedKernel | None:
+        with self._lock:
+            kernel = self._shared.get(key)
+            if kernel is not None:
+                self._hold(kernel)
+            return kernel
+
+    def _share(self, kernel: SharedKernel) -> SharedKernel:
+        with self._lock:
+            other = self._shared.setdefault(kernel.key, kernel)
+            if other is kernel:
+                return kernel
+            self._hold(other)
+        failures = attempt(self._device.unload, kernel.loaded)
+        if failures:
+            self.release(other)
+            raise failures[0]
+        return other
+
+    def _hold(self, kernel: SharedKernel) -> None:
+        """Count one more holder; the caller has the lock."""
+        if not kernel.holders:
+            del self._idle[kernel.key]
+            self._idle_bytes -= kernel.text_bytes
+        kernel.holders += 1
+
+    def _surplus(self) -> list[SharedKernel]:
+        """Strike the kernels that are idle for longest until the rest is within the limits."""
+        surplus = []
+        while len(self._idle) > self._max_idle or self._idle_bytes > self._max_idle_bytes:
+            key, kernel = self._idle.popitem(last=False)
+            self._idle_bytes -= kernel.text_bytes
+            del self._shared[key]
+            surplus.append(kernel)
+        return surplus
+
+    def _draft(self, key: _Key, text: bytes, deadline: Deadline) -> Draft:
+        with self._lock:
+            draft = self._drafts.get(key)
+        if draft is not None:
+            return draft
+        variants = ptx.parse_variants(text, deadline)
+        module = ptx.select(variants, key[3], self._device.info.ptx_version)
+        signature = ptx.signature(module, key[2], deadline)
+        sizes = _variable_sizes(module, Watch(deadline, "while the variables of the PTX were measured"))
+        draft = Draft(module, signature, sum(sizes), private=bool(sizes))
+        if draft.private and len(text) <= MAX_DRAFT_BYTES:
+            with self._lock:
+                self._drafts[key] = draft
+                if len(self._drafts) > MAX_DRAFTS:
+                    self._drafts.popitem(last=False)
+        return draft
+
+
+def _variable_sizes(module: Module, watch: Watch) -> list[int]:
+    """Return the bytes of each variable in device memory: a guest could otherwise declare what it may not allocate."""
+    bodies = [function.body for function in module.functions() if function.body is not None]
+    sizes = [variable_bytes(variable) for variable in module.variables() if variable.space in _CHARGED_SPACES]
+    while bodies:
+        for statement in watch.over(bodies.pop()):
+            if isinstance(statement, Block):
+                bodies.append(statement.body)
+            elif isinstance(statement, Variable) and statement.space in _CHARGED_SPACES:
+                sizes.append(variable_bytes(statement))
+    return sizes

@@ -1,0 +1,257 @@
+"""Launches and copies of one session, started now or recorded for later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.graphs import GraphBook, Recording
+from tensorwasm.gpu.holdings import Holdings, Kernel
+from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, Scalar, bind, check_fit
+from tensorwasm.gpu.releases import attempt
+from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.staging import Placement
+from tensorwasm.gpu.streams import OWN, Lane
+from tensorwasm.gpu.windows import Windows, require_inside
+from tensorwasm.gpu.work import Work
+from tensorwasm.values import Deadline, LaunchConfig, Region
+
+Arguments = Callable[[], Sequence[Argument]]
+
+
+class Launcher:
+    """Gives work to the device once nothing is left to refuse. The session takes turns, and says what is raised.
+
+    Args:
+        device: the device.
+        holdings: what arguments name.
+        windows: of the guest's memory.
+        work: the streams.
+        sheet: told what is recorded.
+        graphs: gets what was recorded.
+        most_steps: launches and copies of a graph.
+
+    Attributes:
+        recording: the stream that records, None if none does.
+        launched: launches the device accepted from here.
+        staged: those of them whose windows were staged.
+        replayed: graphs replayed from here.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        holdings: Holdings,
+        windows: Windows,
+        work: Work,
+        sheet: Sheet,
+        graphs: GraphBook,
+        most_steps: int,
+    ) -> None:
+        self._device = device
+        self._holdings = holdings
+        self._windows = windows
+        self._work = work
+        self._sheet = sheet
+        self._graphs = graphs
+        self._most_steps = most_steps
+        self.recording: Recording | None = None
+        self.launched = 0
+        self.staged = 0
+        self.replayed = 0
+
+    # -------------------------------------------------------------------------------------------- now
+
+    def launch(
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
+    ) -> None:
+        """Run a kernel on the instance's own stream and wait for it."""
+        with self._work.admitted(deadline):
+            kernel, bound = self._resolve(kernel_id, config, arguments)
+            windows = _windows(bound)
+            placement: Placement | None = None
+            if memory is not None and windows:
+                placement = self._windows.place(windows, memory, deadline)
+            if placement is not None:
+                bound = self._windows.locate(placement, bound)
+            values = self._bind(kernel, bound)
+            if placement is not None:
+                self._windows.copy_in(placement, deadline)
+            own = self._start(kernel, config, values, OWN, deadline)
+            self._work.wait(own, deadline)
+            if placement is not None:
+                self._windows.copy_out(placement)
+                self.staged += 1
+
+    def submit(
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Arguments,
+        memory: Region | None,
+        deadline: Deadline,
+        stream: int,
+    ) -> None:
+        """Start a kernel."""
+        self._work.lanes.require(stream)
+        with self._work.admitted(deadline):
+            kernel, bound = self._resolve(kernel_id, config, arguments)
+            if memory is not None and _windows(bound):
+                self._windows.extend(memory, deadline)
+            self._start(kernel, config, self._bind(kernel, bound), stream, deadline)
+
+    def copy(
+        self, window: HostWindow, memory: Region, place: BufferOffset, deadline: Deadline, stream: int, *, inward: bool
+    ) -> None:
+        """Start a copy between guest memory and a buffer, into the buffer if it is inward."""
+        self._work.lanes.require(stream)
+        region = self._holdings.buffer(place.handle, window.length_bytes, place.offset_bytes)
+        require_inside(window, memory)
+        if not window.length_bytes:
+            return
+        address = region.address + place.offset_bytes
+        if self.recording is not None:
+            lane = self._begin_step(stream, memory, deadline)
+            self._require_reached([window])
+            self._copy(window, address, lane, inward=inward)
+            self.recording.needs.add((window, place), None, self._windows.reach.region)
+            return
+        with self._work.admitted(deadline):
+            reached = self._windows.extend_for_copy(window, memory, deadline)
+            lane = self._work.find(stream)
+            if not reached:
+                # From memory that is not registered the driver copies when the stream comes to it, and waits for that
+                # in the call, without a deadline.
+                self._work.wait(lane, deadline)
+            with self._work.giving(lane):
+                self._copy(window, address, lane, inward=inward)
+
+    # ---------------------------------------------------------------------------------------- recorded
+
+    def begin(self, stream: int) -> None:
+        """Record a stream from now on; the device begins with the first piece of work, which brings the memory."""
+        self._graphs.require_room()
+        self.recording = Recording(self._work.find(stream))
+        self._show_recording(recording=True)
+
+    def end(self, stream: int) -> int:
+        """Stop recording; return the graph's number."""
+        recording = self._require_recording(stream)
+        if not recording.capturing:
+            self._device.graphs.begin_capture(recording.lane.stream)
+        self.recording = None
+        self._show_recording(recording=False)
+        graph = self._device.graphs.end_capture(recording.lane.stream)
+        number = self._graphs.add(graph, recording.needs)
+        self._graphs.show(self._windows.reach.region)
+        return number
+
+    def record(
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Arguments,
+        memory: Region | None,
+        deadline: Deadline,
+        stream: int,
+    ) -> None:
+        """Record a launch."""
+        recording = self._require_recording(stream)
+        kernel, bound = self._resolve(kernel_id, config, arguments)
+        lane = self._begin_step(stream, memory, deadline)
+        self._require_reached(_windows(bound))
+        values = self._bind(kernel, bound)
+        regions = self._holdings.regions.snapshot()
+        self._device.launch(kernel.shared.loaded, kernel.entry, config, values, regions, lane.stream, deadline)
+        recording.needs.add(bound, kernel_id, self._windows.reach.region)
+        if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
+            # A number may be the address of anything that the session has: keep it all.
+            recording.needs.add_all(self._holdings.buffers, self._windows.reach.region)
+
+    def replay(self, graph: int, memory: Region | None, deadline: Deadline, stream: int) -> None:
+        """Start everything that a graph holds."""
+        if memory is not None and self._windows.reach.direct:
+            self._windows.extend(memory, deadline)
+        found = self._graphs.usable(graph, self._windows.reach.region)
+        self._work.lanes.require(stream)
+        with self._work.admitted(deadline):
+            lane = self._work.find(stream)
+            with self._work.giving(lane):
+                regions = self._holdings.regions.snapshot()
+                self._device.graphs.replay(found.graph, lane.stream, regions, deadline)
+        self.launched += found.needs.launches
+        self.replayed += 1
+
+    def stop_recording(self) -> list[Exception]:
+        """Stop recording at the end of a session, for nothing; return what the device raised."""
+        recording, self.recording = self.recording, None
+        if recording is None or not recording.capturing:
+            return []
+        graphs = self._device.graphs
+        return attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.lane.stream)
+
+    # ------------------------------------------------------------------------------------------- parts
+
+    def _resolve(self, kernel_id: int, config: LaunchConfig, arguments: Arguments) -> tuple[Kernel, Sequence[Argument]]:
+        bound = arguments()
+        kernel = self._holdings.kernel(kernel_id)
+        check_fit(config, kernel.signature, self._device.info)
+        return kernel, bound
+
+    def _bind(self, kernel: Kernel, bound: Sequence[Argument]) -> tuple[bytes, ...]:
+        return bind(kernel.signature, bound, self._holdings.buffers, self._holdings.regions)
+
+    def _start(
+        self, kernel: Kernel, config: LaunchConfig, values: tuple[bytes, ...], stream: int, deadline: Deadline
+    ) -> Lane:
+        lane = self._work.find(stream)
+        regions = self._holdings.regions.snapshot()
+        with self._work.giving(lane):
+            self._device.launch(kernel.shared.loaded, kernel.entry, config, values, regions, lane.stream, deadline)
+        self.launched += 1
+        return lane
+
+    def _copy(self, window: HostWindow, address: int, lane: Lane, *, inward: bool) -> None:
+        if inward:
+            self._device.copy_in(address, window.address, window.length_bytes, lane.stream)
+        else:
+            self._device.copy_out(window.address, address, window.length_bytes, lane.stream)
+
+    def _require_recording(self, stream: int) -> Recording:
+        self._work.lanes.require(stream)
+        if self.recording is None or self.recording.lane.number != stream:
+            raise InvalidArgs(f"stream {stream} does not record")
+        return self.recording
+
+    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Lane:
+        recording = self._require_recording(stream)
+        if recording.needs.steps >= self._most_steps:
+            raise QuotaExceeded(f"a graph holds at most {self._most_steps} launches and copies")
+        if not recording.capturing:
+            if memory is not None:
+                # Only now: a stream that records lets no memory be registered. Work without windows goes on without.
+                with suppress(QuotaExceeded, LaunchRefused):
+                    self._windows.extend(memory, deadline)
+            self._device.graphs.begin_capture(recording.lane.stream)
+            recording.capturing = True
+        return recording.lane
+
+    def _require_reached(self, windows: Sequence[HostWindow]) -> None:
+        for window in windows:
+            if window.length_bytes and not self._windows.reach.holds(window.address, window.length_bytes):
+                raise InvalidArgs("while a stream records, the device reaches only memory that it reached before")
+
+    def _show_recording(self, *, recording: bool) -> None:
+        """Send everything to Python while a stream records, for it must know what the graph will reach."""
+        for lane in self._work.lanes:
+            self._sheet.set_recording(lane.row, recording=recording)
+        if recording:
+            self._graphs.hide()
+        else:
+            self._graphs.show(self._windows.reach.region)
+
+
+def _windows(arguments: Sequence[Argument]) -> list[HostWindow]:
+    return [argument for argument in arguments if isinstance(argument, HostWindow)]

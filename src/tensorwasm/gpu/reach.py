@@ -1,0 +1,106 @@
+"""The guest's memory as the device reaches it: registered in place, or reachable from the start."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import ExitStack
+from typing import Final
+
+from tensorwasm.errors import InternalError
+from tensorwasm.gpu.accounts import Account, Reservation
+from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.regions import RegionTable
+from tensorwasm.gpu.releases import attempt
+from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.values import MemoryKind, Region
+
+_REACHABLE: Final = frozenset({"managed", "vmm"})
+
+
+class Reach:
+    """How much of one guest's memory the device reaches. None of it waits: whoever extends it has drained.
+
+    Args:
+        device: registers pages.
+        account: charged for pinned ones.
+        regions: of the session.
+        sheet: told along.
+        kind: of the memory. ``managed`` and ``vmm`` are reached without being registered, and charged elsewhere.
+
+    Attributes:
+        region: what is reached now, None for nothing.
+    """
+
+    __slots__ = ("_account", "_device", "_regions", "_reservations", "_sheet", "direct", "region")
+
+    def __init__(self, device: Device, account: Account, regions: RegionTable, sheet: Sheet, kind: MemoryKind) -> None:
+        self.direct = kind in _REACHABLE
+        self.region: Region | None = None
+        self._device = device
+        self._account = account
+        self._regions = regions
+        self._sheet = sheet
+        self._reservations: list[Reservation] = []
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Guest memory that is registered with the device."""
+        return self.region.size_bytes if self.region is not None and not self.direct else 0
+
+    def holds(self, address: int, length_bytes: int) -> bool:
+        """Return whether a range of the guest's memory is reached."""
+        region = self.region
+        return region is not None and region.address <= address and address + length_bytes <= region.end
+
+    def extend(self, memory: Region) -> None:
+        """Reach all of the guest's memory as it is now, which is not what `region` says.
+
+        A grown memory is registered anew as a whole: a range that straddles two registrations is one the driver
+        refuses to copy. A refusal over the quota leaves all as it was, one by the device leaves nothing registered.
+
+        Raises:
+            QuotaExceeded: over the tenant's cap on pinned memory.
+            LaunchRefused: the device cannot register the pages.
+            DeviceLost: the device does not answer.
+        """
+        if memory.address % mmap.PAGESIZE or memory.size_bytes % mmap.PAGESIZE:
+            raise InternalError("guest memory is not whole pages")
+        if self.direct:
+            self._forget()
+        else:
+            self._pin(memory)
+        self.region = memory
+        self._regions.add(memory)
+        self._sheet.show_reach(memory)
+
+    def release(self) -> list[Exception]:
+        """Reach nothing any more; return what the device raised: `region` stays then, for it may still reach that."""
+        if self.region is None:
+            return []
+        failures = [] if self.direct else attempt(self._device.unregister, self.region.address)
+        if not failures:
+            self._forget()
+        return failures
+
+    def _pin(self, memory: Region) -> None:
+        more_bytes = memory.size_bytes - self.pinned_bytes
+        with ExitStack() as undo:
+            reservation = undo.enter_context(self._account.reserve_pinned(max(more_bytes, 0)))
+            if self.region is not None:
+                self._device.unregister(self.region.address)
+                undo.callback(self._forget)
+            self._device.register(memory.address, memory.size_bytes)
+            undo.pop_all()
+        if self.region is not None:
+            self._regions.remove(self.region)
+        reservation.commit()
+        self._reservations.append(reservation)
+
+    def _forget(self) -> None:
+        if self.region is not None:
+            self._regions.remove(self.region)
+            self.region = None
+            self._sheet.show_reach(None)
+        for reservation in self._reservations:
+            reservation.release()
+        self._reservations.clear()

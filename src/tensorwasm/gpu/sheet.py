@@ -1,0 +1,241 @@
+"""A launch pad as its session writes it.
+
+Every session keeps its counts of work on a pad, so that there is one truth whether Python or compiled code gave the
+work: a session that no compiled code serves has a pad of its own, which is never armed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from tensorwasm.gpu.pad import (
+    BUFFER_ROWS,
+    GRAPH_ROWS,
+    KERNEL_ROWS,
+    NO_DEADLINE_NS,
+    STREAM_ROWS,
+    BufferRow,
+    GraphRow,
+    KernelImage,
+    KernelRow,
+    PadLayout,
+    StreamRow,
+    WindowRow,
+)
+from tensorwasm.values import Deadline, Region
+
+_WORD_BYTES: Final = 8
+
+
+def _word(field: str) -> int:
+    return int(getattr(PadLayout, field).offset) // _WORD_BYTES
+
+
+def _words(row: type[ctypes.Structure]) -> int:
+    return ctypes.sizeof(row) // _WORD_BYTES
+
+
+_ARMED: Final = _word("armed")
+_DEADLINE_NS: Final = _word("deadline_ns")
+_REACH_AT: Final = _word("reach_at")
+_REACH_BYTES: Final = _word("reach_bytes")
+_PLACED: Final = _word("placed")
+_PENDING: Final = _word("pending")
+_LAUNCHED: Final = _word("launched")
+_REPLAYED: Final = _word("replayed")
+_REFUSALS: Final = _word("refusals")
+_DRIVER: Final = _word("driver")
+_STAGE_AT: Final = _word("stage_at")
+_STAGE_BYTES: Final = _word("stage_bytes")
+_STAGE_USED: Final = _word("stage_used")
+_STAGED: Final = _word("staged")
+_STREAMS: Final = _word("streams")
+_KERNELS: Final = _word("kernels")
+_GRAPHS: Final = _word("graphs")
+_WINDOWS: Final = _word("windows")
+_BUFFERS: Final = _word("buffers")
+
+_STREAM_WORDS: Final = _words(StreamRow)
+_KERNEL_WORDS: Final = _words(KernelRow)
+_GRAPH_WORDS: Final = _words(GraphRow)
+_WINDOW_WORDS: Final = _words(WindowRow)
+_BUFFER_WORDS: Final = _words(BufferRow)
+
+
+class Sheet:
+    """The one writer of a pad on the session's side. Whoever runs the guest, or holds it, may call.
+
+    Args:
+        pad: what compiled code reads, None if none does. Its fields ``memory``, ``scratch`` and ``wait`` are others'.
+        driver_at: address of the `DriverTable`, which outlives the sheet; 0 if there is none.
+    """
+
+    __slots__ = ("_buffers_used", "_first", "_pad", "_used", "_words", "pad")
+
+    def __init__(self, pad: PadLayout | None, driver_at: int = 0) -> None:
+        self.pad = pad
+        self._pad = pad if pad is not None else PadLayout()
+        self._words = words = memoryview(self._pad).cast("B").cast("Q")
+        self._used = self._buffers_used = False
+        self._first = words[_LAUNCHED], words[_REPLAYED], words[_REFUSALS]
+        if pad is not None and driver_at:
+            words[_DRIVER] = driver_at
+            words[_ARMED] = 1
+
+    # ------------------------------------------------------------------------------------------- the head
+
+    @property
+    def pending(self) -> int:
+        """Work given to any stream that was not seen to end."""
+        return self._words[_PENDING]
+
+    @property
+    def placed(self) -> bool:
+        """Whether the session holds a place at the gate."""
+        return self._words[_PLACED] != 0
+
+    @placed.setter
+    def placed(self, holds: bool) -> None:
+        self._words[_PLACED] = holds
+
+    def counters(self) -> tuple[int, int, int]:
+        """Return launches, replays and refusals of compiled code in this session."""
+        words, first = self._words, self._first
+        return words[_LAUNCHED] - first[0], words[_REPLAYED] - first[1], words[_REFUSALS] - first[2]
+
+    def begin_call(self, deadline: Deadline) -> None:
+        """Say when the guest's call has to have ended."""
+        self._words[_DEADLINE_NS] = NO_DEADLINE_NS if deadline.at_ns is None else deadline.at_ns
+
+    def disarm(self) -> None:
+        """Send everything to Python from now on."""
+        self._words[_ARMED] = 0
+
+    def show_reach(self, region: Region | None) -> None:
+        """Say which part of the guest's memory the device reaches in place."""
+        self._words[_REACH_AT] = region.address if region else 0
+        self._words[_REACH_BYTES] = region.size_bytes if region else 0
+
+    # ------------------------------------------------------------------------------------------- staging
+
+    def show_slot(self, address: int, size_bytes: int) -> None:
+        """Let compiled code stage windows of that many bytes in all."""
+        self._words[_STAGE_AT] = address
+        self._words[_STAGE_BYTES] = size_bytes
+
+    @property
+    def stage_used(self) -> int:
+        """How far compiled code has used the slot."""
+        return self._words[_STAGE_USED]
+
+    @property
+    def staged(self) -> int:
+        """Windows of the staged launch that compiled code has in flight."""
+        return self._words[_STAGED]
+
+    def staged_windows(self) -> list[tuple[int, int, int]]:
+        """Return offset, length and place of those windows."""
+        words = self._words
+        rows = range(_WINDOWS, min(_WINDOWS + self.staged * _WINDOW_WORDS, _BUFFERS), _WINDOW_WORDS)
+        return [(words[row], words[row + 1], words[row + 2]) for row in rows]
+
+    def forget_staged(self) -> None:
+        """Say that no staged launch is in flight."""
+        self._words[_STAGED] = 0
+
+    # -------------------------------------------------------------------------------------------- tables
+
+    def has_room(self, number: int) -> bool:
+        """Return whether the row of a stream's number is empty."""
+        return self._words[_stream(number) + 1] == 0
+
+    def open_stream(self, number: int, handle: int) -> int:
+        """Enter a stream, whose handle is not 0; return its row for the methods below."""
+        self._used = True
+        row = _stream(number)
+        self._words[row], self._words[row + 2], self._words[row + 3] = number, 0, 0
+        self._words[row + 1] = handle
+        return row
+
+    def close_stream(self, row: int) -> None:
+        """Empty a stream's row."""
+        self.count_drained(row)
+        self._words[row] = self._words[row + 1] = self._words[row + 3] = 0
+
+    def set_recording(self, row: int, *, recording: bool) -> None:
+        """Say whether a stream records a graph."""
+        self._words[row + 3] = recording
+
+    def given(self, row: int) -> int:
+        """Return how much work a stream was given since it was last seen drained."""
+        return self._words[row + 2]
+
+    def count_started(self, row: int) -> None:
+        """Count work given to a stream."""
+        self._words[row + 2] += 1
+        self._words[_PENDING] += 1
+
+    def count_refused(self, row: int) -> None:
+        """Take back one `count_started`."""
+        self._words[row + 2] -= 1
+        self._words[_PENDING] -= 1
+
+    def count_drained(self, row: int) -> None:
+        """Count off all work of a stream."""
+        words = self._words
+        words[_PENDING] = max(words[_PENDING] - words[row + 2], 0)
+        words[row + 2] = 0
+
+    def show_buffer(self, handle: int, region: Region) -> None:
+        """Enter a device buffer; the newest of a row wins."""
+        self._buffers_used = True
+        row = _BUFFERS + handle % BUFFER_ROWS * _BUFFER_WORDS
+        self._words[row], self._words[row + 1], self._words[row + 2] = handle, region.address, region.size_bytes
+
+    def hide_buffer(self, handle: int) -> None:
+        """Take a device buffer out, if it is in."""
+        self._hide(_BUFFERS + handle % BUFFER_ROWS * _BUFFER_WORDS, handle)
+
+    def show_kernel(self, kernel_id: int, image: KernelImage) -> None:
+        """Enter a kernel, whose image stays alive until it is hidden; the newest of a row wins."""
+        self._used = True
+        row = _KERNELS + kernel_id % KERNEL_ROWS * _KERNEL_WORDS
+        self._words[row], self._words[row + 1] = kernel_id, image.address
+
+    def hide_kernel(self, kernel_id: int) -> None:
+        """Take a kernel out, if it is in."""
+        self._hide(_KERNELS + kernel_id % KERNEL_ROWS * _KERNEL_WORDS, kernel_id)
+
+    def show_graph(self, number: int, handle: int, launches: int) -> None:
+        """Enter a graph that may be replayed; the newest of a row wins."""
+        self._used = True
+        row = _GRAPHS + number % GRAPH_ROWS * _GRAPH_WORDS
+        self._words[row], self._words[row + 1], self._words[row + 2] = number, handle, launches
+
+    def hide_graph(self, number: int) -> None:
+        """Take a graph out, if it is in."""
+        self._hide(_GRAPHS + number % GRAPH_ROWS * _GRAPH_WORDS, number)
+
+    def wipe(self) -> None:
+        """Leave nothing of the session on the pad but the counters: it may serve another session now."""
+        words = self._words
+        for word in (_ARMED, _PLACED, _PENDING, _REACH_AT, _REACH_BYTES, _DRIVER):
+            words[word] = 0
+        for word in (_STAGE_AT, _STAGE_BYTES, _STAGE_USED, _STAGED):
+            words[word] = 0
+        if self._used:
+            self._clear(_STREAMS, _WINDOWS)
+        if self._buffers_used:
+            self._clear(_BUFFERS, len(words))
+
+    def _hide(self, row: int, key: int) -> None:
+        if self._words[row] == key:
+            self._words[row] = self._words[row + 1] = 0
+
+    def _clear(self, first: int, end: int) -> None:
+        ctypes.memset(ctypes.addressof(self._pad) + first * _WORD_BYTES, 0, (end - first) * _WORD_BYTES)
+
+
+def _stream(number: int) -> int:
+    return _STREAMS + number % STREAM_ROWS * _STREAM_WORDS

@@ -1,0 +1,222 @@
+"""How the windows of a launch reach the device: in place, or through a slot of the staging ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.commons import Commons, Tenancy
+from tensorwasm.gpu.graphs import GraphBook
+from tensorwasm.gpu.launch import Argument, HostWindow
+from tensorwasm.gpu.limits import STAGE_AUTO_BYTES
+from tensorwasm.gpu.reach import Reach
+from tensorwasm.gpu.regions import RegionTable
+from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
+from tensorwasm.gpu.work import Work
+from tensorwasm.values import Deadline, MemoryKind, Region
+
+
+class Windows:
+    """One guest's memory for its launches and copies. Not safe from several threads: the session takes turns.
+
+    Args:
+        commons: what the device's sessions share.
+        tenancy: whose session it is.
+        regions: what the session's kernels may touch.
+        sheet: told along.
+        work: waited for before memory is registered anew, or a slot is written.
+        graphs: which of them may be replayed depends on what is reached.
+        kind: of the guest's memory.
+
+    Attributes:
+        reach: what is reached in place.
+    """
+
+    __slots__ = ("_commons", "_graphs", "_kind", "_regions", "_sheet", "_slot", "_tenancy", "_work", "reach")
+
+    def __init__(
+        self,
+        commons: Commons,
+        tenancy: Tenancy,
+        regions: RegionTable,
+        sheet: Sheet,
+        work: Work,
+        graphs: GraphBook,
+        kind: MemoryKind,
+    ) -> None:
+        self.reach = Reach(commons.device, tenancy.account, regions, sheet, kind)
+        self._commons = commons
+        self._tenancy = tenancy
+        self._regions = regions
+        self._sheet = sheet
+        self._work = work
+        self._graphs = graphs
+        self._kind = kind
+        self._slot: Slot | None = None
+
+    # ---------------------------------------------------------------------------------------- in place
+
+    def extend(self, memory: Region, deadline: Deadline) -> None:
+        """Have the device reach all of the guest's memory in place. Waits for all work if pages are registered anew.
+
+        Raises:
+            QuotaExceeded: over the tenant's cap on pinned memory.
+            LaunchRefused: the device cannot register the pages, or this memory is to be staged only.
+            KernelFault: the work in flight broke a rule.
+            InvokeTimeout: the work in flight did not end in time.
+            DeviceLost: the device does not answer.
+        """
+        if not memory.size_bytes or memory == self.reach.region:
+            return
+        if self._kind == "staged":
+            raise LaunchRefused("this function's memory is staged: only a launch that waits can have windows on it")
+        if not self.reach.direct:
+            self._work.wait_all(deadline)
+        try:
+            self.reach.extend(memory)
+        finally:
+            self._work.confine()
+            self._graphs.show(self.reach.region)
+
+    def extend_for_copy(self, window: HostWindow, memory: Region, deadline: Deadline) -> bool:
+        """Prepare a copy between a window and the device; return whether the window is reached in place.
+
+        Raises:
+            InvalidPointer: the window is not inside the memory.
+            QuotaExceeded: over the tenant's cap on pinned memory.
+            LaunchRefused: the device cannot register the pages.
+            KernelFault: the work in flight broke a rule.
+            InvokeTimeout: the work in flight did not end in time.
+            DeviceLost: the device does not answer.
+        """
+        require_inside(window, memory)
+        if self._kind != "staged":
+            self.extend(memory, deadline)
+        return self.reach.holds(window.address, window.length_bytes)
+
+    def prefer(self, memory: Region | None, length_bytes: int, deadline: Deadline) -> None:
+        """Register the guest's memory for a copy of many bytes, where that is possible.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        if memory is not None and (self._kind == "pinned" or length_bytes >= STAGE_AUTO_BYTES):
+            with suppress(QuotaExceeded, LaunchRefused):
+                self.extend(memory, deadline)
+
+    # ------------------------------------------------------------------------------------------ staged
+
+    def place(self, windows: Sequence[HostWindow], memory: Region, deadline: Deadline) -> Placement | None:
+        """Choose how a launch that waits reaches its windows: return their places in the slot, or None for in place.
+
+        Raises:
+            InvalidPointer: a window is not inside the memory.
+            QuotaExceeded: too much for the slot, of memory that is to be staged; or over the cap on pinned memory.
+            CapacityExhausted: no slot is free for memory that is to be staged.
+            LaunchRefused: the device cannot register the pages.
+            KernelFault: the work in flight broke a rule.
+            InvokeTimeout: the work in flight did not end in time.
+            DeviceLost: the device does not answer.
+        """
+        if not memory.size_bytes:
+            return None
+        if self._kind == "staged" or (self._kind == "auto" and self.reach.region is None):
+            placement = self._stage(windows, memory)
+            if placement is not None:
+                return placement
+        self.extend(memory, deadline)
+        return None
+
+    def locate(self, placement: Placement, arguments: Sequence[Argument]) -> Sequence[Argument]:
+        """Return a launch's arguments with its windows in the slot."""
+        slot_at = self._require_slot().region.address
+        return [
+            placement.locate(argument, slot_at) if isinstance(argument, HostWindow) else argument
+            for argument in arguments
+        ]
+
+    def copy_in(self, placement: Placement, deadline: Deadline) -> None:
+        """Copy a launch's windows into the slot.
+
+        Raises:
+            KernelFault: the work in flight, which may write to the windows, broke a rule.
+            InvokeTimeout: it did not end in time.
+            DeviceLost: the device does not answer.
+        """
+        slot = self._require_slot()
+        self._work.wait_all(deadline)
+        slot.used_bytes = max(slot.used_bytes, placement.used_bytes)
+        placement.copy_in(slot.region.address)
+
+    def copy_out(self, placement: Placement) -> None:
+        """Copy a launch's windows back, once it has ended."""
+        placement.copy_out(self._require_slot().region.address)
+
+    def finish(self, memory: Region) -> None:
+        """Copy back what a staged launch of compiled code, which has ended, left in the slot.
+
+        Raises:
+            LaunchRefused: the pad names what is not the guest's; nothing is copied.
+        """
+        windows = self._sheet.staged_windows()
+        self._sheet.forget_staged()
+        copy_back(windows, memory, self._require_slot())
+
+    def release(self, *, trusted: bool) -> list[Exception]:
+        """Give the slot and the registration back, which no stream can reach; return what the device raised.
+
+        Args:
+            trusted: False if the device was lost: nobody else gets the slot then.
+        """
+        slot, self._slot = self._slot, None
+        if slot is not None and trusted:
+            slot.used_bytes = max(slot.used_bytes, self._sheet.stage_used)
+            self._commons.ring.give(slot)
+        return self.reach.release()
+
+    def _stage(self, windows: Sequence[HostWindow], memory: Region) -> Placement | None:
+        if memory.address % BLOCK_BYTES:
+            raise InternalError("guest memory is not whole pages")
+        for window in windows:
+            require_inside(window, memory)
+        placement = Placement(windows, memory.address)
+        if placement.used_bytes > self._stage_bytes:
+            if self._kind == "staged":
+                raise QuotaExceeded(f"windows of {placement.used_bytes} bytes: at most {self._stage_bytes} are staged")
+            return None
+        try:
+            self._take_slot()
+        except CapacityExhausted:
+            if self._kind == "staged":
+                raise
+            return None
+        return placement
+
+    @property
+    def _stage_bytes(self) -> int:
+        slot_bytes = self._commons.ring.slot_bytes
+        return slot_bytes if self._kind == "staged" else min(STAGE_AUTO_BYTES, slot_bytes)
+
+    def _take_slot(self) -> None:
+        if self._slot is None:
+            self._slot = slot = self._commons.ring.take(self._tenancy.tenant)
+            self._regions.add(slot.region)
+            self._sheet.show_slot(slot.region.address, self._stage_bytes)
+            self._work.confine()
+
+    def _require_slot(self) -> Slot:
+        if self._slot is None:
+            raise InternalError("no window is staged")
+        return self._slot
+
+
+def require_inside(window: HostWindow, memory: Region) -> None:
+    """Check a window once more, for what is copied by the host no device will check.
+
+    Raises:
+        InvalidPointer: it is not inside the memory.
+    """
+    if window.length_bytes < 0 or window.address < memory.address or window.address + window.length_bytes > memory.end:
+        raise InvalidPointer("a window is not inside the guest's memory")

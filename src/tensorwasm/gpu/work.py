@@ -1,0 +1,259 @@
+"""The work of one session: given to its streams, counted, waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
+from tensorwasm.gpu.commons import Commons
+from tensorwasm.gpu.facets import Event
+from tensorwasm.gpu.place import Place
+from tensorwasm.gpu.regions import RegionTable
+from tensorwasm.gpu.releases import attempt
+from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.streams import OWN, Lane, Lanes
+from tensorwasm.values import NEVER, Deadline, Region
+
+CLOSE_GRACE_S: Final = 1.0
+"""How long the end of a session waits for work that is still running."""
+
+_log = logging.getLogger(__name__)
+
+
+class Work:
+    """Streams, what is on them, and the place at the gate that it needs. The session takes turns.
+
+    Args:
+        commons: what the device's sessions share.
+        sheet: where work is counted, by compiled code too.
+        regions: what the session's kernels may touch.
+        streams: most that the guest may open.
+
+    Attributes:
+        lanes: the streams.
+        place: at the gate.
+    """
+
+    __slots__ = ("_commons", "_deadline", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
+
+    def __init__(self, commons: Commons, sheet: Sheet, regions: RegionTable, streams: int) -> None:
+        self._commons = commons
+        self._device = commons.device
+        self._sheet = sheet
+        self._regions = regions
+        self._deadline = NEVER
+        self._filled: Event | None = None
+        self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
+        self.place = Place(commons.gate, sheet)
+
+    # ----------------------------------------------------------------------------------- compiled code
+
+    def begin_call(self, deadline: Deadline) -> None:
+        """Say when what compiled code starts from now on must have stopped.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        self._deadline = deadline
+        self._sheet.begin_call(deadline)
+        self.confine()
+
+    def confine(self) -> None:
+        """Tell the device what compiled code may reach: for every stream, after every change.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        if self._sheet.pad is not None:
+            for lane in self.lanes:
+                self._confine(lane)
+
+    # ------------------------------------------------------------------------------------------ giving
+
+    def find(self, number: int) -> Lane:
+        """Return a stream, opening the instance's own if need be.
+
+        Raises:
+            InvalidHandle: no such stream.
+            DeviceLost: the device does not answer.
+        """
+        lane = self.lanes.get(number)
+        if lane is None:
+            lane = self.lanes.find(number)
+            self._confine(lane)
+        return lane
+
+    def open(self) -> Lane:
+        """Return a new stream, behind the clearing of every buffer that there is.
+
+        Raises:
+            QuotaExceeded: the session has as many as it may.
+            DeviceLost: the device does not answer.
+        """
+        lane = self.lanes.open()
+        if self._filled is not None:
+            self._device.events.wait_event(lane.stream, self._filled)
+        self._confine(lane)
+        return lane
+
+    def clear(self, region: Region) -> None:
+        """Start filling a new buffer with zeros, ahead of all that any stream is given next.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        own = self.find(OWN)
+        with self.giving(own):
+            self._device.fill(region.address, region.size_bytes, own.stream)
+        events = self._device.events
+        if self._filled is None:
+            self._filled = self._commons.events.take()
+        events.record(self._filled, own.stream)
+        for lane in self.lanes:
+            if lane is not own:
+                events.wait_event(lane.stream, self._filled)
+
+    @contextmanager
+    def giving(self, lane: Lane) -> Iterator[None]:
+        """Count a piece of work as started, before the device has it; not if the device refuses it."""
+        self.lanes.count_started(lane)
+        try:
+            yield
+        except (CallerError, LimitError, KernelFault):  # nothing of it runs: refused, or ended by its fault
+            self.lanes.count_refused(lane)
+            raise
+
+    @contextmanager
+    def admitted(self, deadline: Deadline) -> Iterator[None]:
+        """Hold a place at the gate, longer if work is pending then.
+
+        Raises:
+            CapacityExhausted: none came free in time.
+        """
+        self.place.take(deadline)
+        try:
+            yield
+        finally:
+            self.place.settle()
+
+    # ----------------------------------------------------------------------------------------- waiting
+
+    def wait(self, lane: Lane, deadline: Deadline) -> None:
+        """Wait for one stream.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        if self.lanes.busy(lane):
+            self._announce(lane)
+            self._device.synchronize(lane.stream, deadline)
+            self.lanes.count_drained(lane)
+
+    def wait_all(self, deadline: Deadline) -> None:
+        """Wait for every stream, keeping the place.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        if self._sheet.pending:
+            for lane in self.lanes:
+                self.wait(lane, deadline)
+
+    def drain(self, deadline: Deadline) -> None:
+        """Wait for every stream.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        self.wait_all(deadline)
+        self.place.settle()
+
+    def ended(self, lane: Lane) -> bool:
+        """Return whether a stream has nothing to do; never waits.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the device does not answer.
+        """
+        if self.lanes.busy(lane):
+            self._announce(lane)
+            if not self._device.ended(lane.stream):
+                return False
+            self.lanes.count_drained(lane)
+            self.place.settle()
+        return True
+
+    def close(self, lane: Lane, deadline: Deadline) -> None:
+        """Wait for a stream and give it back.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        self.wait(lane, deadline)
+        self.place.settle()
+        self.lanes.close(lane)
+
+    def has_ended(self) -> tuple[bool, bool]:
+        """Wait at the end of a session, a second at most.
+
+        Returns:
+            Whether nothing runs any more, as far as anybody knows, and whether that can be trusted.
+        """
+        ended, trusted, limit = True, True, Deadline.after(CLOSE_GRACE_S)
+        for lane in self.lanes:
+            try:
+                self.wait(lane, limit)
+            except KernelFault:
+                self.lanes.count_drained(lane)
+            except DeviceLost:
+                # Nothing left to wait for, and no word to be trusted on what still runs.
+                self.lanes.count_drained(lane)
+                trusted = False
+            except Exception:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its promises
+                if self._broke_off(lane):
+                    self.lanes.count_drained(lane)
+                else:
+                    _log.exception("work on the GPU outlived its session: what it can reach is abandoned")
+                    ended = False
+        if ended:
+            self.place.leave()
+        return ended, trusted
+
+    def release(self, *, healthy: bool) -> list[Exception]:
+        """Give the streams back, which have drained; return what the device raised."""
+        failures = self.lanes.release(healthy=healthy)
+        if self._filled is not None:
+            failures += attempt(self._commons.events.give if healthy else self._commons.events.discard, self._filled)
+            self._filled = None
+        return failures
+
+    def _confine(self, lane: Lane) -> None:
+        if self._sheet.pad is not None:
+            self._device.native.confine(lane.stream, self._regions.snapshot(), self._deadline)
+
+    def _broke_off(self, lane: Lane) -> bool:
+        """Return whether a stream has nothing running although it cannot be waited for."""
+        try:
+            return self._device.ended(lane.stream)
+        except (KernelFault, InvokeTimeout):
+            return (
+                True  # asking waits for nothing: the work was stopped at its own deadline, and is remembered for that
+            )
+        except Exception:  # noqa: BLE001 - as above: an answer that cannot be trusted
+            return False
+
+    def _announce(self, lane: Lane) -> None:
+        """Tell the device of work that only compiled code knows of."""
+        if self._sheet.given(lane.row) != lane.started:
+            self._device.native.started(lane.stream, self._deadline)
