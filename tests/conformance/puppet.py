@@ -9,34 +9,29 @@ from wasmtime import wat2wasm
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.imports import CudaService, host_functions
-from tensorwasm.guest.imports.abi import CUDA_MODULE
+from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
 from tensorwasm.values import Deadline, Limits
 
-STRINGS = {
-    "load_ptx": ("i32 i32 i32 i32", "i64"),
-    "launch": ("i64 i32 i32 i32 i32 i32 i32 i32 i32 i32", "i32"),
-    "sync": ("", "i32"),
-    "last_error_len": ("", "i32"),
-    "last_error_copy": ("i32 i32", "i32"),
-    "alloc": ("i32 i32", "i64"),
-    "free": ("i32 i32", "i32"),
-    "memcpy_h2d": ("i32 i32 i32 i32", "i32"),
-    "memcpy_d2h": ("i32 i32 i32 i32", "i32"),
-}
+PREFIX = "wasi_cuda_"
 PAGES = 8
 ENTRY_AT, TEXT_AT, ARGV_AT = 16, 4096, 64
 
 
 @cache
-def _prepared(module: str):
+def strings(module):
+    """Return the functions of a module by their names without the prefix."""
+    return {f.name.removeprefix(PREFIX): f for f in host_functions() if f.module == module}
+
+
+@cache
+def _prepared(module):
     imports, exports = [], []
-    for name, (params, result) in STRINGS.items():
-        kinds = params.split()
-        signature = f"(param {params}) (result {result})"
-        gets = " ".join(f"(local.get {index})" for index in range(len(kinds)))
-        imports.append(f'(import "{module}" "wasi_cuda_{name}" (func ${name} {signature}))')
+    for name, function in strings(module).items():
+        signature = f"(param {' '.join(function.params)}) (result {' '.join(function.results)})"
+        gets = " ".join(f"(local.get {index})" for index in range(len(function.params)))
+        imports.append(f'(import "{module}" "{function.name}" (func ${name} {signature}))')
         exports.append(f'(func (export "{name}") {signature} (call ${name} {gets}))')
     grow = '(func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))'
     text = f'(module {" ".join(imports)} (memory (export "memory") {PAGES}) {" ".join(exports)} {grow})'
@@ -47,7 +42,8 @@ def _prepared(module: str):
 class Puppet:
     """One sandbox with its session. Use it as a context manager."""
 
-    def __init__(self, device, *, module=CUDA_MODULE, granted=True, limits=None):
+    def __init__(self, device, *, module=CUDA_MODULE_0_3, granted=True, limits=None):
+        self.names = {*strings(module), "grow"}
         self.session = Session(device) if granted else None
         services = {"cuda": CudaService(self.session)} if granted else {}
         self.instance = Instance(_prepared(module), limits=limits or Limits(), services=services)
@@ -61,7 +57,7 @@ class Puppet:
         self.instance.close()
 
     def __getattr__(self, name):
-        if name not in {*STRINGS, "grow"}:
+        if name not in self.names:
             raise AttributeError(name)
         return lambda *args, deadline=None: self.instance.call(name, args, deadline=deadline or Deadline())[0]
 
@@ -88,6 +84,11 @@ class Puppet:
         """Launch with the argument records given; return the code."""
         self.put(ARGV_AT, argv)
         return self.launch(kernel, *grid, *block, shared, ARGV_AT, len(argv), deadline=deadline)
+
+    def begin(self, kernel, argv, stream=0, grid=(1, 1, 1), block=(1, 1, 1), shared=0, deadline=None):
+        """Start a kernel with the argument records given, without waiting; return the code."""
+        self.put(ARGV_AT, argv)
+        return self.launch_async(kernel, *grid, *block, shared, ARGV_AT, len(argv), stream, deadline=deadline)
 
     def error(self):
         """Return the text of the last failure."""

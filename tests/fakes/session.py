@@ -41,6 +41,26 @@ class FakeSession:
     def free(self, handle: int, deadline: Deadline) -> None:
         self._note("free", handle, deadline)
 
+    def write(
+        self,
+        handle: int,
+        data: bytes | memoryview,
+        deadline: Deadline,
+        offset_bytes: int = 0,
+        memory: Region | None = None,
+    ) -> None:
+        self._note("write", handle, data, deadline, offset_bytes, memory)
+
+    def read(
+        self,
+        handle: int,
+        into: memoryview,
+        deadline: Deadline,
+        offset_bytes: int = 0,
+        memory: Region | None = None,
+    ) -> None:
+        self._note("read", handle, into, deadline, offset_bytes, memory)
+
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         return self._note("load", text, entry, deadline)
 

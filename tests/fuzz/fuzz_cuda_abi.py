@@ -20,12 +20,16 @@ from tensorwasm.gpu.launch import BufferOffset
 from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import CudaService, host_functions
-from tensorwasm.guest.imports.abi import CUDA_MODULE, Code
+from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3, Code
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import Deadline
 
-FUNCTIONS = {offer.name.removeprefix("wasi_cuda_"): offer for offer in host_functions() if offer.module == CUDA_MODULE}
-NAMES = [*FUNCTIONS, *["launch"] * 8]
+FUNCTIONS = {
+    offer.name.removeprefix("wasi_cuda_"): offer for offer in host_functions() if offer.module == CUDA_MODULE_0_3
+}
+LAUNCHES = {"launch": (), "launch_async": (0,)}
+"""Launches, and what they take after the argument records."""
+NAMES = [*FUNCTIONS, *[*LAUNCHES] * 8]
 WORD = Number("u32", bytes(4))
 KERNELS = {
     b"fill": (FILL, encode_argv([Window(64, 4), Number("u32", bytes(4))])),
@@ -76,7 +80,7 @@ class Guest:
         return [TEXT_AT, len(text), ENTRY_AT, len(entry)]
 
     def launch(self, entry: bytes) -> list[int]:
-        """Put damaged arguments into memory; return the parameters of launch."""
+        """Put damaged arguments into memory; return the parameters that every launch has."""
         argv = damaged(self.rng, KERNELS[entry][1])
         self.call.memory.write(ARGV_AT, argv)
         return [self.kernels[entry], 1, 1, 1, 1, 1, 1, 0, ARGV_AT, len(argv)]
@@ -93,8 +97,8 @@ class Guest:
         params = [number(rng, BITS[kind], self.known) for kind in FUNCTIONS[name].params]
         if name == "load_ptx" and rng.random() < 0.8:
             params = self.text(damaged(rng, KERNELS[entry][0]), entry)
-        elif name == "launch":
-            sound = self.launch(entry)
+        elif name in LAUNCHES:
+            sound = [*self.launch(entry), *LAUNCHES[name]]
             params = [good if rng.random() < 0.98 else bad for good, bad in zip(sound, params, strict=True)]
         answer = self.answer(name, params)
         if answer > 0:

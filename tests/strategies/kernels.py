@@ -35,6 +35,61 @@ BY_VALUE = (HEADER + ".visible .entry by_value(.param .align 8 .b8 s[16])\n{\n  
 FOREVER = (HEADER + ".visible .entry forever()\n{\nAGAIN:\n    bra AGAIN;\n}\n").encode()
 """``forever()`` never ends."""
 
+AFFINE = (
+    HEADER
+    + """
+.visible .entry affine(.param .u64 at, .param .u32 factor, .param .u32 term)
+{
+    .reg .b32 %r<5>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u32 %r1, [factor];
+    ld.param.u32 %r2, [term];
+    cvta.to.global.u64 %rd2, %rd1;
+    ld.global.u32 %r3, [%rd2];
+    mad.lo.u32 %r4, %r3, %r1, %r2;
+    st.global.u32 [%rd2], %r4;
+    ret;
+}
+"""
+).encode()
+"""``affine(unsigned *at, unsigned factor, unsigned term)``: ``*at = *at * factor + term``, which tells any order."""
+
+NAP = (
+    HEADER
+    + """
+.visible .entry nap(.param .u64 ns)
+{
+    .reg .pred %p<2>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [ns];
+    mov.u64 %rd2, %globaltimer;
+AGAIN:
+    mov.u64 %rd3, %globaltimer;
+    sub.u64 %rd4, %rd3, %rd2;
+    setp.lt.u64 %p1, %rd4, %rd1;
+    @%p1 bra AGAIN;
+    ret;
+}
+"""
+).encode()
+"""``nap(unsigned long long ns)``: lets that much time pass."""
+
+ASTRAY = (
+    HEADER
+    + """
+.visible .entry astray(.param .u64 at)
+{
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [at];
+    cvta.to.global.u64 %rd2, %rd1;
+    st.global.u32 [%rd2+1073741824], 7;
+    ret;
+}
+"""
+).encode()
+"""``astray(unsigned *at)`` writes a GiB past what it is given."""
+
 
 def with_global(size_bytes: int) -> bytes:
     """Return a module that declares that much global memory beside its kernel ``nothing``."""

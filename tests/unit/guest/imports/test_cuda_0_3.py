@@ -1,6 +1,7 @@
 """``wasi:cuda/host@0.3.0``: what a body asks of the session, and which code a refusal becomes."""
 
 import dataclasses
+import inspect
 import struct
 
 import pytest
@@ -22,6 +23,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
 )
 from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions, interfaces
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.imports.cuda import CudaService
@@ -35,6 +37,19 @@ OLDER = {function.core_name for function in interfaces.CUDA_0_2.functions}
 TABLE = {function.core_name: function for function in interfaces.CUDA.functions if function.core_name not in OLDER}
 BITS = {"i32": 32, "i64": 64}
 ONE = (1, 1, 1)
+
+
+METHODS = sorted(name for name, kind in vars(FakeSession).items() if callable(kind) and not name.startswith("_"))
+    name for name in vars(FakeSession) if not name.startswith("_") and callable(getattr(FakeSession, name))
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_fake_takes_what_a_session_takes(name):
+    def shape(kind):
+        return [(p.name, p.default, p.kind) for p in inspect.signature(getattr(kind, name)).parameters.values()]
+
+    assert shape(FakeSession) == shape(Session)
 
 
 class Guest:
@@ -126,7 +141,7 @@ def test_the_table_above_asks_for_every_new_function_but_those_about_the_device(
     }
 
 
-METHODS = {name: asked[0] for name, _, _, asked, _ in ASKED}
+METHOD_OF = {name: asked[0] for name, _, _, asked, _ in ASKED}
 PARAMS = {name: params for name, params, *_ in ASKED}
 
 
@@ -141,17 +156,17 @@ PARAMS = {name: params for name, params, *_ in ASKED}
         (InvalidHandle("x"), -11),
     ],
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHOD_OF)
 def test_a_refusal_is_a_code_and_leaves_its_text(guest, name, error, code):
-    guest.session.refusals[METHODS[name]] = error
+    guest.session.refusals[METHOD_OF[name]] = error
     assert guest(name, *PARAMS[name]) == code
     assert guest.service.last_error == b"x"
 
 
 @pytest.mark.parametrize("error", [InvokeTimeout("late"), DeviceLost("gone"), InternalError("bug")])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHOD_OF)
 def test_what_is_not_the_guests_to_handle_ends_its_call(guest, name, error):
-    guest.session.refusals[METHODS[name]] = error
+    guest.session.refusals[METHOD_OF[name]] = error
     with pytest.raises(type(error)) as caught:
         guest(name, *PARAMS[name])
     assert caught.value is error
@@ -192,6 +207,13 @@ def test_a_negative_kernel_is_none(guest, kernel):
 
 
 # ------------------------------------------------------------------------------------------------- guest memory
+
+
+def test_a_waiting_copy_says_which_memory_its_bytes_are_in(guest):
+    assert guest("memcpy_h2d", 9, 1, 16, 32) == guest("memcpy_d2h", 16, 9, 1, 32) == 0
+    for name, handle, data, deadline, offset_bytes, memory in guest.session.calls:
+        assert name in {"write", "read"}
+        assert (handle, len(data), deadline, offset_bytes, memory) == (1 << 32 | 9, 32, DEADLINE, 0, MEMORY)
 
 
 WINDOWS = [

@@ -26,7 +26,7 @@ def free(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int) -
 def memcpy_h2d(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int, src_ptr: int, length: int) -> int:
     """Copy guest memory to device memory."""
     data = call.memory.view(u32(src_ptr), u32(length))
-    service.session.write(whole(handle_lo, handle_hi), data, call.deadline)
+    service.session.write(whole(handle_lo, handle_hi), data, call.deadline, memory=_memory(call))
     return 0
 
 
@@ -34,7 +34,7 @@ def memcpy_h2d(call: HostCall, service: CudaService, handle_lo: int, handle_hi: 
 def memcpy_d2h(call: HostCall, service: CudaService, dst_ptr: int, handle_lo: int, handle_hi: int, length: int) -> int:
     """Copy device memory to guest memory."""
     into = call.memory.view(u32(dst_ptr), u32(length))
-    service.session.read(whole(handle_lo, handle_hi), into, call.deadline)
+    service.session.read(whole(handle_lo, handle_hi), into, call.deadline, memory=_memory(call))
     return 0
 
 
@@ -60,5 +60,10 @@ def memcpy_d2h_async(
 
 def _window(call: HostCall, offset: int, length: int) -> tuple[HostWindow, Region]:
     """Return a checked window of guest memory, and the memory."""
-    memory = Region(call.memory.address, call.memory.size_bytes, host=True)
+    memory = _memory(call)
     return locate(Window(u32(offset), u32(length)), memory.address, memory.size_bytes), memory
+
+
+def _memory(call: HostCall) -> Region:
+    """Return the guest's memory as it is now."""
+    return Region(call.memory.address, call.memory.size_bytes, host=True)

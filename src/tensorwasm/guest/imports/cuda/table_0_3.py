@@ -100,6 +100,7 @@ STREAMS: Final = (
         "() -> result<stream-id, abi-error>",
         "Open a stream. Answers its number, which is positive.",
         Code.QUOTA_EXCEEDED,
+        Code.INVALID_ARGS,
         result="i64",
     ),
     _function(
@@ -140,6 +141,7 @@ EVENTS: Final = (
         "() -> result<event-id, abi-error>",
         "Open an event. Answers its number, which is positive.",
         Code.QUOTA_EXCEEDED,
+        Code.INVALID_ARGS,
         result="i64",
     ),
     _function(
@@ -147,6 +149,7 @@ EVENTS: Final = (
         handles("event"),
         f"(event: event-id) -> {_DONE}",
         "Close an event. Streams that wait for it go on waiting for what it marked.",
+        Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
     ),
     _function(
@@ -171,6 +174,7 @@ EVENTS: Final = (
         f"(event: event-id) -> {_DONE}",
         "Wait for the work before an event.",
         Code.LAUNCH_FAILED,
+        Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
         waits=True,
     ),
@@ -180,6 +184,7 @@ EVENTS: Final = (
         "(event: event-id) -> result<bool, abi-error>",
         "Answer 0 if the work before an event has ended, 1 if it still runs.",
         Code.LAUNCH_FAILED,
+        Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
     ),
 )
@@ -190,7 +195,6 @@ GRAPHS: Final = (
         _STREAM,
         f"(stream: stream-id) -> {_DONE}",
         "Record what the stream is given from now on instead of running it.",
-        Code.LAUNCH_FAILED,
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
@@ -201,7 +205,6 @@ GRAPHS: Final = (
         "(stream: stream-id) -> result<graph-id, abi-error>",
         "End recording. Answers the graph's number, which is positive.",
         Code.LAUNCH_FAILED,
-        Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
         result="i64",
@@ -212,7 +215,6 @@ GRAPHS: Final = (
         f"(graph: graph-id, stream: stream-id) -> {_DONE}",
         "Start all that a graph holds behind what the stream was given so far.",
         Code.INVALID_POINTER,
-        Code.INVALID_KERNEL,
         Code.LAUNCH_FAILED,
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,

@@ -1,0 +1,90 @@
+"""Whatever waits for the GPU ends at the guest's deadline, through real Wasm, on every device."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from conformance.puppet import Puppet, strings
+from conformance.work import WORD, WORD_AT, Work, u32
+from tensorwasm.errors import InvokeTimeout
+from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
+from tensorwasm.guest.imports.argv import encode_argv
+from tensorwasm.values import Deadline
+
+BUSY_S = 0.8
+"""How long the device is kept busy: less than a session waits at its end, so that nothing outlives it."""
+LIMIT_S = 0.1
+
+
+WAITING = {
+    "sync": lambda stream, **_: (),
+    "stream_sync": lambda stream, **_: (stream,),
+    "stream_destroy": lambda stream, **_: (stream,),
+    "event_sync": lambda event, **_: (event,),
+    "free": lambda handle, **_: (handle, 0),
+    "unload": lambda kernel, **_: (kernel,),
+    "memcpy_h2d": lambda handle, **_: (handle, 0, WORD_AT, 4),
+    "memcpy_d2h": lambda handle, **_: (WORD_AT, handle, 0, 4),
+    "graph_destroy": lambda graph, **_: (graph,),
+}
+
+
+@pytest.fixture
+def busy(device):
+    """A puppet whose stream, event, graph, buffer and kernel are all in use for a while."""
+    with Puppet(device) as puppet:
+        work = Work(puppet)
+        handle, stream, event = work.buffer(bytes(4)), puppet.stream_create(), puppet.event_create()
+        assert work.affine_kernel > 0
+        assert work.nap_kernel > 0
+        assert puppet.graph_begin(stream) == 0
+        assert work.nap(BUSY_S, stream) == 0
+        graph = puppet.graph_end(stream)
+        assert graph > 0
+        assert puppet.graph_launch(graph, stream) == 0
+        assert puppet.event_record(event, stream) == 0
+        yield puppet, {"stream": stream, "event": event, "graph": graph, "handle": handle, "kernel": work.nap_kernel}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_waiting_ends_at_the_deadline_and_is_the_end(busy, name):
+    puppet, things = busy
+    start = time.monotonic()
+    with pytest.raises(InvokeTimeout) as caught:
+        getattr(puppet, name)(*WAITING[name](**things), deadline=Deadline.after(LIMIT_S))
+    assert LIMIT_S / 2 < time.monotonic() - start < BUSY_S
+    assert caught.value.exit_code == 124
+    assert caught.value.kind == "invoke_timeout"
+    assert puppet.stream_query(things["stream"]) == -7
+    assert puppet.sync() == -7
+
+
+def test_a_waiting_launch_behind_others_ends_at_the_deadline(device):
+    with Puppet(device) as puppet:
+        work = Work(puppet)
+        assert work.affine_kernel > 0
+        assert work.nap(BUSY_S) == 0
+        with pytest.raises(InvokeTimeout):
+            puppet.start(work.affine_kernel, encode_argv([WORD, u32(1), u32(1)]), deadline=Deadline.after(LIMIT_S))
+
+
+def test_the_table_has_every_function_that_waits_for_work():
+    waiting = {name for name, function in strings(CUDA_MODULE_0_3).items() if function.waits}
+    only_for_a_place = {"launch_async", "memcpy_h2d_async", "memcpy_d2h_async", "graph_launch"}
+    assert waiting - only_for_a_place - {"load_ptx", "launch"} == set(WAITING)
+
+
+def test_starting_and_asking_do_not_wait(busy):
+    puppet, things = busy
+    start = time.monotonic()
+    for name, params in {
+        "stream_query": (things["stream"],),
+        "event_query": (things["event"],),
+    }.items():
+        assert getattr(puppet, name)(*params, deadline=Deadline.after(LIMIT_S)) == 1
+    assert puppet.memcpy_h2d_async(things["handle"], 0, WORD_AT, 4, 0, deadline=Deadline.after(LIMIT_S)) == 0
+    assert puppet.graph_launch(things["graph"], things["stream"], deadline=Deadline.after(5)) == 0
+    assert time.monotonic() - start < BUSY_S / 2
+    assert puppet.sync() == 0
