@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestError, GuestExit, MissingExport
+from tensorwasm.errors import GuestError, GuestExit, InvalidArgs, MissingExport
+from tensorwasm.gpu.accounts import DEFAULT_TENANT
 from tensorwasm.gpu.session import Session, SessionStatistics
 from tensorwasm.guest import codec
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.native.pads import draw_pad
 from tensorwasm.guest.wasi import Directory, Sink, WasiConfig
 from tensorwasm.runtime.grants import Grants, parse_grants
-from tensorwasm.values import Deadline
+from tensorwasm.values import Deadline, MemoryKind
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.device import Device
+    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.guest.module import Module
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
+_ORDINARY: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned")
 
 
 class Host(Protocol):
@@ -35,8 +40,11 @@ class Host(Protocol):
     def device_reason(self) -> str:
         """Why this device was taken."""
 
-    def open_device(self) -> Device:
-        """Return the device."""
+    def share(self) -> SharedDevice:
+        """Return the device, opened now if it was not, as sessions share it."""
+
+    def prepare_native(self, module: Module) -> Prepared | None:
+        """Resolve a module's imports with compiled host functions, None where there are none. May compile them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class Function:
         self.name = name
         self._host = host
         self._prepared = prepared
+        self._native: tuple[Prepared | None] | None = None
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -103,6 +112,8 @@ class Function:
         stdin: bytes = b"",
         input: bytes = b"",  # noqa: A002 - the interface's own word for it
         grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        memory: MemoryKind | None = None,
         deadline: Deadline | None = None,
         stdout: Sink | None = None,
         stderr: Sink | None = None,
@@ -119,6 +130,9 @@ class Function:
             stdin: all of standard input.
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
+            tenant: whose account device memory is charged to; registered with the device.
+            memory: how kernels reach linear memory: ``auto``, ``staged`` or ``pinned``; None takes the setting
+                TENSOR_WASM_GPU_MEMORY.
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
             stdout: takes standard output as it is written; None captures it.
             stderr: the same for standard error.
@@ -127,7 +141,7 @@ class Function:
 
         Raises:
             MissingExport: no such function.
-            InvalidArgs: arguments or grants do not fit.
+            InvalidArgs: arguments or grants do not fit, or there is no such tenant or kind of memory.
             GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written.
             InvokeTimeout: the deadline passed, in the guest or in a kernel.
             DeviceUnavailable: CUDA was granted, asked for by name, and is not there.
@@ -148,8 +162,8 @@ class Function:
         )
         start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
         with (
-            self._gpu(granted, services, on_device) as session,
-            self._sandbox(config, services, ends, session) as instance,
+            self._gpu(granted, services, tenant, _reached(memory), ends, on_device) as (session, prepared),
+            self._sandbox(prepared, config, services, ends, session) as instance,
         ):
             values, exit_code = _call(instance, target, args, ends)
             out, err = _written(instance)
@@ -180,19 +194,25 @@ class Function:
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def _sandbox(
-        self, config: WasiConfig, services: Mapping[str, object], deadline: Deadline, session: Session | None
+        self,
+        prepared: Prepared,
+        config: WasiConfig,
+        services: Mapping[str, object],
+        deadline: Deadline,
+        session: Session | None,
     ) -> Instance:
         """Return a sandbox that ends its GPU session first, because the device may reach its memory until then."""
-
-        def drain() -> bool:
-            if session is None:
-                return True
-            session.close()
-            return not session.statistics().abandoned
-
         limits = self._host.limits
+        if session is None:
+            return Instance(prepared, limits=limits, services=services, wasi_config=config, deadline=deadline)
         return Instance(
-            self._prepared, limits=limits, services=services, wasi_config=config, deadline=deadline, drain=drain
+            prepared,
+            limits=limits,
+            services=services,
+            wasi_config=config,
+            deadline=deadline,
+            drain=functools.partial(_end, session),
+            pad=session.pad,
         )
 
     @contextmanager
@@ -200,17 +220,52 @@ class Function:
         self,
         granted: Grants,
         services: dict[str, object],
+        tenant: str,
+        memory: MemoryKind,
+        deadline: Deadline,
         on_device: Callable[[DeviceInfo, str], object] | None,
-    ) -> Iterator[Session | None]:
+    ) -> Iterator[tuple[Session | None, Prepared]]:
+        """Open what the grants give; yield the GPU session, and the module to instantiate."""
         if not granted.cuda:
-            yield None
+            yield None, self._prepared
             return
-        device = self._host.open_device()
+        shared = self._host.share()
         if on_device is not None:
-            on_device(device.info, self._host.device_reason)
-        with Session(device, architecture=settings.current().cuda_arch) as session:
+            on_device(shared.info, self._host.device_reason)
+        native = self._native_for(shared)
+        architecture = settings.current().cuda_arch
+        pad = draw_pad() if native is not None else None
+        # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
+        with (
+            shared.device.native.bound() if native is not None else nullcontext(),
+            shared.open_session(tenant, architecture=architecture, memory_kind=memory, pad=pad) as session,
+        ):
             services["cuda"] = CudaService(session)
-            yield session
+            session.enter(deadline)
+            yield session, native or self._prepared
+
+    def _native_for(self, shared: SharedDevice) -> Prepared | None:
+        """Return the module with compiled host functions, None if Python is to do their work."""
+        mode = settings.current().native
+        if mode == "off" or (mode == "auto" and shared.info.kind != "cuda"):
+            return None
+        if self._native is None:
+            self._native = (self._host.prepare_native(self._prepared.module),)
+        return self._native[0]
+
+
+def _reached(memory: MemoryKind | None) -> MemoryKind:
+    """Return how a session reaches ordinary linear memory, which is all that there is here."""
+    kind = settings.current().gpu_memory if memory is None else memory
+    if kind not in _ORDINARY:
+        raise InvalidArgs(f"linear memory of a function is {', '.join(_ORDINARY)}, not {kind}")
+    return kind
+
+
+def _end(session: Session) -> bool:
+    """Close a session; return whether nothing of it reaches the guest's memory any more."""
+    session.close()
+    return not session.statistics().abandoned
 
 
 def _call(

@@ -14,9 +14,12 @@ from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.probe import open_device, parse_choice
+from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.linker import Linker, Prepared
+from tensorwasm.guest.module import Module
+from tensorwasm.guest.native.loading import load_entries
 from tensorwasm.runtime.function import Function, Host
 from tensorwasm.values import DeviceInfo, Limits
 
@@ -54,6 +57,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
         self._device: Device | None = None
+        self._shared: SharedDevice | None = None
         self._reason = ""
         self._closed = False
 
@@ -110,11 +114,36 @@ class Runtime:
                 self._device, self._reason = open_device(self._choice, multiprocessors=self._multiprocessors)
             return self._device
 
+    def share(self) -> SharedDevice:
+        """Return the device as sessions share it, opened on first use and owned by the runtime.
+
+        Raises:
+            DeviceUnavailable: it is not there, or the runtime is closed.
+        """
+        device = self.open_device()
+        with self._lock:
+            if self._closed:
+                raise DeviceUnavailable("the runtime is closed")
+            if self._shared is None:
+                self._shared = SharedDevice(device)
+            return self._shared
+
+    def prepare_native(self, module: Module) -> Prepared | None:
+        """Resolve a module's imports with compiled host functions, None where there are none.
+
+        Blocks, the first time in a process: half a second, or up to ten if they were never compiled here.
+        """
+        linker = _native_linker(self._engine)
+        return linker.prepare(module) if linker is not None else None
+
     def close(self) -> None:
         """Release the device. Idempotent; invocations must have ended."""
         with self._lock:
             self._closed = True
             device, self._device = self._device, None
+            shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
         if device is not None:
             device.close()
 
@@ -140,8 +169,11 @@ class _Limited:
     def device_reason(self) -> str:
         return self.runtime.device_reason
 
-    def open_device(self) -> Device:
-        return self.runtime.open_device()
+    def share(self) -> SharedDevice:
+        return self.runtime.share()
+
+    def prepare_native(self, module: Module) -> Prepared | None:
+        return self.runtime.prepare_native(module)
 
 
 _MAX_MEMORY_BYTES: Final = 1 << 32
@@ -160,6 +192,13 @@ def _check_limits(limits: Limits) -> None:
 def _linker(engine: Engine) -> Linker:
     """Return the one linker of an engine: both live as long as the process."""
     return Linker(engine, host_functions())
+
+
+@cache
+def _native_linker(engine: Engine) -> Linker | None:
+    """Return the one linker of an engine with compiled host functions, None where there are none."""
+    entries = load_entries()
+    return Linker(engine, host_functions(), native=entries) if entries else None
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

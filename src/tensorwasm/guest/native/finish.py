@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering
+from tensorwasm.values import Region
+
+_OWN_STREAM: Final = 0
 
 
 @answering
 def finish(call: HostCall, service: CudaService) -> int:
     """Wait for a launch or a copy, copy back the windows of a staged launch, and answer for the import."""
-    service.session.finish_staged(call.deadline)
+    session = service.session
+    if session.pad is not None and session.pad.staged:
+        memory = call.memory
+        session.finish_staged(Region(memory.address, memory.size_bytes, host=True), call.deadline)
+    else:
+        session.synchronize(call.deadline, stream=_OWN_STREAM)
     return 0
