@@ -40,8 +40,6 @@ ONE = (1, 1, 1)
 
 
 METHODS = sorted(name for name, kind in vars(FakeSession).items() if callable(kind) and not name.startswith("_"))
-    name for name in vars(FakeSession) if not name.startswith("_") and callable(getattr(FakeSession, name))
-)
 
 
 @pytest.mark.parametrize("name", METHODS)
