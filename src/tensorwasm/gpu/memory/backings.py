@@ -6,7 +6,7 @@ has changed nothing, but for `release`, which goes on where it stopped when it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
@@ -26,6 +26,10 @@ class Backing(Protocol):
     @property
     def address(self) -> int:
         """First byte."""
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Addresses, ascending, inside the memory that no one region of a launch may straddle."""
 
     def grow(self, size_bytes: int, new_bytes: int) -> None:
         """Make more bytes usable, all of them zero, where growing is what the kind does.
@@ -50,6 +54,8 @@ class Backing(Protocol):
 
 class DeviceMemory:
     """Memory of the device alone."""
+
+    borders = ()
 
     def __init__(self, device: Device, size_bytes: int, capacity_bytes: int) -> None:
         del capacity_bytes
@@ -84,6 +90,11 @@ class PinnedPages:
             pages.give_back(self.address)
             raise
 
+    @property
+    def borders(self) -> Sequence[int]:
+        """See `Backing.borders`: where one registration ends and the next begins."""
+        return self._parts[1:]
+
     def grow(self, size_bytes: int, new_bytes: int) -> None:
         """See `Backing.grow`."""
         held_bytes = self._usable_bytes
@@ -111,6 +122,8 @@ class PinnedPages:
 class ManagedMemory:
     """Memory that moves between host and device; all of the capacity is there from the start."""
 
+    borders = ()
+
     def __init__(self, device: Device, size_bytes: int, capacity_bytes: int) -> None:
         del size_bytes
         self._unified = device.unified
@@ -127,6 +140,8 @@ class ManagedMemory:
 
 class MappedRange:
     """A reserved range of addresses in which host-located memory is mapped as the buffer grows."""
+
+    borders = ()
 
     def __init__(self, device: Device, size_bytes: int, capacity_bytes: int) -> None:
         self._unified = unified = device.unified

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final, Self
 
 from tensorwasm.errors import InternalError, InvalidArgs, NotSupported, TooLarge
@@ -153,12 +154,24 @@ class UnifiedBuffer:
 
     @property
     def region(self) -> Region:
-        """The usable bytes, as launches take them.
+        """The usable bytes as one range.
 
         Raises:
             InternalError: the buffer is closed.
         """
         return Region(self.address, self._size_bytes, host=self._traits.host)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The usable bytes as launches take them: in parts where pinned memory was registered in parts.
+
+        Raises:
+            InternalError: the buffer is closed.
+        """
+        with self._turn:
+            whole = self.region
+            edges = (whole.address, *self._backing.borders, whole.end)
+            return tuple(Region(start, end - start, host=whole.host) for start, end in pairwise(edges))
 
     @property
     def device_id(self) -> str:

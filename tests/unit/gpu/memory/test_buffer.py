@@ -4,6 +4,7 @@ import ctypes
 import gc
 import mmap
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,17 @@ def dirty(buffer):
     """Write past the end, up to where a device may reach."""
     reach = -(-len(buffer) // PAGE) * PAGE
     ctypes.memset(buffer.address, 0xEE, reach)
+
+
+def check_regions(device, buffer):
+    """The parts of a buffer follow each other, and none straddles two registrations."""
+    regions = buffer.regions
+    assert regions[0].address == buffer.address
+    assert regions[-1].end == buffer.region.end
+    assert all(before.end == after.address for before, after in pairwise(regions))
+    for region in regions:
+        inside = [at for at, size in device.registered.items() if at <= region.address and region.end <= at + size]
+        assert len(inside) == (buffer.kind == "pinned")
 
 
 def test_a_new_buffer_is_zero_and_says_what_it_is(device, kind):
@@ -203,6 +215,7 @@ def test_growing_keeps_data_and_address_and_shows_zeros(kind, size, steps):
             model = model.ljust(len(buffer), b"\0")
             assert contents(buffer) == model
             assert buffer.supports_grow_in_place is (len(buffer) < ROOM)
+            check_regions(device, buffer)
     assert not account.charged
     assert device.broken == []
     assert device.empty()
