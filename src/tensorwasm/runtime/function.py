@@ -113,7 +113,7 @@ class Function:
         input: bytes = b"",  # noqa: A002 - the interface's own word for it
         grants: Iterable[str] | Grants = (),
         tenant: str = DEFAULT_TENANT,
-        memory: MemoryKind | None = None,
+        memory_kind: MemoryKind | None = None,
         deadline: Deadline | None = None,
         stdout: Sink | None = None,
         stderr: Sink | None = None,
@@ -131,7 +131,7 @@ class Function:
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
             tenant: whose account device memory is charged to; registered with the device.
-            memory: how kernels reach linear memory: ``auto``, ``staged`` or ``pinned``; None takes the setting
+            memory_kind: how kernels reach linear memory: ``auto``, ``staged`` or ``pinned``; None takes the setting
                 TENSOR_WASM_GPU_MEMORY.
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
             stdout: takes standard output as it is written; None captures it.
@@ -162,7 +162,7 @@ class Function:
         )
         start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
         with (
-            self._gpu(granted, services, tenant, _reached(memory), ends, on_device) as (session, prepared),
+            self._gpu(granted, services, tenant, _reached(memory_kind), ends, on_device) as (session, prepared),
             self._sandbox(prepared, config, services, ends, session) as instance,
         ):
             values, exit_code = _call(instance, target, args, ends)

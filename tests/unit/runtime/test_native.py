@@ -50,7 +50,7 @@ def native_calls(monkeypatch):
 def outcome(name: str, memory: str):
     with Runtime(device="emulator") as runtime:
         function = runtime.load(EXAMPLES / name / f"{name}.wasm")
-        done = function.invoke(grants={"cuda"}, memory=memory)
+        done = function.invoke(grants={"cuda"}, memory_kind=memory)
     return done.values, done.exit_code, done.stdout, done.gpu.kernels_launched, done.gpu.replays
 
 
