@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import mmap
 import os
-import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from conformance.cuda.child import run_child
+from conformance.cuda.kernels import COUNT, POLL
 from tensorwasm.errors import InvalidDimensions, LaunchRefused, MalformedPtx
 from tensorwasm.gpu.cuda.binding import load_driver
 from tensorwasm.gpu.cuda.opening import open_cuda, open_with
@@ -26,45 +24,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 NONE = Deadline()
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 
-POLL = """
-.version 6.3
-.target sm_70
-.address_size 64
-.visible .entry poll(.param .u64 flag)
-{
-  .reg .pred %p<2>;
-  .reg .b32 %r<2>;
-  .reg .b64 %rd<2>;
-  ld.param.u64 %rd1, [flag];
-AGAIN:
-  ld.volatile.global.u32 %r1, [%rd1];
-  setp.eq.u32 %p1, %r1, 0;
-  @%p1 bra AGAIN;
-  ret;
-}
-"""
-
 WIDE = """
 .version 6.3
 .target sm_70
 .address_size 64
 .visible .entry wide() .maxntid 256, 1, 1 { ret; }
-"""
-
-COUNT = """
-.version 6.3
-.target sm_70
-.address_size 64
-.visible .entry count(.param .u64 p)
-{
-  .reg .b32 %r<2>;
-  .reg .b64 %rd<2>;
-  ld.param.u64 %rd1, [p];
-  ld.global.u32 %r1, [%rd1];
-  add.u32 %r1, %r1, 1;
-  st.global.u32 [%rd1], %r1;
-  ret;
-}
 """
 
 LIBRARIES = {
@@ -116,75 +80,6 @@ FAULTS = {
     "a misaligned access": "ld.param.u64 %rd1, [p]; add.u64 %rd1, %rd1, 1; st.global.u32 [%rd1], 1;",
     "failed or trapped|illegal instruction": "trap;",
 }
-
-CHILD = """
-import sys, time
-from tensorwasm.errors import *
-from tensorwasm.gpu.cuda.opening import open_cuda
-from tensorwasm.ptx.parser import parse
-from tensorwasm.values import Deadline, LaunchConfig
-device = open_cuda()
-stream = device.open_stream()
-address = device.allocate(64)
-one, none = LaunchConfig((1, 1, 1), (1, 1, 1)), Deadline()
-
-def run(text, entry, deadline=none):
-    loaded = device.load(parse(text), none)
-    device.launch(loaded, entry, one, [address.to_bytes(8, "little")], (), stream, deadline)
-    device.synchronize(stream, deadline)
-
-def expect(error, call):
-    try:
-        call()
-    except error as caught:
-        print(type(caught).__name__, caught, flush=True)
-        return
-    raise SystemExit(f"no {error.__name__}")
-"""
-
-
-def run_child(program: str, *texts: str, limit_s: float = 60.0) -> str:
-    """Run a program after `CHILD`, its texts as arguments, and return what it printed."""
-    package = Path(importlib.util.find_spec("tensorwasm").origin).parents[1]
-    ended = subprocess.run(
-        [sys.executable, "-c", CHILD + program, *texts],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
-@pytest.fixture
-def flag(gpu):
-    """A word of host memory that kernels can poll."""
-    block = mmap.mmap(-1, mmap.PAGESIZE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(block))
-    gpu.register(address, mmap.PAGESIZE)
-    yield ctypes.c_uint32.from_address(address)
-    gpu.unregister(address)
-    block.close()
-
-
-@pytest.fixture
-def stream(gpu):
-    opened = gpu.open_stream()
-    yield opened
-    gpu.close_stream(opened)
-
-
-@pytest.fixture
-def poll(gpu, flag, stream):
-    """Start a kernel that ends when the flag is set."""
-    loaded = gpu.load(parse(POLL), NEVER)
-    address = struct.pack("<Q", ctypes.addressof(flag))
-    yield lambda: gpu.launch(loaded, "poll", ONE, [address], (), stream, NONE)
-    flag.value = 1
-    gpu.synchronize(stream, NONE)
-    gpu.unload(loaded)
 
 
 def test_the_gpu_says_what_it_is(gpu):
@@ -365,6 +260,7 @@ device.close()
     )
 
 
+@pytest.mark.hardware("BUG-release", "H2-context")
 def test_another_librarys_release_leaves_the_context_alive(gpu):
     driver = load_driver()
     device = driver.call("cuDeviceGet", gpu.info.ordinal)
