@@ -263,7 +263,7 @@ def test_recording_begins_once_and_ends_once(device, rig):
 
 @pytest.fixture
 def pool(device):
-    pool = device.pools.open_pool(4 * MIB)
+    pool = device.pools.open_pool(64 * MIB)  # a multiple of what pools of any driver grow by
     yield pool
     device.pools.close_pool(pool)
 
@@ -272,9 +272,9 @@ def test_a_pool_holds_no_more_than_its_cap(device, pool):
     if not device.pools.capped:
         pytest.skip("the driver knows no cap")
     with pytest.raises(QuotaExceeded):
-        device.pools.pool_allocate(pool, 64 * MIB)
+        device.pools.pool_allocate(pool, 128 * MIB)
     for _ in range(5):
-        address = device.pools.pool_allocate(pool, 4 * MIB)
+        address = device.pools.pool_allocate(pool, 64 * MIB)
         with pytest.raises(QuotaExceeded):
             device.pools.pool_allocate(pool, 4 * MIB)
         device.pools.pool_free(pool, address)
