@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.errors import LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.emulator.planes import CONST_WINDOW, GLOBAL_BASE, Plane, host_bytes, shown_address
+from tensorwasm.gpu.emulator.planes import CONST_WINDOW, GLOBAL_BASE, HOST_BASE, Plane, host_bytes, shown_address
 from tensorwasm.gpu.emulator.reach import Kind, Owner, Reach, Segment, Use
 from tensorwasm.values import Region
 
@@ -46,6 +46,7 @@ class Allocations:
         self._owners: dict[int, Owner] = {}
         self._starts: list[int] = []
         self._variables: dict[int, Plane] = {}
+        self._fenced: dict[int, int] = {}
         self._freed: OrderedDict[int, int] = OrderedDict()
         self._next = {False: GLOBAL_BASE, True: CONST_WINDOW}
         self._used_bytes = 0
@@ -228,6 +229,34 @@ class Allocations:
             segments = self._segments(address, address + size_bytes) if size_bytes >= 0 else None
         return None if segments is None else Reach(tuple(segments))
 
+    def host_span(self, address: int, size_bytes: int) -> Reach | None:
+        """Return a range of host memory of the table, or None if it is host memory that the table does not know.
+
+        Raises:
+            LaunchRefused: it is no host memory, or only a part of it is there.
+        """
+        found = self.span(address, size_bytes)
+        if found is not None and found.segments[0].owner.host:
+            return found
+        end = address + size_bytes
+        with self._changed:
+            below = self._owner_at(end - 1)
+            part = below is not None and below.plane.end > address
+            fenced = any(start < end and address < start + size for start, size in self._fenced.items())
+        if address < HOST_BASE or end > GLOBAL_BASE or part or fenced:
+            raise LaunchRefused(f"{size_bytes} bytes at {shown_address(address)} are not host memory")
+        return None
+
+    def fence(self, address: int, size_bytes: int) -> None:
+        """Note a range of this process's addresses that nobody may touch, but for what is admitted in it."""
+        with self._changed:
+            self._fenced[address] = size_bytes
+
+    def unfence(self, address: int) -> None:
+        """Undo `fence`."""
+        with self._changed:
+            del self._fenced[address]
+
     @contextmanager
     def using(self, reach: Reach) -> Iterator[Use]:
         """Hold memory for the length of a ``with``."""
@@ -256,6 +285,7 @@ class Allocations:
                 address, owner = next(iter(self._owners.items()))
                 self._withdraw(address, owner.kind, "")
             self._variables.clear()
+            self._fenced.clear()
             self._used_bytes = 0
 
     def freed_near(self, address: int) -> str | None:

@@ -98,12 +98,14 @@ class Copies:
         """Start copying host memory to device memory.
 
         Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording and the host memory is
-                not registered.
+            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
+                host memory is not registered.
             TensorWasmError: what the stream has failed with.
         """
+        if not size_bytes:
+            return
         target = self._span(address, size_bytes)
-        source: Place | None = self._host_span(host_address, size_bytes)
+        source: Place | None = self._allocations.host_span(host_address, size_bytes)
         if source is None:
             self._queues.mark(self._queues.own(stream))
             source = host_bytes(host_address, size_bytes).copy()
@@ -113,12 +115,14 @@ class Copies:
         """Start copying device memory to host memory.
 
         Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording and the host memory is
-                not registered.
+            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
+                host memory is not registered.
             TensorWasmError: what the stream has failed with.
         """
+        if not size_bytes:
+            return
         source = self._span(address, size_bytes)
-        target = self._host_span(host_address, size_bytes)
+        target = self._allocations.host_span(host_address, size_bytes)
         if target is None:
             self._fetch(host_bytes(host_address, size_bytes), address, stream)
         else:
@@ -134,10 +138,6 @@ class Copies:
 
     def _fetch(self, target: Bytes, address: int, stream: Stream) -> None:
         self._now(Copy(self._allocations, target, self._span(address, target.size)), stream)
-
-    def _host_span(self, address: int, size_bytes: int) -> Reach | None:
-        found = self._allocations.span(address, size_bytes)
-        return found if found is not None and found.segments[0].owner.host else None
 
     def _span(self, address: int, size_bytes: int) -> Reach:
         found = self._allocations.span(address, size_bytes)

@@ -161,8 +161,8 @@ class EmulatorDevice:
         """Start copying host memory to device memory; memory that is not registered is copied from at once.
 
         Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording and the host memory is
-                not registered.
+            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
+                host memory is not registered.
             InvalidHandle: no such stream.
             TensorWasmError: what the stream has failed with.
         """
@@ -172,8 +172,8 @@ class EmulatorDevice:
         """Start copying device memory to host memory; for memory that is not registered the call waits.
 
         Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording and the host memory is
-                not registered.
+            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
+                host memory is not registered.
             InvalidHandle: no such stream.
             TensorWasmError: what the stream has failed with.
         """

@@ -243,15 +243,11 @@ class EmulatedNative:
         return SUCCESS
 
     def _memcpy_htod_async(self, target: int, source: int | None, size_bytes: int, handle: int | None) -> int:
-        stream = self._stream(handle)
-        if size_bytes:
-            self._copies.copy_in(target, source or 0, size_bytes, stream)
+        self._copies.copy_in(target, source or 0, size_bytes, self._stream(handle))
         return SUCCESS
 
     def _memcpy_dtoh_async(self, target: int | None, source: int, size_bytes: int, handle: int | None) -> int:
-        stream = self._stream(handle)
-        if size_bytes:
-            self._copies.copy_out(target or 0, source, size_bytes, stream)
+        self._copies.copy_out(target or 0, source, size_bytes, self._stream(handle))
         return SUCCESS
 
     def _graph_launch(self, graph_handle: int | None, stream_handle: int | None) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 GLOBAL_BASE: Final = 1 << 52
 CONST_WINDOW: Final = 1 << 56
 WINDOW_BYTES: Final = 1 << 52
-_HOST_BASE: Final = 1 << 16  # below it no system maps memory
+HOST_BASE: Final = 1 << 16  # below it no system maps memory
 
 
 @dataclass(slots=True, eq=False)
@@ -67,4 +67,4 @@ def host_bytes(address: int, size_bytes: int) -> NDArray[np.uint8]:
 
 def shown_address(address: int) -> str:
     """Return an address for a message, unless it may tell where memory of this process lies."""
-    return "a host address" if _HOST_BASE <= address < GLOBAL_BASE else f"{address:#x}"
+    return "a host address" if HOST_BASE <= address < GLOBAL_BASE else f"{address:#x}"

@@ -141,14 +141,14 @@ class Queues:
         return stream
 
     def close(self, stream: Stream) -> None:
-        """Release a stream. What has not begun never will, but for what is certain."""
+        """Release a stream. What has not begun never will, but for what is certain, once what runs has ended."""
         if not isinstance(stream, EmulatedStream):
             return
         with self._changed:
             self._streams.discard(stream)
             stream.recording = None
         if not stream.idle:
-            self._fail(stream, DeviceLost("the stream was closed"))
+            self._end(stream, DeviceLost("the stream was closed"), ran=False)
 
     def clear(self) -> None:
         """Release every stream."""
@@ -261,25 +261,33 @@ class Queues:
         try:
             work.action.run(work.reach, work.deadline.earlier(deadline))
         except TensorWasmError as error:
-            self._fail(stream, error, ran=True)
+            self._end(stream, error, ran=True)
         except BaseException as error:
-            self._fail(stream, InternalError(f"work on the device broke off: {error!r}"), ran=True)
+            self._end(stream, InternalError(f"work on the device broke off: {error!r}"), ran=True)
             raise
         else:
-            with self._changed:
-                stream.done += 1
-                stream.running = False
-                self._changed.notify_all()
+            self._end(stream, None, ran=True)
 
-    def _fail(self, stream: EmulatedStream, failure: TensorWasmError, *, ran: bool = False) -> None:
+    def _end(self, stream: EmulatedStream, failure: TensorWasmError | None, *, ran: bool) -> None:
+        """Note that a piece of work has ended, or that the stream has failed.
+
+        Args:
+            stream: whose.
+            failure: what it has failed with.
+            ran: the calling thread was at work on it.
+        """
+        left: list[Work] = []
         with self._changed:
-            stream.failure = stream.failure or failure
-            if ran:
-                stream.running = False
-            left = list(stream.queue)
-            stream.queue.clear()
+            if failure is None:
+                stream.done += 1
+            else:
+                stream.failure = stream.failure or failure
+            stream.running = stream.running and not ran
+            if stream.failure is not None and not stream.running:
+                left += [work for work in stream.queue if work.certain]
+                stream.queue.clear()
             self._changed.notify_all()
-        finish(work for work in left if work.certain)
+        finish(left)
 
 
 def _reached(mark: Mark) -> bool:

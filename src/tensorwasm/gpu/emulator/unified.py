@@ -126,6 +126,7 @@ class EmulatedMemory:
             raise LaunchRefused(f"a range of {size_bytes} bytes: {error}") from None
         with self._lock:
             self._ranges[address] = _Range(size_bytes)
+            self._allocations.fence(address, size_bytes)
         return address
 
     def map(self, address: int, size_bytes: int) -> None:
@@ -175,6 +176,7 @@ class EmulatedMemory:
             if found is None or found.size_bytes != size_bytes or found.mapped:
                 raise LaunchRefused(f"no range of {size_bytes} bytes in which nothing is mapped is reserved there")
             del self._ranges[address]
+            self._allocations.unfence(address)
             self._give_back(address, size_bytes)
 
     def _range_of(self, address: int, size_bytes: int) -> _Range:
