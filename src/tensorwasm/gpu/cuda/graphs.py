@@ -63,6 +63,7 @@ class CudaGraphs:
                 raise LaunchRefused("the stream is not recording")
             recorded = self._end(own)
             try:
+                core.streams.order(own)  # behind what was cleared meanwhile: compiled code gives it work without asking
                 graph = CudaGraph(core.driver.call("cuGraphInstantiate", recorded, 0))
             finally:
                 core.undo("cuGraphDestroy", recorded)  # the executable graph stands alone

@@ -58,8 +58,10 @@ def test_nothing_of_ours_gets_into_a_recording_and_a_replay_is_behind_every_clea
     work(stream)
     assert stream.handle.waits == []
     graph = device.graphs.end_capture(stream)
-    device.graphs.replay(graph, stream, (), NEVER)
     assert len(stream.handle.waits) == 1
+    device.allocate(64)
+    device.graphs.replay(graph, stream, (), NEVER)
+    assert len(stream.handle.waits) == 2
 
 
 REFUSED = {
