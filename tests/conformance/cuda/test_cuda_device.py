@@ -82,6 +82,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.hardware("BUG-4")
 def test_the_gpu_says_what_it_is(gpu):
     info = gpu.info
     assert info.kind == "cuda"
@@ -167,6 +168,7 @@ def test_what_the_compiler_refuses_is_malformed_and_the_device_lives(gpu, throug
         device.close()
 
 
+@pytest.mark.hardware("H2-allocate")
 def test_fifty_cycles_leave_descriptors_threads_and_memory_where_they_were(gpu):
     def cycle() -> None:
         device = open_cuda()

@@ -262,6 +262,7 @@ def turns(count: int) -> list[int]:
     return sorted({1, 2, (count + 1) // 2, count} & set(range(1, count + 1)))
 
 
+@pytest.mark.hardware("H8")
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_call_that_fails_has_created_and_changed_nothing(function, caplog):
     kind, count = chosen(function)
