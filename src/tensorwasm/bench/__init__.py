@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from tensorwasm.bench.dispatch import measure_dispatch
 from tensorwasm.bench.emulator import measure_emulator
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.job import measure_job
+from tensorwasm.bench.memory import measure_memory
 from tensorwasm.bench.quota import measure_quota
 
 BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {
+    "dispatch": measure_dispatch,
     "emulator": measure_emulator,
     "job": measure_job,
+    "memory": measure_memory,
     "quota": measure_quota,
 }

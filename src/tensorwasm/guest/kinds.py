@@ -181,7 +181,11 @@ def _grow_memory(number: int, size_bytes: int) -> int:
 
 
 def _finalize(number: int) -> None:
-    _live.pop(number).backing.close()
+    backing = _live.pop(number).backing
+    try:
+        backing.close()
+    except BaseException:  # noqa: BLE001 - nothing may escape into C; what did not go stays allocated and charged
+        _log.exception("a linear memory was not given back")
 
 
 def _as_ours(error: BaseException) -> TensorWasmError:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestError, GuestExit, InvalidArgs, MissingExport
+from tensorwasm.errors import GuestError, GuestExit, MissingExport
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
+from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
 from tensorwasm.gpu.session import Session, SessionStatistics
-from tensorwasm.guest import codec
+from tensorwasm.guest import codec, kinds
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad
 from tensorwasm.guest.wasi import Directory, Sink, WasiConfig
 from tensorwasm.runtime.grants import Grants, parse_grants
-from tensorwasm.values import Deadline, MemoryKind
+from tensorwasm.values import WASM_PAGE_BYTES, Deadline, MemoryKind
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared import SharedDevice
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
-_ORDINARY: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How sandboxes of a function are made.
+
+    Attributes:
+        native: host functions are compiled ones.
+        host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
+    """
+
+    native: bool = False
+    host_memory: bool = False
 
 
 class Host(Protocol):
@@ -43,8 +56,8 @@ class Host(Protocol):
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
-    def prepare_native(self, module: Module) -> Prepared | None:
-        """Resolve a module's imports with compiled host functions, None where there are none. May compile them."""
+    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+        """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +98,20 @@ class Function:
         name: for people.
     """
 
-    def __init__(self, host: Host, name: str, prepared: Prepared) -> None:
-        """Wrap a module whose imports are resolved; `Runtime.load` does this."""
+    def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
+        """Wrap a module whose imports are resolved; `Runtime.load` does this.
+
+        Args:
+            host: the runtime.
+            name: for people.
+            wasm: the binary: other forms than the first are compiled when they are first asked for.
+            prepared: its first form, without a GPU.
+        """
         self.name = name
         self._host = host
+        self._wasm = wasm
         self._prepared = prepared
-        self._native: tuple[Prepared | None] | None = None
+        self._forms = {Form(): prepared}
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -131,8 +152,7 @@ class Function:
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
             tenant: whose account device memory is charged to; registered with the device.
-            memory_kind: how kernels reach linear memory: ``auto``, ``staged`` or ``pinned``; None takes the setting
-                TENSOR_WASM_GPU_MEMORY.
+            memory_kind: how kernels reach linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
             stdout: takes standard output as it is written; None captures it.
             stderr: the same for standard error.
@@ -142,6 +162,8 @@ class Function:
         Raises:
             MissingExport: no such function.
             InvalidArgs: arguments or grants do not fit, or there is no such tenant or kind of memory.
+            NotSupported: the device has no such kind of memory.
+            QuotaExceeded: the tenant may not hold the guest's memory on the device.
             GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written.
             InvokeTimeout: the deadline passed, in the guest or in a kernel.
             DeviceUnavailable: CUDA was granted, asked for by name, and is not there.
@@ -162,7 +184,7 @@ class Function:
         )
         start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
         with (
-            self._gpu(granted, services, tenant, _reached(memory_kind), ends, on_device) as (session, prepared),
+            self._gpu(granted, services, tenant, _kind(memory_kind), ends, on_device) as (session, prepared),
             self._sandbox(prepared, config, services, ends, session) as instance,
         ):
             values, exit_code = _call(instance, target, args, ends)
@@ -232,34 +254,60 @@ class Function:
         shared = self._host.share()
         if on_device is not None:
             on_device(shared.info, self._host.device_reason)
-        native = self._native_for(shared)
         architecture = settings.current().cuda_arch
-        pad = draw_pad() if native is not None else None
+        prepared = self._form(Form(_compiled_for(shared), memory in _DIRECT)) or self._form(
+            Form(False, memory in _DIRECT)
+        )
+        native = prepared.needs_pad
+        pad = draw_pad() if native else None
         # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
         with (
-            shared.device.native.bound() if native is not None else nullcontext(),
+            shared.device.native.bound() if native else nullcontext(),
             shared.open_session(tenant, architecture=architecture, memory_kind=memory, pad=pad) as session,
+            _supplied(shared, tenant, memory, self._host.limits) if memory in _DIRECT else nullcontext(),
         ):
             services["cuda"] = CudaService(session)
             session.enter(deadline)
-            yield session, native or self._prepared
+            yield session, prepared
 
-    def _native_for(self, shared: SharedDevice) -> Prepared | None:
-        """Return the module with compiled host functions, None if Python is to do their work."""
-        mode = settings.current().native
-        if mode == "off" or (mode == "auto" and shared.info.kind != "cuda"):
-            return None
-        if self._native is None:
-            self._native = (self._host.prepare_native(self._prepared.module),)
-        return self._native[0]
+    def _form(self, form: Form) -> Prepared:
+        """Return a form of the module, made when first asked for; without compiled host functions if there are none."""
+        prepared = self._forms.get(form)
+        if prepared is None:
+            prepared = self._host.prepare(self._wasm, self._prepared.module, form)
+            prepared = self._forms[form] = prepared or self._form(replace(form, native=False))
+        return prepared
 
 
-def _reached(memory: MemoryKind | None) -> MemoryKind:
-    """Return how a session reaches ordinary linear memory, which is all that there is here."""
-    kind = settings.current().gpu_memory if memory is None else memory
-    if kind not in _ORDINARY:
-        raise InvalidArgs(f"linear memory of a function is {', '.join(_ORDINARY)}, not {kind}")
-    return kind
+_DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
+"""Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
+
+
+def _compiled_for(shared: SharedDevice) -> bool:
+    """Return whether compiled host functions are wanted, rather than Python's."""
+    mode = settings.current().native
+    return mode == "on" or (mode == "auto" and shared.info.kind == "cuda")
+
+
+def _kind(memory: MemoryKind | None) -> MemoryKind:
+    asked = settings.current().gpu_memory if memory is None else memory
+    return settings.checked_memory_kind("memory_kind", asked)
+
+
+def _supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits) -> AbstractContextManager[None]:
+    """Let the sandbox have its linear memory from the device, charged to the tenant."""
+    account = shared.accounts.account(tenant)
+
+    def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
+        return UnifiedBuffer.allocate(
+            shared.device,
+            max(size_bytes, WASM_PAGE_BYTES),  # a buffer has bytes, a linear memory need not
+            _DIRECT[memory],
+            capacity_bytes=max(capacity_bytes, WASM_PAGE_BYTES),
+            account=account,
+        )
+
+    return kinds.supplying(provide, limits.memory_bytes)
 
 
 def _end(session: Session) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.linker import Linker, Prepared
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.runtime.function import Function, Host
+from tensorwasm.runtime.function import Form, Function, Host
 from tensorwasm.values import DeviceInfo, Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -84,8 +84,9 @@ class Runtime:
             path = Path(module)
             name = path.stem if name is None else name
             module = _read(path, host.limits.module_bytes)
-        compiled = self._engine.compile(bytes(module), host.limits)
-        return Function(host, name or "module", _linker(self._engine).prepare(compiled))
+        wasm = bytes(module)
+        compiled = self._engine.compile(wasm, host.limits)
+        return Function(host, name or "module", wasm, _linker(self._engine).prepare(compiled))
 
     @property
     def device(self) -> DeviceInfo:
@@ -128,12 +129,17 @@ class Runtime:
                 self._shared = SharedDevice(device)
             return self._shared
 
-    def prepare_native(self, module: Module) -> Prepared | None:
-        """Resolve a module's imports with compiled host functions, None where there are none.
+    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+        """Compile and link a module for a form, None where there are no compiled host functions.
 
-        Blocks, the first time in a process: half a second, or up to ten if they were never compiled here.
+        Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they
+        were never compiled here.
         """
-        linker = _native_linker(self._engine)
+        engine = self._engine
+        if form.host_memory:
+            engine = Engine.shared(replace(engine.config, host_memory=True))
+            module = engine.compile(wasm, Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm)))
+        linker = _native_linker(engine) if form.native else _linker(engine)
         return linker.prepare(module) if linker is not None else None
 
     def close(self) -> None:
@@ -172,8 +178,8 @@ class _Limited:
     def share(self) -> SharedDevice:
         return self.runtime.share()
 
-    def prepare_native(self, module: Module) -> Prepared | None:
-        return self.runtime.prepare_native(module)
+    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+        return self.runtime.prepare(wasm, module, form)
 
 
 _MAX_MEMORY_BYTES: Final = 1 << 32
