@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tensorwasm.errors import CapacityExhausted, OutputClosed
+from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.runtime import Runtime
@@ -169,6 +171,7 @@ class LocalExecutor:
         self._functions: Shelf[Future[Function]] = Shelf()
         self._lock = threading.Lock()
         self._census = Census()
+        self._accounts: Accounts | None = None
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
@@ -187,7 +190,18 @@ class LocalExecutor:
 
     def statistics(self) -> ExecutorStatistics:
         """Return a snapshot."""
-        return self._census.statistics({})
+        return self._census.statistics(self.charges())
+
+    def charges(self) -> dict[str, tuple[int, int]]:
+        """Return what tenants hold on the device, by name: device bytes and pinned host bytes; not who holds none."""
+        if self._accounts is None:
+            return {}
+        held = self._accounts.statistics()
+        return {
+            each.tenant: (each.device_bytes, each.pinned_bytes)
+            for each in held
+            if each.device_bytes or each.pinned_bytes
+        }
 
     def close(self) -> None:
         """Let what was taken end, and release the threads. Idempotent."""
@@ -200,9 +214,16 @@ class LocalExecutor:
             return
         try:
             function = self._load(request)
+            if request.grants.cuda:
+                self._admit(request)
             ticket.settle(function.invoke(request.export, request.args, **_keywords(request, deadline, listener)))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
+
+    def _admit(self, request: Request) -> None:
+        """Open the tenant's account, with the cap that this request brings."""
+        accounts = self._accounts = self._runtime.share().accounts
+        accounts.register(request.tenant, MAX_PROCESS_DEVICE_BYTES if request.gpu_bytes is None else request.gpu_bytes)
 
     def _load(self, request: Request) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""
@@ -232,6 +253,8 @@ def _keywords(request: Request, deadline: Deadline, listener: Listener | None) -
         "stdin": request.stdin,
         "input": request.input,
         "grants": request.grants,
+        "tenant": request.tenant,
+        "memory_kind": request.memory_kind,
         "deadline": deadline,
     }
     if listener is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorwasm.gpu.accounts import DEFAULT_TENANT
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import Limits, MemoryKind
 
 Argument = bool | int | float | str | None
 """What an argument may be; `tensorwasm.guest.codec` judges it against the export's signature."""
 
-DEFAULT_TENANT: Final = "default"
 NOTHING: Final = Grants()
 USUAL: Final = Limits()
 
@@ -33,7 +33,7 @@ class Request:
         tenant: whose call it is: quotas, workers and compiled modules are apart by it.
         limits: what its sandbox may use.
         deadline_s: seconds from `Executor.submit` on within which it must have ended; None for ``limits.wall_s`` alone.
-        memory: how kernels reach its linear memory.
+        memory_kind: how kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
         gpu_bytes: the tenant's cap on device memory where it runs, None for the process's own limit.
     """
 
@@ -49,5 +49,5 @@ class Request:
     tenant: str = DEFAULT_TENANT
     limits: Limits = USUAL
     deadline_s: float | None = None
-    memory: MemoryKind = "auto"
+    memory_kind: MemoryKind | None = None
     gpu_bytes: int | None = None

@@ -153,6 +153,7 @@ class Conversation:
         flights: what the process was asked and has not answered, by number.
         charges: device and pinned bytes by tenant, as of the last heartbeat.
         answered: requests answered.
+        introduced: whether the process has said that it is ready.
     """
 
     def __init__(self, process: Process, setup: Setup, owner: Owner, waker: socket.socket, patience: Patience) -> None:
@@ -171,7 +172,7 @@ class Conversation:
         self._overdue: dict[int, float] = {}
         self._errors = bytearray()
         self._beats = 0
-        self._introduced = False
+        self.introduced = False
         self._sick = ""
         self._unfit: Unfit | None = None
         self._ending: str | None = None
@@ -197,7 +198,7 @@ class Conversation:
         if not self._stopping:
             self._stopping = True
             self._outbox.put([Stop()])
-            grace_s = self._patience.stop_s if self._introduced else 0.0
+            grace_s = self._patience.stop_s if self.introduced else 0.0
             self._ends_at_s, self._late = time.monotonic() + grace_s, "did not leave"
 
     def hold(self) -> Ending:
@@ -267,19 +268,19 @@ class Conversation:
         del self._errors[:-_KEPT_ERRORS_BYTES]
 
     def _take(self, frame: Frame) -> None:
-        if not self._introduced and not isinstance(frame, Ready | Unfit):
+        if not self.introduced and not isinstance(frame, Ready | Unfit):
             raise BrokenFrame(f"a {type(frame).__name__} before it was ready")
         _HANDLERS[type(frame)](self, frame)
 
     def _take_ready(self, frame: Ready) -> None:
-        if self._introduced or frame.protocol != PROTOCOL:
+        if self.introduced or frame.protocol != PROTOCOL:
             raise BrokenFrame("ready twice, or of another release")
-        self._introduced = True
+        self.introduced = True
         self._wait_for_beat()
         self._owner.ready(frame)
 
     def _take_unfit(self, frame: Unfit) -> None:
-        if self._introduced:
+        if self.introduced:
             raise BrokenFrame("unfit after it was ready")
         self._unfit = frame
         self._ending = f"has no device: {clean(frame.message)}"

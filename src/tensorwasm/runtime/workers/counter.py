@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensorwasm.errors import CallerError, GuestError, HostError, LimitError
-from tensorwasm.gpu.quota import PROCESS_LEDGER
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.function import Invocation
 from tensorwasm.runtime.grants import Grants
@@ -87,8 +86,7 @@ class Counter:
                 return
 
     def _charges(self) -> tuple[Charge, ...]:
-        held = PROCESS_LEDGER.statistics()
-        return (Charge("default", held.device_bytes, 0),) if held.device_bytes else ()
+        return tuple(Charge(tenant, *held) for tenant, held in sorted(self._executor.charges().items()))
 
     def _open_blob(self, frame: Blob) -> None:
         if frame.blob in self._blobs or frame.blob in self._incoming:
@@ -141,7 +139,7 @@ class Counter:
             tenant=frame.tenant,
             limits=Limits(*frame.limits),
             deadline_s=frame.deadline_s,
-            memory=frame.memory,
+            memory_kind=frame.memory_kind,
             gpu_bytes=frame.gpu_bytes,
         )
 

@@ -186,7 +186,7 @@ def make_invoke(
         tenant=request.tenant,
         limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes),
         deadline_s=left_s,
-        memory=request.memory,
+        memory_kind=request.memory_kind,
         gpu_bytes=request.gpu_bytes,
         stream=stream,
     )

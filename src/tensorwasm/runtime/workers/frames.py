@@ -38,6 +38,7 @@ Number = int | float
 Word = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=64 << 10)]
+Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
 Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES)]
 OutputName = Literal["stdout", "stderr", "chunk"]
 
@@ -117,10 +118,10 @@ class Invoke(Frame, frozen=True):
     cuda: bool
     readable: tuple[Name, ...]
     writable: tuple[Name, ...]
-    tenant: Name
+    tenant: Tenant
     limits: tuple[Count, Count, Count, Count, float, Count]
     deadline_s: float | None
-    memory: MemoryKind
+    memory_kind: MemoryKind | None
     gpu_bytes: Count | None
     stream: bool
 
@@ -175,7 +176,7 @@ class Unfit(Frame, frozen=True):
 class Charge(Frame, frozen=True):
     """What a tenant holds on the worker's device."""
 
-    tenant: Name
+    tenant: Tenant
     device_bytes: Count
     pinned_bytes: Count
 
@@ -225,18 +226,13 @@ class Failed(Frame, frozen=True):
     Attributes:
         kind: of an error of ours.
         message: for people.
-        detail: stable name of a Wasm trap.
-        code: a guest's exit code.
-        line, column: where in the PTX.
+        details: what an error of that kind carries, by name.
     """
 
     request: Identity
     kind: Word
     message: Text
-    detail: Word = ""
-    code: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
-    line: Count = 0
-    column: Count = 0
+    details: dict[Word, Word | Count] = msgspec.field(default_factory=dict)
 
 
 class Sick(Frame, frozen=True):

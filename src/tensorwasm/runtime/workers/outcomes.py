@@ -7,7 +7,7 @@ is. A result is held to what its types say, because what reads it later does not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
@@ -18,7 +18,7 @@ from tensorwasm.errors import (
     InternalError,
     MalformedPtx,
     TensorWasmError,
-    UnsupportedPtx,
+    TooLarge,
 )
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.function import DEFAULT_EXPORTS, Invocation
@@ -33,15 +33,9 @@ def describe_error(request: int, error: BaseException) -> Failed:
     """Return the frame for the error that ended a call; one that is not of our tree is a bug here."""
     if not isinstance(error, TensorWasmError):
         error = InternalError(f"{type(error).__name__}: {error}")
-    return Failed(
-        request=request,
-        kind=error.kind,
-        message=clean(error.message),
-        detail=error.trap[:_WORD_CHARACTERS] if isinstance(error, GuestTrap) else "",
-        code=error.code if isinstance(error, GuestExit) else 0,
-        line=error.line if isinstance(error, MalformedPtx) else 0,
-        column=error.column if isinstance(error, MalformedPtx) else 0,
-    )
+    carried = {name: getattr(error, name) for name, _ in _carried(type(error))}
+    details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
+    return Failed(request, error.kind, clean(error.message), details)
 
 
 def clean(text: str) -> str:
@@ -50,30 +44,37 @@ def clean(text: str) -> str:
 
 
 def rebuild_error(failed: Failed) -> TensorWasmError:
-    """Return the error that a frame describes."""
+    """Return the error that a frame describes.
+
+    Raises:
+        BrokenFrame: the error does not carry what one of its kind does.
+    """
     made = _CLASSES.get(failed.kind)
     if made is None:
         return InternalError(f"a worker answered the unknown error {clean(failed.kind)!r}: {clean(failed.message)}")
-    return _REBUILDERS.get(made, _rebuild_plain)(made, failed)
-
-
-def _rebuild_plain(made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
-    return made(clean(failed.message))
-
-
-def _rebuild_trap(_made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
-    return GuestTrap(clean(failed.message), clean(failed.detail))
-
-
-def _rebuild_exit(_made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
-    return GuestExit(failed.code)
-
-
-def _rebuild_ptx(made: type[TensorWasmError], failed: Failed) -> TensorWasmError:
-    error = made(clean(failed.message))
-    if isinstance(error, MalformedPtx):  # its message already says where
-        error.line, error.column = failed.line, failed.column
+    error = made.__new__(made, clean(failed.message))  # not made anew: its text is complete, whatever it was made from
+    carried = _carried(made)
+    if failed.details.keys() != {name for name, _ in carried}:
+        raise BrokenFrame(f"a {failed.kind} with other details")
+    for name, kind in carried:
+        value = failed.details[name]
+        if not isinstance(value, kind):
+            raise BrokenFrame(f"a {failed.kind} whose {name} is no {kind.__name__}")
+        setattr(error, name, clean(value) if isinstance(value, str) else value)
     return error
+
+
+CARRIED: Final[dict[type[TensorWasmError], tuple[tuple[str, type], ...]]] = {
+    GuestTrap: (("trap", str),),
+    GuestExit: (("code", int),),
+    MalformedPtx: (("line", int), ("column", int)),
+    TooLarge: (("requested_bytes", int), ("limit_bytes", int)),
+}
+"""What errors of a class carry beside their text, subclasses' included. Output goes ahead of the error."""
+
+
+def _carried(made: type[TensorWasmError]) -> tuple[tuple[str, type], ...]:
+    return next((CARRIED[each] for each in made.__mro__ if each in CARRIED), ())
 
 
 def _tree(root: type[TensorWasmError]) -> Iterator[type[TensorWasmError]]:
@@ -93,12 +94,6 @@ def _by_kind() -> dict[str, type[TensorWasmError]]:
 
 
 _CLASSES: Final = _by_kind()
-_REBUILDERS: Final[dict[type[TensorWasmError], Callable[[type[TensorWasmError], Failed], TensorWasmError]]] = {
-    GuestTrap: _rebuild_trap,
-    GuestExit: _rebuild_exit,
-    MalformedPtx: _rebuild_ptx,
-    UnsupportedPtx: _rebuild_ptx,
-}
 
 
 def describe_result(request: int, outcome: Invocation) -> Done:

@@ -190,7 +190,7 @@ class Worker:
         self._order(order)
 
     def drain(self, limit_s: float, *, replace: bool = False) -> None:
-        """Have it finish what its process has, and leave; returns at once.
+        """Have it finish what it has, and leave; returns at once. One that has no process just now leaves at once.
 
         Args:
             limit_s: seconds after which what is not finished is ended.
@@ -304,15 +304,18 @@ class Worker:
         """Do what is to be done; return when there will be something again. For the conversation."""
         self._obey(talk)
         expires_at_s = self._expire(now_s)
-        if self._lifecycle.state is State.READY:
+        draining = self._lifecycle.state is State.DRAINING
+        late = draining and now_s >= self._drained_by_s
+        if talk.introduced and not late and not (draining and self._lifecycle.replacing):
             with self._lock:
                 while self._waiting:
                     talk.send(self._waiting.popleft())
-        if self._lifecycle.state is State.DRAINING:
-            if talk.flights and now_s < self._drained_by_s:
-                return min(self._drained_by_s, expires_at_s)
+        if not draining:
+            return expires_at_s
+        if late or not (talk.flights or (self._waiting and not self._lifecycle.replacing)):
             talk.stop()
-        return expires_at_s
+            return expires_at_s
+        return min(self._drained_by_s, expires_at_s)
 
     def _obey(self, talk: Conversation | None) -> None:
         while self._orders:
@@ -324,9 +327,6 @@ class Worker:
                 return
             self._lifecycle.drain(replace=replace)
             self._drained_by_s = time.monotonic() + limit_s
-            refused = self._empty() if not self._lifecycle.takes else []
-        for flight in refused:
-            flight.end(self.refusal())
 
     def _expire(self, now_s: float) -> float:
         """End the waiting requests whose time is up; return when the next one's is."""

@@ -1,0 +1,248 @@
+"""Worker processes that misbehave: ``python worker.py WHAT FD``. The product does not know them.
+
+``puppet`` keeps to the protocol and does what the export's name says; the others do not start, or break the device of a
+real worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+from dataclasses import replace
+
+from tensorwasm.errors import DeviceLost
+from tensorwasm.gpu.probe import open_device
+from tensorwasm.runtime import runtime
+from tensorwasm.runtime.workers import child
+from tensorwasm.runtime.workers.frames import (
+    PROTOCOL,
+    TO_WORKER,
+    Beat,
+    Charge,
+    Done,
+    Failed,
+    Invoke,
+    Output,
+    Ready,
+    Setup,
+    Sick,
+    Splitter,
+    Stop,
+    Unfit,
+    encode,
+)
+
+
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+READY = Ready(PROTOCOL, "0", "emulator", 0, "puppet", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "")
+
+
+class Puppet:
+    """Answers every call with 7, unless the export's name asks for mischief."""
+
+    def __init__(self, link):
+        self.link = link
+        self.lock = threading.Lock()
+        self.beats = 0
+        self.held = []
+        self.beating = True
+
+    def send(self, *frames):
+        with self.lock:
+            self.link.sendall(b"".join(map(encode, frames)))
+
+    def send_raw(self, data):
+        with self.lock:
+            self.link.sendall(data)
+
+    def done(self, call, **changes):
+        usual = Done(call.request, call.export or "_start", (7,), ("i32",), 0, 0.0, None)
+        fields = {name: getattr(usual, name) for name in usual.__struct_fields__}
+        return Done(**fields | changes)
+
+    def beat(self, every_s):
+        with self.lock:
+            self.beats += 1
+            if self.beating:
+                self.link.sendall(encode(Beat(self.beats, ())))
+        timer = threading.Timer(every_s, self.beat, (every_s,))
+        timer.daemon = True
+        timer.start()
+
+    def obey(self, call):
+        action = getattr(self, f"do_{call.export}", None)
+        if action is None:
+            self.send(self.done(call))
+        else:
+            action(call)
+
+    def do_kill(self, call):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_segv(self, call):
+        ctypes.string_at(0)
+
+    def do_exit(self, call):
+        os._exit(3)
+
+    def do_close(self, call):
+        self.link.shutdown(socket.SHUT_RDWR)
+        threading.Event().wait()
+
+    def do_midframe(self, call):
+        self.send_raw(encode(self.done(call))[:9])
+        os._exit(0)
+
+    def do_garbage(self, call):
+        self.send_raw(b"\xff" * 4096)
+
+    def do_oversize(self, call):
+        self.send_raw(struct.pack(">BI", 69, (1 << 32) - 1))
+
+    def do_hello(self, call):
+        self.send(READY)
+
+    def do_twice(self, call):
+        self.send(self.done(call), self.done(call))
+
+    def do_foreign(self, call):
+        self.send(self.done(call, request=call.request + 1))
+
+    def do_other(self, call):
+        self.send(self.done(call, export="another"))
+
+    def do_misfit(self, call):
+        self.send(self.done(call, values=(1 << 40,)))
+
+    def do_flood(self, call):
+        for _ in range(2000):
+            self.send(Output(call.request, "stdout", bytes(64 << 10)))
+
+    def do_skip(self, call):
+        self.send(Beat(self.beats + 2, ()))
+
+    def do_charge(self, call):
+        self.send(Beat(self.beats + 1, (Charge("somebody-else", 1, 1),)))
+
+    def do_hold(self, call):
+        """Say so, and answer at the end of `release`."""
+        self.held.append(call)
+        self.send(Output(call.request, "stdout", b"held"))
+
+    def do_charged(self, call):
+        """Hold, and be charged for it."""
+        with self.lock:
+            self.beats += 1
+            self.link.sendall(encode(Beat(self.beats, (Charge(call.tenant, 4096, 64),))))
+        self.do_hold(call)
+
+    def do_release(self, call):
+        self.send(*(self.done(each) for each in self.held), self.done(call))
+        self.held.clear()
+
+    def do_silence(self, call):
+        with self.lock:
+            self.beating = False
+        self.do_hold(call)
+
+    def do_exotic(self, call):
+        self.send(Failed(call.request, "SystemExit", "who knows"))
+
+    def do_sick(self, call):
+        """Lose the device: answer what is held as lost, and this call with its result."""
+        self.send(Sick("an access outside memory"))
+        self.send(*(Failed(each.request, "device_lost", "the device does not answer") for each in self.held))
+        self.send(self.done(call))
+        self.held.clear()
+
+    def do_pid(self, call):
+        self.send(self.done(call, values=(os.getpid(),)))
+
+    def do_variables(self, call):
+        self.send(Output(call.request, "stdout", "\n".join(sorted(os.environ)).encode()), self.done(call))
+
+    def do_descriptors(self, call):
+        kinds = [os.fstat(number).st_mode for number in range(3, 256) if is_open(number)]
+        text = "\n".join("socket" if stat.S_ISSOCK(kind) else f"mode {kind:o}" for kind in kinds)
+        self.send(Output(call.request, "stdout", text.encode()), self.done(call))
+
+
+def serve(descriptor):
+    """Be a puppet until told to leave."""
+    link = socket.socket(fileno=descriptor)
+    puppet, splitter = Puppet(link), Splitter(TO_WORKER)
+    while data := link.recv(1 << 16):
+        for frame in splitter.feed(data):
+            if isinstance(frame, Setup):
+                puppet.send(READY)
+                puppet.beat(frame.beat_s)
+            elif isinstance(frame, Invoke):
+                puppet.obey(frame)
+            elif isinstance(frame, Stop):
+                os._exit(0)
+
+
+def refuse(descriptor):
+    """Have no device."""
+    socket.socket(fileno=descriptor).sendall(encode(Unfit("device_unavailable", "there is no cuda:7")))
+
+
+class FaultyDevice:
+    """A device that is lost with the first launch that has more than one block along y."""
+
+    def __init__(self, device):
+        self._device = device
+        self._lost = False
+
+    def __getattr__(self, name):
+        if self._lost and name not in {"info", "statistics", "close"}:
+            raise DeviceLost("a planted fault")
+        return getattr(self._device, name)
+
+    @property
+    def info(self):
+        return replace(self._device.info, name="faulty")
+
+    def launch(self, loaded, entry, config, *rest):
+        if config.grid[1] > 1:
+            self._lost = True
+            raise DeviceLost("a planted fault")
+        if self._lost:
+            raise DeviceLost("a planted fault")
+        return self._device.launch(loaded, entry, config, *rest)
+
+
+def break_device(descriptor):
+    """Be a real worker whose device can be lost."""
+
+    def open_faulty(choice, **options):
+        device, reason = open_device(choice, **options)
+        return FaultyDevice(device), reason
+
+    runtime.open_device = open_faulty
+    sys.exit(child.main([str(descriptor)]))
+
+
+KINDS = {
+    "puppet": serve,
+    "unfit": refuse,
+    "crash": lambda descriptor: os._exit(9),
+    "mute": lambda descriptor: threading.Event().wait(),
+    "faulty": break_device,
+}
+
+if __name__ == "__main__":
+    KINDS[sys.argv[1]](int(sys.argv[2]))

@@ -1,0 +1,120 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwasm import errors
+from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, encode
+from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result
+
+MADE = {
+    errors.GuestTrap: lambda: errors.GuestTrap("unreachable executed", "unreachable"),
+    errors.GuestExit: lambda: errors.GuestExit(3),
+    errors.TooLarge: lambda: errors.TooLarge(10, 5),
+    errors.MalformedPtx: lambda: errors.MalformedPtx("unexpected ';'", 3, 14),
+    errors.UnsupportedPtx: lambda: errors.UnsupportedPtx("no tensor cores", 5, 1),
+}
+
+
+def leaves(error=errors.TensorWasmError):
+    return [error] if not error.__subclasses__() else [leaf for each in error.__subclasses__() for leaf in leaves(each)]
+
+
+def crossed(frame):
+    (arrived,) = Splitter(FROM_WORKER).feed(encode(frame))
+    return arrived
+
+
+@pytest.mark.parametrize("kind", [*leaves(), errors.MalformedPtx], ids=lambda kind: kind.__name__)
+def test_an_error_crosses_with_its_class_its_text_and_what_it_carries(kind):
+    error = MADE.get(kind, lambda: kind("what happened"))()
+    rebuilt = rebuild_error(crossed(describe_error(1, error)))
+    # A worker tells that a device is lost; that its process is replaced is for the parent to say.
+    assert type(rebuilt) is (errors.DeviceLost if kind is errors.DeviceFault else kind)
+    assert rebuilt.message == error.message
+    assert vars(rebuilt) == vars(error)
+
+
+@given(
+    st.sampled_from(sorted({leaf.kind for leaf in leaves()})) | st.text(max_size=64),
+    st.text(max_size=300),
+    st.dictionaries(st.sampled_from(["trap", "code", "line", "column", "__class__"]), st.integers(0, 9) | st.text()),
+)
+def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind, message, details):
+    try:
+        rebuilt = rebuild_error(Failed(1, kind, message, details))
+    except BrokenFrame:
+        return
+    assert isinstance(rebuilt, errors.TensorWasmError)
+    assert type(rebuilt).__module__ == "tensorwasm.errors"
+
+
+@pytest.mark.parametrize("kind", ["", "SystemExit", "KeyboardInterrupt", "tensorwasm.errors.GuestTrap", "__class__"])
+def test_an_unknown_kind_is_a_bug(kind):
+    assert type(rebuild_error(Failed(1, kind, "text"))) is errors.InternalError
+
+
+def test_an_error_that_is_not_of_the_tree_is_a_bug():
+    rebuilt = rebuild_error(crossed(describe_error(1, ZeroDivisionError("division by zero"))))
+    assert type(rebuilt) is errors.InternalError
+    assert "ZeroDivisionError" in rebuilt.message
+
+
+def test_a_message_has_no_control_characters_and_an_end():
+    rebuilt = rebuild_error(Failed(1, "internal", "\x1b[31m" + "x" * 4096))
+    assert "\x1b" not in rebuilt.message
+    assert len(rebuild_error(describe_error(1, errors.InternalError("x" * 9999))).message) == 4096
+
+
+def test_a_result_crosses_whole():
+    gpu = SessionStatistics(kernels_launched=2, abandoned=True)
+    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu)
+    arrived = crossed(describe_result(1, result))
+    assert rebuild_result(arrived, "f", b"out", b"err", (b"a", b"b")) == result
+
+
+def done(**changes):
+    return Done(
+        **{
+            "request": 1,
+            "export": "f",
+            "values": (1,),
+            "result_types": ("i32",),
+            "exit_code": 0,
+            "elapsed_s": 0.0,
+            "gpu": None,
+        }
+        | changes
+    )
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        done(export="g"),
+        done(values=(1, 2)),
+        done(values=(1.0,)),
+        done(values=(1 << 31,)),
+        done(values=(True,), result_types=("f64",)),
+        done(values=(1,), result_types=("f32",)),
+        done(values=(1e300,), result_types=("f32",)),
+        done(values=(1 << 63,), result_types=("i64",)),
+        done(gpu=Gpu({}, abandoned=False)),
+        done(gpu=Gpu({"kernels": 1, "__class__": 2}, abandoned=False)),
+    ],
+    ids=repr,
+)
+def test_what_is_no_result_of_the_call_is_refused(frame):
+    with pytest.raises(BrokenFrame):
+        rebuild_result(frame, "f", b"", b"", ())
+
+
+def test_a_guest_that_left_has_no_values():
+    assert rebuild_result(done(values=(), exit_code=3), "f", b"", b"", ()).exit_code == 3
+
+
+def test_without_an_export_the_usual_ones_may_answer():
+    assert rebuild_result(done(export="main"), None, b"", b"", ()).export == "main"
+    with pytest.raises(BrokenFrame):
+        rebuild_result(done(), None, b"", b"", ())

@@ -1,0 +1,101 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwasm.runtime.workers.placement import REFUSE, Load, Start, Use, choose
+
+TENANTS = ("ann", "bob", "cyn", "dan")
+
+
+def shared(loads, devices=2):
+    return choose(loads, "ann", "shared", devices, 1)
+
+
+def apart(loads, tenant="ann", devices=1, most=2):
+    return choose(loads, tenant, "process", devices, most)
+
+
+def test_the_first_request_starts_a_worker():
+    assert shared([]) == Start(0)
+    assert apart([]) == Start(0)
+
+
+def test_an_idle_shared_worker_is_used_before_another_device_is_opened():
+    assert shared([Load(1, 0, None)]) == Use(1)
+    assert shared([Load(1, 0, None, requests=1)]) == Start(1)
+
+
+def test_of_shared_workers_the_one_with_the_fewest_requests_then_bytes_is_used():
+    assert shared([Load(1, 0, None, 3), Load(2, 1, None, 2)]) == Use(2)
+    assert shared([Load(1, 0, None, 2, 500), Load(2, 1, None, 2, 100)]) == Use(2)
+    assert shared([Load(1, 0, None, 2, 5), Load(2, 1, None, 2, 5)]) == Use(1)
+
+
+def test_a_shared_worker_that_was_given_up_is_not_started_over_and_over():
+    assert shared([Load(1, 0, None, takes=False)], devices=1) == REFUSE
+    assert shared([Load(1, 0, None, takes=False), Load(2, 1, None, 9)]) == Use(2)
+
+
+def test_a_tenant_keeps_its_own_worker_however_busy():
+    loads = [Load(1, 0, "ann", 50), Load(2, 0, "bob", 0)]
+    assert apart(loads) == Use(1)
+    assert apart(loads, "bob") == Use(2)
+
+
+def test_a_tenants_worker_goes_to_the_device_with_the_fewest():
+    loads = [Load(1, 0, "bob"), Load(2, 0, "cyn"), Load(3, 1, "dan")]
+    assert apart(loads, devices=2, most=3) == Start(1)
+
+
+def test_a_full_device_makes_room_by_the_idle_worker_that_was_used_least_lately():
+    loads = [Load(1, 0, "bob", 0, used_at=7), Load(2, 0, "cyn", 0, used_at=3)]
+    assert apart(loads) == Start(0, instead_of=2)
+    assert apart([Load(1, 0, "bob", 1), Load(2, 0, "cyn", 2)]) == REFUSE
+
+
+def test_a_tenant_whose_worker_was_given_up_gets_no_other():
+    assert apart([Load(1, 0, "ann", takes=False)], most=9) == REFUSE
+
+
+@st.composite
+def situations(draw):
+    devices, most = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    isolation = draw(st.sampled_from(["shared", "process"]))
+    if isolation == "shared":
+        places = draw(st.sets(st.integers(0, devices - 1)))
+        owners = [(device, None) for device in places]
+    else:
+        chosen = draw(st.sets(st.sampled_from(TENANTS)))
+        owners = [(draw(st.integers(0, devices - 1)), tenant) for tenant in chosen]
+    loads = [
+        Load(number, device, owner, *(draw(st.integers(0, 3)) for _ in range(2)), draw(st.booleans()), number)
+        for number, (device, owner) in enumerate(owners)
+    ]
+    full = any(sum(load.device == device for load in loads) > most for device in range(devices))
+    return loads, isolation, devices, most if not full else len(loads)
+
+
+@given(situations(), st.sampled_from(TENANTS))
+def test_no_tenant_gets_anothers_worker_and_no_device_too_many(situation, tenant):
+    loads, isolation, devices, most = situation
+    decision = choose(loads, tenant, isolation, devices, most)
+    by_number = {load.number: load for load in loads}
+    if isinstance(decision, Use):
+        used = by_number[decision.number]
+        assert used.takes
+        assert used.tenant == (tenant if isolation == "process" else None)
+        own = [load for load in loads if load.tenant == used.tenant and load.takes]
+        assert used.requests == min(load.requests for load in own)
+    elif isinstance(decision, Start):
+        assert 0 <= decision.device < devices
+        there = [load for load in loads if load.device == decision.device]
+        assert isolation == "process" or not there
+        if decision.instead_of is not None:
+            gone = by_number[decision.instead_of]
+            assert gone.takes
+            assert not gone.requests
+            assert gone.tenant != tenant
+            assert gone.device == decision.device
+        elif isolation == "process":
+            assert len(there) < most
+    else:
+        assert not any(load.takes and not load.requests and load.tenant in {None, tenant} for load in loads)
