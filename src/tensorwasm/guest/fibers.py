@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import heapq
-import itertools
 import logging
 import threading
 import time
@@ -23,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest import traps
@@ -31,8 +29,9 @@ from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.mailbox import Inbox
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import as_raised
-from tensorwasm.guest.suspended import WaitingFunction
-from tensorwasm.guest.suspension import Signal, Sleep, Steps, Wait, WaitingCode, Work
+from tensorwasm.guest.suspension import Signal, Sleep, Wait, WaitingCode, Work
+from tensorwasm.guest.task import Job, Task
+from tensorwasm.guest.timers import Timers
 
 THREADS: Final = 8
 """Threads for work that takes long."""
@@ -40,34 +39,10 @@ BATCH: Final = 64
 """Guests that are polled between two looks at what has arrived."""
 BATCH_NS: Final = 2_000_000
 """Longest time between two such looks, but for one slice of a guest."""
-STALE_TIMERS: Final = 1024
-"""Timers of guests that have ended are swept out when there are so many, and as many as the rest."""
-
-_log = logging.getLogger(__name__)
 PULSE_S: Final = 0.5
 """How often one of the guests that wait for a device looks whether it has failed: then it notifies nobody."""
 
-
-class Job(Protocol):
-    """What somebody wants a reactor to run. Its methods are called once each; what they raise is logged."""
-
-    @property
-    def blocks(self) -> bool:
-        """Whether `finish` may wait, so that it is called on another thread."""
-
-    def begin(self) -> Fiber:
-        """Return the sandbox; called on the reactor's thread."""
-
-    def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
-        """Take the outcome and close the sandbox.
-
-        Args:
-            fiber: what `begin` returned, None if that raised.
-            error: how the call ended, None if it returned.
-
-        Returns:
-            Whether nothing but the reactor may still reach the sandbox's pad.
-        """
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +66,6 @@ class FiberStatistics:
     orphans: int = 0
 
 
-class Task:
-    """A job on a reactor. Opaque to everybody else.
-
-    Attributes:
-        fiber: the sandbox, once it is made.
-        error: how the call ended; the first one counts.
-        steps: of the host function that the guest waits for, and that function.
-        signal: what the guest waits for, if that is a notification.
-        notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
-        asleep: number of the timer that ends a sleep, 0 without.
-        working: another thread takes a step.
-        over: the guest will not run again.
-        gone: its sandbox is closed, and nothing but a notification may still reach its pad.
-    """
-
-    __slots__ = ("asleep", "error", "fiber", "gone", "job", "notified_at", "over", "signal", "steps", "working")
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.fiber: Fiber | None = None
-        self.error: BaseException | None = None
-        self.steps: tuple[WaitingFunction, Steps] | None = None
-        self.signal: Signal | None = None
-        self.notified_at = 0
-        self.asleep = 0
-        self.working = False
-        self.over = False
-        self.gone = False
-
-
 class Reactor:
     """Runs guests as fibers on a thread of its own. Any thread may use it."""
 
@@ -139,10 +84,8 @@ class Reactor:
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
         self._notified: dict[int, Task] = {}
-        self._timers: list[tuple[int, int, Task | None]] = []
-        self._stale = 0
+        self._timers = Timers()
         self._pulse = 0
-        self._numbers = itertools.count(1)
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
         self._closing = False
@@ -207,7 +150,7 @@ class Reactor:
 
     def _serve(self) -> None:
         while self._tasks or self._calls or not self._closing:
-            self._inbox.wait(self._patience_s())
+            self._inbox.wait(0.0 if self._ready or self._calls else self._timers.patience_s())
             self._take_calls()
             self._take_notifications()
             self._take_timers()
@@ -219,13 +162,6 @@ class Reactor:
         self._calls.append(function)
         if not self.here:
             self._inbox.wake()
-
-    def _patience_s(self) -> float | None:
-        if self._ready or self._calls:
-            return 0.0
-        if not self._timers:
-            return None
-        return max(0.0, (self._timers[0][0] - time.monotonic_ns()) / 1e9)
 
     def _take_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -243,9 +179,7 @@ class Reactor:
                 self._step(task, None)
 
     def _take_timers(self) -> None:
-        now_ns = time.monotonic_ns()
-        while self._timers and self._timers[0][0] <= now_ns:
-            _, number, task = heapq.heappop(self._timers)
+        for number, task in self._timers.take_due():
             if task is None:
                 self._feel_pulse()
             elif task.asleep != number:
@@ -277,7 +211,7 @@ class Reactor:
             return
         fiber.wait.queue = self._inbox.address
         if fiber.state.deadline_ns is not None:
-            self._add_timer(fiber.state.deadline_ns, task)
+            self._timers.add(fiber.state.deadline_ns, task)
         self._ready.append(task)
 
     def _run(self, task: Task) -> None:
@@ -355,11 +289,11 @@ class Reactor:
                 del self._notified[address]
                 task.notified_at, task.signal = 0, None
             elif not self._pulse:
-                self._pulse = self._add_timer(_later_ns(PULSE_S), None)
+                self._pulse = self._timers.add_in(PULSE_S, None)
         return started
 
     def _start_sleep(self, task: Task, wait: Sleep) -> bool:
-        task.asleep = self._add_timer(_later_ns(wait.seconds), task)
+        task.asleep = self._timers.add_in(wait.seconds, task)
         return True
 
     def _start_work(self, task: Task, wait: Work) -> bool:
@@ -385,22 +319,13 @@ class Reactor:
     def _feel_pulse(self) -> None:
         """Have one guest look whether its device has failed, and if so, all: those whose device has are told."""
         waiting = [task for task in self._notified.values() if task.signal is not None and not task.over]
-        self._pulse = self._add_timer(_later_ns(PULSE_S), None) if waiting else 0
+        self._pulse = self._timers.add_in(PULSE_S, None) if waiting else 0
         if waiting and _failure(waiting[0]) is not None:
             for task in waiting:
                 error = _failure(task)
                 if error is not None:
                     task.signal = None
                     self._step(task, None, error)
-
-    def _add_timer(self, at_ns: int, task: Task | None) -> int:
-        if self._stale > max(STALE_TIMERS, len(self._timers) // 2):
-            self._timers = [timer for timer in self._timers if timer[2] is None or not timer[2].over]
-            heapq.heapify(self._timers)
-            self._stale = 0
-        number = next(self._numbers)
-        heapq.heappush(self._timers, (at_ns, number, task))
-        return number
 
     # ---------------------------------------------------------------- the end
 
@@ -409,7 +334,7 @@ class Reactor:
         if task.over:
             return
         task.over, task.error, task.signal = True, error, None
-        self._stale += 1
+        self._timers.count_stale()
         if task.fiber is not None:
             task.fiber.stop()
         if task.steps is not None:
@@ -455,12 +380,6 @@ _STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
     Work: Reactor._start_work,  # noqa: SLF001
 }
 """How each kind of wait begins; whether the guest has to wait at all."""
-
-_LONGEST_S: Final = 1e9
-
-
-def _later_ns(seconds: float) -> int:
-    return time.monotonic_ns() + int(min(seconds, _LONGEST_S) * 1e9)
 
 
 def _failure(task: Task) -> Exception | None:

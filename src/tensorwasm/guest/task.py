@@ -1,0 +1,61 @@
+"""What a reactor runs: a job of somebody's, and how far its guest has come."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tensorwasm.guest.fiber import Fiber
+from tensorwasm.guest.suspended import WaitingFunction
+from tensorwasm.guest.suspension import Signal, Steps
+
+
+class Job(Protocol):
+    """What somebody wants a reactor to run. Its methods are called once each; what they raise is logged."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `finish` may wait, so that it is called on another thread."""
+
+    def begin(self) -> Fiber:
+        """Return the sandbox; called on the reactor's thread."""
+
+    def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
+        """Take the outcome and close the sandbox.
+
+        Args:
+            fiber: what `begin` returned, None if that raised.
+            error: how the call ended, None if it returned.
+
+        Returns:
+            Whether nothing but the reactor may still reach the sandbox's pad.
+        """
+
+
+class Task:
+    """A job on a reactor. Opaque to everybody else.
+
+    Attributes:
+        fiber: the sandbox, once it is made.
+        error: how the call ended; the first one counts.
+        steps: of the host function that the guest waits for, and that function.
+        signal: what the guest waits for, if that is a notification.
+        notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
+        asleep: number of the timer that ends a sleep, 0 without.
+        working: another thread takes a step.
+        over: the guest will not run again.
+        gone: its sandbox is closed, and nothing but a notification may still reach its pad.
+    """
+
+    __slots__ = ("asleep", "error", "fiber", "gone", "job", "notified_at", "over", "signal", "steps", "working")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.fiber: Fiber | None = None
+        self.error: BaseException | None = None
+        self.steps: tuple[WaitingFunction, Steps] | None = None
+        self.signal: Signal | None = None
+        self.notified_at = 0
+        self.asleep = 0
+        self.working = False
+        self.over = False
+        self.gone = False

@@ -1,0 +1,492 @@
+"""The reactor, with a device whose work ends when the test says so."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wasmtime import wat2wasm
+
+pytest.importorskip("numba")
+
+from fakes.fibers import HOST, FakeJob, FakeStream
+from tensorwasm.errors import (
+    CapacityExhausted,
+    DeviceLost,
+    GuestExit,
+    InternalError,
+    InvalidArgs,
+    InvalidPointer,
+    InvokeTimeout,
+    MissingExport,
+)
+from tensorwasm.guest import fibers, timers
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.fibers import Reactor
+from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.native.waiting import make_code
+from tensorwasm.guest.suspension import Signal, Sleep
+from tensorwasm.guest.wasi import WasiConfig
+from tensorwasm.values import Deadline
+
+SLOTS = 2100
+SOON_S = 20.0
+WAITS = '(import "host" "wait" (func $wait (param i32) (result i32)))'
+ECHO = f"""(module {WAITS} (memory (export "memory") 1) (data (i32.const 1024) "data")
+  (func (export "go") (param i32) (result i32)
+    (i32.store (i32.const 0) (local.get 0))
+    (i32.add (call $wait (local.get 0)) (i32.load (i32.const 0))))
+  (func (export "twice") (param i32) (result i32) (call $wait (call $wait (local.get 0))))
+  (func (export "trap") (param i32) (result i32) (drop (call $wait (local.get 0))) unreachable)
+  (func (export "spin") (loop br 0)))"""
+
+
+@pytest.fixture(scope="module")
+def code():
+    return make_code()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.shared(EngineConfig(slots=SLOTS, fibers=True))
+
+
+@pytest.fixture
+def reactor(code, engine) -> Iterator[Reactor]:
+    before = engine.free_slots
+    made = Reactor(code)
+    yield made
+    made.close()
+    assert engine.free_slots == before
+
+
+@pytest.fixture
+def stream() -> FakeStream:
+    return FakeStream()
+
+
+@pytest.fixture
+def job(engine, code, stream) -> Callable[..., FakeJob]:
+    def make(wat: str, export: str = "go", *args: object, functions: Any = None, **options: Any) -> FakeJob:
+        linker = Linker(engine, (stream.function(),) if functions is None else functions, code=code)
+        return FakeJob(linker.prepare(engine.compile(bytes(wat2wasm(wat)))), export, args, **options)
+
+    return make
+
+
+def spawn(reactor: Reactor, *jobs: FakeJob) -> list[Any]:
+    return [reactor.spawn(job) for job in jobs]
+
+
+def outcome(job: FakeJob) -> Any:
+    try:
+        return job.future.result(SOON_S)
+    except BaseException as error:  # noqa: BLE001 - the outcome under test
+        return error
+
+
+def settle(reactor: Reactor, arrived: Callable[[], bool]) -> None:
+    """Wait until the reactor's own thread has got there."""
+    ends = time.monotonic() + SOON_S
+    while not arrived():
+        assert time.monotonic() < ends, reactor.statistics()
+        threading.Event().wait(0.002)
+
+
+def test_a_guest_waits_and_goes_on_with_the_answer_and_its_memory(reactor, job, stream):
+    one = job(ECHO, "go", 5)
+    spawn(reactor, one)
+    stream.await_waiters(1)
+    assert not one.future.done()
+    settle(reactor, lambda: reactor.statistics().waiting == 1)
+    stream.end_work()
+    assert outcome(one) == [11]
+    assert reactor.statistics().notifications == 1
+
+
+def test_guests_end_in_the_order_in_which_their_work_does(reactor, job, stream):
+    first, second = job(ECHO, "go", 1), job(ECHO, "go", 2)
+    spawn(reactor, first)
+    stream.await_waiters(1)
+    spawn(reactor, second)
+    stream.await_waiters(2)
+    stream.waiting.reverse()
+    stream.end_work(1)
+    assert outcome(second) == [5]
+    assert not first.future.done()
+    stream.end_work()
+    assert outcome(first) == [3]
+
+
+def test_a_guest_may_wait_any_number_of_times(reactor, job, stream):
+    one = job(ECHO, "twice", 40)
+    spawn(reactor, one)
+    for _ in range(2):
+        stream.await_waiters(1)
+        stream.end_work()
+    assert outcome(one) == [42]
+
+
+def test_what_has_ended_already_does_not_wait(reactor, job):
+    def steps(_call, value):
+        yield Signal(lambda _function, _argument: False, lambda: None)
+        return value * 2
+
+    function = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
+    one = job(ECHO, "twice", 3, functions=(function,))
+    spawn(reactor, one)
+    assert outcome(one) == [12]
+
+
+def test_a_thousand_waits_complete_on_eight_threads_one_wake_each_at_most(reactor, job, stream):
+    jobs = [job(ECHO, "go", 0)]
+    jobs += [FakeJob(jobs[0].prepared, "go", (number,)) for number in range(1, 1000)]
+    spawn(reactor, *jobs)
+    stream.await_waiters(1000)
+    settle(reactor, lambda: reactor.statistics().waiting == 1000)
+    wakes, polls = reactor.statistics().wakes, reactor.statistics().polls
+    threads = [threading.Thread(target=stream.end_work, args=(125,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert [outcome(job) for job in jobs] == [[2 * number + 1] for number in range(1000)]
+    for thread in threads:
+        thread.join()
+    after = reactor.statistics()
+    assert after.notifications == 1000
+    assert after.polls - polls == 1000
+    assert 1 <= after.wakes - wakes <= 1000
+
+
+def test_a_guest_that_spins_leaves_the_others_their_turn(reactor, job, stream):
+    spinner = job(ECHO, "spin", deadline=Deadline.after(60))
+    other = FakeJob(spinner.prepared, "twice", (1,))
+    spinning, _ = spawn(reactor, spinner, other)
+    for _ in range(2):
+        stream.await_waiters(1)
+        stream.end_work()
+    assert outcome(other) == [3]
+    assert not spinner.future.done()
+    reactor.cancel(spinning)
+    assert outcome(spinner).trap == "cancelled"
+
+
+def test_a_deadline_ends_a_guest_that_spins(reactor, job):
+    one = job(ECHO, "spin", deadline=Deadline.after(0.05))
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvokeTimeout)
+
+
+def test_a_deadline_ends_a_guest_that_waits_and_its_pad_outlives_it_until_notified(reactor, job, stream):
+    one = job(ECHO, "go", 1, deadline=Deadline.after(0.05))
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvokeTimeout)
+    settle(reactor, lambda: reactor.statistics().orphans == 1)
+    stream.end_work()
+    settle(reactor, lambda: reactor.statistics().orphans == 0)
+    assert reactor.statistics().waiting == 0
+
+
+def test_a_guest_that_waits_can_be_cancelled(reactor, job, stream):
+    one = job(ECHO, "go", 1)
+    (task,) = spawn(reactor, one)
+    stream.await_waiters(1)
+    reactor.cancel(task)
+    assert outcome(one).trap == "cancelled"
+    reactor.cancel(task)
+    stream.end_work()
+    settle(reactor, lambda: reactor.statistics().orphans == 0)
+
+
+def test_one_that_is_cancelled_at_once_ends_all_the_same(reactor, job):
+    one = job(ECHO, "spin")
+    reactor.cancel(reactor.spawn(one))
+    assert outcome(one).trap == "cancelled"
+
+
+def test_closing_ends_every_guest(code, job, stream):
+    reactor = Reactor(code)
+    jobs = [job(ECHO, "spin"), job(ECHO, "go", 1)]
+    spawn(reactor, *jobs)
+    stream.await_waiters(1)
+    reactor.close()
+    assert [outcome(job).trap for job in jobs] == ["cancelled"] * 2
+    with pytest.raises(InternalError, match="closed"):
+        reactor.spawn(jobs[0])
+    stream.end_work()  # a notification that comes after the end harms nobody
+    reactor.close()
+
+
+def test_traps_and_exits_are_told_apart(reactor, job, stream):
+    leave = (
+        '(module (import "wasi_snapshot_preview1" "proc_exit" (func $e (param i32)))'
+        ' (memory (export "memory") 1) (func (export "go") (param i32) (call $e (local.get 0))))'
+    )
+    trapped, left, failed = job(ECHO, "trap", 1), job(leave, "go", 0), job(leave, "go", 3)
+    spawn(reactor, trapped, left, failed)
+    stream.await_waiters(1)
+    stream.end_work()
+    assert outcome(trapped).trap == "unreachable"
+    assert outcome(left) == []
+    error = outcome(failed)
+    assert isinstance(error, GuestExit)
+    assert error.code == 3
+
+
+def test_a_start_function_may_wait_trap_or_leave(reactor, job, stream):
+    start = f"""(module {WAITS} (global $g (mut i32) (i32.const 0)) (memory 1)
+      (func $start (global.set $g (call $wait (i32.const 6)))) (start $start)
+      (func (export "go") (result i32) (global.get $g)))"""
+    leave = (
+        '(module (import "wasi_snapshot_preview1" "proc_exit" (func $e (param i32))) (memory (export "memory") 1)'
+        ' (func $start (call $e (i32.const 0))) (start $start) (func (export "go") (result i32) unreachable))'
+    )
+    waits, left = job(start), job(leave)
+    trapped = job('(module (func $s unreachable) (start $s) (func (export "go")))')
+    spawn(reactor, waits, left, trapped)
+    stream.await_waiters(1)
+    stream.end_work()
+    assert outcome(waits) == [7]
+    assert outcome(left) == []
+    assert outcome(trapped).trap == "unreachable"
+
+
+def test_stack_overflow_in_a_fiber_is_a_trap(reactor, job):
+    one = job('(module (func $f (export "go") (call $f)))')
+    spawn(reactor, one)
+    assert outcome(one).trap == "stack_overflow"
+
+
+def test_a_host_function_of_a_fiber_cannot_run_a_guest(reactor, job, engine):
+    inner = Linker(engine).prepare(engine.compile(bytes(wat2wasm('(module (func (export "f")))'))))
+
+    def call(*_):
+        with Instance(inner) as instance:
+            return instance.call("f")
+
+    nested = (call, lambda *_: reactor.spawn(FakeJob(inner, "f")) and 0)
+    for body in nested:
+        one = job(ECHO, "go", 1, functions=(HostFunction(HOST, "wait", ("i32",), ("i32",), body),))
+        spawn(reactor, one)
+        error = outcome(one)
+        assert isinstance(error, InternalError)
+        assert "tried to run a guest itself" in error.message
+
+
+def test_a_full_pool_is_a_typed_error(code, job, stream):
+    small = Engine.shared(EngineConfig(slots=2, fibers=True))
+    prepared = Linker(small, (stream.function(),), code=code).prepare(small.compile(bytes(wat2wasm(ECHO))))
+    reactor = Reactor(code)
+    jobs = [FakeJob(prepared, "go", (1,)) for _ in range(3)]
+    spawn(reactor, *jobs)
+    assert isinstance(outcome(jobs[2]), CapacityExhausted)
+    stream.end_work()
+    assert [outcome(job) for job in jobs[:2]] == [[3], [3]]
+    reactor.close()
+    assert small.free_slots == 2
+
+
+@pytest.mark.parametrize(
+    ("export", "args", "error"), [("nope", (), MissingExport), ("go", (), InvalidArgs), ("go", ("x",), InvalidArgs)]
+)
+def test_a_call_that_does_not_fit_leaves_nothing(reactor, job, export, args, error):
+    one = job(ECHO, export, *args)
+    spawn(reactor, one)
+    assert isinstance(outcome(one), error)
+
+
+def test_numbers_of_every_type_cross(reactor, job):
+    text = """(module (func (export "go") (param i32 i64 f32 f64) (result f64 f32 i64 i32)
+      (local.get 3) (local.get 2) (local.get 1) (local.get 0)))"""
+    one = job(text, "go", -1, 1 << 63, 0.5, -0.0)
+    spawn(reactor, one)
+    assert repr(outcome(one)) == repr([-0.0, 0.5, -(1 << 63), -1])
+
+
+# ------------------------------------------------------------------------------------------- other waits
+
+
+def sleeping(milliseconds: int) -> str:
+    return f"""(module (import "wasi_snapshot_preview1" "poll_oneoff"
+        (func $p (param i32 i32 i32 i32) (result i32))) (memory (export "memory") 1)
+      (func (export "go") (result i32 i32)
+        (i64.store (i32.const 0) (i64.const 7)) (i32.store (i32.const 16) (i32.const 1))
+        (i64.store (i32.const 24) (i64.const {milliseconds * 1_000_000}))
+        (call $p (i32.const 0) (i32.const 64) (i32.const 1) (i32.const 128)) (i32.load (i32.const 128))))"""
+
+
+def test_guests_sleep_side_by_side(reactor, job):
+    first = job(sleeping(100))
+    jobs = [first, *(FakeJob(first.prepared) for _ in range(49))]
+    start = time.monotonic()
+    spawn(reactor, *jobs)
+    assert [outcome(job) for job in jobs] == [[0, 1]] * 50
+    assert 0.1 <= time.monotonic() - start < 50 * 0.1
+
+
+def test_a_deadline_ends_a_sleep(reactor, job):
+    one = job(sleeping(60_000), deadline=Deadline.after(0.05))
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvokeTimeout)
+
+
+def test_a_body_without_steps_runs_on_another_thread_and_sees_the_memory(reactor, job):
+    seen: list[object] = []
+
+    def body(call, value):
+        seen.extend((threading.current_thread().name, call.memory.read(1024, 4), call.memory.size_bytes))
+        call.memory.write(0, b"\x2a\0\0\0")
+        return value
+
+    one = job(ECHO, "go", 1, functions=(HostFunction(HOST, "wait", ("i32",), ("i32",), body, waits=True),))
+    spawn(reactor, one)
+    assert outcome(one) == [43]
+    assert seen[0].startswith("tensorwasm-fibers")
+    assert seen[1:] == [b"data", 65536]
+
+
+def test_a_guest_without_memory_has_none_while_it_waits(reactor, job):
+    def body(call, _value):
+        return len(call.memory.read(0, 1))
+
+    text = f'(module {WAITS} (func (export "go") (result i32) (call $wait (i32.const 1))))'
+    one = job(text, functions=(HostFunction(HOST, "wait", ("i32",), ("i32",), body, waits=True),))
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvalidPointer)
+
+
+@pytest.mark.parametrize("raised", [DeviceLost("gone"), ZeroDivisionError("bug"), KeyboardInterrupt()])
+def test_what_a_host_function_raises_ends_its_guest_alone(reactor, job, raised):
+    def body(_call, _value):
+        raise raised
+
+    def steps(_call, _value):
+        yield Sleep(0.0)
+        raise raised
+
+    for how in ({"steps": steps}, {}):
+        function = HostFunction(HOST, "wait", ("i32",), ("i32",), body, waits=True, **how)
+        one = job(ECHO, "go", 1, functions=(function,))
+        spawn(reactor, one)
+        expected = InternalError if isinstance(raised, ZeroDivisionError) else type(raised)
+        assert type(outcome(one)) is expected
+
+
+def test_a_sandbox_is_kept_until_work_in_its_memory_is_done(reactor, job):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def body(call, _value):
+        begun.set()
+        assert go_on.wait(SOON_S)
+        call.memory.write(0, b"still there")
+        return 0
+
+    function = HostFunction(HOST, "wait", ("i32",), ("i32",), body, waits=True)
+    one = job(ECHO, "go", 1, functions=(function,), deadline=Deadline.after(0.05))
+    spawn(reactor, one)
+    assert begun.wait(SOON_S)
+    settle(reactor, lambda: reactor.statistics().waiting == 0)
+    assert not one.future.done()
+    go_on.set()
+    assert isinstance(outcome(one), InvokeTimeout)
+
+
+def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job, stream, monkeypatch):
+    monkeypatch.setattr(fibers, "PULSE_S", 0.02)
+    reactor = Reactor(code)
+    healthy = FakeStream()
+    fine = job(ECHO, "go", 1, functions=(healthy.function(),))
+    lost = [job(ECHO, "go", number) for number in range(3)]
+    spawn(reactor, *lost, fine)
+    stream.await_waiters(3)
+    healthy.await_waiters(1)
+    stream.failure = DeviceLost("fell off the bus")
+    assert {type(outcome(job)) for job in lost} == {DeviceLost}
+    healthy.end_work()
+    assert outcome(fine) == [3]
+    settle(reactor, lambda: reactor.statistics().orphans == 3)
+    reactor.close()
+
+
+# ----------------------------------------------------------------------------------------------- the end
+
+
+def test_a_sandbox_that_something_still_reaches_is_kept(code, engine, job):
+    before = engine.free_slots
+    reactor = Reactor(code)
+    one = job(ECHO, "spin", deadline=Deadline.after(0.02), drain=lambda: False, blocks=True)
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvokeTimeout)
+    reactor.close()
+    assert engine.free_slots == before - 1
+
+
+def test_what_may_block_at_the_end_does_not_hold_up_the_reactor(reactor, job, stream):
+    go_on = threading.Event()
+    slow = job(ECHO, "spin", deadline=Deadline.after(0.02), drain=lambda: go_on.wait(SOON_S), blocks=True)
+    spawn(reactor, slow)
+    quick = job(ECHO, "go", 2)
+    spawn(reactor, quick)
+    stream.await_waiters(1)
+    stream.end_work()
+    assert outcome(quick) == [5]
+    go_on.set()
+    assert isinstance(outcome(slow), InvokeTimeout)
+    assert slow.finished_on != threading.get_ident()
+
+
+def test_output_reaches_its_sink_and_one_that_raises_ends_the_call(reactor, job):
+    text = r"""(module (import "wasi_snapshot_preview1" "fd_write" (func $w (param i32 i32 i32 i32) (result i32)))
+      (memory (export "memory") 1) (data (i32.const 0) "\10\00\00\00\02\00\00\00") (data (i32.const 16) "hi")
+      (func (export "go") (loop (drop (call $w (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+        (br_if 0 (i32.eqz (i32.load (i32.const 8)))))))"""
+    taken: list[bytes] = []
+
+    def refuse(_chunk):
+        raise ValueError("full")
+
+    good, bad = job(text, wasi_config=WasiConfig(stdout=taken.append)), job(text, wasi_config=WasiConfig(stdout=refuse))
+    spawn(reactor, good, bad)
+    assert outcome(good) == []
+    assert taken == [b"hi"]
+    assert isinstance(outcome(bad), InternalError)
+
+
+def test_stale_timers_are_swept_out(code, engine, job, monkeypatch):
+    monkeypatch.setattr(timers, "MAX_STALE", 8)
+    reactor = Reactor(code)
+    first = job('(module (func (export "go")))')
+    jobs = [first, *(FakeJob(first.prepared) for _ in range(99))]
+    for one in jobs:
+        spawn(reactor, one)
+        assert outcome(one) == []
+    assert len(reactor._timers) < 40
+    reactor.close()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_two_thousand_guests_wait_at_once_in_less_than_40_kib_each(reactor, job, stream):
+    first = job(ECHO, "go", 0)
+    spawn(reactor, first)
+    stream.await_waiters(1)
+    gc.collect()
+    threads, before = threading.active_count(), resident_bytes()
+    jobs = [FakeJob(first.prepared, "go", (number,)) for number in range(1, 2001)]
+    spawn(reactor, *jobs)
+    stream.await_waiters(2001)
+    settle(reactor, lambda: reactor.statistics().waiting == 2001)
+    each = (resident_bytes() - before) / 2000
+    assert threading.active_count() == threads
+    stream.end_work()
+    assert [outcome(job) for job in jobs] == [[2 * number + 1] for number in range(1, 2001)]
+    assert each < 40 << 10

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from tensorwasm.gpu.pad import Wait
+from tensorwasm.guest.mailbox import Inbox
+from tensorwasm.guest.native.waiting import make_code
+
+CODE = make_code()
+COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(CODE.complete)
+PADS = 1000
+
+
+def notify(inbox: Inbox, waits: list[Wait]) -> None:
+    for wait in waits:
+        wait.queue = inbox.address
+        COMPLETE(ctypes.addressof(wait))
+
+
+def collect(inbox: Inbox, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        inbox.wait(20.0)
+        found += inbox.take()
+    return found
+
+
+@settings(max_examples=20)
+@given(threads=st.integers(1, 8), late=st.booleans())
+def test_every_notification_arrives_exactly_once_whoever_sends_it(threads, late):
+    inbox, waits = Inbox(CODE), [Wait() for _ in range(PADS)]
+    senders = [threading.Thread(target=notify, args=(inbox, waits[at::threads])) for at in range(threads)]
+    for sender in senders:
+        sender.start()
+    if late:
+        for sender in senders:
+            sender.join()
+    found = collect(inbox, PADS)
+    for sender in senders:
+        sender.join()
+    assert sorted(found) == sorted(map(ctypes.addressof, waits))
+    assert 1 <= inbox.wakes <= PADS
+    assert list(inbox.take()) == []
+    inbox.close(0)
+
+
+def test_many_notifications_are_one_wake_and_come_in_order():
+    inbox, waits = Inbox(CODE), [Wait() for _ in range(PADS)]
+    notify(inbox, waits)
+    inbox.wait(20.0)
+    assert list(inbox.take()) == [ctypes.addressof(wait) for wait in waits]
+    inbox.wait(0)
+    assert inbox.wakes == 1
+    inbox.close(0)
+
+
+def test_a_wake_is_not_lost_between_two_waits():
+    inbox = Inbox(CODE)
+    inbox.wake()
+    inbox.wake()
+    inbox.wait(20.0)
+    inbox.wait(0)
+    assert inbox.wakes == 1
+    inbox.close(0)
+
+
+def test_what_comes_after_the_end_reaches_a_mailbox_that_is_still_there():
+    inbox, wait = Inbox(CODE), Wait()
+    inbox.close(1)
+    notify(inbox, [wait])
+    assert list(inbox.take()) == [ctypes.addressof(wait)]
