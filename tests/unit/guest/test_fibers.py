@@ -286,6 +286,7 @@ def test_a_full_pool_is_a_typed_error(code, job, stream):
     jobs = [FakeJob(prepared, "go", (1,)) for _ in range(3)]
     spawn(reactor, *jobs)
     assert isinstance(outcome(jobs[2]), CapacityExhausted)
+    stream.await_waiters(2)
     stream.end_work()
     assert [outcome(job) for job in jobs[:2]] == [[3], [3]]
     reactor.close()
