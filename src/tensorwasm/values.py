@@ -37,6 +37,8 @@ class Deadline:
 
     def earlier(self, other: Deadline | None) -> Deadline:
         """Return whichever of two deadlines comes first; None and no deadline never do."""
+        if other is None or other.at_ns is None:
+            return self
         known = [each.at_ns for each in (self, other) if each is not None and each.at_ns is not None]
         return Deadline(min(known, default=None))
 

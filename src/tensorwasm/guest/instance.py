@@ -18,7 +18,7 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.native.pads import recycle_pad
-from tensorwasm.guest.state import ON_EPOCH, GuestState
+from tensorwasm.guest.state import ON_EPOCH_AT, GuestState
 from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.wasi import Output, WasiConfig
 from tensorwasm.values import Deadline, Limits
@@ -26,6 +26,7 @@ from tensorwasm.wasm.preamble import Export
 
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _NO_WASI: Final = WasiConfig()
+_USUAL: Final = Limits()
 
 _store_epoch_callback: Final = capi.bind("wasmtime_store_epoch_deadline_callback")
 _set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
@@ -34,6 +35,8 @@ _instantiate_slowly: Final = capi.bind_releasing("wasmtime_instance_pre_instanti
 _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _func_call: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
 
+
+_InstanceRecord: Final = ctypes.c_char * capi.SIZES["wasmtime_instance_t"]
 
 _abandoned: Final[dict[int, Prepared]] = {}
 """Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
@@ -81,7 +84,7 @@ class Instance:
             InternalError: compiled host functions are linked, and there is no pad.
         """
         self.module = prepared.module
-        self.limits = limits or Limits()
+        self.limits = limits or _USUAL
         self._prepared = prepared
         self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
         self._trap = ctypes.c_size_t()
@@ -90,7 +93,9 @@ class Instance:
         self._owner = 0
         self._spent_ns = 0
         self._store = 0
-        check_declared(self.module.preamble, self.limits)
+        if self.module.admitted is not self.limits:
+            check_declared(self.module.preamble, self.limits)
+            self.module.admitted = self.limits
         if prepared.needs_pad and pad is None:
             raise InternalError("a sandbox that may call compiled host functions needs a pad")
         self._state = GuestState(self.module.engine, services, pad)
@@ -169,7 +174,8 @@ class Instance:
             if self._state.instance is None:
                 return []
             frame = self._frames.get(export) or self._find(export, plan)
-            plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
+            if args or plan.params:
+                plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
             address = ctypes.addressof(frame)
             error = shielded(
                 self._state,
@@ -182,7 +188,7 @@ class Instance:
             )
             if self._ended(error):
                 return []
-            return codec.decode(plan.results, plan.unpack(frame, plan.CELLS))
+            return codec.decode(plan.results, plan.unpack(frame, plan.CELLS)) if plan.results else []
         finally:
             self._leave()
 
@@ -218,17 +224,23 @@ class Instance:
 
     def _open(self) -> None:
         self._store = open_store(self._state, self.limits)
-        _store_epoch_callback(self._store, ON_EPOCH, self._state.token, None)
+        _store_epoch_callback(self._store, ON_EPOCH_AT, self._state.token, None)
 
     def _instantiate(self, deadline: Deadline | None) -> None:
-        quick = is_quick(self.module)
-        instance = ctypes.create_string_buffer(capi.SIZES["wasmtime_instance_t"])
-        context = self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
+        state, instance = self._state, _InstanceRecord()
+        arguments = (self._prepared.address, state.context, instance, ctypes.byref(self._trap))
+        if is_quick(self.module):
+            # Nothing of the guest runs and nobody else knows the sandbox yet: no turn to take, no clock to arm.
+            stack.require(self.module.engine.config.stack_bytes)
+            if deadline is not None and deadline.expired():
+                raise InvokeTimeout("the deadline passed before the sandbox was made")
+            if not self._ended(_instantiate(*arguments)):
+                state.instance = instance
+            return
+        self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))
         try:
-            arguments = (self._prepared.address, context, instance, ctypes.byref(self._trap))
-            error = _instantiate(*arguments) if quick else shielded(self._state, _instantiate_slowly, *arguments)
-            if not self._ended(error):
-                self._state.instance = instance
+            if not self._ended(shielded(state, _instantiate_slowly, *arguments)):
+                state.instance = instance
         finally:
             self._leave()
 

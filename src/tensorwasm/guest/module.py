@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from tensorwasm.errors import InvalidArgs, MissingExport
 from tensorwasm.guest import capi, traps
+from tensorwasm.values import Limits
 from tensorwasm.wasm.preamble import FuncType, Import, Preamble
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ class Module:
         imports: in order.
         exports: by name.
         size_bytes: bytes of the binary it was compiled from.
+        admitted: limits that what it declares was found to be within, None before the first sandbox.
     """
 
-    __slots__ = ("_plans", "address", "engine", "exports", "imports", "preamble", "size_bytes")
+    __slots__ = ("_plans", "address", "admitted", "engine", "exports", "imports", "preamble", "size_bytes")
 
     def __init__(self, engine: Engine, address: int, preamble: Preamble, size_bytes: int) -> None:
         self.engine = engine
@@ -67,6 +69,7 @@ class Module:
         self.imports: tuple[Import, ...] = preamble.imports
         self.exports = MappingProxyType({export.name: export for export in preamble.exports})
         self.size_bytes = size_bytes
+        self.admitted: Limits | None = None
         self._plans: dict[str, CallPlan] = {}
 
     def __del__(self) -> None:

@@ -228,4 +228,5 @@ def _on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
 
 
 ON_EPOCH: Final = capi.EPOCH_CALLBACK(_on_epoch)
-"""The epoch callback of every store; its data is the sandbox's token."""
+ON_EPOCH_AT: Final = ctypes.cast(ON_EPOCH, ctypes.c_void_p).value or 0
+"""Address of the epoch callback of every store; its data is the sandbox's token."""
