@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +20,8 @@ from tensorwasm.values import Region
 ALIGN_BYTES: Final = 256
 GUARD_BYTES: Final = 4096
 _REMEMBERED: Final = 1024
+_RECENT: Final = 8
+"""Lists of regions that are not looked up anew; sessions launch with the same one many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Allocations:
         self._next = {False: GLOBAL_BASE, True: CONST_WINDOW}
         self._used_bytes = 0
         self._uses: set[Use] = set()
+        self._releases = 0
+        self._recent: deque[tuple[tuple[Region, ...], Reach]] = deque(maxlen=_RECENT)
 
     # -------------------------------------------------------------------------------------- device memory
 
@@ -175,9 +179,11 @@ class Allocations:
             raise LaunchRefused(refusal)
         del self._owners[address], self._starts[bisect_left(self._starts, address)]
         owner.gone = True
+        self._releases += 1
+        self._recent.clear()
         for use in self._uses:
-            use.stale = use.stale or owner in use.owners
-        self._changed.wait_for(lambda: not any(owner in use.owners for use in self._uses))
+            use.stale = use.stale or owner in use.holding.owners
+        self._changed.wait_for(lambda: not any(owner in use.holding.owners for use in self._uses))
         return owner.plane
 
     def _owner_at(self, address: int) -> Owner | None:
@@ -198,30 +204,37 @@ class Allocations:
             found.append(Segment(owner, start, owner.plane.end))
             start = owner.plane.end
 
-    def reach(self, regions: Iterable[Region]) -> Reach:
+    def reach(self, regions: Sequence[Region]) -> Reach:
         """Return what a launch may touch.
 
         Raises:
             LaunchRefused: a region is not inside one allocation or registration.
         """
-        found: list[Segment] = []
+        key, found = tuple(regions), list[Segment]()
         with self._changed:
-            for region in regions:
+            for known, reach in self._recent:
+                if known == key:
+                    return reach
+            for region in key:
                 segments = self._segments(region.address, region.end)
                 if segments is None or segments[0].owner.host != region.host:
                     where = shown_address(region.address)
                     raise LaunchRefused(f"the {region.size_bytes} bytes at {where} are not memory of this device")
                 found += segments
-        return Reach.of(found)
+            self._recent.append((key, reached := Reach.of(found)))
+            return reached
 
-    def reach_there(self, regions: Iterable[Region]) -> Reach:
+    def reach_there(self, regions: Sequence[Region]) -> Reach:
         """Return what a launch may touch of those regions that are there."""
-        found: list[Segment] = []
+        try:
+            return self.reach(regions)
+        except LaunchRefused:
+            return Reach.of(segment for region in regions for segment in self._there(region))
+
+    def _there(self, region: Region) -> list[Segment]:
         with self._changed:
-            for region in regions:
-                segments = self._segments(region.address, region.end) or []
-                found += [segment for segment in segments if segment.owner.host == region.host]
-        return Reach.of(found)
+            found = self._segments(region.address, region.end) or []
+        return found if found and found[0].owner.host == region.host else []
 
     def span(self, address: int, size_bytes: int) -> Reach | None:
         """Return a range of memory of any kind, or None if it is not there."""
@@ -260,9 +273,8 @@ class Allocations:
     @contextmanager
     def using(self, reach: Reach) -> Iterator[Use]:
         """Hold memory for the length of a ``with``."""
-        use = Use(reach, self._renew)
         with self._changed:
-            use.owners = {owner for owner in use.owners if not owner.gone}
+            use = Use(reach, reach.holding(self._releases), self._renew)
             self._uses.add(use)
         try:
             yield use
@@ -271,12 +283,11 @@ class Allocations:
                 self._uses.discard(use)
                 self._changed.notify_all()
 
-    def _renew(self, use: Use) -> list[Plane]:
+    def _renew(self, use: Use) -> None:
         with self._changed:
             use.stale = False
-            use.owners = {owner for owner in use.owners if not owner.gone}
+            use.holding = use.reach.holding(self._releases)
             self._changed.notify_all()
-            return use.reach.planes()
 
     def clear(self) -> None:
         """Release everything but the host's pages, which are the caller's."""

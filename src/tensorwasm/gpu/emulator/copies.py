@@ -11,7 +11,7 @@ from tensorwasm.errors import KernelFault, LaunchRefused
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.planes import host_bytes, shown_address
 from tensorwasm.gpu.emulator.queues import Action, Queues, Work
-from tensorwasm.gpu.emulator.reach import Reach
+from tensorwasm.gpu.emulator.reach import NOWHERE, Reach, Use
 from tensorwasm.gpu.facets import Stream
 from tensorwasm.values import NEVER, Deadline
 
@@ -41,15 +41,21 @@ class Copy:
             KernelFault: memory of the table is no longer there.
         """
         del reach, deadline
-        places = [place for place in (self.target, self.source) if isinstance(place, Reach)]
-        with self.allocations.using(Reach(tuple(segment for place in places for segment in place.segments))):
-            _bytes(self.target)[:] = _bytes(self.source)
+        with (
+            self.allocations.using(_reach(self.target)) as target,
+            self.allocations.using(_reach(self.source)) as source,
+        ):
+            _bytes(self.target, target)[:] = _bytes(self.source, source)
 
 
-def _bytes(place: Place) -> Bytes:
+def _reach(place: Place) -> Reach:
+    return place if isinstance(place, Reach) else NOWHERE
+
+
+def _bytes(place: Place, use: Use) -> Bytes:
     if not isinstance(place, Reach):
         return place
-    planes = place.planes()
+    planes = use.holding.planes
     if len(planes) != 1 or planes[0].data.size != place.segments[-1].end - place.segments[0].start:
         raise KernelFault("a copy reaches memory that was released before it ran")
     return planes[0].data

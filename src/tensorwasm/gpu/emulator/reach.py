@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -42,6 +42,21 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """What of a reach is there, at one time.
+
+    Attributes:
+        releases: how many releases the table had seen then; without another, it is still so.
+        owners: what is held.
+        planes: the memory, ascending; mappings side by side are one plane.
+    """
+
+    releases: int
+    owners: frozenset[Owner]
+    planes: tuple[Plane, ...]
+
+
+@dataclass(slots=True, eq=False)
 class Reach:
     """Memory that work may touch.
 
@@ -50,6 +65,7 @@ class Reach:
     """
 
     segments: tuple[Segment, ...] = ()
+    _holding: Holding | None = None
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Reach:
@@ -63,18 +79,26 @@ class Reach:
                 found.append(segment)
         return cls(tuple(found))
 
-    def planes(self) -> list[Plane]:
-        """Return the memory that is still there, ascending. Mappings side by side are one plane."""
-        runs: list[list[Segment]] = []
-        for segment in self.segments:
-            if segment.owner.gone:
-                continue
-            last = runs[-1][-1] if runs else None
-            if last is not None and last.end == segment.start and last.owner.kind == segment.owner.kind == "mapped":
-                runs[-1].append(segment)
-            else:
-                runs.append([segment])
-        return [_plane(run[0].owner, run[0].start, run[-1].end) for run in runs]
+    def holding(self, releases: int) -> Holding:
+        """Return what is still there, given how many releases the table has seen."""
+        if self._holding is None or self._holding.releases != releases:
+            there = [segment for segment in self.segments if not segment.owner.gone]
+            owners = frozenset(segment.owner for segment in there)
+            self._holding = Holding(releases, owners, tuple(_planes(there)))
+        return self._holding
+
+
+def _planes(segments: Iterable[Segment]) -> Iterator[Plane]:
+    run: list[Segment] = []
+    for segment in segments:
+        if run and run[-1].end == segment.start and run[-1].owner.kind == segment.owner.kind == "mapped":
+            run.append(segment)
+            continue
+        if run:
+            yield _plane(run[0].owner, run[0].start, run[-1].end)
+        run = [segment]
+    if run:
+        yield _plane(run[0].owner, run[0].start, run[-1].end)
 
 
 def _plane(owner: Owner, start: int, end: int) -> Plane:
@@ -94,25 +118,23 @@ NOWHERE: Final = Reach()
 class Use:
     """Memory that running work holds. While it holds an owner, whoever releases that owner waits.
 
-    A kernel looks at `stale` where it holds no address, and takes its planes anew; a copy is over soon.
+    A kernel looks at `stale` where it holds no address, and refreshes then; a copy is over soon.
 
     Attributes:
         reach: what was asked for.
-        owners: what of it is held.
+        holding: what of it is there and held.
         stale: an owner that is held is to be let go.
     """
 
-    __slots__ = ("_renew", "owners", "reach", "stale")
+    __slots__ = ("_renew", "holding", "reach", "stale")
 
-    def __init__(self, reach: Reach, renew: Callable[[Use], list[Plane]]) -> None:
-        self.reach = reach
-        self.owners = {segment.owner for segment in reach.segments}
+    def __init__(self, reach: Reach, holding: Holding, renew: Callable[[Use], None]) -> None:
+        self.reach, self.holding, self._renew = reach, holding, renew
         self.stale = False
-        self._renew = renew
 
-    def planes(self) -> list[Plane]:
-        """Let go of what has been released and return the rest."""
-        return self._renew(self)
+    def refresh(self) -> None:
+        """Let go of what has been released."""
+        self._renew(self)
 
 
 class Ground:
@@ -129,9 +151,13 @@ class Ground:
     def __init__(self, use: Use, fixed: Iterable[Plane]) -> None:
         self.use = use
         self._fixed = tuple(fixed)
-        self.refresh()
+        self._arrange()
 
     def refresh(self) -> None:
-        """Take the planes of what is still there."""
-        self.planes = sorted([*self.use.planes(), *self._fixed], key=lambda plane: plane.base)
+        """Let go of what has been released."""
+        self.use.refresh()
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self.planes = sorted([*self.use.holding.planes, *self._fixed], key=lambda plane: plane.base)
         self.starts = [plane.base for plane in self.planes]
