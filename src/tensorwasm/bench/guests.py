@@ -14,7 +14,7 @@ from tensorwasm.values import MIB, Limits, MemoryKind
 
 PTX: Final = "vector_add/vector_add.sm_80.ptx"
 ENTRY: Final = "vector_add"
-_LIMITS: Final = Limits(memory_bytes=1024 * MIB, wall_s=120.0)
+_LIMITS: Final = Limits(memory_bytes=256 * MIB, wall_s=120.0)
 
 
 class Bench:
