@@ -24,6 +24,9 @@ GRAIN_BYTES: Final = 256
 """Sizes are rounded up to it: the alignment that a device's own allocations have."""
 CHUNK_BYTES: Final = 32 * MIB
 _SMALL_CHUNK_BYTES: Final = MIB
+_WHOLE_CAP_BYTES: Final = 64 * MIB
+"""Up to such a cap the first chunk is all of it: a driver's pool grows by 32 MiB, of which two that are apart have no
+room for three regions of 20."""
 _CHUNKS_PER_CAP: Final = 16
 _PIECES_PER_CHUNK: Final = 4
 
@@ -86,8 +89,9 @@ class Slab:
     Args:
         pools: of the device, which outlives the slab.
         account: charged for every region, with its size rounded up to 256 bytes.
-        chunk_bytes: largest chunk for several regions. Chunks are smaller under a small cap, and a large region has
-            one of its own, so that a tenant can use all it may.
+        chunk_bytes: largest chunk for several regions under a cap above 64 MiB. Chunks are smaller under a small one,
+            and a large region has one of its own, so that a tenant can use all it may. A cap of up to 64 MiB is one
+            chunk.
     """
 
     def __init__(self, pools: Pools, account: Account, *, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -254,7 +258,7 @@ class Slab:
     def _candidates(self, taken_bytes: int) -> Iterator[tuple[int, _Source]]:
         """Yield what to ask which pool for: a chunk for several regions, then just what is needed."""
         standard_bytes = self._standard_bytes()
-        own = taken_bytes * _PIECES_PER_CHUNK >= standard_bytes
+        own = taken_bytes * _PIECES_PER_CHUNK >= standard_bytes and self._account.max_bytes > _WHOLE_CAP_BYTES
         for source in self._sources:
             if source.room_bytes < taken_bytes:
                 continue
@@ -264,7 +268,10 @@ class Slab:
             yield taken_bytes, source
 
     def _standard_bytes(self) -> int:
-        return _rounded(min(self._chunk_bytes, max(_SMALL_CHUNK_BYTES, self._account.max_bytes // _CHUNKS_PER_CAP)))
+        cap_bytes = self._account.max_bytes
+        if cap_bytes <= _WHOLE_CAP_BYTES:
+            return _rounded(cap_bytes)
+        return _rounded(min(self._chunk_bytes, max(_SMALL_CHUNK_BYTES, cap_bytes // _CHUNKS_PER_CAP)))
 
     def _fit_pools(self) -> None:
         """Have pools with the account's cap in all, and one only where nothing is allocated from any."""

@@ -20,7 +20,7 @@ PROCESS_BYTES, PROCESS_ALLOCATIONS = 5 * MIB, 12
 DEVICE_BYTES = 4 * MIB
 tenants = st.sampled_from(TENANTS)
 sessions = st.integers(0, 2)
-caps = st.sampled_from([0, 1, 1000, MIB, 3 * MIB, 8 * MIB])
+caps = st.sampled_from([0, 1, 1000, MIB, 3 * MIB, 8 * MIB, 80 * MIB, 1 << 40])
 sizes = st.sampled_from([1, 255, 256, 257, 100_000, MIB, 2 * MIB]) | st.integers(1, 3 * MIB)
 errors = st.sampled_from([QuotaExceeded, DeviceLost, ValueError])
 failures = st.dictionaries(st.sampled_from(["open_pool", "pool_allocate"]), errors, max_size=1)

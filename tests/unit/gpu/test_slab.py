@@ -79,9 +79,27 @@ def test_a_tenant_can_use_all_of_its_cap(bench, sizes):
             one.slab.free(region)
 
 
-def test_a_new_use_of_the_cap_takes_over_from_the_old_one(bench):
+@pytest.mark.parametrize("sizes", [[80], [1] * 80, [20, 20, 20, 20], [79, 1], [40, 40], [0.25] * 320, [30, 30, 20]])
+def test_a_tenant_of_several_chunks_can_use_all_of_its_cap(bench, sizes):
+    one = bench(80 * MIB)
+    for _ in range(2):
+        regions = [one.slab.allocate(int(size * MIB)) for size in sizes]
+        assert one.charged() == 80 * MIB
+        for region in regions:
+            one.slab.free(region)
+
+
+def test_a_small_cap_is_one_chunk_in_which_a_drivers_grain_is_in_nobodys_way(bench):
     one = bench(64 * MIB)
-    for sizes in ([64], [1] * 64, [32, 32], [21, 21, 21], [64]):
+    for size in (1, 20, 20, 20):
+        one.slab.allocate(size * MIB)
+    assert one.pools.calls == ["open_pool", "pool_allocate"]
+    assert one.slab.statistics().chunk_bytes == 64 * MIB
+
+
+def test_a_new_use_of_the_cap_takes_over_from_the_old_one(bench):
+    one = bench(80 * MIB)
+    for sizes in ([80], [1] * 80, [40, 40], [26, 26, 26], [80]):
         regions = [one.slab.allocate(size * MIB) for size in sizes]
         for region in regions:
             one.slab.free(region)
@@ -194,17 +212,16 @@ def test_a_pool_that_cannot_be_opened_is_a_refusal_that_is_counted(bench):
 
 
 def test_a_chunk_that_the_device_does_not_take_back_is_counted_and_not_used_again(bench):
-    one = bench(64 * MIB)
-    regions = [one.slab.allocate(20 * MIB) for _ in range(3)]
-    one.slab.free(regions[0])
+    one = bench(80 * MIB)
+    regions = [one.slab.allocate(20 * MIB) for _ in range(4)]
     one.pools.failures["pool_free"] = DeviceLost("gone")
-    one.slab.free(regions[1])
-    assert one.charged() == 20 * MIB
+    one.slab.free(regions[0])
+    assert one.charged() == 60 * MIB
     assert one.slab.statistics().release_failures == 1
-    again = one.slab.allocate(20 * MIB)
-    assert again.address not in (regions[1].address, regions[2].address)
     with pytest.raises(QuotaExceeded):
         one.slab.allocate(20 * MIB)
+    one.slab.free(regions[1])
+    assert one.slab.allocate(20 * MIB).address != regions[0].address
 
 
 def test_what_is_freed_twice_or_was_never_there_is_a_bug_and_changes_nothing(bench):
