@@ -77,7 +77,7 @@ class FakeSystem:
     """A machine that answers from tables.
 
     Attributes:
-        commands: exit code and output by command line; the first whose words begin the command line counts.
+        commands: exit code and output by command line, input after a ``<``; the longest that begins the line counts.
         files: text by path; a path that is there is one that exists.
         libraries: complaint by library; one that is not there loads.
         packages: version by package.
@@ -97,8 +97,8 @@ class FakeSystem:
     fault: str = ""
     opened: list[FakeDevice] = field(default_factory=list)
 
-    def run(self, *command: str, limit_s: float = 10.0) -> Answer | None:
-        line = " ".join(command)
+    def run(self, *command: str, limit_s: float = 10.0, say: str = "") -> Answer | None:
+        line = " ".join((*command, *(("<", say.strip()) if say else ())))
         for key in sorted(self.commands, key=len, reverse=True):
             if line == key or line.startswith(key + " "):
                 return Answer(*self.commands[key])

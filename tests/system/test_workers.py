@@ -67,7 +67,11 @@ def threads():
 
 
 def children():
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that is ending as it is looked at
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def descriptors():

@@ -47,8 +47,8 @@ class System(Protocol):
     def python(self) -> tuple[int, int, int]:
         """Python's version."""
 
-    def run(self, *command: str, limit_s: float = 10.0) -> Answer | None:
-        """Run a command; None if it is not found, cannot be started or does not end in time."""
+    def run(self, *command: str, limit_s: float = 10.0, say: str = "") -> Answer | None:
+        """Run a command, with a text as its input; None if it is not found or started, or does not end in time."""
 
     def read(self, path: str) -> str | None:
         """Return a small text file, None if it cannot be read."""
@@ -82,15 +82,15 @@ class LocalSystem:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python: tuple[int, int, int] = sys.version_info[:3]
 
-    def run(self, *command: str, limit_s: float = 10.0) -> Answer | None:
-        """Run a command; None if it is not found, cannot be started or does not end in time."""
+    def run(self, *command: str, limit_s: float = 10.0, say: str = "") -> Answer | None:
+        """Run a command, with a text as its input; None if it is not found or started, or does not end in time."""
         path = shutil.which(command[0])
         if path is None:
             return None
         try:
             ended = subprocess.run(  # noqa: S603 - fixed commands of the checks, without a shell
                 [path, *command[1:]],
-                stdin=subprocess.DEVNULL,
+                input=say.encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=limit_s,
