@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from conformance.rig import Rig, mixed, until
-from oracles.streams import outcome
-from strategies.streams import SLOTS, STREAMS, programs
+from oracles.schedules import outcome
+from strategies.schedules import SLOTS, STREAMS, programs
 from tensorwasm.errors import LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.facets import Advice
 from tensorwasm.values import MIB, NEVER, Deadline, Region
