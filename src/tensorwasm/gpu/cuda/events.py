@@ -40,7 +40,7 @@ class CudaEvents:
             DeviceLost: the device does not answer.
         """
         core, own = self._core, self._own(event)
-        core.retire(core.ledger.events, own, lambda item: core.release("cuEventDestroy", item.handle))
+        core.retire(core.ledger.events, own, lambda item: core.streams.release_event(item.handle))
 
     def record(self, event: Event, stream: Stream) -> None:
         """See `Events.record`.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +26,15 @@ _SPIN_NS: Final = 200_000
 """How long a wait asks the driver again and again before it sleeps: most kernels end sooner than a sleep costs."""
 
 
+@dataclass(slots=True)
+class _Blocked:
+    """An event that threads of ours wait for in the driver, kept alive; ``condemned`` once it was released."""
+
+    event: Any
+    threads: int = 0
+    condemned: bool = False
+
+
 class Streams:
     """Makes streams and waits for them. The context must be bound, except for `close`. Safe from any thread."""
 
@@ -33,6 +43,7 @@ class Streams:
         self._driver = driver
         self._context = context
         self._waiters = Waiters()
+        self._blocked: dict[int, _Blocked] = {}
         self._lock = threading.RLock()
         self._clearing: CudaStream | None = None
         self._pooling: CudaStream | None = None
@@ -167,7 +178,24 @@ class Streams:
                 return False
         return True
 
+    def release_event(self, event: Any) -> None:
+        """Destroy an event, at once or when the last thread that waits for it in the driver has come back.
+
+        A wait that was given up leaves its thread there, and the driver does not survive an event that vanishes then.
+
+        Raises:
+            DriverFailure: it still exists.
+        """
+        with self._lock:
+            blocked = self._blocked.get(id(event))
+            if blocked is not None:
+                blocked.condemned = True
+                return
+        self._driver.call("cuEventDestroy", event)
+
     def _wait_long(self, event: Any, deadline: Deadline) -> bool:
+        with self._lock:
+            self._blocked.setdefault(id(event), _Blocked(event)).threads += 1
         code = self._waiters.wait(partial(self._block, event), deadline.remaining_s())
         if code:
             raise DriverFailure("cuEventSynchronize", code)
@@ -175,5 +203,19 @@ class Streams:
 
     def _block(self, event: Any) -> int:
         """Wait in the driver, on a thread of `Waiters`."""
-        with bound(self._context):
-            return self._driver.attempt("cuEventSynchronize", event)[0]
+        try:
+            with bound(self._context):
+                return self._driver.attempt("cuEventSynchronize", event)[0]
+        finally:
+            self._unblock(event)
+
+    def _unblock(self, event: Any) -> None:
+        with self._lock:
+            blocked = self._blocked[id(event)]
+            blocked.threads -= 1
+            if blocked.threads:
+                return
+            del self._blocked[id(event)]
+        if blocked.condemned:
+            with bound(self._context):
+                self._driver.attempt("cuEventDestroy", event)  # whoever released it has gone: nobody could retry

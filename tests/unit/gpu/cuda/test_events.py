@@ -116,3 +116,21 @@ def test_waits_from_many_threads_end_together(device, fake, event, stream, work)
     for thread in threads:
         thread.join()
     assert len(done) == 8
+
+
+def test_an_event_is_destroyed_only_when_nobody_waits_for_it_in_the_driver(
+    device, fake, event, stream, work, monkeypatch
+):
+    work(stream, Deadline.after(1000))
+    device.events.record(event, stream)
+    fake.begin()
+    with pytest.raises(InvokeTimeout):
+        device.events.synchronize_event(event, Deadline.after(0.01))
+    streams, unblocked = device._core.streams, threading.Event()
+    unblock = streams._unblock
+    monkeypatch.setattr(streams, "_unblock", lambda waited: (unblock(waited), unblocked.set()))
+    device.events.close_event(event)
+    assert fake.calls["cuEventDestroy"] == 0
+    fake.finish()
+    assert unblocked.wait(10)
+    assert fake.calls["cuEventDestroy"] == 1
