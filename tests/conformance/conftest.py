@@ -41,3 +41,9 @@ def launcher(device):
     """Kernels from arrays to arrays on the device; a test module loads each PTX text once."""
     with Launcher(device) as launcher:
         yield launcher
+
+
+@pytest.fixture(params=[False, True], ids=["python", "compiled"])
+def compiled(request):
+    """Whether the host functions of a `Puppet` are compiled ones."""
+    return request.param

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import cache
 
+import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.gpu.session import Session
@@ -12,7 +14,9 @@ from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
-from tensorwasm.values import Deadline, Limits
+from tensorwasm.guest.native.loading import load_entries
+from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.values import NEVER, Limits
 
 PREFIX = "wasi_cuda_"
 PAGES = 8
@@ -26,7 +30,15 @@ def strings(module):
 
 
 @cache
-def _prepared(module):
+def _linker(compiled):
+    entries = load_entries() if compiled else {}
+    if compiled and not entries:
+        pytest.skip("there are no compiled host functions here")
+    return Linker(Engine.shared(), host_functions(), native=entries)
+
+
+@cache
+def _prepared(module, compiled):
     imports, exports = [], []
     for name, function in strings(module).items():
         signature = f"(param {' '.join(function.params)}) (result {' '.join(function.results)})"
@@ -35,31 +47,53 @@ def _prepared(module):
         exports.append(f'(func (export "{name}") {signature} (call ${name} {gets}))')
     grow = '(func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))'
     text = f'(module {" ".join(imports)} (memory (export "memory") {PAGES}) {" ".join(exports)} {grow})'
-    engine = Engine.shared()
-    return Linker(engine, host_functions()).prepare(engine.compile(bytes(wat2wasm(text))))
+    return _linker(compiled).prepare(Engine.shared().compile(bytes(wat2wasm(text))))
 
 
 class Puppet:
-    """One sandbox with its session. Use it as a context manager."""
+    """One sandbox with its session. Use it as a context manager.
 
-    def __init__(self, device, *, module=CUDA_MODULE_0_3, granted=True, limits=None):
+    Args:
+        device: where the session is.
+        module: whose functions are imported.
+        granted: whether the guest has a session at all.
+        compiled: whether compiled host functions do what they can, as in an invocation, or Python does everything.
+        memory: how the session reaches the guest's memory.
+        limits: of the sandbox.
+    """
+
+    def __init__(self, device, *, module=CUDA_MODULE_0_3, granted=True, compiled=False, memory="pinned", limits=None):
+        prepared = _prepared(module, compiled)
         self.names = {*strings(module), "grow"}
-        self.session = Session(device) if granted else None
+        self.session = None
+        self._closing = ExitStack()
+        pad = draw_pad() if compiled else None
+        if compiled:
+            self._closing.enter_context(device.native.bound())
+        if granted:
+            self.session = Session(device, memory_kind=memory, pad=pad)
         services = {"cuda": CudaService(self.session)} if granted else {}
-        self.instance = Instance(_prepared(module), limits=limits or Limits(), services=services)
+        self.instance = Instance(prepared, limits=limits or Limits(), services=services, pad=pad)
+        self._closing.callback(self.instance.close)
+        if granted:
+            self._closing.callback(self.session.close)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if self.session is not None:
-            self.session.close()
-        self.instance.close()
+        self._closing.close()
 
     def __getattr__(self, name):
         if name not in self.names:
             raise AttributeError(name)
-        return lambda *args, deadline=None: self.instance.call(name, args, deadline=deadline or Deadline())[0]
+
+        def call(*args, deadline=NEVER):
+            if self.session is not None:
+                self.session.enter(deadline)
+            return self.instance.call(name, args, deadline=deadline)[0]
+
+        return call
 
     @property
     def size(self):
@@ -71,7 +105,7 @@ class Puppet:
     def get(self, offset, length):
         return self.instance.memory.read(offset, length)
 
-    def load(self, text, entry, length=None, deadline=None):
+    def load(self, text, entry, length=None, deadline=NEVER):
         """Load PTX that lies in guest memory; return the id or the code."""
         if len(text) > self.size - TEXT_AT:
             assert self.grow(-(-len(text) // 65536)) > 0
@@ -80,12 +114,12 @@ class Puppet:
         size = len(text) if length is None else length
         return self.load_ptx(TEXT_AT, size, ENTRY_AT, len(entry), deadline=deadline)
 
-    def start(self, kernel, argv, grid=(1, 1, 1), block=(32, 1, 1), shared=0, deadline=None):
+    def start(self, kernel, argv, grid=(1, 1, 1), block=(32, 1, 1), shared=0, deadline=NEVER):
         """Launch with the argument records given; return the code."""
         self.put(ARGV_AT, argv)
         return self.launch(kernel, *grid, *block, shared, ARGV_AT, len(argv), deadline=deadline)
 
-    def begin(self, kernel, argv, stream=0, grid=(1, 1, 1), block=(1, 1, 1), shared=0, deadline=None):
+    def begin(self, kernel, argv, stream=0, grid=(1, 1, 1), block=(1, 1, 1), shared=0, deadline=NEVER):
         """Start a kernel with the argument records given, without waiting; return the code."""
         self.put(ARGV_AT, argv)
         return self.launch_async(kernel, *grid, *block, shared, ARGV_AT, len(argv), stream, deadline=deadline)

@@ -11,8 +11,8 @@ ENOUGH_S = 0.15
 
 
 @pytest.fixture
-def puppet(device):
-    with Puppet(device) as puppet:
+def puppet(device, compiled):
+    with Puppet(device, compiled=compiled) as puppet:
         yield puppet
 
 

@@ -15,7 +15,7 @@ from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.launch import BufferOffset
 from tensorwasm.gpu.probe import open_device
-from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
+from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import Deadline
 
@@ -40,7 +40,14 @@ GOOD = (Window(A, BYTES), Window(B, BYTES), Window(C, BYTES), u32(64))
 
 
 @pytest.fixture
-def puppet(device):
+def puppet(device, compiled):
+    with Puppet(device, compiled=compiled) as puppet:
+        yield puppet
+
+
+@pytest.fixture
+def loader(device):
+    """A puppet that only loads, which no compiled function does."""
     with Puppet(device) as puppet:
         yield puppet
 
@@ -86,22 +93,22 @@ def test_the_honest_case(puppet, kernel):
     ],
     ids=lambda text: repr(bytes(text[:8])),
 )
-def test_ptx_that_is_none_answers_malformed(puppet, text):
+def test_ptx_that_is_none_answers_malformed(loader, text):
     assert text != VECTOR_ADD
-    assert puppet.load(text, b"vector_add") == -4
-    assert puppet.error()
+    assert loader.load(text, b"vector_add") == -4
+    assert loader.error()
 
 
 @pytest.mark.parametrize("brace", [b"{", b"(", b"[", b"}", b'"', b"/*", b".reg .b32 %r<999999999>;", b"%", b"-"])
-def test_eight_megabytes_of_anything_are_refused_quickly(puppet, brace):
+def test_eight_megabytes_of_anything_are_refused_quickly(loader, brace):
     text = (VECTOR_ADD[: VECTOR_ADD.index(b"{") + 1] + brace * (8 << 20))[: 8 << 20]
     start = time.monotonic()
-    assert puppet.load(text, b"vector_add") == -4
+    assert loader.load(text, b"vector_add") == -4
     assert time.monotonic() - start < 20
 
 
-def test_ten_megabytes_of_braces_are_over_the_limit(puppet):
-    assert puppet.load(b"{" * (10 << 20), b"x") == -6
+def test_ten_megabytes_of_braces_are_over_the_limit(loader):
+    assert loader.load(b"{" * (10 << 20), b"x") == -6
 
 
 @pytest.mark.parametrize(
@@ -117,14 +124,14 @@ def test_ten_megabytes_of_braces_are_over_the_limit(puppet):
         ((-2147483648, 1, 0, 1), -2),
     ],
 )
-def test_regions_of_a_load_are_checked_in_order(puppet, arguments, code):
-    assert puppet.load_ptx(*arguments) == code
+def test_regions_of_a_load_are_checked_in_order(loader, arguments, code):
+    assert loader.load_ptx(*arguments) == code
 
 
-def test_an_entry_that_does_not_exist_and_one_that_is_no_text(puppet):
-    assert puppet.load(VECTOR_ADD, b"vector_sub") == -3
-    assert "vector_sub" in puppet.error()
-    assert puppet.load(VECTOR_ADD, b"\xff\xfe") == -9
+def test_an_entry_that_does_not_exist_and_one_that_is_no_text(loader):
+    assert loader.load(VECTOR_ADD, b"vector_sub") == -3
+    assert "vector_sub" in loader.error()
+    assert loader.load(VECTOR_ADD, b"\xff\xfe") == -9
 
 
 @pytest.mark.parametrize(
@@ -276,20 +283,28 @@ def test_without_the_grant_everything_answers_not_available(device):
         assert (puppet.last_error_len(), puppet.last_error_copy(0, 10)) == (-1, -1)
 
 
+def test_version_0_2_is_as_it_was(device, compiled):
+    with Puppet(device, module=CUDA_MODULE, compiled=compiled) as puppet:
+        kernel = puppet.load(VECTOR_ADD, b"vector_add")
+        assert works(puppet, kernel)
+        assert puppet.sync() == 0
+        assert not hasattr(puppet, "launch_async")
+
+
 def test_version_0_1_takes_no_arguments(device):
     with Puppet(device, module=CUDA_MODULE_0_1) as puppet:
         kernel = puppet.load(VECTOR_ADD, b"vector_add")
         assert puppet.start(kernel, GOOD_BYTES) == -10
 
 
-def test_a_long_error_is_cut_and_a_short_buffer_gets_its_start(puppet):
-    assert puppet.load(VECTOR_ADD, b"x" * 256) == -3
-    length = puppet.last_error_len()
+def test_a_long_error_is_cut_and_a_short_buffer_gets_its_start(loader):
+    assert loader.load(VECTOR_ADD, b"x" * 256) == -3
+    length = loader.last_error_len()
     assert 0 < length <= 512
-    assert puppet.last_error_copy(0, 5) == 5
-    assert puppet.last_error_copy(0, 0) == 0
-    assert puppet.last_error_copy((PAGES << 16) - 1, 5) == -2
-    assert puppet.last_error_len() == length
+    assert loader.last_error_copy(0, 5) == 5
+    assert loader.last_error_copy(0, 0) == 0
+    assert loader.last_error_copy((PAGES << 16) - 1, 5) == -2
+    assert loader.last_error_len() == length
 
 
 def test_a_kernel_that_never_ends_ends_the_call_on_the_emulator():

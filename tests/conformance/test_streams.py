@@ -21,8 +21,8 @@ ENOUGH_S = 0.15
 
 
 @pytest.fixture
-def puppet(device):
-    with Puppet(device) as puppet:
+def puppet(device, compiled):
+    with Puppet(device, compiled=compiled) as puppet:
         yield puppet
 
 
@@ -32,10 +32,10 @@ def work(puppet):
 
 
 @pytest.fixture
-def emulated():
+def emulated(compiled):
     """A puppet whose device may be spoilt."""
     device, _ = open_device("emulator")
-    with Puppet(device) as puppet:
+    with Puppet(device, compiled=compiled) as puppet:
         yield Work(puppet)
     device.close()
 
@@ -148,21 +148,21 @@ def test_a_waiting_launch_runs_behind_what_its_stream_was_given(puppet, work):
     assert work.word == 215
 
 
-def test_work_left_behind_is_ended_with_its_instance(device):
-    with Puppet(device) as puppet:
+def test_work_left_behind_is_ended_with_its_instance(device, compiled):
+    with Puppet(device, compiled=compiled) as puppet:
         work = Work(puppet)
         for _ in range(3):
             assert work.nap(ENOUGH_S / 3, puppet.stream_create()) == 0
         assert work.affine(1, 1) == 0
-    with Puppet(device) as puppet:
+    with Puppet(device, compiled=compiled) as puppet:
         work = Work(puppet)
         assert work.affine(0, 3) == 0
         assert puppet.sync() == 0
         assert work.word == 3
 
 
-def test_what_another_guest_opened_is_nobodys(device, puppet, work):
-    with Puppet(device) as victim:
+def test_what_another_guest_opened_is_nobodys(device, puppet, work, compiled):
+    with Puppet(device, compiled=compiled) as victim:
         theirs = Work(victim)
         assert theirs.affine_kernel > 0
         # Counted up, so that none of them is a number of the other guest's own by accident.

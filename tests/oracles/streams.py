@@ -1,23 +1,40 @@
-"""What programs over streams mean: their steps, one after the other."""
+"""What programs of `strategies.streams` leave behind, computed one step after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from strategies.streams import SLOTS, Step
+from strategies.streams import STREAMS, Borrow, Copy, Record, Step
 
 
-def outcome(steps: Sequence[Step]) -> tuple[list[int], list[int]]:
-    """Return the words of the device and of the host after a program; at first slot ``n`` holds n and 100 + n."""
-    device, host = list(range(SLOTS)), [100 + slot for slot in range(SLOTS)]
-    for step in steps:
-        match step.kind:
-            case "mix":
-                device[step.to] = (device[step.to] * step.factor + device[step.source] + 1) & 0xFFFF_FFFF
-            case "zero":
-                device[step.to] = 0
-            case "in":
-                device[step.to] = host[step.source]
-            case "out":
-                host[step.source] = device[step.to]
-    return device, host
+@dataclass
+class Words:
+    """The words of every stream.
+
+    Attributes:
+        memory: in guest memory.
+        buffer: in the device buffer.
+    """
+
+    memory: list[int] = field(default_factory=lambda: [0] * STREAMS)
+    buffer: list[int] = field(default_factory=lambda: [0] * STREAMS)
+
+    def do(self, piece: object) -> None:
+        """Do one piece of a program; waiting and growing change no word."""
+        match piece:
+            case Step(stream, factor, term, in_buffer):
+                words = self.buffer if in_buffer else self.memory
+                words[stream] = _affine(words[stream], factor, term)
+            case Copy(stream, inward):
+                source, target = (self.memory, self.buffer) if inward else (self.buffer, self.memory)
+                target[stream] = source[stream]
+            case Borrow(owner, _, factor, term):
+                self.memory[owner] = _affine(self.memory[owner], factor, term)
+            case Record(_, body, replays):
+                for _ in range(replays):
+                    for each in body:
+                        self.do(each)
+
+
+def _affine(word: int, factor: int, term: int) -> int:
+    return (word * factor + term) & 0xFFFF_FFFF

@@ -1,4 +1,8 @@
-"""Programs of small steps over streams, ordered by events where they must be."""
+"""Programs for streams: what a guest does, step by step, with results that do not depend on what overlaps.
+
+Every stream has a word of guest memory and a word of a device buffer. Only work of that stream touches them, unless
+another stream borrows them between two events.
+"""
 
 from __future__ import annotations
 
@@ -6,65 +10,76 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-SLOTS = 4
 STREAMS = 3
+
+_streams = st.integers(0, STREAMS - 1)
+_words = st.integers(0, (1 << 32) - 1)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a program: in ``stream``, ``word[to] = word[to] * factor + word[source] + 1``, or a fill or a copy.
-
-    Attributes:
-        stream: index of the stream.
-        kind: ``mix``, ``zero`` (``to`` becomes 0), ``in`` (host word ``source`` to ``to``), ``out`` (the reverse).
-        to: slot that is written.
-        source: slot that is read.
-        factor: for ``mix``.
-        look: what the host does behind it: nothing, ask whether the stream has ended, or wait for it.
-        after: earlier steps that this one waits for by events.
-    """
+    """``word = word * factor + term``, asynchronously, in guest memory or in the buffer."""
 
     stream: int
-    kind: str
-    to: int
-    source: int
     factor: int
-    look: str
-    after: tuple[int, ...]
+    term: int
+    in_buffer: bool
 
 
-def touched(step: Step) -> tuple[frozenset[tuple[str, int]], frozenset[tuple[str, int]]]:
-    """Return what a step reads and what it writes."""
-    device, host = ("device", step.to), ("host", step.source)
-    return {
-        "mix": (frozenset({device, ("device", step.source)}), frozenset({device})),
-        "zero": (frozenset(), frozenset({device})),
-        "in": (frozenset({host}), frozenset({device})),
-        "out": (frozenset({device}), frozenset({host})),
-    }[step.kind]
+@dataclass(frozen=True)
+class Copy:
+    """Between a stream's two words, asynchronously."""
+
+    stream: int
+    inward: bool
 
 
-@st.composite
-def programs(draw: st.DrawFn) -> list[Step]:
-    """Return steps that mean one thing only: those that touch the same word are ordered by a stream or by an event."""
-    found: list[Step] = []
-    slots = st.integers(0, SLOTS - 1)
-    for _ in range(draw(st.integers(1, 16))):
-        step = Step(
-            stream=draw(st.integers(0, STREAMS - 1)),
-            kind=draw(st.sampled_from(["mix", "mix", "mix", "zero", "in", "out"])),
-            to=draw(slots),
-            source=draw(slots),
-            factor=draw(st.integers(0, 9)),
-            look=draw(st.sampled_from(["", "", "", "ask", "wait"])),
-            after=(),
-        )
-        more = draw(st.sets(st.integers(0, len(found) - 1), max_size=2)) if found else set()
-        after = sorted(more | {index for index, one in enumerate(found) if _conflict(one, step)})
-        found.append(Step(**{**vars(step), "after": tuple(after)}))
-    return found
+@dataclass(frozen=True)
+class Borrow:
+    """The word of one stream's guest memory is stepped by another, in between."""
+
+    owner: int
+    borrower: int
+    factor: int
+    term: int
 
 
-def _conflict(one: Step, other: Step) -> bool:
-    (reads, writes), (other_reads, other_writes) = touched(one), touched(other)
-    return bool(writes & other_writes or writes & other_reads or reads & other_writes)
+@dataclass(frozen=True)
+class Record:
+    """Steps and copies of one stream are recorded as a graph, and replayed that often."""
+
+    stream: int
+    body: tuple[Step | Copy, ...]
+    replays: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """For a stream, or for all of them; guest memory is compared then."""
+
+    stream: int | None
+
+
+@dataclass(frozen=True)
+class Grow:
+    """The guest's memory, by a page."""
+
+
+def _pieces(streams: st.SearchStrategy[int]) -> st.SearchStrategy[Step | Copy]:
+    return st.builds(Step, streams, _words, _words, st.booleans()) | st.builds(Copy, streams, st.booleans())
+
+
+def _recordings(stream: int) -> st.SearchStrategy[Record]:
+    body = st.lists(_pieces(st.just(stream)), max_size=5).map(tuple)
+    return st.builds(Record, st.just(stream), body, st.integers(0, 3))
+
+
+programs = st.lists(
+    _pieces(_streams)
+    | st.builds(Borrow, _streams, _streams, _words, _words)
+    | _streams.flatmap(_recordings)
+    | st.builds(Wait, st.none() | _streams)
+    | st.builds(Grow),
+    max_size=20,
+)
+"""Programs, which end wherever they like."""

@@ -7,7 +7,7 @@ from wasmtime import wat2wasm
 
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, FOREVER
-from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault
+from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, UnknownImport
 from tensorwasm.gpu.launch import BufferOffset
 from tensorwasm.gpu.probe import open_device
 from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
@@ -166,3 +166,13 @@ def test_the_other_interfaces_are_linked(spawn):
     instance = spawn(FakeDevice(), guest(FILL, b"fill"), stream=OutputStream(sink))
     assert instance.call("emit", deadline=Deadline.after(60)) == [0]
     assert sink.chunks == (b"fill",)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+@pytest.mark.parametrize("name", ["stream_create", "event_create"])
+def test_a_newer_function_is_not_in_an_older_version(prepare, version, name):
+    field = f"wasi_cuda_{name}"
+    module = '(module (import "wasi:cuda/host@{}" "{}" (func (result i64))))'
+    with pytest.raises(UnknownImport, match=f"@{version}.{field}, which does not exist in that interface"):
+        prepare(bytes(wat2wasm(module.format(version, field))))
+    prepare(bytes(wat2wasm(module.format("0.3.0", field))))
