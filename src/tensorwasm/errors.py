@@ -296,7 +296,15 @@ class DeviceUnavailable(HostError):
 
 
 class DeviceLost(HostError):
-    """The device stopped answering; nothing on it can be trusted any more."""
+    """The device stopped answering; nothing on it can be trusted any more.
+
+    Attributes:
+        stdout: what the guest had written until then, as far as that is known.
+        stderr: likewise.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
 
     kind = "device_lost"
     http_status = 503
@@ -305,15 +313,7 @@ class DeviceLost(HostError):
 
 
 class DeviceFault(DeviceLost):
-    """A worker process went down with its device while it had the request; another worker takes its place.
-
-    Attributes:
-        stdout: what the guest had written until then, as far as it had arrived.
-        stderr: likewise.
-    """
-
-    stdout: bytes = b""
-    stderr: bytes = b""
+    """A worker process went down with its device while it had the request; another worker takes its place."""
 
     def __init__(self, message: str) -> None:
         """Say what happened, and that the request may be made again."""

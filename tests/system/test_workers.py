@@ -378,7 +378,7 @@ def test_draining_lets_what_runs_end():
     held = hold(executor)
     released = ask(executor, "release")
     executor.drain(SOON_S)
-    assert held.result(0).values == released.result(0).values == (7,)
+    assert held.result(SOON_S).values == released.result(SOON_S).values == (7,)
     with pytest.raises(CapacityExhausted, match="closed"):
         ask(executor, "any")
 
@@ -388,7 +388,7 @@ def test_closing_ends_what_runs():
     held = hold(executor)
     executor.close()
     with pytest.raises(CapacityExhausted, match="before the request had ended"):
-        held.result(0)
+        held.result(SOON_S)
     executor.close()
 
 

@@ -82,7 +82,10 @@ class Executor(Protocol):
         """Return a snapshot."""
 
     def close(self) -> None:
-        """End what still runs, give every ticket its outcome and release everything. Idempotent; blocks."""
+        """End what still runs and release everything. Idempotent; blocks.
+
+        Every ticket has its outcome then, or gets it once its listener has taken what was written.
+        """
 
 
 class Shelf(Generic[_Value]):

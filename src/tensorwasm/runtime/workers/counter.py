@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tensorwasm.errors import CallerError, GuestError, HostError, LimitError
+from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
+from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.function import Invocation
 from tensorwasm.runtime.grants import Grants
@@ -55,7 +56,7 @@ class Counter:
         self._tickets: dict[int, Ticket] = {}
         self._gone: set[int] = set()
         self._lock = threading.Lock()
-        self._sick = False
+        self._sickness = ""
         self._handlers: dict[type[Frame], Callable[[Any], None]] = {
             Blob: self._open_blob,
             BlobPart: self._fill_blob,
@@ -153,9 +154,8 @@ class Counter:
     def _answer(self, frame: Invoke, ticket: Ticket) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
         try:
-            if frame.cuda:
-                self._look_after_device()
-            self._send_outcome(frame.request, ticket)
+            sickness = self._look_after_device() if frame.cuda else ""
+            self._send_outcome(frame.request, _judge(ticket.error() or ticket.result(), sickness))
         except OSError:
             _log.info("the parent has gone without an answer")
         finally:
@@ -163,15 +163,14 @@ class Counter:
                 del self._tickets[frame.request]
                 self._gone.discard(frame.request)
 
-    def _send_outcome(self, request: int, ticket: Ticket) -> None:
-        error = ticket.error()
+    def _send_outcome(self, request: int, outcome: Invocation | BaseException) -> None:
         try:
-            if error is None:
-                self._send_result(request, ticket.result())
+            if isinstance(outcome, BaseException):
+                self._send_output(request, "stdout", getattr(outcome, "stdout", b""))
+                self._send_output(request, "stderr", getattr(outcome, "stderr", b""))
+                self._line.send(describe_error(request, outcome))
             else:
-                self._send_output(request, "stdout", getattr(error, "stdout", b""))
-                self._send_output(request, "stderr", getattr(error, "stderr", b""))
-                self._line.send(describe_error(request, error))
+                self._send_result(request, outcome)
         except BrokenFrame as broken:
             self._line.send(describe_error(request, broken))
 
@@ -187,8 +186,12 @@ class Counter:
         for part in split(data):
             self._line.send(Output(request, name, part))
 
-    def _look_after_device(self) -> None:
-        """Find out whether the device still answers, by a stream that has no work; if not, tell the parent, once."""
+    def _look_after_device(self) -> str:
+        """Find out whether the device still answers, by a stream that has no work; if not, tell the parent, once.
+
+        Returns:
+            Why it does not; empty if it does.
+        """
         try:
             device = self._runtime.open_device()
             stream = device.open_stream()
@@ -196,8 +199,29 @@ class Counter:
             device.close_stream(stream)
         except (HostError, GuestError) as error:
             with self._lock:
-                told, self._sick = self._sick, True
+                told, self._sickness = bool(self._sickness), self._sickness or clean(error.message)
             if not told:
-                self._line.send(Sick(clean(error.message)))
+                self._line.send(Sick(self._sickness))
         except (CallerError, LimitError):
-            return  # the device is full, not lost
+            return ""  # the device is full, not lost
+        return self._sickness
+
+
+def _judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:
+    """Return what came of a call that had the grant of a device, which is lost if there is a sickness.
+
+    A guest whose kernels the device lost sees a code and goes on as if it had failed itself; that is no outcome to
+    blame on it. What was refused, ran out of time or did nothing with the device stands.
+    """
+    if not sickness or isinstance(outcome, CallerError | LimitError | HostError | InvokeTimeout):
+        return outcome
+    if isinstance(outcome, Invocation) and outcome.gpu is not None and not _used(outcome.gpu):
+        return outcome
+    lost = DeviceLost(f"the device was lost before the call had ended: {sickness}")
+    lost.stdout, lost.stderr = getattr(outcome, "stdout", b""), getattr(outcome, "stderr", b"")
+    return lost
+
+
+def _used(gpu: SessionStatistics) -> bool:
+    """Return whether a guest had anything to do with its device."""
+    return bool(gpu.kernels_launched or gpu.kernels or gpu.allocations or gpu.release_failures or gpu.abandoned)

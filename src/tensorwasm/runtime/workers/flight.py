@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from tensorwasm.errors import DeviceFault, GuestError, InvalidArgs, TensorWasmError
+from tensorwasm.errors import DeviceLost, GuestError, InvalidArgs, TensorWasmError
 from tensorwasm.runtime.function import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
@@ -104,7 +104,7 @@ class Flight:
 
     def end(self, error: TensorWasmError) -> None:
         """End with an error."""
-        if isinstance(error, GuestError | DeviceFault):
+        if isinstance(error, GuestError | DeviceLost):
             error.stdout, error.stderr = (bytes(self._written[name]) for name in ("stdout", "stderr"))
         self._settle(error)
 

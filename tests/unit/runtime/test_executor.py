@@ -1,0 +1,150 @@
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wasmtime import wat2wasm
+
+from tensorwasm import Limits, Runtime
+from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidArgs, InvalidWasm, InvokeTimeout, OutputClosed
+from tensorwasm.runtime.executor import LocalExecutor, Shelf
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.ticket import Ticket
+
+SOON_S = 60
+GUEST = bytes(
+    wat2wasm("""(module
+  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 16) "\\40\\00\\00\\00\\05\\00\\00\\00")
+  (data (i32.const 64) "hello")
+  (func (export "add") (param i32 i32) (result i32) (i32.add (local.get 0) (local.get 1)))
+  (func (export "say") (drop (call $write (i32.const 1) (i32.const 16) (i32.const 1) (i32.const 32))))
+  (func (export "emit") (result i32) (call $emit (i32.const 64) (i32.const 5)))
+  (func (export "crash") unreachable)
+  (func (export "spin") (loop (br 0))))""")
+)
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Runtime(device="emulator", limits=Limits(wall_s=20)) as runtime:
+        executor = LocalExecutor(runtime, places=2)
+        yield executor
+        executor.close()
+
+
+def submit(executor, export, *args, listener=None, **fields):
+    return executor.submit(Request(module=GUEST, export=export, args=args, **fields), listener)
+
+
+def test_an_outcome_is_the_tickets(executor):
+    assert submit(executor, "add", 2, 3).result(SOON_S).values == (5,)
+    with pytest.raises(GuestTrap):
+        submit(executor, "crash").result(SOON_S)
+    with pytest.raises(InvalidArgs):
+        submit(executor, "add").result(SOON_S)
+    with pytest.raises(InvalidWasm):
+        executor.submit(Request(module=b"none")).result(SOON_S)
+
+
+def test_a_deadline_and_limits_are_the_requests_own(executor):
+    with pytest.raises(InvokeTimeout):
+        submit(executor, "spin", deadline_s=0.05).result(SOON_S)
+    with pytest.raises(InvokeTimeout):
+        submit(executor, "spin", limits=Limits(wall_s=0.05)).result(SOON_S)
+
+
+def test_output_is_collected_or_heard(executor):
+    assert submit(executor, "say").result(SOON_S).stdout == b"hello"
+    heard = []
+    outcome = submit(executor, "say", listener=lambda *part: heard.append(part) or True).result(SOON_S)
+    assert (outcome.stdout, heard) == (b"", [("stdout", b"hello")])
+
+
+def test_a_listener_that_has_gone_is_told_to_the_guest(executor):
+    assert submit(executor, "emit", listener=lambda *_: False).result(SOON_S).values == (-3,)
+    with pytest.raises(OutputClosed):
+        submit(executor, "say", listener=lambda *_: False).result(SOON_S)
+
+
+def test_what_waits_for_a_place_can_be_cancelled_and_statistics_count_what_runs(executor):
+    begun, go_on = threading.Barrier(3), threading.Event()
+
+    def block(*_):
+        begun.wait(SOON_S)
+        return go_on.wait(SOON_S)
+
+    running = [submit(executor, "say", listener=block, tenant="ann") for _ in range(2)]
+    begun.wait(SOON_S)
+    waiting = submit(executor, "add", 1, 1, tenant="bob")
+    assert {each.tenant: each.in_flight for each in executor.statistics().tenants} == {"ann": 2, "bob": 1}
+    assert waiting.cancel()
+    go_on.set()
+    assert [ticket.result(SOON_S).export for ticket in running] == ["say", "say"]
+    with pytest.raises(CancelledError):
+        waiting.result(0)
+
+
+def test_many_at_once_compile_a_module_once(executor, monkeypatch):
+    compiled = []
+    load = executor._runtime.load
+
+    def count(module, *rest):
+        compiled.append(module)
+        return load(module, *rest)
+
+    monkeypatch.setattr(executor._runtime, "load", count)
+    module = GUEST + b"\0\2\1x"  # another module: a custom section more
+    tickets = [executor.submit(Request(module=module, export="add", args=(number, 1))) for number in range(20)]
+    assert [ticket.result(SOON_S).values for ticket in tickets] == [(number + 1,) for number in range(20)]
+    assert len(compiled) == 1
+    executor.submit(Request(module=module, export="add", args=(1, 1), tenant="other")).result(SOON_S)
+    assert len(compiled) == 2, "what one tenant compiled must not be found by another"
+
+
+def test_a_closed_executor_takes_nothing():
+    with Runtime(device="emulator") as runtime:
+        executor = LocalExecutor(runtime)
+        ticket = submit(executor, "add", 1, 2)
+        executor.close()
+        assert ticket.result(0).values == (3,)
+        with pytest.raises(CapacityExhausted):
+            submit(executor, "add", 1, 2)
+
+
+def test_of_several_outcomes_the_first_counts():
+    ticket = Ticket()
+    ticket.settle(GuestTrap("first"))
+    ticket.settle(GuestTrap("second"))
+    assert ticket.error(0).message == "first"
+    assert not ticket.cancel()
+
+
+def test_cancelling_stops_the_work_once():
+    stopped = []
+    ticket = Ticket(lambda: stopped.append(1))
+    assert ticket.cancel()
+    assert not ticket.cancel()
+    ticket.settle(GuestTrap("too late"))
+    assert stopped == [1]
+    assert ticket.cancelled()
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 30)), max_size=60), st.integers(1, 4), st.integers(1, 60))
+def test_a_shelf_keeps_what_was_used_last_within_its_bounds(uses, items, size_bytes):
+    shelf, model = Shelf(items, size_bytes), {}
+    for key, weight in uses:
+        found = shelf.get(key)
+        assert found == (model.pop(key, None))
+        if found is not None:
+            model[key] = found
+            continue
+        gone = shelf.put(key, (key, weight), weight)
+        model[key] = key, weight
+        for expected in gone:
+            assert model.pop(next(iter(model))) == expected
+        held = sum(weight for _, weight in model.values())
+        assert len(model) == 1 or (len(model) <= items and held <= size_bytes)
