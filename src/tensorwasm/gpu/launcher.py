@@ -69,21 +69,37 @@ class Launcher:
     ) -> None:
         """Run a kernel on the instance's own stream and wait for it."""
         with self._work.admitted(deadline):
-            kernel, bound = self._resolve(kernel_id, config, arguments)
-            windows = _windows(bound)
-            placement: Placement | None = None
-            if memory is not None and windows:
-                placement = self._windows.place(windows, memory, deadline)
-            if placement is not None:
-                bound = self._windows.locate(placement, bound)
-            values = self._bind(kernel, bound)
-            if placement is not None:
-                self._windows.copy_in(placement, deadline)
-            own = self._start(kernel, config, values, OWN, deadline)
-            self._work.wait(own, deadline)
-            if placement is not None:
-                self._windows.copy_out(placement)
-                self.staged += 1
+            self.end_launch(self._begin(kernel_id, config, arguments, memory, deadline), deadline)
+
+    def begin_launch(
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
+    ) -> Placement | None:
+        """Start a kernel on the instance's own stream; return where its windows are staged, if they are."""
+        with self._work.admitted(deadline):
+            return self._begin(kernel_id, config, arguments, memory, deadline)
+
+    def end_launch(self, placement: Placement | None, deadline: Deadline) -> None:
+        """Wait for the kernel that was begun, and copy what it has written from where its windows are staged."""
+        self._work.wait(self._work.find(OWN), deadline)
+        if placement is not None:
+            self._windows.copy_out(placement)
+            self.staged += 1
+
+    def _begin(
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
+    ) -> Placement | None:
+        kernel, bound = self._resolve(kernel_id, config, arguments)
+        windows = _windows(bound)
+        placement: Placement | None = None
+        if memory is not None and windows:
+            placement = self._windows.place(windows, memory, deadline)
+        if placement is not None:
+            bound = self._windows.locate(placement, bound)
+        values = self._bind(kernel, bound)
+        if placement is not None:
+            self._windows.copy_in(placement, deadline)
+        self._start(kernel, config, values, OWN, deadline)
+        return placement
 
     def submit(
         self,

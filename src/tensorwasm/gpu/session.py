@@ -38,6 +38,7 @@ from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
 from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.statistics import SessionStatistics
 from tensorwasm.gpu.streams import OWN, Lane
 from tensorwasm.gpu.windows import Windows
@@ -356,6 +357,35 @@ class Session:
         check_geometry(config)
         self._launcher.launch(kernel_id, config, arguments, memory, deadline)
 
+    @_turn()
+    def begin_launch(
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Callable[[], Sequence[Argument]],
+        memory: Region | None,
+        deadline: Deadline,
+    ) -> Placement | None:
+        """Do what `launch` does before it waits; `end_launch` takes what is returned, before anything else is launched.
+
+        Raises:
+            TensorWasmError: what `launch` raises.
+        """
+        check_geometry(config)
+        return self._launcher.begin_launch(kernel_id, config, arguments, memory, deadline)
+
+    @_turn()
+    def end_launch(self, placement: Placement | None, deadline: Deadline) -> None:
+        """Do what `launch` does from its wait on.
+
+        Raises:
+            KernelFault: the kernel broke a rule.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        self._launcher.end_launch(placement, deadline)
+        self._work.place.settle()
+
     @_turn(recording=True)
     def submit(
         self,
@@ -446,6 +476,30 @@ class Session:
         """
         lane = self._known(stream)
         return lane is None or self._work.ended(lane)
+
+    @_turn()
+    def notify(self, function: int, argument: int, stream: int | None = None) -> bool:
+        """Have a C function called when the work that a stream has now is over: on one, or on whichever has work.
+
+        Args:
+            function: address of ``void function(void *argument)``, which must not call the device.
+            argument: its argument.
+            stream: None for any.
+
+        Returns:
+            Whether it will be called, once, on any thread, perhaps already. If not, no work was left to wait for; and
+            on all streams that is so only when this has returned False.
+
+        Raises:
+            InvalidHandle: no such stream.
+            InvalidArgs: a stream records.
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        if stream is None:
+            return self._work.notify(tuple(self._work.lanes), function, argument)
+        lane = self._known(stream)
+        return lane is not None and self._work.notify((lane,), function, argument)
 
     # ------------------------------------------------------------------------------ streams and events
 
@@ -542,6 +596,22 @@ class Session:
         mark = self._marks.find(event)
         if mark is not None:
             self._device.events.synchronize_event(mark, deadline)
+
+    @_turn()
+    def notify_event(self, function: int, argument: int, event: int) -> bool:
+        """Have a C function called when the work before an event is over; as `notify`.
+
+        Raises:
+            InvalidHandle: no such event.
+            InvalidArgs: a stream records.
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        mark = self._marks.find(event)
+        if mark is None or self._device.events.event_reached(mark):
+            return False
+        self._work.notify_behind(mark, function, argument)
+        return True
 
     @_turn()
     def event_reached(self, event: int) -> bool:

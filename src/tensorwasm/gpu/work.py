@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.commons import Commons
-from tensorwasm.gpu.facets import Event
+from tensorwasm.gpu.facets import Event, Stream
 from tensorwasm.gpu.place import Place
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
@@ -37,7 +37,7 @@ class Work:
         place: at the gate.
     """
 
-    __slots__ = ("_commons", "_deadline", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
+    __slots__ = ("_aside", "_commons", "_deadline", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
 
     def __init__(self, commons: Commons, sheet: Sheet, regions: RegionTable, streams: int) -> None:
         self._commons = commons
@@ -46,6 +46,7 @@ class Work:
         self._regions = regions
         self._deadline = NEVER
         self._filled: Event | None = None
+        self._aside: Stream | None = None
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
         self.place = Place(commons.gate, sheet)
 
@@ -192,6 +193,30 @@ class Work:
             self.place.settle()
         return True
 
+    def notify(self, lanes: Sequence[Lane], function: int, argument: int) -> bool:
+        """Have a C function called when the work that the first busy stream has now is over; return if there is one.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the device does not answer.
+        """
+        for lane in lanes:
+            if not self.ended(lane):
+                self._device.native.notify(lane.stream, function, argument)
+                return True
+        return False
+
+    def notify_behind(self, event: Event, function: int, argument: int) -> None:
+        """Have a C function called when the work before an event is over, whatever follows it in its own stream.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        if self._aside is None:
+            self._aside = self._commons.streams.take()
+        self._device.events.wait_event(self._aside, event)
+        self._device.native.notify(self._aside, function, argument)
+
     def close(self, lane: Lane, deadline: Deadline) -> None:
         """Wait for a stream and give it back.
 
@@ -236,6 +261,9 @@ class Work:
         if self._filled is not None:
             failures += attempt(self._commons.events.give if healthy else self._commons.events.discard, self._filled)
             self._filled = None
+        if self._aside is not None:  # what it waited for has ended; whatever it is given next comes behind the rest
+            failures += attempt(self._commons.streams.give if healthy else self._commons.streams.discard, self._aside)
+            self._aside = None
         return failures
 
     def _confine(self, lane: Lane) -> None:

@@ -79,7 +79,7 @@ class Reactor:
             InternalError: the system has no descriptor left.
         """
         self._code = code
-        self._inbox = Inbox(code)
+        self._inbox = Inbox.open(code)
         self._calls: deque[Callable[[], None]] = deque()
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
@@ -176,7 +176,7 @@ class Reactor:
                 _recycle(task)
             elif not task.over and task.signal is not None:
                 task.signal = None
-                self._step(task, None)
+                self._step(task, True)
 
     def _take_timers(self) -> None:
         for number, task in self._timers.take_due():
@@ -248,7 +248,7 @@ class Reactor:
         try:
             while True:
                 wait: Wait = generator.send(value) if error is None else generator.throw(error)
-                value, error = None, None
+                value, error = False, None
                 try:
                     if _STARTERS[type(wait)](self, task, wait):
                         return

@@ -17,8 +17,11 @@ from tensorwasm.gpu.pad import Wait
 from tensorwasm.guest.suspension import Mailbox, WaitingCode
 
 _libc: Final = ctypes.CDLL(None)
-_kept: Final[list[Mailbox]] = []
-"""Mailboxes whose notifications have not all arrived when they were closed: a device may write to them at any time."""
+_idle: Final[list[Inbox]] = []
+"""Inboxes that nobody waits at. Descriptors are never closed: whoever has put something on a list, which may be found
+there at once, has yet to write; and in the place of a closed descriptor there could be anything."""
+_owed: Final[list[Inbox]] = []
+"""Inboxes to which notifications are still to come."""
 
 
 class Inbox:
@@ -50,6 +53,20 @@ class Inbox:
         self.address = ctypes.addressof(self._mailbox)
         self.wakes = 0
 
+    @classmethod
+    def open(cls, code: WaitingCode) -> Inbox:
+        """Return an inbox for one thread to wait at; a wake that was meant for the one before may still come.
+
+        Raises:
+            InternalError: the system has no descriptor left.
+        """
+        try:
+            inbox = _idle.pop()
+        except IndexError:
+            return cls(code)
+        inbox.wakes = 0
+        return inbox
+
     def wake(self) -> None:
         """Have `wait` return, now or when it is called next."""
         os.eventfd_write(self._descriptor, 1)
@@ -74,9 +91,5 @@ class Inbox:
         return reversed(found)
 
     def close(self, outstanding: int) -> None:
-        """Close the descriptors, unless notifications are still to come: then they stay open for good."""
-        if outstanding:
-            _kept.append(self._mailbox)
-            return
-        self._epoll.close()
-        os.close(self._descriptor)
+        """Leave it for another, unless notifications are still to come, so many."""
+        (_owed if outstanding else _idle).append(self)

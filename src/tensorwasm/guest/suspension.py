@@ -79,7 +79,8 @@ class Signal:
 
     Attributes:
         start: called with the address of a C function ``void function(void *argument)`` and the argument. Returns
-            whether it will be called, once, on any thread, perhaps already; if not, there is nothing to wait for.
+            whether it will be called, once, on any thread, perhaps already; if not, there is nothing to wait for. The
+            steps are told the same.
         check: called now and then during the wait. Raises if the function may never be called, because a device that
             has failed calls nobody; that ends the wait.
     """

@@ -71,8 +71,20 @@ def test_a_wake_is_not_lost_between_two_waits():
     inbox.close(0)
 
 
+def test_a_late_writer_wakes_whoever_has_the_inbox_next_and_nobody_elses_descriptor():
+    inbox = Inbox(CODE)
+    inbox.close(0)
+    inbox.wake()
+    again = Inbox.open(CODE)
+    assert again is inbox
+    again.wait(20.0)
+    assert list(again.take()) == []
+    again.close(0)
+
+
 def test_what_comes_after_the_end_reaches_a_mailbox_that_is_still_there():
     inbox, wait = Inbox(CODE), Wait()
     inbox.close(1)
+    assert Inbox.open(CODE) is not inbox
     notify(inbox, [wait])
     assert list(inbox.take()) == [ctypes.addressof(wait)]

@@ -30,4 +30,13 @@ def _of_interfaces() -> Iterator[HostFunction]:
             for function in interface.functions:
                 params = tuple(param.type for param in function.params)
                 body = _BODIES[module][function.core_name]
-                yield HostFunction(module, function.core_name, params, (function.result,), body, function.waits)
+                yield HostFunction(
+                    module,
+                    function.core_name,
+                    params,
+                    (function.result,),
+                    body,
+                    function.waits,
+                    steps=cuda.STEPS.get(body),
+                    finish=cuda.FINISH.get(body),
+                )

@@ -8,6 +8,7 @@ import threading
 from functools import cache
 
 from tensorwasm.guest.native.environment import NO_ENTRIES, Entries
+from tensorwasm.guest.suspension import WaitingCode
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -20,6 +21,28 @@ def load_entries() -> Entries:
     """
     with _lock:
         return _load()
+
+
+def load_code() -> WaitingCode | None:
+    """Return what lets guests run as fibers, None where Numba is missing or fails. Imports Numba.
+
+    Blocks, the first time, likewise.
+    """
+    with _lock:
+        return _load_waiting()
+
+
+@cache
+def _load_waiting() -> WaitingCode | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        from tensorwasm.guest.native import waiting  # noqa: PLC0415 - Numba is imported by those who need it
+
+        return waiting.make_code()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a compiler, threads do the same work
+        _log.warning("no fibers, guests that are submitted hold threads: %s: %s", type(error).__name__, error)
+        return None
 
 
 @cache

@@ -12,8 +12,9 @@ from typing import Final
 from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1, CUDA_MODULE_0_3
 from tensorwasm.guest.imports.cuda import buffers, failures, graphs, kernels, properties, streams
 from tensorwasm.guest.imports.cuda.grant import CODES, SERVICE, CudaService
+from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 
-__all__ = ["BODIES", "CODES", "SERVICE", "CudaService"]
+__all__ = ["BODIES", "CODES", "FINISH", "SERVICE", "STEPS", "CudaService"]
 
 _Bodies = Mapping[str, Callable[..., int]]
 

@@ -29,6 +29,7 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
+from tensorwasm.guest.suspension import Steps
 
 SERVICE: Final = "cuda"
 """Name under which the caller attaches a `CudaService` to an instance."""
@@ -93,15 +94,43 @@ def answering(body: _Body[_P]) -> Callable[Concatenate[HostCall, _P], int]:
         if service is None:
             return Code.NOT_AVAILABLE
         if service.session.failure is not None:
-            service.record(f"an earlier failure ended this guest's use of the GPU: {service.session.failure}")
-            return Code.INTERNAL
+            return _refuse_further(service)
         try:
             return body(call, service, *params, **named)
         except tuple(CODES) as error:
-            service.record(error.message)
-            return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+            return _refuse(service, error)
 
     return answer
+
+
+def answering_in_steps(
+    steps: Callable[Concatenate[HostCall, CudaService, _P], Steps],
+) -> Callable[Concatenate[HostCall, _P], Steps]:
+    """Put the same around the steps of a function that waits."""
+
+    @functools.wraps(steps)
+    def answer(call: HostCall, /, *params: _P.args, **named: _P.kwargs) -> Steps:
+        service = granted(call)
+        if service is None:
+            return Code.NOT_AVAILABLE
+        if service.session.failure is not None:
+            return _refuse_further(service)
+        try:
+            return (yield from steps(call, service, *params, **named))
+        except tuple(CODES) as error:
+            return _refuse(service, error)
+
+    return answer
+
+
+def _refuse_further(service: CudaService) -> Code:
+    service.record(f"an earlier failure ended this guest's use of the GPU: {service.session.failure}")
+    return Code.INTERNAL
+
+
+def _refuse(service: CudaService, error: TensorWasmError) -> Code:
+    service.record(error.message)
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
 
 
 def u32(value: int) -> int:

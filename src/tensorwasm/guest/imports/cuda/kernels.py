@@ -13,7 +13,7 @@ from tensorwasm.guest.imports.argv import Arg, parse_argv, resolve_args
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64
 from tensorwasm.values import LaunchConfig, Region
 
-_Parse = Callable[[bytes], tuple[Arg, ...]]
+Parse = Callable[[bytes], tuple[Arg, ...]]
 
 
 @answering
@@ -57,40 +57,50 @@ def launch_async(
     stream: int,
 ) -> int:
     """Start a kernel."""
-    arguments, memory = _arguments(call, args_ptr, args_len, parse_argv)
-    config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
-    service.session.submit(_known(kernel_id), config, arguments, memory, call.deadline, stream=u64(stream))
+    geometry = (grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes)
+    launch = decode(parse_argv, call, kernel_id, *geometry, args_ptr, args_len)
+    service.session.submit(*launch, call.deadline, stream=u64(stream))
     return 0
 
 
-def _waiting_launch(parse: _Parse) -> Callable[..., int]:
+def _waiting_launch(parse: Parse) -> Callable[..., int]:
     """Return the launch of a version of the interface, whose argument records are parsed that way."""
 
     @answering
-    def launch(
-        call: HostCall,
-        service: CudaService,
-        kernel_id: int,
-        grid_x: int,
-        grid_y: int,
-        grid_z: int,
-        block_x: int,
-        block_y: int,
-        block_z: int,
-        shared_bytes: int,
-        args_ptr: int,
-        args_len: int,
-    ) -> int:
-        arguments, memory = _arguments(call, args_ptr, args_len, parse)
-        config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
-        service.session.launch(_known(kernel_id), config, arguments, memory, call.deadline)
+    def launch(call: HostCall, service: CudaService, *numbers: int) -> int:
+        service.session.launch(*decode(parse, call, *numbers), call.deadline)
         return 0
 
     return launch
 
 
+def decode(
+    parse: Parse,
+    call: HostCall,
+    kernel_id: int,
+    grid_x: int,
+    grid_y: int,
+    grid_z: int,
+    block_x: int,
+    block_y: int,
+    block_z: int,
+    shared_bytes: int,
+    args_ptr: int,
+    args_len: int,
+) -> tuple[int, LaunchConfig, Callable[[], Sequence[Argument]], Region]:
+    """Return what a session takes to launch, but the deadline. Argument records are copied now and parsed later.
+
+    Raises:
+        InvalidPointer: the records are not inside the guest's memory.
+        InvalidKernel: no kernel can have that number.
+    """
+    arguments, memory = _arguments(call, args_ptr, args_len, parse)
+    config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
+    return _known(kernel_id), config, arguments, memory
+
+
 def _arguments(
-    call: HostCall, args_ptr: int, args_len: int, parse: _Parse
+    call: HostCall, args_ptr: int, args_len: int, parse: Parse
 ) -> tuple[Callable[[], Sequence[Argument]], Region]:
     """Copy argument records; return what parses them once there is a place on the GPU, and the guest's memory."""
     memory = call.memory
@@ -106,11 +116,16 @@ def _known(kernel_id: int) -> int:
     return kernel_id
 
 
-def _refuse_argv(argv: bytes) -> tuple[Arg, ...]:
+def refuse_argv(argv: bytes) -> tuple[Arg, ...]:
+    """Take no argument records, as 0.1.0.
+
+    Raises:
+        KernelArgsUnsupported: there are any.
+    """
     if argv:
         raise KernelArgsUnsupported("wasi:cuda/host@0.1.0 has no kernel arguments: import @0.2.0")
     return ()
 
 
 launch: Final = _waiting_launch(parse_argv)
-launch_0_1: Final = _waiting_launch(_refuse_argv)
+launch_0_1: Final = _waiting_launch(refuse_argv)

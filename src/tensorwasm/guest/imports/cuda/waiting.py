@@ -1,0 +1,120 @@
+"""The functions of ``wasi:cuda`` that wait, in steps, for guests that run as fibers.
+
+They answer what the bodies answer that they stand beside. While work on the device goes on, its notification is awaited
+and no thread is held; what may wait for something else, a place at the gate or the driver, is done on another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, Final
+
+from tensorwasm.errors import DeviceLost
+from tensorwasm.gpu.session import Session
+from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.guest.imports.argv import parse_argv
+from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64
+from tensorwasm.guest.native.finish import finish as finish_started
+from tensorwasm.guest.suspension import Signal, Steps, Work
+
+_OWN_STREAM: Final = 0
+_Waiting = Generator[Signal, bool, None]
+
+
+def _look(session: Session) -> None:
+    """Find out whether the device has failed, which notifies nobody."""
+    if session.failure is not None:
+        raise DeviceLost(f"this GPU session ended with an earlier failure: {session.failure}")
+    session.ended(_OWN_STREAM)
+
+
+def _drained(session: Session, stream: int | None = None) -> _Waiting:
+    """Wait until a stream, or all, have no work."""
+    while (yield Signal(partial(session.notify, stream=stream), partial(_look, session))):
+        pass
+
+
+def _reached(session: Session, event: int) -> _Waiting:
+    """Wait for the work before an event."""
+    while (yield Signal(partial(session.notify_event, event=event), partial(_look, session))):
+        pass
+
+
+@answering_in_steps
+def sync(call: HostCall, service: CudaService) -> Steps:
+    """Wait for all work of the instance."""
+    yield from _drained(service.session)
+    return streams.sync(call)
+
+
+@answering_in_steps
+def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
+    """Wait for a stream's work."""
+    yield from _drained(service.session, u64(stream))
+    return streams.stream_sync(call, stream)
+
+
+@answering_in_steps
+def event_sync(call: HostCall, service: CudaService, event: int) -> Steps:
+    """Wait for what is before an event."""
+    yield from _reached(service.session, u64(event))
+    return streams.event_sync(call, event)
+
+
+@answering_in_steps
+def finish(call: HostCall, service: CudaService) -> Steps:
+    """Wait for what compiled code has started."""
+    yield from _drained(service.session, _OWN_STREAM)
+    return finish_started(call)
+
+
+def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
+    """Return the launch of a version of the interface, whose argument records are parsed that way."""
+
+    @answering_in_steps
+    def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
+        session, launch = service.session, kernels.decode(parse, call, *numbers)
+        placement = yield Work(partial(session.begin_launch, *launch, call.deadline))
+        yield from _drained(session, _OWN_STREAM)
+        session.end_launch(placement, call.deadline)
+        return 0
+
+    return launch
+
+
+def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
+    """Return the steps of what waits for all work first."""
+
+    @answering_in_steps
+    def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
+        yield from _drained(service.session)
+        answer: int = yield Work(partial(body, call, *params))
+        return answer
+
+    return steps
+
+
+STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
+    streams.sync: sync,
+    streams.stream_sync: stream_sync,
+    streams.event_sync: event_sync,
+    kernels.launch: _launch(parse_argv),
+    kernels.launch_0_1: _launch(kernels.refuse_argv),
+    **{
+        body: _when_drained(body)
+        for body in (
+            buffers.free,
+            buffers.memcpy_h2d,
+            buffers.memcpy_d2h,
+            graphs.graph_destroy,
+            kernels.unload,
+            streams.stream_destroy,
+        )
+    },
+}
+"""Steps by the body that means the same. Bodies that are not here wait for the gate or the driver, or not at all."""
+
+FINISH: Final = dict.fromkeys((kernels.launch, buffers.memcpy_h2d, buffers.memcpy_d2h), finish)
+"""Steps to the end of what the compiled form of a body has started."""
