@@ -43,6 +43,7 @@ def guest(runtime, name):
     return runtime.load(EXAMPLES / name / f"{name}.wasm")
 
 
+@pytest.mark.hardware("BUG-2", "BUG-8-memory")
 def test_a_guest_verifies_what_its_kernel_computed(guest, name):
     result = guest.invoke(argv=[name, GUESTS[name]], grants={"cuda"})
     assert result.exit_code == 0, result.stderr
@@ -92,6 +93,7 @@ def test_a_size_that_no_guest_takes(guest, name, size):
 
 
 @pytest.mark.parametrize("name", GUESTS)
+@pytest.mark.hardware("BUG-7-ascii")
 def test_a_committed_guest_carries_the_committed_kernels(name):
     module = (EXAMPLES / name / f"{name}.wasm").read_bytes()
     kernel = KERNELS[name]

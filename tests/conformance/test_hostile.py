@@ -70,6 +70,7 @@ def works(puppet, kernel):
     return True
 
 
+@pytest.mark.hardware("BUG-8-memory")
 def test_the_honest_case(puppet, kernel):
     assert works(puppet, kernel)
     assert puppet.sync() == 0
@@ -93,6 +94,7 @@ def test_the_honest_case(puppet, kernel):
     ],
     ids=lambda text: repr(bytes(text[:8])),
 )
+@pytest.mark.hardware("BUG-7-ascii")
 def test_ptx_that_is_none_answers_malformed(loader, text):
     assert text != VECTOR_ADD
     assert loader.load(text, b"vector_add") == -4
@@ -198,6 +200,7 @@ def test_damaged_arguments_are_refused_with_their_code(puppet, kernel, argv, cod
     assert works(puppet, kernel)
 
 
+@pytest.mark.hardware("BUG-pointer")
 def test_plain_heap_memory_as_a_kernel_argument_never_reaches_the_device(puppet, kernel):
     heap = ctypes.create_string_buffer(4096)
     argv = encode_argv((u64(ctypes.addressof(heap) & ~15), *GOOD[1:]))
@@ -205,6 +208,7 @@ def test_plain_heap_memory_as_a_kernel_argument_never_reaches_the_device(puppet,
     assert works(puppet, kernel)
 
 
+@pytest.mark.hardware("BUG-pointer")
 def test_another_guests_memory_and_buffers_are_nobodys(device, puppet, kernel):
     with Puppet(device) as victim:
         theirs = victim.load(VECTOR_ADD, b"vector_add")
@@ -242,6 +246,7 @@ def test_memory_grown_between_launches_is_reached(puppet, kernel):
     assert puppet.get(at, BYTES) == puppet.get(C, BYTES)
 
 
+@pytest.mark.hardware("H5")
 def test_device_buffers_go_there_and_back_and_are_zeroed_and_freed_once(puppet, kernel):
     first = puppet.alloc(BYTES, 0)
     assert first > 0

@@ -290,6 +290,7 @@ def test_vectors_are_added_asynchronously(puppet):
 # ----------------------------------------------------------------------------------------------------- copies
 
 
+@pytest.mark.hardware("H5")
 def test_copies_reach_any_place_of_a_buffer(puppet, work):
     stream, handle = puppet.stream_create(), work.buffer(bytes(range(64)))
     puppet.put(WORD_AT, b"ABCDEFGH")
