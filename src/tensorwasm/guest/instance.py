@@ -20,12 +20,11 @@ from tensorwasm.guest.module import CallPlan
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import ON_EPOCH_AT, GuestState
 from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, is_quick, open_store, take_outcome
-from tensorwasm.guest.wasi import Output, WasiConfig
+from tensorwasm.guest.wasi import NO_WASI, Output, WasiConfig
 from tensorwasm.values import Deadline, Limits
 from tensorwasm.wasm.preamble import Export
 
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
-_NO_WASI: Final = WasiConfig()
 _USUAL: Final = Limits()
 
 _store_epoch_callback: Final = capi.bind("wasmtime_store_epoch_deadline_callback")
@@ -56,7 +55,7 @@ class Instance:
         *,
         limits: Limits | None = None,
         services: Mapping[str, object] = _NO_SERVICES,
-        wasi_config: WasiConfig = _NO_WASI,
+        wasi_config: WasiConfig = NO_WASI,
         deadline: Deadline | None = None,
         drain: Callable[[], bool] | None = None,
         pad: PadLayout | None = None,

@@ -72,6 +72,10 @@ class WasiConfig:
     directories: tuple[Directory, ...] = ()
 
 
+NO_WASI: Final = WasiConfig()
+"""Nothing."""
+
+
 class Output:
     """Where one of a guest's output streams goes.
 

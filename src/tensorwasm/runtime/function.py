@@ -6,8 +6,8 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tensorwasm import settings
 from tensorwasm.errors import GuestError, GuestExit, MissingExport
@@ -19,7 +19,7 @@ from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.wasi import Directory, Sink, WasiConfig
+from tensorwasm.guest.wasi import NO_WASI, Directory, Sink, WasiConfig
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.values import WASM_PAGE_BYTES, Deadline, MemoryKind
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_EXPORTS: Final = ("_start", "main")
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """How sandboxes of a function are made.
 
     Attributes:
@@ -112,6 +111,7 @@ class Function:
         self._wasm = wasm
         self._prepared = prepared
         self._forms = {Form(): prepared}
+        self._without_gpu = nullcontext((None, prepared))
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -170,21 +170,20 @@ class Function:
             DeviceLost: the device stopped answering.
             CapacityExhausted: no free sandbox.
         """
-        granted = parse_grants(grants)
-        target = self._choose(export)
+        granted, target = parse_grants(grants), self._choose(export)
         collected = _Chunks(on_chunk)
         services: dict[str, object] = {"input": input, "stream": OutputStream(collected)}
-        config = WasiConfig(
-            args=tuple(argv) if argv is not None else (self.name,),
-            env=tuple((env or {}).items()),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            directories=_directories(granted),
-        )
+        config = NO_WASI
+        if self._prepared.needs_wasi:
+            args_given = tuple(argv) if argv is not None else (self.name,)
+            folders = _directories(granted)
+            config = WasiConfig(args_given, tuple((env or {}).items()), stdin, stdout, stderr, folders)
         start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
+        gpu: AbstractContextManager[tuple[Session | None, Prepared]] = self._without_gpu
+        if granted.cuda:
+            gpu = self._gpu(services, tenant, _kind(memory_kind), ends, on_device)
         with (
-            self._gpu(granted, services, tenant, _kind(memory_kind), ends, on_device) as (session, prepared),
+            gpu as (session, prepared),
             self._sandbox(prepared, config, services, ends, session) as instance,
         ):
             values, exit_code = _call(instance, target, args, ends)
@@ -202,11 +201,12 @@ class Function:
             )
 
     def _choose(self, export: str | None) -> str:
-        names = self.exports
+        exports = self._prepared.module.exports
         wanted = DEFAULT_EXPORTS if export is None else (export,)
         for name in wanted:
-            if name in names:
+            if name in exports and exports[name].kind == "func":
                 return name
+        names = self.exports
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         missing = " or ".join(repr(name[:64]) for name in wanted)
         raise MissingExport(f"no exported function {missing}; there are: {shown or 'none'}")
@@ -240,17 +240,13 @@ class Function:
     @contextmanager
     def _gpu(
         self,
-        granted: Grants,
         services: dict[str, object],
         tenant: str,
         memory: MemoryKind,
         deadline: Deadline,
         on_device: Callable[[DeviceInfo, str], object] | None,
     ) -> Iterator[tuple[Session | None, Prepared]]:
-        """Open what the grants give; yield the GPU session, and the module to instantiate."""
-        if not granted.cuda:
-            yield None, self._prepared
-            return
+        """Open a GPU session; yield it, and the module to instantiate."""
         shared = self._host.share()
         if on_device is not None:
             on_device(shared.info, self._host.device_reason)
@@ -275,7 +271,7 @@ class Function:
         prepared = self._forms.get(form)
         if prepared is None:
             prepared = self._host.prepare(self._wasm, self._prepared.module, form)
-            prepared = self._forms[form] = prepared or self._form(replace(form, native=False))
+            prepared = self._forms[form] = prepared or self._form(form._replace(native=False))
         return prepared
 
 

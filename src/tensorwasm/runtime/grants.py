@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tensorwasm.errors import InvalidArgs
 
@@ -29,8 +30,11 @@ def parse_grants(words: Iterable[str] | Grants) -> Grants:
     Raises:
         InvalidArgs: any other word; the message lists what there is.
     """
-    if isinstance(words, Grants):
-        return words
+    return words if isinstance(words, Grants) else _parse(tuple(words))
+
+
+@lru_cache(maxsize=256)
+def _parse(words: tuple[str, ...]) -> Grants:
     cuda = False
     folders: dict[str, list[str]] = {"read": [], "write": []}
     for word in words:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tensorwasm import Runtime, settings
-from tensorwasm.errors import InvalidArgs
 from tensorwasm.gpu.emulator.native import EmulatedNative
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -87,9 +86,3 @@ with Runtime(device="emulator") as runtime:
 assert not {{"numba", "llvmlite"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env={"TENSOR_WASM_NATIVE": "on"})
-
-
-@pytest.mark.parametrize("memory", ["managed", "vmm"])
-def test_kinds_of_memory_that_a_function_cannot_have_are_refused(memory):
-    with pytest.raises(InvalidArgs, match=memory):
-        outcome("vector_add", memory)
