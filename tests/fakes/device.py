@@ -295,8 +295,12 @@ class FakeDevice:
             self.launched.append(launch)
 
     def ended(self, stream: FakeStream) -> bool:
-        self.begin("ended")
         self._own(stream)
+        try:
+            self.begin("ended")
+        except BaseException:
+            stream.steps.clear()
+            raise
         return not stream.steps
 
     def synchronize(self, stream: FakeStream, deadline: Deadline) -> None:

@@ -7,8 +7,7 @@ them waits: whoever releases has seen the streams drain first.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 from tensorwasm.errors import InvalidArgs, InvalidHandle, InvalidKernel, InvokeTimeout, QuotaExceeded
 from tensorwasm.gpu.accounts import Reservation
 from tensorwasm.gpu.commons import Commons, Tenancy
-from tensorwasm.gpu.kernels import SharedKernel
+from tensorwasm.gpu.kernels import SharedKernel, digest
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
@@ -34,12 +33,10 @@ class Kernel:
 
     Attributes:
         shared: where it is, perhaps for other sessions too.
-        text_bytes: length of the text.
         reservation: the charge for the module's variables, None if it has none.
     """
 
     shared: SharedKernel
-    text_bytes: int
     reservation: Reservation | None
 
     @property
@@ -163,32 +160,17 @@ class Holdings:
         self._check_text(len(text))
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the PTX was loaded")
-        charges: list[Reservation] = []
-
-        @contextmanager
-        def charge(size_bytes: int) -> Iterator[None]:
-            if not size_bytes:
-                yield
-                return
-            self._check_bytes(size_bytes)
-            with self._tenancy.account.reserve(size_bytes, allocations=0) as reservation:
-                yield
-                reservation.commit()
-                charges.append(reservation)
-
-        cache = self._commons.kernels
-        shared = cache.acquire(self._tenancy.tenant, text, entry, self._architecture, charge, deadline)
-        kernel = Kernel(shared, len(text), charges[0] if charges else None)
+        kernel = self._acquire(text, entry, deadline)
         try:
-            image = shared.image(self._commons.device, deadline) if self._sheet.pad is not None else None
+            image = kernel.shared.image(self._commons.device, deadline) if self._sheet.pad is not None else None
         except BaseException:
             self._give_back(kernel)
             raise
         kernel_id = self._next_kernel or _first_id()
         self._next_kernel = kernel_id + 1
         self._kernels[kernel_id] = kernel
-        self.ptx_bytes += kernel.text_bytes
-        self.device_bytes += shared.device_bytes
+        self.ptx_bytes += kernel.shared.text_bytes
+        self.device_bytes += kernel.shared.device_bytes
         if image is not None:
             self._sheet.show_kernel(kernel_id, image)
         return kernel_id
@@ -213,7 +195,7 @@ class Holdings:
         kernel = self.kernel(kernel_id)
         self._sheet.hide_kernel(kernel_id)
         del self._kernels[kernel_id]
-        self.ptx_bytes -= kernel.text_bytes
+        self.ptx_bytes -= kernel.shared.text_bytes
         self.device_bytes -= kernel.shared.device_bytes
         return self._give_back(kernel)
 
@@ -225,6 +207,22 @@ class Holdings:
         for handle in list(self._buffers):
             failures += attempt(self.free, handle)
         return failures
+
+    def _acquire(self, text: bytes, entry: str, deadline: Deadline) -> Kernel:
+        """Take a kernel that is there, or load and charge it."""
+        cache = self._commons.kernels
+        key = self._tenancy.tenant, digest(text), entry, self._architecture
+        shared = cache.find(key)
+        if shared is not None:
+            return Kernel(shared, None)
+        draft = cache.draft(key, text, deadline)
+        if not draft.device_bytes:
+            return Kernel(cache.load(key, draft, deadline), None)
+        self._check_bytes(draft.device_bytes)
+        with self._tenancy.account.reserve(draft.device_bytes, allocations=0) as reservation:
+            shared = cache.load(key, draft, deadline)
+            reservation.commit()
+        return Kernel(shared, reservation)
 
     def _give_back(self, kernel: Kernel) -> list[Exception]:
         failures = self._commons.kernels.release(kernel.shared)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,9 +29,8 @@ MAX_DRAFT_BYTES: Final = 256 << 10
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
 
 Architecture = tuple[int, int]
-Charge = Callable[[int], AbstractContextManager[None]]
-"""Holds the charge for that many bytes of device memory, unless the ``with`` raises."""
-_Key = tuple[str, bytes, str, Architecture]
+Key = tuple[str, bytes, str, Architecture]
+"""Tenant, digest of the text, entry, architecture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,14 @@ class Draft:
     Attributes:
         module: the variant that suits the device best.
         signature: of the kernel that was asked for.
+        text_bytes: length of the text.
         device_bytes: what the module's variables take in global and constant memory.
         private: whether it has any, so that what one sandbox leaves there would be there for the next.
     """
 
     module: Module
     signature: KernelSignature
+    text_bytes: int
     device_bytes: int
     private: bool
 
@@ -66,12 +65,12 @@ class SharedKernel:
 
     __slots__ = ("_image", "device_bytes", "holders", "key", "loaded", "private", "signature", "text_bytes")
 
-    def __init__(self, loaded: LoadedModule, draft: Draft, text_bytes: int, key: _Key) -> None:
+    def __init__(self, loaded: LoadedModule, draft: Draft, key: Key) -> None:
         self.loaded = loaded
         self.signature = draft.signature
         self.device_bytes = draft.device_bytes
         self.private = draft.private
-        self.text_bytes = text_bytes
+        self.text_bytes = draft.text_bytes
         self.key = key
         self.holders = 1
         self._image: KernelImage | None = None
@@ -106,10 +105,10 @@ class KernelCache:
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.Lock()
-        self._shared: dict[_Key, SharedKernel] = {}
-        self._idle: OrderedDict[_Key, SharedKernel] = OrderedDict()
+        self._shared: dict[Key, SharedKernel] = {}
+        self._idle: OrderedDict[Key, SharedKernel] = OrderedDict()
         self._idle_bytes = 0
-        self._drafts: OrderedDict[_Key, Draft] = OrderedDict()
+        self._drafts: OrderedDict[Key, Draft] = OrderedDict()
 
     @property
     def held(self) -> int:
@@ -123,32 +122,54 @@ class KernelCache:
         with self._lock:
             return len(self._idle)
 
-    def acquire(
-        self, tenant: str, text: bytes, entry: str, architecture: Architecture, charge: Charge, deadline: Deadline
-    ) -> SharedKernel:
-        """Return a kernel of a text; it is held until `release`.
+    def find(self, key: Key) -> SharedKernel | None:
+        """Return a kernel that is there already, held until `release`; None if it has to be loaded."""
+        with self._lock:
+            kernel = self._shared.get(key)
+            if kernel is not None:
+                self._hold(kernel)
+            return kernel
+
+    def draft(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
+        """Parse and check a text.
+
+        Raises:
+            MalformedPtx: the text does not parse.
+            UnsupportedPtx: it asks for what the device lacks.
+            InvalidKernel: it has no such entry.
+            InvokeTimeout: the deadline passed.
+        """
+        with self._lock:
+            draft = self._drafts.get(key)
+        if draft is not None:
+            return draft
+        _, _, entry, architecture = key
+        variants = ptx.parse_variants(text, deadline)
+        module = ptx.select(variants, architecture, self._device.info.ptx_version)
+        signature = ptx.signature(module, entry, deadline)
+        sizes = _variable_sizes(module, Watch(deadline, "while the variables of the PTX were measured"))
+        draft = Draft(module, signature, len(text), sum(sizes), private=bool(sizes))
+        if draft.private and len(text) <= MAX_DRAFT_BYTES:
+            with self._lock:
+                self._drafts[key] = draft
+                if len(self._drafts) > MAX_DRAFTS:
+                    self._drafts.popitem(last=False)
+        return draft
+
+    def load(self, key: Key, draft: Draft, deadline: Deadline) -> SharedKernel:
+        """Load a kernel; it is held until `release`.
 
         Two sessions that bring the same text at once may both load it; one of the two is dropped.
 
         Raises:
-            QuotaExceeded: the charge for its variables is refused.
-            MalformedPtx: the text does not parse, or the device's compiler refuses it.
+            MalformedPtx: the device's compiler refuses it.
             UnsupportedPtx: it asks for what the device lacks.
-            InvalidKernel: it has no such entry.
             InvokeTimeout: the deadline passed before it was loaded.
             DeviceUnavailable: this machine cannot assemble it now.
             DeviceLost: the device does not answer.
         """
-        key = tenant, hashlib.sha256(text).digest(), entry, architecture
-        kernel = self._find(key)
-        if kernel is not None:
-            return kernel
-        draft = self._draft(key, text, deadline)
-        with charge(draft.device_bytes):
-            kernel = SharedKernel(self._device.load(draft.module, deadline), draft, len(text), key)
-        if kernel.private:
-            return kernel
-        return self._share(kernel)
+        kernel = SharedKernel(self._device.load(draft.module, deadline), draft, key)
+        return kernel if kernel.private else self._share(kernel)
 
     def release(self, kernel: SharedKernel) -> list[Exception]:
         """Give a kernel back that no stream of the session can run any more; return what the device raised."""
@@ -172,13 +193,6 @@ class KernelCache:
                 del self._shared[kernel.key]
             self._drafts.clear()
         return [error for each in idle for error in attempt(self._device.unload, each.loaded)]
-
-    def _find(self, key: _Key) -> SharedKernel | None:
-        with self._lock:
-            kernel = self._shared.get(key)
-            if kernel is not None:
-                self._hold(kernel)
-            return kernel
 
     def _share(self, kernel: SharedKernel) -> SharedKernel:
         with self._lock:
@@ -209,22 +223,10 @@ class KernelCache:
             surplus.append(kernel)
         return surplus
 
-    def _draft(self, key: _Key, text: bytes, deadline: Deadline) -> Draft:
-        with self._lock:
-            draft = self._drafts.get(key)
-        if draft is not None:
-            return draft
-        variants = ptx.parse_variants(text, deadline)
-        module = ptx.select(variants, key[3], self._device.info.ptx_version)
-        signature = ptx.signature(module, key[2], deadline)
-        sizes = _variable_sizes(module, Watch(deadline, "while the variables of the PTX were measured"))
-        draft = Draft(module, signature, sum(sizes), private=bool(sizes))
-        if draft.private and len(text) <= MAX_DRAFT_BYTES:
-            with self._lock:
-                self._drafts[key] = draft
-                if len(self._drafts) > MAX_DRAFTS:
-                    self._drafts.popitem(last=False)
-        return draft
+
+def digest(text: bytes) -> bytes:
+    """Return what stands for a text in a key."""
+    return hashlib.sha256(text).digest()
 
 
 def _variable_sizes(module: Module, watch: Watch) -> list[int]:

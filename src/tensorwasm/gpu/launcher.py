@@ -155,10 +155,10 @@ class Launcher:
     def end(self, stream: int) -> int:
         """Stop recording; return the graph's number."""
         recording = self._require_recording(stream)
-        if not recording.capturing:
-            self._device.graphs.begin_capture(recording.lane.stream)
         self.recording = None
         self._show_recording(recording=False)
+        if not recording.capturing:
+            self._device.graphs.begin_capture(recording.lane.stream)
         graph = self._device.graphs.end_capture(recording.lane.stream)
         number = self._graphs.add(graph, recording.needs)
         self._graphs.show(self._windows.reach.region)

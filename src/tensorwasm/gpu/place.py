@@ -58,6 +58,10 @@ class Place:
             self._sheet.placed = False
             self._gate.leave(self)
 
+    def keep(self) -> None:
+        """Have the place for ever: work that never ends is on the GPU."""
+        self._needed = True
+
     def vacate(self) -> bool:
         """See `tensorwasm.gpu.quota.Holder`."""
         if self._needed or self._sheet.pending:

@@ -50,6 +50,8 @@ __all__ = ["Session", "SessionStatistics"]
 _REFUSALS: Final = (CallerError, LimitError)
 """Errors after which all is as before."""
 
+_LIMITS: Final = SessionLimits()
+
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -121,11 +123,11 @@ class Session:
         memory_kind: MemoryKind = "pinned",
         pad: PadLayout | None = None,
     ) -> None:
-        own = commons is None
-        self._commons = commons = commons or Commons(device, Accounts(ledger), gate)
-        self._own_commons = own
+        self._own_commons: Commons | None = None
+        if commons is None:
+            self._own_commons = commons = Commons(device, Accounts(ledger), gate)
         self._device = device
-        self._limits = limits = limits or SessionLimits()
+        limits = limits or _LIMITS
         tenancy = commons.tenancy(tenant)
         self._sheet = sheet = Sheet(pad, commons.driver_at() if pad is not None else 0)
         self._holdings = holdings = Holdings(commons, tenancy, limits, sheet, architecture or commons.architecture)
@@ -564,7 +566,7 @@ class Session:
         """
         self._marks.find(event)
         lane = self._work.find(stream)
-        self._device.events.record(self._marks.recordable(event), lane.stream)
+        self._work.mark(lane, self._marks.recordable(event))
 
     @_turn()
     def wait_event(self, stream: int, event: int) -> None:
@@ -578,9 +580,7 @@ class Session:
         mark = self._marks.find(event)
         self._known(stream)
         if mark is not None:
-            lane = self._work.find(stream)
-            with self._work.giving(lane):
-                self._device.events.wait_event(lane.stream, mark)
+            self._work.put_behind(self._work.find(stream), mark)
 
     @_turn()
     def synchronize_event(self, event: int, deadline: Deadline) -> None:
@@ -809,8 +809,8 @@ class Session:
         failures += self._windows.release(trusted=trusted)
         failures += self._marks.release()
         failures += self._work.release(healthy=healthy)
-        if self._own_commons:
-            failures += self._commons.close()
+        if self._own_commons is not None:
+            failures += self._own_commons.close()
         self._release_failures = len(failures)
         if failures:
             _log.error("a device failed to release %d things at the end of a session: %s", len(failures), failures[0])

@@ -220,10 +220,9 @@ class Sheet:
     def wipe(self) -> None:
         """Leave nothing of the session on the pad but the counters: it may serve another session now."""
         words = self._words
-        for word in (_ARMED, _PLACED, _PENDING, _REACH_AT, _REACH_BYTES, _DRIVER):
-            words[word] = 0
-        for word in (_STAGE_AT, _STAGE_BYTES, _STAGE_USED, _STAGED):
-            words[word] = 0
+        words[_ARMED] = words[_DRIVER] = words[_PLACED] = words[_PENDING] = 0
+        words[_REACH_AT] = words[_REACH_BYTES] = 0
+        words[_STAGE_AT] = words[_STAGE_BYTES] = words[_STAGE_USED] = words[_STAGED] = 0
         if self._used:
             self._clear(_STREAMS, _WINDOWS)
         if self._buffers_used:

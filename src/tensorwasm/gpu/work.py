@@ -96,7 +96,7 @@ class Work:
         """
         lane = self.lanes.open()
         if self._filled is not None:
-            self._device.events.wait_event(lane.stream, self._filled)
+            self.put_behind(lane, self._filled)
         self._confine(lane)
         return lane
 
@@ -107,15 +107,32 @@ class Work:
             DeviceLost: the device does not answer.
         """
         own = self.find(OWN)
-        with self.giving(own):
-            self._device.fill(region.address, region.size_bytes, own.stream)
-        events = self._device.events
         if self._filled is None:
             self._filled = self._commons.events.take()
-        events.record(self._filled, own.stream)
+        with self.giving(own):
+            self._device.fill(region.address, region.size_bytes, own.stream)
+        self.mark(own, self._filled)
         for lane in self.lanes:
             if lane is not own:
-                events.wait_event(lane.stream, self._filled)
+                self.put_behind(lane, self._filled)
+
+    def mark(self, lane: Lane, event: Event) -> None:
+        """Set an event behind the work that a stream was given so far.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        with self.giving(lane):
+            self._device.events.record(event, lane.stream)
+
+    def put_behind(self, lane: Lane, event: Event) -> None:
+        """Put what a stream is given next behind an event.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        with self.giving(lane):
+            self._device.events.wait_event(lane.stream, event)
 
     @contextmanager
     def giving(self, lane: Lane) -> Iterator[None]:
@@ -235,6 +252,9 @@ class Work:
         Returns:
             Whether nothing runs any more, as far as anybody knows, and whether that can be trusted.
         """
+        if not self._sheet.pending:
+            self.place.leave()
+            return True, True
         ended, trusted, limit = True, True, Deadline.after(CLOSE_GRACE_S)
         for lane in self.lanes:
             try:
@@ -253,6 +273,8 @@ class Work:
                     ended = False
         if ended:
             self.place.leave()
+        else:
+            self.place.keep()
         return ended, trusted
 
     def release(self, *, healthy: bool) -> list[Exception]:
