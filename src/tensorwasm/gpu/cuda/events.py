@@ -40,7 +40,7 @@ class CudaEvents:
             DeviceLost: the device does not answer.
         """
         core, own = self._core, self._own(event)
-        core.retire(core.ledger.events, own, lambda item: core.streams.release_event(item.handle))
+        core.retire(core.ledger.events, own, self._destroy)
 
     def record(self, event: Event, stream: Stream) -> None:
         """See `Events.record`.
@@ -97,6 +97,10 @@ class CudaEvents:
             if own.deadline.expired():
                 core.overrun()
             raise InvokeTimeout("the deadline passed and the work before the event is still running")
+
+    def _destroy(self, event: CudaEvent) -> None:
+        if not self._core.streams.condemn(event.handle):
+            self._core.release("cuEventDestroy", event.handle)
 
     def _own(self, event: Event) -> CudaEvent:
         if not isinstance(event, CudaEvent) or event not in self._core.ledger.events:

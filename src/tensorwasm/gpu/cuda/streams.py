@@ -178,20 +178,17 @@ class Streams:
                 return False
         return True
 
-    def release_event(self, event: Any) -> None:
-        """Destroy an event, at once or when the last thread that waits for it in the driver has come back.
+    def condemn(self, event: Any) -> bool:
+        """Return whether threads wait for an event in the driver; the last of them to come back destroys it then.
 
-        A wait that was given up leaves its thread there, and the driver does not survive an event that vanishes then.
-
-        Raises:
-            DriverFailure: it still exists.
+        A wait that was given up leaves its thread there, and the driver does not survive an event that vanishes
+        meanwhile.
         """
         with self._lock:
             blocked = self._blocked.get(id(event))
             if blocked is not None:
                 blocked.condemned = True
-                return
-        self._driver.call("cuEventDestroy", event)
+            return blocked is not None
 
     def _wait_long(self, event: Any, deadline: Deadline) -> bool:
         with self._lock:
