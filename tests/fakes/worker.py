@@ -231,7 +231,8 @@ def break_device(descriptor):
         return FaultyDevice(device), reason
 
     runtime.open_device = open_faulty
-    sys.exit(child.main([str(descriptor)]))
+    sys.argv[1:] = [str(descriptor)]
+    child.run()
 
 
 KINDS = {

@@ -255,6 +255,12 @@ def test_a_worker_that_misbehaves_takes_its_own_requests_with_it_and_nothing_els
     assert worker_of(puppets, "bob").starts == 1
 
 
+def test_a_worker_may_have_a_share_of_its_device():
+    with WorkerExecutor("emulator", options=WorkerOptions(multiprocessors=7)) as executor:
+        assert call(executor, "add", 1, 2).values == (3,)
+        assert executor.workers()[0].info.multiprocessors == 7
+
+
 def test_a_worker_that_is_killed_from_outside_is_replaced():
     with WorkerExecutor("emulator", isolation="process") as executor:
         assert call(executor, "add", 1, 2, tenant="ann").values == (3,)

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.executor import LocalExecutor
@@ -144,13 +144,20 @@ def _confine(link: socket.socket) -> None:
         raise SystemExit("the process at the other end did not start this one")
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be a worker, and end the process, without exit handlers: a kernel that never ends would hold the driver's."""
     logging.basicConfig(level=logging.WARNING)
+    code = 1
     try:
         code = main()
     except (OSError, BrokenFrame) as error:
-        _log.error("the parent has gone, or is of another release: %s", error)
-        code = 1
-    # Without exit handlers: a kernel that never ends would hold the driver's for ever.
-    logging.shutdown()
-    os._exit(code)
+        _log.error("the parent has gone, or does not keep to the protocol: %s", error)
+    except Exception:  # noqa: BLE001 - the process's last word, whatever it is about
+        _log.exception("a bug of the worker's")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
@@ -38,6 +39,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call under way; `heard` is whether its output is still wanted as it is written."""
+
+    frame: Invoke
+    ticket: Ticket | None = None
+    heard: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Counter:
     """Serves one parent. `take` is for the thread that reads; the rest is safe from any thread.
 
@@ -53,8 +64,7 @@ class Counter:
         self._runtime = runtime
         self._incoming: dict[int, tuple[int, bytearray]] = {}
         self._blobs: dict[int, bytes] = {}
-        self._tickets: dict[int, Ticket] = {}
-        self._gone: set[int] = set()
+        self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
         self._sickness = ""
         self._handlers: dict[type[Frame], Callable[[Any], None]] = {
@@ -98,9 +108,11 @@ class Counter:
             self._blobs[frame.blob] = b""
 
     def _fill_blob(self, frame: BlobPart) -> None:
-        size_bytes, data = self._incoming[frame.blob]
+        size_bytes, data = self._incoming.get(frame.blob, (0, bytearray()))
         data += frame.data
-        if len(data) >= size_bytes:
+        if len(data) > size_bytes:
+            raise BrokenFrame(f"more bytes for the blob {frame.blob} than were announced")
+        if len(data) == size_bytes:
             del self._incoming[frame.blob]
             self._blobs[frame.blob] = bytes(data)
 
@@ -108,23 +120,21 @@ class Counter:
         self._blobs.pop(frame.blob, None)
 
     def _cancel(self, frame: Cancel) -> None:
-        with self._lock:
-            ticket = self._tickets.get(frame.request)
-            if ticket is None:
-                return  # it was answered while this was on its way
-            self._gone.add(frame.request)
-        if frame.stop:
-            ticket.stop()
+        call = self._calls.get(frame.request)
+        if call is None:
+            return  # it was answered while this was on its way
+        call.heard = False
+        if frame.stop and call.ticket is not None:
+            call.ticket.stop()
 
     def _invoke(self, frame: Invoke) -> None:
         try:
             request = self._request(frame)
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
-        ticket = self._executor.submit(request, self._listener(frame.request) if frame.stream else None)
-        with self._lock:
-            self._tickets[frame.request] = ticket
-        ticket.call_when_done(lambda ended: self._answer(frame, ended))
+        call = self._calls[frame.request] = _Call(frame)
+        call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
+        call.ticket.call_when_done(lambda ended: self._answer(call, ended))
 
     def _request(self, frame: Invoke) -> Request:
         return Request(
@@ -144,24 +154,27 @@ class Counter:
             gpu_bytes=frame.gpu_bytes,
         )
 
-    def _listener(self, request: int) -> Listener:
+    def _listener(self, call: _Call) -> Listener:
         def listen(name: OutputName, data: bytes) -> bool:
-            self._send_output(request, name, data)
-            return request not in self._gone
+            with call.lock:  # nothing may follow the answer
+                if call.heard:
+                    self._send_output(call.frame.request, name, data)
+                return call.heard
 
         return listen
 
-    def _answer(self, frame: Invoke, ticket: Ticket) -> None:
+    def _answer(self, call: _Call, ticket: Ticket) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
+        number = call.frame.request
         try:
-            sickness = self._look_after_device() if frame.cuda else ""
-            self._send_outcome(frame.request, _judge(ticket.error() or ticket.result(), sickness))
+            sickness = self._look_after_device() if call.frame.cuda else ""
+            with call.lock:
+                call.heard = False
+                self._send_outcome(number, _judge(ticket.error() or ticket.result(), sickness))
         except OSError:
             _log.info("the parent has gone without an answer")
         finally:
-            with self._lock:
-                del self._tickets[frame.request]
-                self._gone.discard(frame.request)
+            del self._calls[number]
 
     def _send_outcome(self, request: int, outcome: Invocation | BaseException) -> None:
         try:
