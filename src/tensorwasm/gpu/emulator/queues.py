@@ -11,6 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -18,6 +19,9 @@ from tensorwasm.errors import DeviceLost, InternalError, InvalidHandle, InvokeTi
 from tensorwasm.gpu.emulator.reach import NOWHERE, Reach
 from tensorwasm.gpu.facets import Stream
 from tensorwasm.values import NEVER, Deadline, Region
+
+DEPTH: Final = 1024
+"""Pieces of work that wait in a stream. Whoever gives more runs the oldest first; hardware makes him wait."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -174,7 +178,12 @@ class Queues:
             else:
                 stream.queue.append(work)
                 stream.given += 1
-            return Mark(stream, stream.given)
+            mark = Mark(stream, stream.given)
+            full = len(stream.queue) > DEPTH
+        if full:
+            with suppress(TensorWasmError):  # the work has been given; the wait for it says what went wrong
+                self.run_to(Mark(stream, mark.count - DEPTH), NEVER)
+        return mark
 
     def mark(self, stream: EmulatedStream) -> Mark:
         """Return the mark behind the work given so far.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tensorwasm.errors import DeviceLost, InternalError, InvalidHandle, InvokeTimeout, KernelFault, LaunchRefused
 from tensorwasm.gpu.emulator.background import THREADS, Background
-from tensorwasm.gpu.emulator.queues import Mark, Queues, Work
+from tensorwasm.gpu.emulator.queues import DEPTH, Mark, Queues, Work
 from tensorwasm.values import NEVER, Deadline
 
 SOON = Deadline.after
@@ -87,6 +87,20 @@ def test_work_runs_after_all_that_it_follows(steps):
     assert sorted(said) == list(range(len(steps)))
     place = {index: at for at, index in enumerate(said)}
     assert all(place[one] < place[index] for index, ones in enumerate(needs) for one in ones)
+
+
+def test_a_stream_that_is_given_too_much_runs_the_oldest_first(queues):
+    stream, said = queues.open(), []
+    for index in range(DEPTH + 10):
+        queues.give(stream, Work(note(said, index)))
+        assert len(stream.queue) <= DEPTH
+    assert said == list(range(10))
+    queues.give(stream, Work(fail(KernelFault("it broke"))))
+    for _ in range(DEPTH):
+        queues.give(stream, Work(note(said, -1)))
+    with pytest.raises(KernelFault, match="it broke"):
+        queues.give(stream, Work(note(said, -1)))
+    assert said == list(range(DEPTH + 10))
 
 
 def test_a_failure_ends_the_stream_and_all_that_wait_for_it(queues):
