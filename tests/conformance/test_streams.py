@@ -287,6 +287,20 @@ def test_vectors_are_added_asynchronously(puppet):
     assert struct.unpack(f"<{n}f", puppet.get(c, 4 * n)) == tuple(float(n + 2 * k) for k in range(n))
 
 
+def test_memory_that_is_only_staged_has_no_windows_for_what_does_not_wait(device, compiled):
+    with Puppet(device, compiled=compiled, memory="staged") as puppet:
+        work, stream = Work(puppet), puppet.stream_create()
+        assert work.affine(1, 1, stream) == -5
+        handle = work.buffer(struct.pack("<I", 20))
+        assert work.affine(2, 2, stream, BufferOffset(handle, 0)) == 0
+        assert puppet.memcpy_d2h_async(WORD_AT, handle, 0, 4, stream) == 0
+        assert puppet.stream_sync(stream) == 0
+        assert work.word == 42
+        assert puppet.start(work.affine_kernel, encode_argv([WORD, u32(2), u32(1)]), block=(1, 1, 1)) == 0
+        assert work.word == 85
+        assert puppet.session.statistics().pinned_bytes == 0
+
+
 # ----------------------------------------------------------------------------------------------------- copies
 
 
