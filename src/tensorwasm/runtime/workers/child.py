@@ -141,7 +141,7 @@ def _confine(link: socket.socket) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     maker, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if maker != os.getppid() or user != os.getuid():
-        raise SystemExit("the process at the other end did not start this one")
+        raise BrokenFrame("the process at the other end did not start this one")
 
 
 def run() -> NoReturn:
