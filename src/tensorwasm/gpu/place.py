@@ -45,6 +45,13 @@ class Place:
             raise
         self._sheet.placed = True
 
+    def offer(self) -> None:
+        """Have a place for compiled code to find, if there is a free one; whoever needs it may have it back."""
+        self._needed = True  # as in `take`
+        if self._gate.offer(self):
+            self._sheet.placed = True
+        self._needed = False
+
     def settle(self) -> None:
         """Give the place back unless work is pending; with compiled code keep it until somebody else needs it."""
         self._needed = False

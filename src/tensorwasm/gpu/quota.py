@@ -113,6 +113,17 @@ class Gate:
             if holder is not None:
                 self._holders[holder] = None
 
+    def offer(self, holder: Holder) -> bool:
+        """Give a holder a place if one is free that nobody has; return whether it has one now. Never waits."""
+        with self._freed:
+            if holder in self._holders:
+                return True
+            if self._in_use >= self._capacity:
+                return False
+            self._in_use += 1
+            self._holders[holder] = None
+            return True
+
     def leave(self, holder: Holder | None = None) -> None:
         """Give a place back; nothing if it was taken back from its holder before."""
         with self._freed:

@@ -319,7 +319,13 @@ class Session:
             DeviceUnavailable: this machine cannot assemble it now; like a deadline, that changes nothing.
             DeviceLost: the session is over, or the device does not answer.
         """
-        return self._holdings.load(text, entry, deadline)
+        kernel_id = self._holdings.load(text, entry, deadline)
+        if self._sheet.pad is not None:
+            # Compiled code then makes the very first launch too, which is all that a short-lived sandbox makes.
+            self._work.find(OWN)
+            self._work.place.offer()
+            self._windows.offer()
+        return kernel_id
 
     @_turn()
     def unload(self, kernel_id: int, deadline: Deadline) -> None:
@@ -701,6 +707,11 @@ class Session:
     def failure(self) -> BaseException | None:
         """What poisoned the session, or None."""
         return self._failure
+
+    @property
+    def abandoned(self) -> bool:
+        """See `SessionStatistics.abandoned`."""
+        return self._abandoned
 
     @property
     def pad(self) -> PadLayout | None:

@@ -106,7 +106,9 @@ class Sheet:
 
     def begin_call(self, deadline: Deadline) -> None:
         """Say when the guest's call has to have ended."""
-        self._words[_DEADLINE_NS] = NO_DEADLINE_NS if deadline.at_ns is None else deadline.at_ns
+        at_ns = deadline.at_ns
+        # Before the clock began is passed, and past its end is the end.
+        self._words[_DEADLINE_NS] = NO_DEADLINE_NS if at_ns is None else min(max(at_ns, 0), NO_DEADLINE_NS - 1)
 
     def disarm(self) -> None:
         """Send everything to Python from now on."""

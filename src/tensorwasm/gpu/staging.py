@@ -28,8 +28,8 @@ _copy.argtypes, _copy.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size
 _fill: Final = _process.memset
 _fill.argtypes, _fill.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), None
 
-_kept: Final[list[mmap.mmap]] = []
-"""Rings that a device may still reach: never unmapped."""
+_mapped: Final[set[mmap.mmap]] = set()
+"""Rings that a device may still reach: not unmapped before they are unregistered, whoever forgets them."""
 
 
 class Placement:
@@ -146,6 +146,11 @@ class StagingRing:
         with self._lock:
             return len(self._idle)
 
+    @property
+    def plenty(self) -> bool:
+        """Whether most slots are idle, so that one may be had before it is needed."""
+        return self._memory is None or 2 * len(self._idle) > self._slots
+
     def take(self, tenant: str) -> Slot:
         """Return a slot of zeros.
 
@@ -182,9 +187,8 @@ class StagingRing:
             self._idle = []
             failures = attempt(self._device.unregister, self._address) if unused else []
             if unused and not failures:
+                _mapped.remove(memory)
                 memory.close()
-            else:
-                _kept.append(memory)
             return failures
 
     def _choose(self, tenant: str) -> Slot:
@@ -206,6 +210,7 @@ class StagingRing:
             memory.close()
             self._refused = True
             raise CapacityExhausted(f"this device does not reach memory for small windows: {error}") from None
+        _mapped.add(memory)
         self._memory, self._address = memory, address
         starts = range(address, address + len(memory), self._slot_bytes)
         self._idle = [Slot(Region(start, self._slot_bytes, host=True)) for start in starts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.commons import Commons, Tenancy
@@ -16,6 +17,8 @@ from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
 from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, MemoryKind, Region
+
+_STAGED: Final[frozenset[MemoryKind]] = frozenset({"auto", "staged"})
 
 
 class Windows:
@@ -128,6 +131,12 @@ class Windows:
                 return placement
         self.extend(memory, deadline)
         return None
+
+    def offer(self) -> None:
+        """Have a slot for compiled code to find, if there are plenty and windows may be staged."""
+        if self._kind in _STAGED and self.reach.region is None and self._commons.ring.plenty:
+            with suppress(CapacityExhausted):
+                self._take_slot()
 
     def locate(self, placement: Placement, arguments: Sequence[Argument]) -> Sequence[Argument]:
         """Return a launch's arguments with its windows in the slot."""

@@ -1,0 +1,95 @@
+"""What a session has ready for compiled code before the first launch, and that none of it is a must."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.device import FakeDevice
+from strategies.kernels import FILL
+from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
+from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.session import Session
+from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.values import NEVER, Deadline
+
+
+@pytest.fixture
+def device():
+    device = FakeDevice()
+    yield device
+    assert device.holds_nothing()
+    assert device.broken == []
+
+
+def load(shared: SharedDevice, **options) -> Session:
+    session = shared.open_session(**options)
+    session.load(FILL, "fill", NEVER)
+    return session
+
+
+@pytest.mark.parametrize(("kind", "staged"), [("auto", True), ("staged", True), ("pinned", False)])
+def test_a_loaded_kernel_can_be_launched_without_python(device, kind, staged):
+    gate = Gate(1)
+    with SharedDevice(device, gate=gate) as shared:
+        pad = PadLayout()
+        with load(shared, memory_kind=kind, pad=pad):
+            assert (pad.armed, pad.placed, bool(pad.streams[0].stream)) == (1, 1, True)
+            assert bool(pad.stage_at and pad.stage_bytes) == staged
+            assert gate.in_use == 1
+        assert (pad.placed, pad.stage_at, pad.streams[0].stream, gate.in_use) == (0, 0, 0, 0)
+
+
+def test_without_compiled_code_nothing_is_taken_ahead(device):
+    gate = Gate(1)
+    with SharedDevice(device, gate=gate) as shared, load(shared) as session:
+        assert gate.in_use == 0
+        assert session.statistics().streams == 0
+        assert not device.streams
+        assert not device.registered
+
+
+def test_a_full_gate_is_not_waited_for_and_not_counted(device):
+    gate = Gate(1)
+    gate.enter(NEVER)
+    with SharedDevice(device, gate=gate) as shared:
+        pad = PadLayout()
+        with load(shared, pad=pad) as session:
+            assert pad.placed == 0
+            assert session.statistics().back_pressure_rejections == 0
+    assert gate.in_use == 1
+
+
+def test_a_place_that_was_offered_goes_to_whoever_needs_it(device):
+    gate = Gate(1)
+    with SharedDevice(device, gate=gate) as shared:
+        pad = PadLayout()
+        with load(shared, pad=pad):
+            gate.enter(Deadline.after(60))
+            assert pad.placed == 0
+            gate.leave()
+    assert gate.in_use == 0
+
+
+def test_slots_are_kept_for_those_who_need_them(device):
+    with SharedDevice(device) as shared:
+        sessions, pads = [], []
+        while not pads or pads[-1].stage_at:
+            pads.append(PadLayout())
+            sessions.append(load(shared, pad=pads[-1]))
+        ring = shared._commons.ring
+        assert ring.idle * 2 == ring.idle + len(sessions) - 1
+        for session in sessions:
+            session.close()
+
+
+LAST_NS = NO_DEADLINE_NS - 1
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "seen"), [(None, NO_DEADLINE_NS), (-5, 0), (7, 7), (1 << 64, LAST_NS), (1 << 90, LAST_NS)]
+)
+def test_any_deadline_fits_the_pad(device, at_ns, seen):
+    pad = PadLayout()
+    with SharedDevice(device) as shared, shared.open_session(pad=pad) as session:
+        session.enter(Deadline(at_ns))
+        assert pad.deadline_ns == seen
