@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+import hardware
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -83,6 +85,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": render_settings,
     "errors.md": render_errors,
     "cli.md": render_commands,
+    "hardware.md": hardware.render,
 }
 
 

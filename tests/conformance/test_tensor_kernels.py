@@ -30,6 +30,7 @@ def halves(random, shape):
     return (random.integers(-32, 33, shape) / 8).astype(np.float16)
 
 
+@pytest.mark.hardware("H7")
 def test_wmma_of_halves(launcher, read, random):
     m, n, k = 48, 32, 64
     a, b, c = halves(random, (m, k)), halves(random, (n, k)), random.integers(-9, 9, (m, n)).astype(np.float32)
@@ -64,6 +65,7 @@ def test_wmma_of_doubles(launcher, read, random):
     assert_allclose(d, a @ b.T, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.hardware("H7")
 def test_mma_fed_by_ldmatrix(launcher, read, random):
     m, n, k = 64, 48, 80
     a, b = halves(random, (m, k)), halves(random, (k, n))

@@ -47,6 +47,7 @@ def run(puppet, *variants):
     return struct.unpack("<I", puppet.get(AT, 4))[0]
 
 
+@pytest.mark.hardware("BUG-7-isa")
 @pytest.mark.parametrize(
     ("variants", "taken"),
     [

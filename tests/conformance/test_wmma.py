@@ -129,6 +129,7 @@ def expect(form: tensor.Form, a, b, c):
     return [[finish(total) for total in row] for row in tensor.multiply(a, b, c, rule)]
 
 
+@pytest.mark.hardware("H7")
 @pytest.mark.parametrize("mnemonic", PRODUCTS)
 def test_every_product_through_memory(launcher, mnemonic):
     target = requirements(mnemonic)
