@@ -25,6 +25,9 @@ from tensorwasm.guest.native.finish import finish
 
 _log = logging.getLogger(__name__)
 
+_kept: Final[list[Any]] = []
+"""What was compiled: linkers have nothing but its addresses."""
+
 _SIGNATURE: Final = ((uint64, uint64, uint64, uint64), uint64)
 
 
@@ -82,7 +85,7 @@ def _make_entry(source: Source, folder: Path | None) -> Entry:
 def compile_function(
     function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = _SIGNATURE
 ) -> Any:
-    """Compile a C function, or take it from the cache; return Numba's object, which never frees its code.
+    """Compile a C function, or take it from the cache; return Numba's object, which is kept for ever.
 
     Args:
         function: a host function, ``(env, caller, cells, count) -> trap``, all 64-bit, unless the signature says else.
@@ -93,6 +96,7 @@ def compile_function(
     if folder is not None:
         made._cache = _cache_in(folder, function)  # noqa: SLF001 - Numba's own way is a setting of the whole process
     made.compile()
+    _kept.append(made)
     return made
 
 
