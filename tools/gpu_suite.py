@@ -48,7 +48,10 @@ SUITES = (
         (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "not instructions"),
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda")),
-    Suite("bench", ("-m", "tensorwasm.cli", "bench", "job", "--device", "cuda", "--json", "{report}"), tests=False),
+    *(
+        Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), tests=False)
+        for name in ("job", "dispatch", "memory", "quota", "waiting")
+    ),
 )
 
 

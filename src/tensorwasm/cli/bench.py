@@ -13,7 +13,10 @@ from tensorwasm.settings import current
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="emulator: the emulator's speed. job: the main job on a device.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="What to measure: dispatch, emulator, job, memory, quota or waiting."),
+    ],
     *,
     device: Annotated[
         str | None, typer.Option(help="For benchmarks that take one: auto, emulator, cuda, cuda:N.")

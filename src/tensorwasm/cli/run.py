@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, OutputClosed
-from tensorwasm.settings import checked_memory_mib, checked_seconds, current
+from tensorwasm.settings import checked_memory_kind, checked_memory_mib, checked_seconds, current
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
 if TYPE_CHECKING:
@@ -48,6 +48,14 @@ def run(
         int | None,
         typer.Option(metavar="MIB", help="Linear memory at most. [env: TENSOR_WASM_MEMORY; default: 256]"),
     ] = None,
+    memory_kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="How kernels reach it: auto, staged, pinned, managed or vmm. "
+            "[env: TENSOR_WASM_GPU_MEMORY; default: auto]",
+        ),
+    ] = None,
     grant: Annotated[
         list[str] | None,
         typer.Option(help="What the guest may use: cuda; read:DIR; write:DIR. Repeatable; nothing is granted unasked."),
@@ -67,6 +75,7 @@ def run(
     wall_s = settings.timeout_s if timeout is None else checked_seconds("--timeout", timeout)
     memory_mib = settings.memory_mib if memory is None else checked_memory_mib("--memory", memory)
     limits = Limits(memory_bytes=memory_mib * MIB, wall_s=wall_s)
+    kind = settings.gpu_memory if memory_kind is None else checked_memory_kind("--memory-kind", memory_kind)
     deadline = Deadline.after(wall_s)
     values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
     with _watched(wall_s), Runtime(device=device or settings.device, limits=limits) as runtime:
@@ -78,6 +87,7 @@ def run(
             env=variables,
             stdin=_standard_input(file, function.imports),
             grants=grants,
+            memory_kind=kind,
             deadline=deadline,
             stdout=_writer(sys.stdout),
             stderr=_writer(sys.stderr),
