@@ -1,4 +1,4 @@
-"""Sessions of one device: their pads are true, their places at the gate go round, their streams and slots are reused."""
+"""Sessions of one device: their pads are true, their places at the gate go round, streams and slots are reused."""
 
 import ctypes
 import mmap

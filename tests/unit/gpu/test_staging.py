@@ -1,7 +1,8 @@
-"""Windows lie in a slot as they lie in memory: as aligned, overlapping where they overlap, apart where they are apart."""
+"""Windows lie in a slot as they lie in memory: as aligned, overlapping where they overlap, apart elsewhere."""
 
 import ctypes
 import mmap
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -51,11 +52,10 @@ def test_windows_keep_their_alignment_and_their_distances_inside_a_part(given_wi
 @given(windows)
 def test_parts_are_apart_in_memory_and_in_the_slot(given_windows):
     parts = Placement(given_windows, BASE).parts
-    for (_, end, place), (first, _, following) in zip(parts, parts[1:], strict=False):
-        assert end < first
-    for (first, end, place), (_, _, following) in zip(parts, parts[1:], strict=False):
+    for (first, end, place), (after, _, following) in pairwise(parts):
+        assert end < after
         assert place + end - first <= following
-        assert following // BLOCK_BYTES > (place + max(end - first, 1) - 1) // BLOCK_BYTES or end == first
+        assert following // BLOCK_BYTES > (place + end - first - 1) // BLOCK_BYTES or end == first
 
 
 @given(windows, st.integers(0, 1 << 32).map(Random))
