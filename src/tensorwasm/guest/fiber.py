@@ -12,6 +12,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from tensorwasm.errors import InternalError
@@ -75,6 +76,7 @@ class Fiber:
         "_quick",
         "_spent_ns",
         "_store",
+        "_supply",
         "state",
         "values",
         "wait",
@@ -92,6 +94,7 @@ class Fiber:
         deadline: Deadline,
         pad: PadLayout,
         drain: Callable[[], bool] | None = None,
+        supply: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Make the sandbox, on the thread that will run it. Nothing of the guest runs yet.
 
@@ -105,6 +108,7 @@ class Fiber:
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
             pad: the sandbox's own; whoever made it recycles it once nothing can reach it any more.
             drain: as in `tensorwasm.guest.instance.Instance`.
+            supply: makes a context in which the linear memory is made (`tensorwasm.guest.kinds`).
 
         Raises:
             CapacityExhausted: the pool is full.
@@ -126,6 +130,7 @@ class Fiber:
         self._frame = _make_frame(module.plan(export), args)
         self._call = False
         self._quick = is_quick(module)
+        self._supply = supply
         self.values: list[codec.Number] = []
         self.wait: Wait = pad.wait
         self.state = GuestState(module.engine, services, pad)
@@ -167,7 +172,10 @@ class Fiber:
             TensorWasmError: what a host function raised.
         """
         if not self._call:
-            if not self._advance(_poll_quickly if self._quick else _poll):
+            with self._supply():  # the memory is made at once, before a start function can wait
+                made = self._advance(_poll_quickly if self._quick else _poll)
+            self._supply = nullcontext
+            if not made:
                 return False
             if take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value):
                 return True

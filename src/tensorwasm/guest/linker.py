@@ -43,17 +43,19 @@ class Prepared:
     Attributes:
         module: the code.
         address: the C object.
+        compiled: some of its host functions are compiled.
         needs_pad: it may call compiled host functions, so its store must carry the address of a pad.
         needs_wasi: it imports WASI, so its store must carry a WASI context.
         waiting: the host functions that suspend it, by their number; None if it runs on a thread.
     """
 
-    __slots__ = ("_linker", "address", "module", "needs_pad", "needs_wasi", "waiting")
+    __slots__ = ("_linker", "address", "compiled", "module", "needs_pad", "needs_wasi", "waiting")
 
     def __init__(self, linker: Linker, module: Module, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
         self.module = module
         self.address = address
+        self.compiled = linker.compiled
         self.needs_pad = linker.native
         self.waiting = linker.waiting
         self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
@@ -70,6 +72,7 @@ class Linker:
 
     Attributes:
         engine: of the modules to link.
+        compiled: there are compiled host functions.
         native: compiled functions are linked, so every sandbox needs a pad.
         waiting: the host functions that suspend a fiber, by their number; None for sandboxes that run on threads.
     """
@@ -97,7 +100,8 @@ class Linker:
                 refused one.
         """
         self.engine = engine
-        self.native = bool(native) or code is not None
+        self.compiled = bool(native)
+        self.native = self.compiled or code is not None
         self.waiting: list[WaitingFunction] | None = None if code is None else []
         self._native = native
         self._code = code

@@ -6,41 +6,36 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Unpack
 
 from tensorwasm import settings
 from tensorwasm.errors import GuestError, GuestExit, MissingExport
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
-from tensorwasm.gpu.session import Session, SessionStatistics
-from tensorwasm.guest import codec, kinds
+from tensorwasm.gpu.session import Session
+from tensorwasm.guest import codec
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.wasi import NO_WASI, Directory, Sink, WasiConfig
+from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
+from tensorwasm.runtime.fiber import Options
+from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
-from tensorwasm.values import WASM_PAGE_BYTES, Deadline, MemoryKind
+from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.streams import Chunks, directories_of
+from tensorwasm.values import Deadline, MemoryKind
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.guest.fiber import Fiber
     from tensorwasm.guest.module import Module
+    from tensorwasm.runtime.fiber import Background
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
-
-
-class Form(NamedTuple):
-    """How sandboxes of a function are made.
-
-    Attributes:
-        native: host functions are compiled ones.
-        host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
-    """
-
-    native: bool = False
-    host_memory: bool = False
 
 
 class Host(Protocol):
@@ -52,6 +47,10 @@ class Host(Protocol):
     def device_reason(self) -> str:
         """Why this device was taken."""
 
+    @property
+    def background(self) -> Background:
+        """Where submitted invocations run."""
+
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
@@ -59,42 +58,12 @@ class Host(Protocol):
         """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """What came of one call.
-
-    Attributes:
-        export: the function called.
-        values: its results, integers exact, floats as Python has them.
-        result_types: their Wasm types.
-        exit_code: what the guest passed to ``proc_exit``; 0 if it simply returned.
-        stdout: what it wrote, unless a sink took it.
-        stderr: likewise.
-        chunks: what it sent with ``emit-chunk``, unless a sink took it.
-        elapsed_s: wall-clock seconds of instantiation and call.
-        gpu: what it held on the device when the call had ended, None without the grant.
-    """
-
-    export: str
-    values: tuple[codec.Number, ...]
-    result_types: tuple[str, ...]
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    chunks: tuple[bytes, ...]
-    elapsed_s: float
-    gpu: SessionStatistics | None
-
-    def to_json(self) -> str:
-        """Return the results as a JSON array; NaN and infinities as strings, integers with all their digits."""
-        return codec.render(self.result_types, self.values)
-
-
 class Function:
     """A compiled module. Any thread may invoke it; it lives as long as someone holds it.
 
     Attributes:
         name: for people.
+        host: the runtime.
     """
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
@@ -107,7 +76,7 @@ class Function:
             prepared: its first form, without a GPU.
         """
         self.name = name
-        self._host = host
+        self.host = host
         self._wasm = wasm
         self._prepared = prepared
         self._forms = {Form(): prepared}
@@ -170,28 +139,28 @@ class Function:
             DeviceLost: the device stopped answering.
             CapacityExhausted: no free sandbox.
         """
-        granted, target = parse_grants(grants), self._choose(export)
-        collected = _Chunks(on_chunk)
+        granted, target = parse_grants(grants), self.choose(export)
+        collected = Chunks(on_chunk)
         services: dict[str, object] = {"input": input, "stream": OutputStream(collected)}
         config = NO_WASI
         if self._prepared.needs_wasi:
             args_given = tuple(argv) if argv is not None else (self.name,)
-            folders = _directories(granted)
+            folders = directories_of(granted)
             config = WasiConfig(args_given, tuple((env or {}).items()), stdin, stdout, stderr, folders)
-        start, ends = time.perf_counter(), Deadline.after(self._host.limits.wall_s).earlier(deadline)
+        start, ends = time.perf_counter(), Deadline.after(self.host.limits.wall_s).earlier(deadline)
         gpu: AbstractContextManager[tuple[Session | None, Prepared]] = self._without_gpu
         if granted.cuda:
-            gpu = self._gpu(services, tenant, _kind(memory_kind), ends, on_device)
+            gpu = self._gpu(services, tenant, checked_kind(memory_kind), ends, on_device)
         with (
             gpu as (session, prepared),
             self._sandbox(prepared, config, services, ends, session) as instance,
         ):
             values, exit_code = _call(instance, target, args, ends)
-            out, err = _written(instance)
+            out, err = written(instance)
             return Invocation(
                 export=target,
                 values=values,
-                result_types=self._result_types(target),
+                result_types=self.result_types(target),
                 exit_code=exit_code,
                 stdout=out,
                 stderr=err,
@@ -200,7 +169,52 @@ class Function:
                 gpu=session.statistics() if session else None,
             )
 
-    def _choose(self, export: str | None) -> str:
+    def submit(
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+    ) -> Future[Invocation]:
+        """Do what `invoke` does, and return at once: while its guest waits, an invocation holds no thread.
+
+        Thousands can wait for the GPU at a time. They run in turns on one thread of the runtime's, on which sinks and
+        ``on_chunk`` are called too: those must not wait for another invocation. The first call blocks, for as long as
+        opening the device and compiling take.
+
+        Args:
+            export: as in `invoke`.
+            args: likewise.
+            **options: its keyword arguments.
+
+        Returns:
+            The outcome: an `Invocation`, or what `invoke` raises. Cancelling ends the guest, before it starts and while
+            it runs. Closing the runtime ends it with `GuestTrap` named ``cancelled``.
+
+        Raises:
+            InternalError: the runtime is closed, or a host function of a guest that was submitted called this.
+        """
+        return self.host.background.submit(self, export, args, options)
+
+    async def invoke_async(
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+    ) -> Invocation:
+        """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
+
+        Args:
+            export: as in `invoke`.
+            args: likewise.
+            **options: its keyword arguments.
+
+        Raises:
+            TensorWasmError: what `invoke` raises.
+        """
+        import asyncio  # noqa: PLC0415 - half of what importing this package costs, for those who have it already
+
+        return await asyncio.wrap_future(self.submit(export, args, **options))
+
+    def choose(self, export: str | None) -> str:
+        """Return the name of the function that is called.
+
+        Raises:
+            MissingExport: there is none.
+        """
         exports = self._prepared.module.exports
         wanted = DEFAULT_EXPORTS if export is None else (export,)
         for name in wanted:
@@ -211,7 +225,8 @@ class Function:
         missing = " or ".join(repr(name[:64]) for name in wanted)
         raise MissingExport(f"no exported function {missing}; there are: {shown or 'none'}")
 
-    def _result_types(self, export: str) -> tuple[str, ...]:
+    def result_types(self, export: str) -> tuple[str, ...]:
+        """Return the Wasm types of an export's results."""
         found = self._prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
@@ -224,7 +239,7 @@ class Function:
         session: Session | None,
     ) -> Instance:
         """Return a sandbox that ends its GPU session first, because the device may reach its memory until then."""
-        limits = self._host.limits
+        limits = self.host.limits
         if session is None:
             return Instance(prepared, limits=limits, services=services, wasi_config=config, deadline=deadline)
         return Instance(
@@ -233,7 +248,7 @@ class Function:
             services=services,
             wasi_config=config,
             deadline=deadline,
-            drain=functools.partial(_end, session),
+            drain=functools.partial(end_session, session),
             pad=session.pad,
         )
 
@@ -247,69 +262,30 @@ class Function:
         on_device: Callable[[DeviceInfo, str], object] | None,
     ) -> Iterator[tuple[Session | None, Prepared]]:
         """Open a GPU session; yield it, and the module to instantiate."""
-        shared = self._host.share()
+        shared = self.host.share()
         if on_device is not None:
-            on_device(shared.info, self._host.device_reason)
+            on_device(shared.info, self.host.device_reason)
         architecture = settings.current().cuda_arch
-        prepared = self._form(Form(_compiled_for(shared), memory in _DIRECT)) or self._form(
-            Form(False, memory in _DIRECT)
-        )
+        prepared = self.form(Form(wants_compiled(shared), memory in DIRECT)) or self.form(Form(False, memory in DIRECT))
         native = prepared.needs_pad
         pad = draw_pad() if native else None
         # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
         with (
             shared.device.native.bound() if native else nullcontext(),
             shared.open_session(tenant, architecture=architecture, memory_kind=memory, pad=pad) as session,
-            _supplied(shared, tenant, memory, self._host.limits) if memory in _DIRECT else nullcontext(),
+            supplied(shared, tenant, memory, self.host.limits) if memory in DIRECT else nullcontext(),
         ):
             services["cuda"] = CudaService(session)
             session.enter(deadline)
             yield session, prepared
 
-    def _form(self, form: Form) -> Prepared:
+    def form(self, form: Form) -> Prepared:
         """Return a form of the module, made when first asked for; without compiled host functions if there are none."""
         prepared = self._forms.get(form)
         if prepared is None:
-            prepared = self._host.prepare(self._wasm, self._prepared.module, form)
-            prepared = self._forms[form] = prepared or self._form(form._replace(native=False))
+            prepared = self.host.prepare(self._wasm, self._prepared.module, form)
+            prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
-
-
-_DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
-"""Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
-
-
-def _compiled_for(shared: SharedDevice) -> bool:
-    """Return whether compiled host functions are wanted, rather than Python's."""
-    mode = settings.current().native
-    return mode == "on" or (mode == "auto" and shared.info.kind == "cuda")
-
-
-def _kind(memory: MemoryKind | None) -> MemoryKind:
-    asked = settings.current().gpu_memory if memory is None else memory
-    return settings.checked_memory_kind("memory_kind", asked)
-
-
-def _supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits) -> AbstractContextManager[None]:
-    """Let the sandbox have its linear memory from the device, charged to the tenant."""
-    account = shared.accounts.account(tenant)
-
-    def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
-        return UnifiedBuffer.allocate(
-            shared.device,
-            max(size_bytes, WASM_PAGE_BYTES),  # a buffer has bytes, a linear memory need not
-            _DIRECT[memory],
-            capacity_bytes=max(capacity_bytes, WASM_PAGE_BYTES),
-            account=account,
-        )
-
-    return kinds.supplying(provide, limits.memory_bytes)
-
-
-def _end(session: Session) -> bool:
-    """Close a session; return whether nothing of it reaches the guest's memory any more."""
-    session.close()
-    return not session.statistics().abandoned
 
 
 def _call(
@@ -320,33 +296,11 @@ def _call(
     except GuestExit as left:
         return (), left.code
     except GuestError as error:
-        error.stdout, error.stderr = _written(instance)
+        error.stdout, error.stderr = written(instance)
         raise
 
 
-def _written(instance: Instance) -> tuple[bytes, bytes]:
+def written(instance: Instance | Fiber) -> tuple[bytes, bytes]:
     """Return captured standard output and standard error."""
     out, err = instance.stdout, instance.stderr
     return out.captured if out else b"", err.captured if err else b""
-
-
-class _Chunks:
-    """The sink of one call: hands chunks on, or keeps them."""
-
-    def __init__(self, on_chunk: Callable[[bytes], bool] | None) -> None:
-        self._on_chunk = on_chunk
-        self.chunks: list[bytes] = []
-
-    def send(self, chunk: bytes) -> bool:
-        if self._on_chunk is not None:
-            return self._on_chunk(chunk)
-        self.chunks.append(chunk)
-        return True
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def _directories(granted: Grants) -> tuple[Directory, ...]:
-    folders = [(path, False) for path in granted.readable] + [(path, True) for path in granted.writable]
-    return tuple(Directory(path, path, writable) for path, writable in folders)

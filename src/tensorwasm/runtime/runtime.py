@@ -19,8 +19,11 @@ from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.linker import Linker, Prepared
 from tensorwasm.guest.module import Module
-from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.runtime.function import Form, Function, Host
+from tensorwasm.guest.native.environment import NO_ENTRIES
+from tensorwasm.guest.native.loading import load_code, load_entries, may_have_fibers
+from tensorwasm.runtime.fiber import Background
+from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.function import Function, Host
 from tensorwasm.values import DeviceInfo, Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -31,6 +34,7 @@ class Runtime:
 
     Attributes:
         limits: what each sandbox may use.
+        background: where submitted invocations run.
     """
 
     def __init__(
@@ -53,7 +57,10 @@ class Runtime:
         parse_choice(self._choice)
         self.limits = limits or current.limits()
         _check_limits(self.limits)
-        self._engine = Engine.shared(EngineConfig(slots=current.pool_slots, stack_bytes=self.limits.stack_bytes))
+        self._engine = Engine.shared(
+            EngineConfig(slots=current.pool_slots, stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
+        )
+        self.background = Background()
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
         self._device: Device | None = None
@@ -139,11 +146,12 @@ class Runtime:
         if form.host_memory:
             engine = Engine.shared(replace(engine.config, host_memory=True))
             module = engine.compile(wasm, Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm)))
-        linker = _native_linker(engine) if form.native else _linker(engine)
+        linker = _fiber_linker(engine, form.native) if form.fibers else _plain_linker(engine, form.native)
         return linker.prepare(module) if linker is not None else None
 
     def close(self) -> None:
-        """Release the device. Idempotent; invocations must have ended."""
+        """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended."""
+        self.background.close()
         with self._lock:
             self._closed = True
             device, self._device = self._device, None
@@ -175,6 +183,10 @@ class _Limited:
     def device_reason(self) -> str:
         return self.runtime.device_reason
 
+    @property
+    def background(self) -> Background:
+        return self.runtime.background
+
     def share(self) -> SharedDevice:
         return self.runtime.share()
 
@@ -200,11 +212,24 @@ def _linker(engine: Engine) -> Linker:
     return Linker(engine, host_functions())
 
 
+def _plain_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
+    return _native_linker(engine) if native else _linker(engine)
+
+
 @cache
 def _native_linker(engine: Engine) -> Linker | None:
     """Return the one linker of an engine with compiled host functions, None where there are none."""
     entries = load_entries()
     return Linker(engine, host_functions(), native=entries) if entries else None
+
+
+@cache
+def _fiber_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
+    """Return the one linker of an engine for fibers, None where there are none, or no compiled host functions."""
+    code, entries = load_code(), load_entries() if native else NO_ENTRIES
+    if code is None or (native and not entries):
+        return None
+    return Linker(engine, host_functions(), native=entries, code=code)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Literal
 
-from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.invocation import Invocation
 
 OutputName = Literal["stdout", "stderr", "chunk"]
 Listener = Callable[[OutputName, bytes], bool]

@@ -8,7 +8,8 @@ from wasmtime import wat2wasm
 from fakes.device import FakeDevice
 from tensorwasm import Runtime
 from tensorwasm.errors import GuestTrap, InvokeTimeout
-from tensorwasm.guest.engine import Engine
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.native.loading import may_have_fibers
 
 PTX = ".version 7.0\\0a.target sm_70\\0a.address_size 64\\0a.visible .entry k(.param .u64 .ptr .global p) { ret; }\\0a"
 GUEST = """(module
@@ -59,20 +60,20 @@ def run(device, wasm, monkeypatch):
 
 @pytest.mark.parametrize("wasm", [AT_START, IN_CALL], ids=["start", "call"])
 def test_memory_is_unregistered_before_it_goes_back_to_the_pool(wasm, monkeypatch):
-    device, free = Witness(), Engine.shared().free_slots
+    device, free = Witness(), Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots
     with pytest.raises(GuestTrap):
         run(device, wasm, monkeypatch)
     assert len(device.launched) == 1
     assert device.seen == b"live"  # not "mark", to which a page returns when it goes back
     assert device.broken == []
-    assert Engine.shared().free_slots == free
+    assert Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots == free
 
 
 @pytest.mark.parametrize("wasm", [AT_START, IN_CALL], ids=["start", "call"])
 def test_memory_that_a_kernel_may_still_reach_is_never_used_again(wasm, monkeypatch):
-    device, free = Witness(), Engine.shared().free_slots
+    device, free = Witness(), Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots
     device.endless = True
     with pytest.raises(InvokeTimeout):
         run(device, wasm, monkeypatch)
     assert device.seen == b""
-    assert Engine.shared().free_slots == free - 1
+    assert Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots == free - 1

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from functools import cache
+from importlib.util import find_spec
 
 from tensorwasm.guest.native.environment import NO_ENTRIES, Entries
 from tensorwasm.guest.suspension import WaitingCode
@@ -23,6 +24,11 @@ def load_entries() -> Entries:
         return _load()
 
 
+def may_have_fibers() -> bool:
+    """Return whether guests may run as fibers here, as far as one knows without importing Numba."""
+    return sys.platform == "linux" and find_spec("numba") is not None
+
+
 def load_code() -> WaitingCode | None:
     """Return what lets guests run as fibers, None where Numba is missing or fails. Imports Numba.
 
@@ -34,7 +40,8 @@ def load_code() -> WaitingCode | None:
 
 @cache
 def _load_waiting() -> WaitingCode | None:
-    if sys.platform != "linux":
+    if not may_have_fibers():
+        _log.warning("no fibers without Numba: guests that are submitted hold threads")
         return None
     try:
         from tensorwasm.guest.native import waiting  # noqa: PLC0415 - Numba is imported by those who need it

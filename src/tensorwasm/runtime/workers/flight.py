@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from tensorwasm.errors import DeviceLost, GuestError, InvalidArgs, TensorWasmError
-from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
 from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Invoke, Output, encode

@@ -21,7 +21,8 @@ from tensorwasm.errors import (
     TooLarge,
 )
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.runtime.function import DEFAULT_EXPORTS, Invocation
+from tensorwasm.runtime.function import DEFAULT_EXPORTS
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu
 
 _MESSAGE_CHARACTERS: Final = 4096

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.runtime.function import Invocation
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, encode
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result
 

@@ -1,0 +1,19 @@
+"""`Form`: how a module is compiled and linked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Form(NamedTuple):
+    """How sandboxes of a function are made.
+
+    Attributes:
+        native: host functions are compiled ones.
+        host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
+        fibers: they run on a reactor, and host functions that wait suspend them.
+    """
+
+    native: bool = False
+    host_memory: bool = False
+    fibers: bool = False

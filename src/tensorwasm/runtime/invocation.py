@@ -1,0 +1,39 @@
+"""`Invocation`: what came of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.guest import codec
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What came of one call.
+
+    Attributes:
+        export: the function called.
+        values: its results, integers exact, floats as Python has them.
+        result_types: their Wasm types.
+        exit_code: what the guest passed to ``proc_exit``; 0 if it simply returned.
+        stdout: what it wrote, unless a sink took it.
+        stderr: likewise.
+        chunks: what it sent with ``emit-chunk``, unless a sink took it.
+        elapsed_s: wall-clock seconds of instantiation and call.
+        gpu: what it held on the device when the call had ended, None without the grant.
+    """
+
+    export: str
+    values: tuple[codec.Number, ...]
+    result_types: tuple[str, ...]
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    chunks: tuple[bytes, ...]
+    elapsed_s: float
+    gpu: SessionStatistics | None
+
+    def to_json(self) -> str:
+        """Return the results as a JSON array; NaN and infinities as strings, integers with all their digits."""
+        return codec.render(self.result_types, self.values)

@@ -1,0 +1,58 @@
+"""How a guest's linear memory and its calls reach the device: which kind, and whether through compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm import settings
+from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
+from tensorwasm.gpu.session import Session
+from tensorwasm.guest import kinds
+from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.values import Limits
+
+DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
+"""Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
+
+
+def wants_compiled(shared: SharedDevice) -> bool:
+    """Return whether compiled host functions are wanted, rather than Python's."""
+    mode = settings.current().native
+    return mode == "on" or (mode == "auto" and shared.info.kind == "cuda")
+
+
+def checked_kind(memory: MemoryKind | None) -> MemoryKind:
+    """Return a kind of memory that there is, the setting's for None.
+
+    Raises:
+        InvalidArgs: there is no such kind.
+    """
+    asked = settings.current().gpu_memory if memory is None else memory
+    return settings.checked_memory_kind("memory_kind", asked)
+
+
+def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits) -> AbstractContextManager[None]:
+    """Let the sandbox have its linear memory from the device, charged to the tenant."""
+    account = shared.accounts.account(tenant)
+
+    def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
+        return UnifiedBuffer.allocate(
+            shared.device,
+            max(size_bytes, WASM_PAGE_BYTES),  # a buffer has bytes, a linear memory need not
+            DIRECT[memory],
+            capacity_bytes=max(capacity_bytes, WASM_PAGE_BYTES),
+            account=account,
+        )
+
+    return kinds.supplying(provide, limits.memory_bytes)
+
+
+def end_session(session: Session) -> bool:
+    """Close a session; return whether nothing of it reaches the guest's memory any more."""
+    session.close()
+    return not session.statistics().abandoned
