@@ -55,4 +55,4 @@ def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limi
 def end_session(session: Session) -> bool:
     """Close a session; return whether nothing of it reaches the guest's memory any more."""
     session.close()
-    return not session.statistics().abandoned
+    return not session.abandoned
