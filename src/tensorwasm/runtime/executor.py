@@ -8,14 +8,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from tensorwasm.errors import CapacityExhausted, OutputClosed
+from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
@@ -71,7 +73,8 @@ class Executor(Protocol):
         Args:
             request: what to call.
             listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
-                then holds none. When it returns False the guest's next write fails. None collects the output.
+                then holds none. It must not wait for another request. When it returns False the guest's next write
+                fails. None collects the output.
 
         Raises:
             CapacityExhausted: too many requests are under way, or the executor is closed.
@@ -161,11 +164,11 @@ class Census:
 
 
 class LocalExecutor:
-    """Runs requests in this process.
+    """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
     Args:
         runtime: outlives the executor.
-        places: calls at a time; more wait.
+        places: threads; more calls without a device wait for one.
     """
 
     def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
@@ -175,6 +178,7 @@ class LocalExecutor:
         self._lock = threading.Lock()
         self._census = Census()
         self._accounts: Accounts | None = None
+        self._fibers: set[Ticket] = set()
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
@@ -183,12 +187,13 @@ class LocalExecutor:
         Raises:
             CapacityExhausted: the executor is closed.
         """
-        ticket = Ticket()
+        work = _Work()
+        ticket = Ticket(work.stop)
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             self._census.enter(request.tenant, ticket)
-            self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, ticket)
+            self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, ticket, work)
         return ticket
 
     def statistics(self) -> ExecutorStatistics:
@@ -211,17 +216,32 @@ class LocalExecutor:
         with self._lock:
             self._closed = True
         self._pool.shutdown()
+        for ticket in tuple(self._fibers):
+            with suppress(CancelledError):
+                ticket.error()
 
-    def _run(self, request: Request, deadline: Deadline, listener: Listener | None, ticket: Ticket) -> None:
-        if ticket.cancelled():
+    def _run(
+        self, request: Request, deadline: Deadline, listener: Listener | None, ticket: Ticket, work: _Work
+    ) -> None:
+        if work.stopped:
+            ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
             return
         try:
-            function = self._load(request)
+            function, keywords = self._load(request), _keywords(request, deadline, listener)
             if request.grants.cuda:
                 self._admit(request)
-            ticket.settle(function.invoke(request.export, request.args, **_keywords(request, deadline, listener)))
+                self._watch(function.submit(request.export, request.args, **keywords), ticket, work)
+            else:
+                ticket.settle(function.invoke(request.export, request.args, **keywords))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
+
+    def _watch(self, future: Future[Invocation], ticket: Ticket, work: _Work) -> None:
+        """Have a fiber's outcome become the ticket's."""
+        self._fibers.add(ticket)
+        ticket.call_when_done(self._fibers.discard)
+        future.add_done_callback(lambda done: _settle(done, ticket))
+        work.stop_with(future.cancel)
 
     def _admit(self, request: Request) -> None:
         """Open the tenant's account, with the cap that this request brings."""
@@ -246,6 +266,38 @@ class LocalExecutor:
                 self._functions.drop(key)
             raise
         return mine.result()
+
+
+class _Work:
+    """How a call is stopped, once that is known, and whether it is to be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop: Callable[[], object] | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Stop the call, now or as soon as it is known how."""
+        with self._lock:
+            self.stopped, stop = True, self._stop
+        if stop is not None:
+            stop()
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Say how the call is stopped."""
+        with self._lock:
+            self._stop = stop
+        if self.stopped:
+            stop()
+
+
+def _settle(done: Future[Invocation], ticket: Ticket) -> None:
+    try:
+        ticket.settle(done.result())
+    except CancelledError:
+        ticket.settle(GuestTrap("the call was stopped", "cancelled"))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
+        ticket.settle(error)
 
 
 def _keywords(request: Request, deadline: Deadline, listener: Listener | None) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.function import Invocation
 from tensorwasm.runtime.grants import Grants
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
 from tensorwasm.runtime.workers.frames import (
@@ -35,6 +36,8 @@ from tensorwasm.values import Limits
 if TYPE_CHECKING:
     from tensorwasm.runtime.runtime import Runtime
     from tensorwasm.runtime.workers.child import Line
+
+_ANSWERERS: Final = 4
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,8 @@ class Counter:
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
         self._sickness = ""
+        # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
+        self._answers = ThreadPoolExecutor(_ANSWERERS, thread_name_prefix="tensorwasm-answer")
         self._handlers: dict[type[Frame], Callable[[Any], None]] = {
             Blob: self._open_blob,
             BlobPart: self._fill_blob,
@@ -134,7 +139,7 @@ class Counter:
             raise BrokenFrame(f"there is no blob {error}") from None
         call = self._calls[frame.request] = _Call(frame)
         call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
-        call.ticket.call_when_done(lambda ended: self._answer(call, ended))
+        call.ticket.call_when_done(lambda ended: self._answers.submit(self._answer, call, ended))
 
     def _request(self, frame: Invoke) -> Request:
         return Request(
