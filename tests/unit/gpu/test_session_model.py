@@ -151,7 +151,9 @@ class SessionModel(RuleBasedStateMachine):
                 assert self.over == (self.session.failure is not None)
                 self.settle()
                 return False
-            if any(each.args == error.args for each in injected) or isinstance(error, errors):
+            # What was injected may have been answered already, by going on without the guest's memory.
+            consequence = injected and self.recording is not None and isinstance(error, InvalidArgs)
+            if consequence or any(each.args == error.args for each in injected) or isinstance(error, errors):
                 self.settle()
                 return False
             raise
@@ -268,10 +270,11 @@ class SessionModel(RuleBasedStateMachine):
         """Return the errors of a window of work that may be recorded."""
         if self.recording is None or not length:
             return errors
-        if self.steps or self.reached:
-            # Recorded after the first step, which registered the memory if it could.
-            return () if self.reached == self.size or (self.reached and not self.steps) else (InvalidArgs,)
-        return (InvalidArgs,) if errors or self.kind == "staged" else ()
+        if self.reached:
+            return ()  # windows lie low: growth does not matter to them
+        # The first step, if it comes that far, registers the memory if it can.
+        capturing = self.session._launcher.recording.capturing if not self.over else False
+        return (InvalidArgs,) if capturing or errors or self.kind == "staged" else ()
 
     def graph_full(self, errors, length):
         if self.recording is not None and length and len(self.steps) >= LIMITS.graph_launches:

@@ -523,3 +523,11 @@ def test_a_fault_anywhere_poisons(device, method):
     assert session.failure is fault
     session.close()
     assert device.holds_nothing()
+
+
+def test_windows_on_what_was_reached_before_go_on_being_recorded_when_memory_has_grown(session, kernel, buffer):
+    session.begin_graph(0)
+    fill(session, kernel, buffer, 1)
+    fill_window(session, kernel, 0, 1, memory=GROWN)
+    graph = session.end_graph(0)
+    session.replay(graph, GROWN, NEVER)
