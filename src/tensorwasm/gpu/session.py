@@ -486,17 +486,17 @@ class Session:
         return lane is None or self._work.ended(lane)
 
     @_turn()
-    def notify(self, function: int, argument: int, stream: int | None = None) -> bool:
-        """Have a C function called when the work that a stream has now is over: on one, or on whichever has work.
+    def notify(self, stream: int, function: int, argument: int) -> bool:
+        """Have a C function called when the work that a stream has now is over.
 
         Args:
+            stream: its number.
             function: address of ``void function(void *argument)``, which must not call the device.
             argument: its argument.
-            stream: None for any.
 
         Returns:
-            Whether it will be called, once, on any thread, perhaps already. If not, no work was left to wait for; and
-            on all streams that is so only when this has returned False.
+            Whether it will be called, once, on any thread, perhaps already; if not, there is no work to wait for. For a
+            moment after the call the stream may still seem busy.
 
         Raises:
             InvalidHandle: no such stream.
@@ -504,10 +504,8 @@ class Session:
             KernelFault: a kernel broke a rule.
             DeviceLost: the session is over, or the device does not answer.
         """
-        if stream is None:
-            return self._work.notify(tuple(self._work.lanes), function, argument)
         lane = self._known(stream)
-        return lane is not None and self._work.notify((lane,), function, argument)
+        return lane is not None and self._work.notify(lane, function, argument)
 
     # ------------------------------------------------------------------------------ streams and events
 
@@ -604,7 +602,7 @@ class Session:
             self._device.events.synchronize_event(mark, deadline)
 
     @_turn()
-    def notify_event(self, function: int, argument: int, event: int) -> bool:
+    def notify_event(self, event: int, function: int, argument: int) -> bool:
         """Have a C function called when the work before an event is over; as `notify`.
 
         Raises:
@@ -712,6 +710,11 @@ class Session:
     def abandoned(self) -> bool:
         """See `SessionStatistics.abandoned`."""
         return self._abandoned
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """Numbers of the streams that ever had work or were opened."""
+        return tuple(lane.number for lane in self._work.lanes)
 
     @property
     def pad(self) -> PadLayout | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -210,18 +210,17 @@ class Work:
             self.place.settle()
         return True
 
-    def notify(self, lanes: Sequence[Lane], function: int, argument: int) -> bool:
-        """Have a C function called when the work that the first busy stream has now is over; return if there is one.
+    def notify(self, lane: Lane, function: int, argument: int) -> bool:
+        """Have a C function called when the work that a stream has now is over; return whether there is any.
 
         Raises:
             KernelFault: a kernel broke a rule.
             DeviceLost: the device does not answer.
         """
-        for lane in lanes:
-            if not self.ended(lane):
-                self._device.native.notify(lane.stream, function, argument)
-                return True
-        return False
+        if self.ended(lane):
+            return False
+        self._device.native.notify(lane.stream, function, argument)
+        return True
 
     def notify_behind(self, event: Event, function: int, argument: int) -> None:
         """Have a C function called when the work before an event is over, whatever follows it in its own stream.

@@ -30,6 +30,7 @@ WRITE: Final[dict[str, Any]] = {
     "f64": ctypes.c_double,
 }
 _NO_RESULT: Final = 0
+_SPIN_NS: Final = 2_000  # other guests wait for the thread
 _memory_name: Final = ctypes.create_string_buffer(b"memory")
 
 
@@ -93,7 +94,7 @@ class WaitingFunction:
         self._unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack_from
         self._size = capi.CELL_BYTES * len(function.params)
         self._result = WRITE[function.results[0]] if function.results else None
-        self._environment = make_environment(code.note_call, code.note_finish)
+        self._environment = make_environment(code.note_call, code.note_finish, _SPIN_NS, _SPIN_NS)
         self._suspension = Suspension(
             function=number,
             result=capi.VALUE_KINDS[function.results[0]] if function.results else _NO_RESULT,

@@ -22,13 +22,12 @@ from tensorwasm.guest.native.checks import (
 from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
 from tensorwasm.guest.native.layout import (
     BUFFER,
-    COPY_SPIN_NS,
     DRIVER,
+    ENV,
     FAILED,
     LOW,
     ONE,
     PAD,
-    SPIN_NS,
     STREAM,
     SUCCESS,
     ZERO,
@@ -71,7 +70,7 @@ def answer_copy(env: int, caller: int, cells: int, count: int, first: int, start
     if not started:
         return call_twin(env, caller, cells, count, first)
     pad = find_pad(env, find_context(env, caller))
-    if not drain(env, pad, find_stream(pad, ZERO), COPY_SPIN_NS):
+    if not drain(env, pad, find_stream(pad, ZERO), load_u64(env + ENV.copy_spin_ns)):
         return call_finish(env, caller, cells, count)
     store_u64(cells, ZERO)
     return ZERO
@@ -111,7 +110,7 @@ def sync(env: int, caller: int, cells: int, count: int) -> int:
     """Wait for everything, a little; Python does the rest."""
     first = preset(cells, FAILED)
     pad = find_pad(env, find_context(env, caller))
-    if not is_armed(pad) or not drain_all(env, pad, SPIN_NS):
+    if not is_armed(pad) or not drain_all(env, pad, load_u64(env + ENV.spin_ns)):
         return call_twin(env, caller, cells, count, first)
     store_u64(cells, ZERO)
     return ZERO
@@ -124,7 +123,7 @@ def stream_sync(env: int, caller: int, cells: int, count: int) -> int:
     row = find_stream(pad, first)
     if row == ZERO or not is_armed(pad):
         return call_twin(env, caller, cells, count, first)
-    if load_u64(row + STREAM.pending) != ZERO and not drain(env, pad, row, SPIN_NS):
+    if load_u64(row + STREAM.pending) != ZERO and not drain(env, pad, row, load_u64(env + ENV.spin_ns)):
         return call_twin(env, caller, cells, count, first)
     store_u64(cells, ZERO)
     return ZERO

@@ -14,6 +14,10 @@ from typing import Any, Final
 from tensorwasm.guest import capi
 from tensorwasm.guest.hostfunc import ValType
 
+SPIN_NS: Final = 200_000
+COPY_SPIN_NS: Final = 5_000_000
+"""64 MiB take 1.2 ms over PCIe 5."""
+
 
 class Environment(ctypes.Structure):
     """Addresses for one import, each a C function.
@@ -23,6 +27,8 @@ class Environment(ctypes.Structure):
             that code has had any effect.
         finish: of the same signature too. It waits in Python for what compiled code has started, and writes the answer.
         caller_context: ``wasmtime_caller_context``, and so on.
+        spin_ns: longest that a kernel is waited for before Python takes over.
+        copy_spin_ns: the same for a copy, whose length is known.
     """
 
     _fields_ = tuple(
@@ -35,6 +41,8 @@ class Environment(ctypes.Structure):
             "memory_data",
             "memory_data_size",
             "clock_gettime",
+            "spin_ns",
+            "copy_spin_ns",
         )
     )
 
@@ -68,12 +76,14 @@ def address_of(function: Any) -> int:
 _clock: Final = address_of(ctypes.CDLL(None).clock_gettime)
 
 
-def make_environment(twin: int, finish: int) -> Environment:
+def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_ns: int = COPY_SPIN_NS) -> Environment:
     """Return the addresses for one import; whoever defines the import keeps them alive.
 
     Args:
         twin: the import in Python.
         finish: what waits for it in Python, 0 if nothing has to.
+        spin_ns: see `Environment`.
+        copy_spin_ns: likewise.
     """
     return Environment(
         twin=twin,
@@ -83,4 +93,6 @@ def make_environment(twin: int, finish: int) -> Environment:
         memory_data=capi.address_of("wasmtime_memory_data"),
         memory_data_size=capi.address_of("wasmtime_memory_data_size"),
         clock_gettime=_clock,
+        spin_ns=spin_ns,
+        copy_spin_ns=copy_spin_ns,
     )

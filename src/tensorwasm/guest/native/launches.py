@@ -29,6 +29,7 @@ from tensorwasm.guest.native.checks import (
 from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
 from tensorwasm.guest.native.layout import (
     DRIVER,
+    ENV,
     FAILED,
     GRAPH,
     HEAD,
@@ -40,7 +41,6 @@ from tensorwasm.guest.native.layout import (
     ONE,
     PAD,
     SCRATCH,
-    SPIN_NS,
     STREAM,
     SUCCESS,
     WORD,
@@ -161,7 +161,7 @@ def launch(env: int, caller: int, cells: int, count: int) -> int:
     base = start(env, context, pad, kernel_id, cells, row, True)
     if base == ZERO:
         return call_twin(env, caller, cells, count, kernel_id)
-    if not drain(env, pad, row, SPIN_NS):
+    if not drain(env, pad, row, load_u64(env + ENV.spin_ns)):
         return call_finish(env, caller, cells, count)
     unstage(pad, base)
     store_u64(cells, ZERO)

@@ -88,10 +88,6 @@ STOPPED: Final = uint64(abi.YieldVerdict.STOP)
 NEAR: Final = uint64(abi.YieldVerdict.DEADLINE_NEAR)
 GO_ON: Final = uint64(abi.YieldVerdict.CONTINUE)
 
-SPIN_NS: Final = uint64(200_000)
-"""Longest wait for a kernel before Python takes over."""
-COPY_SPIN_NS: Final = uint64(5_000_000)
-"""The same for a copy, whose length is known: 64 MiB take 1.2 ms over PCIe 5."""
 BLOCK_BYTES: Final = uint64(256)
 """Windows keep their offset within such a block when they are staged: no access needs more alignment."""
 BLOCK_MASK: Final = uint64(255)

@@ -20,7 +20,9 @@ from tensorwasm.guest.native.finish import finish as finish_started
 from tensorwasm.guest.suspension import Signal, Steps, Work
 
 _OWN_STREAM: Final = 0
-_Waiting = Generator[Signal, bool, None]
+_Waiting = Generator[
+    Signal, bool, None
+]  # once told, the driver may still be at the call: the body waits for its return
 
 
 def _look(session: Session) -> None:
@@ -30,22 +32,16 @@ def _look(session: Session) -> None:
     session.ended(_OWN_STREAM)
 
 
-def _drained(session: Session, stream: int | None = None) -> _Waiting:
-    """Wait until a stream, or all, have no work."""
-    while (yield Signal(partial(session.notify, stream=stream), partial(_look, session))):
-        pass
-
-
-def _reached(session: Session, event: int) -> _Waiting:
-    """Wait for the work before an event."""
-    while (yield Signal(partial(session.notify_event, event=event), partial(_look, session))):
-        pass
+def _drained(session: Session, *streams: int) -> _Waiting:
+    """Wait until streams have no work."""
+    for stream in streams:
+        yield Signal(partial(session.notify, stream), partial(_look, session))
 
 
 @answering_in_steps
 def sync(call: HostCall, service: CudaService) -> Steps:
     """Wait for all work of the instance."""
-    yield from _drained(service.session)
+    yield from _drained(service.session, *service.session.streams)
     return streams.sync(call)
 
 
@@ -59,7 +55,8 @@ def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
 @answering_in_steps
 def event_sync(call: HostCall, service: CudaService, event: int) -> Steps:
     """Wait for what is before an event."""
-    yield from _reached(service.session, u64(event))
+    session = service.session
+    yield Signal(partial(session.notify_event, u64(event)), partial(_look, session))
     return streams.event_sync(call, event)
 
 
@@ -89,7 +86,7 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
 
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
-        yield from _drained(service.session)
+        yield from _drained(service.session, *service.session.streams)
         answer: int = yield Work(partial(body, call, *params))
         return answer
 
