@@ -48,7 +48,7 @@ class Handle:
     held_bytes: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """A piece of work: what it does, and what it may reach while it waits."""
 

@@ -250,6 +250,7 @@ class Launcher:
                 # Only now: a stream that records lets no memory be registered. Work without windows goes on without.
                 with suppress(QuotaExceeded, LaunchRefused):
                     self._windows.extend(memory, deadline)
+                self._work.place.settle()
             self._device.graphs.begin_capture(recording.lane.stream)
             recording.capturing = True
         return recording.lane
