@@ -25,7 +25,7 @@ ZIGLANG: Final = "0.17.1"
 
 FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/*/*.c": (),
-    "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry"),
+    "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
 }
 """Where sources are, and options of their own."""
 
