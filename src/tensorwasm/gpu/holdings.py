@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -27,7 +26,6 @@ _SEED_BITS: Final = 47
 _ID_BITS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
 class Kernel:
     """A loaded kernel.
 
@@ -36,8 +34,11 @@ class Kernel:
         reservation: the charge for the module's variables, None if it has none.
     """
 
-    shared: SharedKernel
-    reservation: Reservation | None
+    __slots__ = ("reservation", "shared")
+
+    def __init__(self, shared: SharedKernel, reservation: Reservation | None) -> None:
+        self.shared = shared
+        self.reservation = reservation
 
     @property
     def signature(self) -> KernelSignature:
@@ -186,26 +187,35 @@ class Holdings:
             raise InvalidKernel(f"no kernel {kernel_id}")
         return kernel
 
-    def unload(self, kernel_id: int) -> list[Exception]:
-        """Give a kernel back; return what the device raised.
+    def unload(self, kernel_id: int) -> None:
+        """Give a kernel back.
 
         Raises:
             InvalidKernel: no such kernel.
+            DeviceLost: the device does not answer; the kernel is still held.
         """
         kernel = self.kernel(kernel_id)
+        self._give_back(kernel)
         self._sheet.hide_kernel(kernel_id)
         del self._kernels[kernel_id]
         self.ptx_bytes -= kernel.shared.text_bytes
         self.device_bytes -= kernel.shared.device_bytes
-        return self._give_back(kernel)
 
     def release(self) -> list[Exception]:
-        """Give everything back; return what the device raised. What it did not take is off the books all the same."""
+        """Give everything back; return what the device raised. What it did not take is off the books all the same.
+
+        The sheet is left as it is, for whoever ends the session wipes it.
+        """
         failures: list[Exception] = []
-        for kernel_id in list(self._kernels):
-            failures += self.unload(kernel_id)
-        for handle in list(self._buffers):
-            failures += attempt(self.free, handle)
+        kernels, self._kernels = self._kernels, {}
+        for kernel in kernels.values():
+            failures += attempt(self._commons.kernels.release, kernel.shared)
+            if kernel.reservation is not None:
+                kernel.reservation.release()
+        buffers, self._buffers = self._buffers, {}
+        for region in buffers.values():
+            failures += attempt(self._tenancy.slab.free, region)
+        self.device_bytes = self.ptx_bytes = 0
         return failures
 
     def _acquire(self, text: bytes, entry: str, deadline: Deadline) -> Kernel:
@@ -224,11 +234,10 @@ class Holdings:
             reservation.commit()
         return Kernel(shared, reservation)
 
-    def _give_back(self, kernel: Kernel) -> list[Exception]:
-        failures = self._commons.kernels.release(kernel.shared)
+    def _give_back(self, kernel: Kernel) -> None:
+        self._commons.kernels.release(kernel.shared)
         if kernel.reservation is not None:
             kernel.reservation.release()
-        return failures
 
     def _check_bytes(self, size_bytes: int) -> None:
         if size_bytes > self._limits.allocation_bytes:

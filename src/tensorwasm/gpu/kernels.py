@@ -108,6 +108,7 @@ class KernelCache:
         self._shared: dict[Key, SharedKernel] = {}
         self._idle: OrderedDict[Key, SharedKernel] = OrderedDict()
         self._idle_bytes = 0
+        self._stuck: list[SharedKernel] = []
         self._drafts: OrderedDict[Key, Draft] = OrderedDict()
 
     @property
@@ -171,18 +172,23 @@ class KernelCache:
         kernel = SharedKernel(self._device.load(draft.module, deadline), draft, key)
         return kernel if kernel.private else self._share(kernel)
 
-    def release(self, kernel: SharedKernel) -> list[Exception]:
-        """Give a kernel back that no stream of the session can run any more; return what the device raised."""
+    def release(self, kernel: SharedKernel) -> None:
+        """Give a kernel back that no stream of the session can run any more.
+
+        Raises:
+            DeviceLost: the device fails to unload one that is not shared; it is still held.
+        """
         if kernel.private:
-            return attempt(self._device.unload, kernel.loaded)
+            self._device.unload(kernel.loaded)
+            return
         with self._lock:
             kernel.holders -= 1
             if kernel.holders:
-                return []
+                return
             self._idle[kernel.key] = kernel
             self._idle_bytes += kernel.text_bytes
             surplus = self._surplus()
-        return [error for each in surplus for error in attempt(self._device.unload, each.loaded)]
+        self._unload(surplus)
 
     def close(self) -> list[Exception]:
         """Unload what no session holds; return what the device raised."""
@@ -192,7 +198,18 @@ class KernelCache:
             for kernel in idle:
                 del self._shared[kernel.key]
             self._drafts.clear()
-        return [error for each in idle for error in attempt(self._device.unload, each.loaded)]
+            stuck, self._stuck = self._stuck, []
+        return self._unload(stuck + idle)
+
+    def _unload(self, kernels: list[SharedKernel]) -> list[Exception]:
+        """Unload what nobody holds; what the device does not take is tried again at the end."""
+        failures = []
+        for kernel in kernels:
+            failed = attempt(self._device.unload, kernel.loaded)
+            if failed:
+                self._stuck.append(kernel)
+                failures += failed
+        return failures
 
     def _share(self, kernel: SharedKernel) -> SharedKernel:
         with self._lock:
@@ -200,7 +217,7 @@ class KernelCache:
             if other is kernel:
                 return kernel
             self._hold(other)
-        failures = attempt(self._device.unload, kernel.loaded)
+        failures = self._unload([kernel])
         if failures:
             self.release(other)
             raise failures[0]

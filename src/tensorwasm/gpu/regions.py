@@ -23,8 +23,14 @@ class RegionTable:
 
     def remove(self, region: Region) -> None:
         """Remove a region that is in the table."""
-        at = self._regions.index(region)
-        self._regions = (*self._regions[:at], *self._regions[at + 1 :])
+        at = bisect_right(self._regions, region.address, key=_ADDRESS) - 1
+        if at < 0 or self._regions[at] != region:
+            raise ValueError(f"{region} is not in the table")
+        self._regions = self._regions[:at] + self._regions[at + 1 :]
+
+    def clear(self) -> None:
+        """Remove all regions."""
+        self._regions = ()
 
     def contains(self, address: int, length_bytes: int = 1) -> bool:
         """Return whether one region holds the whole range; an empty range counts as its first byte."""

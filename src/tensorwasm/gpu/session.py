@@ -341,9 +341,7 @@ class Session:
         self._holdings.kernel(kernel_id)
         self._work.drain(deadline)
         self._graphs.forget_kernel(kernel_id)
-        failures = self._holdings.unload(kernel_id)
-        if failures:
-            raise failures[0]
+        self._holdings.unload(kernel_id)
 
     @_turn()
     def launch(
@@ -818,10 +816,12 @@ class Session:
 
     def _release(self, failures: list[Exception], *, trusted: bool) -> None:
         healthy = trusted and self._failure is None and not failures
-        failures += self._graphs.release()
+        if self._graphs.count:
+            failures += self._graphs.release()
         failures += self._holdings.release()
         failures += self._windows.release(trusted=trusted)
-        failures += self._marks.release()
+        if self._marks.count:
+            failures += self._marks.release()
         failures += self._work.release(healthy=healthy)
         if self._own_commons is not None:
             failures += self._own_commons.close()

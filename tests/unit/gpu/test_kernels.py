@@ -123,7 +123,7 @@ def test_idle_kernels_are_kept_within_a_count(device):
     kernels = [acquire(cache, text, "fill") for text in texts]
     assert (cache.held, cache.idle) == (4, 0)
     for kernel in kernels:
-        assert cache.release(kernel) == []
+        cache.release(kernel)
     assert (cache.held, cache.idle, len(device.modules)) == (0, 2, 2)
     assert acquire(cache, texts[3], "fill") is kernels[3]
     assert acquire(cache, texts[0], "fill") is not kernels[0]
@@ -184,7 +184,9 @@ def test_a_second_copy_that_cannot_be_dropped_leaves_nobody_holding_anything(dev
     with pytest.raises(DeviceLost):
         cache.load(key, draft, NEVER)
     cache.release(first)
-    assert (cache.held, cache.idle) == (0, 1)
+    assert (cache.held, cache.idle, len(device.modules)) == (0, 1, 2)
+    assert cache.close() == []
+    assert not device.modules
 
 
 def test_many_threads_take_and_give(device):
@@ -215,3 +217,25 @@ def test_an_unloaded_kernel_is_gone_for_the_session_and_kept_for_the_next(shared
         assert session.statistics().kernels == session.statistics().ptx_bytes == 0
         assert session.load(FILL, "fill", NEVER) == kernel + 1
     assert loads(device) == 1
+
+
+def test_a_kernel_that_the_device_did_not_unload_is_unloaded_at_the_end(shared, device):
+    session = shared.open_session()
+    kernel = session.load(with_global(4), "nothing", NEVER)
+    device.failures["unload"] = DeviceLost("gone")
+    with pytest.raises(DeviceLost):
+        session.unload(kernel, NEVER)
+    assert session.statistics().device_bytes == 4
+    session.close()
+    assert not device.modules
+
+
+def test_a_surplus_kernel_that_the_device_did_not_unload_is_no_failure_of_who_gave_back_another(device):
+    cache = KernelCache(device, max_idle=0)
+    kernel = acquire(cache, FILL, "fill")
+    device.failing["unload"] = DeviceLost("gone")
+    cache.release(kernel)
+    assert len(cache.close()) == 1
+    device.failing.clear()
+    assert cache.close() == []
+    assert device.holds_nothing()

@@ -47,5 +47,5 @@ def test_a_range_over_two_neighbours_is_in_neither():
 
 
 def test_removing_what_is_not_there_is_an_error():
-    with pytest.raises(ValueError, match="not in tuple"):
+    with pytest.raises(ValueError, match="not in the table"):
         RegionTable().remove(Region(0, 1, host=False))
