@@ -319,12 +319,15 @@ class Session:
             DeviceUnavailable: this machine cannot assemble it now; like a deadline, that changes nothing.
             DeviceLost: the session is over, or the device does not answer.
         """
+        if self._sheet.pad is None:
+            return self._holdings.load(text, entry, deadline)
+        # Compiled code then makes the very first launch too, which is all that a short-lived sandbox makes. The stream
+        # comes first: it may be refused, and then nothing has been loaded.
+        self._work.find(OWN)
         kernel_id = self._holdings.load(text, entry, deadline)
-        if self._sheet.pad is not None:
-            # Compiled code then makes the very first launch too, which is all that a short-lived sandbox makes.
-            self._work.find(OWN)
+        if not self._sheet.placed:
             self._work.place.offer()
-            self._windows.offer()
+        self._windows.offer()
         return kernel_id
 
     @_turn()

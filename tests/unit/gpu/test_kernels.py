@@ -6,9 +6,10 @@ import pytest
 
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, NOTHING, VECTOR_ADD, padded, with_global
-from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, MalformedPtx
+from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, MalformedPtx, QuotaExceeded
 from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.gpu.kernels import KernelCache, digest
+from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.values import NEVER, Deadline
@@ -239,3 +240,13 @@ def test_a_surplus_kernel_that_the_device_did_not_unload_is_no_failure_of_who_ga
     device.failing.clear()
     assert cache.close() == []
     assert device.holds_nothing()
+
+
+def test_a_load_that_gets_no_stream_for_compiled_code_has_changed_nothing(shared, device):
+    with shared.open_session(pad=PadLayout()) as session:
+        device.failures["open_stream"] = QuotaExceeded("no more streams")
+        with pytest.raises(QuotaExceeded):
+            session.load(FILL, "fill", NEVER)
+        assert session.statistics().kernels == session.statistics().ptx_bytes == 0
+        session.load(FILL, "fill", NEVER)
+        assert session.failure is None

@@ -534,9 +534,9 @@ def test_windows_on_what_was_reached_before_go_on_being_recorded_when_memory_has
 
 
 def test_a_recording_that_waits_for_earlier_work_gives_its_place_back(session, gate, kernel, buffer):
-    fill(session, kernel, buffer, 1)
+    fill_window(session, kernel, 0, 1)
     assert gate.in_use == 1
     session.begin_graph(0)
-    fill(session, kernel, buffer, 2)
+    fill_window(session, kernel, 0, 2, memory=GROWN)
     session.end_graph(0)
     assert gate.in_use == 0
