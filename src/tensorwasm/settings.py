@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib import metadata
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
@@ -128,7 +129,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
     ),
-    Setting("pool_slots", "TENSOR_WASM_POOL_SLOTS", _count, 1000, "Sandboxes alive at once in one process."),
+    Setting(
+        "pool_slots",
+        "TENSOR_WASM_POOL_SLOTS",
+        _count,
+        None,
+        "Sandboxes alive at once in one process; empty takes 1000, or as many as vm.max_map_count allows.",
+    ),
     Setting(
         "emulator_memory_mib",
         "TENSOR_WASM_EMULATOR_MEMORY",
@@ -189,7 +196,7 @@ class Settings:
     device: str
     timeout_s: float
     memory_mib: int
-    pool_slots: int
+    pool_slots: int | None
     emulator_memory_mib: int
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind
@@ -228,6 +235,14 @@ def _read(setting: Setting, environment: Mapping[str, str]) -> object:
 def current() -> Settings:
     """Return this process's settings, read from the environment once."""
     return Settings.from_environment(os.environ)
+
+
+def package_version() -> str:
+    """Return the version of this package, ``source`` where it runs from a tree that is not installed."""
+    try:
+        return metadata.version("tensor-wasm")
+    except metadata.PackageNotFoundError:
+        return "source"
 
 
 assert tuple(field.name for field in fields(Settings)) == tuple(setting.field for setting in SETTINGS)  # noqa: S101 - the table and the class are one list

@@ -1,7 +1,9 @@
+from importlib import metadata
+
 import pytest
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.settings import SETTINGS, Settings
+from tensorwasm.settings import SETTINGS, Settings, package_version
 from tensorwasm.values import MIB, Limits
 
 
@@ -68,3 +70,12 @@ def test_every_setting_changes_what_it_says():
     assert Settings.from_environment({"TENSOR_WASM_MEMORY": "2", "TENSOR_WASM_TIMEOUT": "9"}).limits() == Limits(
         memory_bytes=2 * MIB, wall_s=9
     )
+
+
+def test_the_package_says_its_version_even_from_a_tree_that_is_not_installed(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    assert package_version() == metadata.version("tensor-wasm")
+    monkeypatch.setattr(metadata, "version", missing)
+    assert package_version() == "source"

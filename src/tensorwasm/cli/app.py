@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -15,7 +14,7 @@ import typer
 
 from tensorwasm.cli import bench, doctor, run
 from tensorwasm.errors import GuestExit, OutputClosed, TensorWasmError
-from tensorwasm.settings import current
+from tensorwasm.settings import current, package_version
 
 INTERRUPTED: Final = 130
 
@@ -34,7 +33,7 @@ app.command()(bench.bench)
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag's value
     if wanted:
-        print(f"tensor-wasm {version('tensor-wasm')}")
+        print(f"tensor-wasm {package_version()}")
         raise typer.Exit
 
 

@@ -21,6 +21,7 @@ from tensorwasm.guest.linker import Linker, Prepared
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.environment import NO_ENTRIES
 from tensorwasm.guest.native.loading import load_code, load_entries, may_have_fibers
+from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
@@ -38,7 +39,12 @@ class Runtime:
     """
 
     def __init__(
-        self, device: str | None = None, *, limits: Limits | None = None, multiprocessors: int | None = None
+        self,
+        device: str | None = None,
+        *,
+        limits: Limits | None = None,
+        multiprocessors: int | None = None,
+        slots: int | None = None,
     ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
 
@@ -46,6 +52,7 @@ class Runtime:
             device: ``auto``, ``emulator``, ``cuda`` or ``cuda:N``; None takes the setting TENSOR_WASM_DEVICE.
             limits: None takes the settings.
             multiprocessors: share of a GPU, at least so many; None takes the setting TENSOR_WASM_MULTIPROCESSORS.
+            slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -57,9 +64,10 @@ class Runtime:
         parse_choice(self._choice)
         self.limits = limits or current.limits()
         _check_limits(self.limits)
-        self._engine = Engine.shared(
-            EngineConfig(slots=current.pool_slots, stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
-        )
+        config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
+        if slots is None:
+            slots = current.pool_slots or min(config.slots, most_slots(config.layout))
+        self._engine = Engine.shared(replace(config, slots=slots))
         self.background = Background()
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors

@@ -1,13 +1,14 @@
 """What all parts of a CUDA device share: its context, its books, how a call is made and what its failure means.
 
 Every call binds the context on the calling thread and restores what was current before. A failure that takes the
-context with it, or a kernel that outlives its deadline, marks the GPU lost for this process: from then on every call
-answers `DeviceLost`, and nothing is freed any more, because work that cannot be stopped may still use it.
+context with it, or a kernel that long outlives its deadline, marks the GPU lost for this process: from then on every
+call answers `DeviceLost`, and nothing is freed any more, because work that cannot be stopped may still use it.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -31,6 +32,9 @@ from tensorwasm.values import Deadline
 
 _Item = TypeVar("_Item")
 _log: Final = logging.getLogger(__name__)
+
+OVERRUN_GRACE_NS: Final = 900_000_000
+"""How long past its deadline a kernel may run before the GPU is given up: less than a session waits at its end."""
 
 
 class Core:
@@ -100,18 +104,25 @@ class Core:
 
         Raises:
             KernelFault: a kernel faulted; the device is lost.
-            InvokeTimeout: the deadline passed and work is still running; the device is lost.
+            InvokeTimeout: the deadline passed and work is still running; see `overrun`.
             DeviceLost: the device does not answer.
         """
         with self.waiting:
             ended = self.streams.wait(own, deadline)
         if not ended:
-            self.overrun()
+            self.overrun(own.deadline)
             raise InvokeTimeout("the deadline passed and the kernel is still running")
 
-    def overrun(self) -> None:
-        """Count the device as lost because of a kernel that nothing can stop."""
-        self.context.lose("a kernel ran past its deadline and cannot be stopped")
+    def overrun(self, deadline: Deadline) -> None:
+        """Count the device as lost if work that is still running should have ended long ago: nothing can stop it.
+
+        Whoever's deadline it missed is told at once. The device is given up later, because most kernels do end.
+
+        Args:
+            deadline: of the work; without one there is nothing to wait for.
+        """
+        if deadline.at_ns is None or time.monotonic_ns() >= deadline.at_ns + OVERRUN_GRACE_NS:
+            self.context.lose("a kernel ran past its deadline and cannot be stopped")
 
     # ----------------------------------------------------------------------------------------- releasing
 

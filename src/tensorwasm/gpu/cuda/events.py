@@ -95,7 +95,7 @@ class CudaEvents:
             reached = core.streams.wait_event(own.handle, deadline)
         if not reached:
             if own.deadline.expired():
-                core.overrun()
+                core.overrun(own.deadline)
             raise InvokeTimeout("the deadline passed and the work before the event is still running")
 
     def _destroy(self, event: CudaEvent) -> None:

@@ -17,7 +17,6 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
@@ -37,6 +36,7 @@ from tensorwasm.runtime.workers.frames import (
     encode,
 )
 from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.settings import package_version
 from tensorwasm.values import DeviceInfo
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -112,7 +112,7 @@ def _serve(line: Line, frames: Iterator[Frame], runtime: Runtime, setup: Setup) 
 def _introduce(info: DeviceInfo) -> Ready:
     return Ready(
         protocol=PROTOCOL,
-        version=version("tensor-wasm"),
+        version=package_version(),
         kind=info.kind,
         ordinal=info.ordinal,
         name=info.name,

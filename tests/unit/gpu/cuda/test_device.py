@@ -285,6 +285,16 @@ def test_long_work_is_waited_for_without_asking_again_and_again(device, fake, sc
     assert fake.calls["cuEventSynchronize"] == 1
 
 
+def test_a_kernel_that_ends_soon_after_its_deadline_costs_its_caller_and_nobody_else(device, fake, scale, stream):
+    scale(deadline=Deadline.after(0.01))
+    fake.begin()
+    with pytest.raises(InvokeTimeout):
+        device.synchronize(stream, Deadline.after(0.02))
+    device.free(device.allocate(8))
+    fake.finish()
+    device.synchronize(stream, NONE)
+
+
 def test_a_kernel_that_outlives_its_deadline_loses_the_device(device, fake, scale, stream):
     address = device.allocate(8)
     scale()

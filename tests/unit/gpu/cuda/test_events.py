@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from tensorwasm.errors import DeviceLost, InvalidHandle, InvokeTimeout, KernelFault, LaunchRefused
+from tensorwasm.gpu.cuda import core
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.values import NEVER, Deadline
 
@@ -53,16 +54,17 @@ def test_a_wait_blocks_in_the_driver_and_not_in_a_loop(device, fake, event, stre
     assert fake.calls["cuEventSynchronize"] == 1
 
 
-@pytest.mark.parametrize("own", ["passed", "ahead"])
-def test_a_wait_ends_at_its_deadline_and_the_device_is_lost_only_with_the_works_own(
-    device, fake, event, stream, work, own
+@pytest.mark.parametrize("own", ["long ago", "just now", "ahead"])
+def test_a_wait_ends_at_its_deadline_and_the_device_is_lost_only_long_after_the_works_own(
+    device, fake, event, stream, work, own, monkeypatch
 ):
-    work(stream, Deadline.after(0.001 if own == "passed" else 1000))
+    monkeypatch.setattr(core, "OVERRUN_GRACE_NS", 0 if own == "long ago" else 10**12)
+    work(stream, Deadline.after(1000 if own == "ahead" else 0.001))
     device.events.record(event, stream)
     fake.begin()
     with pytest.raises(InvokeTimeout):
         device.events.synchronize_event(event, Deadline.after(0.002))
-    if own == "passed":
+    if own == "long ago":
         with pytest.raises(DeviceLost, match="past its deadline"):
             device.events.open_event()
     else:
