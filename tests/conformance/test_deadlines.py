@@ -74,8 +74,9 @@ def test_a_waiting_launch_behind_others_ends_at_the_deadline(device, compiled):
         deadline = Deadline.after(LIMIT_S)
         argv = encode_argv([u64(round(BUSY_S * 1e9))])
         assert puppet.begin(kernel, argv, deadline=deadline) == 0
+        brief = encode_argv([u64(1)])
         with pytest.raises(InvokeTimeout):
-            puppet.start(kernel, argv, block=(1, 1, 1), deadline=deadline)
+            puppet.start(kernel, brief, block=(1, 1, 1), deadline=deadline)
         assert puppet.sync() == -7
 
 

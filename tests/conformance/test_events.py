@@ -66,6 +66,7 @@ def test_an_event_that_was_not_recorded_counts_as_reached(puppet, work):
 
 def test_an_event_marks_what_the_stream_was_given_so_far(puppet, work):
     stream, event = puppet.stream_create(), puppet.event_create()
+    work.warm_up(stream)
     assert work.nap(ENOUGH_S, stream) == 0
     assert work.affine(0, 5, stream) == 0
     assert puppet.event_record(event, stream) == 0

@@ -112,6 +112,7 @@ def test_a_stream_says_whether_its_work_has_ended(puppet, work):
 
 def test_starting_does_not_wait_and_synchronizing_does(puppet, work):
     stream = puppet.stream_create()
+    work.warm_up(stream)
     work.word = 0
     assert work.nap(ENOUGH_S, stream) == 0
     start = time.monotonic()

@@ -46,6 +46,12 @@ class Work:
         """Start ``word = word * factor + term``; return the code."""
         return self.puppet.begin(self.affine_kernel, encode_argv([at, u32(factor), u32(term)]), stream)
 
+    def warm_up(self, stream):
+        """Load the kernels and have the guest's memory reached: a GPU that is busy makes both wait."""
+        assert self.nap(0, stream) == 0
+        assert self.affine(1, 0, stream) == 0
+        assert self.puppet.stream_sync(stream) == 0
+
     def nap(self, seconds, stream=0):
         """Keep a stream busy; return the code."""
         return self.puppet.begin(self.nap_kernel, encode_argv([u64(round(seconds * 1e9))]), stream)
