@@ -8,14 +8,16 @@ import threading
 from functools import cached_property
 from typing import Final
 
+from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.accounts import Account, Accounts
 from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.facets import Event
 from tensorwasm.gpu.kernels import KernelCache
 from tensorwasm.gpu.pad import DriverTable, driver_table
+from tensorwasm.gpu.parking import Parking
 from tensorwasm.gpu.quota import PROCESS_GATE, Gate
 from tensorwasm.gpu.slab import Slab
-from tensorwasm.gpu.staging import StagingRing
+from tensorwasm.gpu.staging import Slot, StagingRing
 from tensorwasm.gpu.streams import Stock
 
 MAX_IDLE_STREAMS: Final = 64
@@ -57,6 +59,7 @@ class Commons:
         streams: drained ones.
         events: unused ones.
         ring: slots for small windows.
+        parking: sessions that wait for their next guests.
     """
 
     def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
@@ -67,6 +70,7 @@ class Commons:
         self.streams: Stock[Stream] = Stock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
+        self.parking = Parking()
         self._lock = threading.Lock()
         self._tenancies: dict[str, Tenancy] = {}
 
@@ -99,11 +103,26 @@ class Commons:
                 known = self._tenancies[tenant] = Tenancy(tenant, account, self.device)
             return known
 
+    def take_slot(self, tenant: str) -> Slot:
+        """Return a slot of the ring, from a parked session if no other is free.
+
+        Raises:
+            CapacityExhausted: none is free, or the device does not reach such memory.
+            DeviceLost: the device does not answer.
+        """
+        while True:
+            try:
+                return self.ring.take(tenant)
+            except CapacityExhausted:
+                if self.ring.refused or not self.parking.drop():
+                    raise
+
     def close(self) -> list[Exception]:
-        """Release what no session holds any more; return what the device raised.
+        """Close parked sessions and release what no session holds any more; return what the device raised.
 
         What an abandoned session can reach stays for as long as the process.
         """
+        self.parking.close()
         failures = self.kernels.close() + self.ring.close() + self.streams.close() + self.events.close()
         with self._lock:
             tenancies, self._tenancies = list(self._tenancies.values()), {}

@@ -27,6 +27,11 @@ class Marks:
         """Open events."""
         return len(self._events)
 
+    @property
+    def unused(self) -> bool:
+        """Whether the guest never opened one."""
+        return self._next == 1
+
     def open(self) -> int:
         """Return the number of a new event, which counts as reached until it is recorded.
 

@@ -120,6 +120,11 @@ class GraphBook:
         """Graphs that are there, dead ones included."""
         return len(self._graphs)
 
+    @property
+    def unused(self) -> bool:
+        """Whether the guest never recorded one."""
+        return self._next == 1
+
     def require_room(self) -> None:
         """Check that there may be one more.
 

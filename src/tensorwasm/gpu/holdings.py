@@ -16,10 +16,12 @@ from tensorwasm.gpu.accounts import Reservation
 from tensorwasm.gpu.commons import Commons, Tenancy
 from tensorwasm.gpu.kernels import SharedKernel, digest
 from tensorwasm.gpu.limits import SessionLimits
+from tensorwasm.gpu.offers import MAX_OFFER_BYTES, Offers
+from tensorwasm.gpu.pad import LOAD_ROWS
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
-from tensorwasm.values import Deadline, KernelSignature, Region
+from tensorwasm.values import NEVER, Deadline, KernelSignature, Region
 
 _ids: Final = random.Random()  # noqa: S311 - an id opens nothing: whoever guesses one has to have it anyway
 _SEED_BITS: Final = 47
@@ -32,13 +34,15 @@ class Kernel:
     Attributes:
         shared: where it is, perhaps for other sessions too.
         reservation: the charge for the module's variables, None if it has none.
+        text: its text if the session's next guest may be offered it, else b"".
     """
 
-    __slots__ = ("reservation", "shared")
+    __slots__ = ("reservation", "shared", "text")
 
-    def __init__(self, shared: SharedKernel, reservation: Reservation | None) -> None:
+    def __init__(self, shared: SharedKernel, reservation: Reservation | None, text: bytes = b"") -> None:
         self.shared = shared
         self.reservation = reservation
+        self.text = text
 
     @property
     def signature(self) -> KernelSignature:
@@ -81,7 +85,7 @@ class Holdings:
         self._buffers: dict[int, Region] = {}
         self._kernels: dict[int, Kernel] = {}
         self._next_handle = 1
-        self._next_kernel = 0
+        self._offers = Offers(commons.kernels, sheet)
 
     @property
     def buffers(self) -> Mapping[int, Region]:
@@ -167,14 +171,48 @@ class Holdings:
         except BaseException:
             self._give_back(kernel)
             raise
-        kernel_id = self._next_kernel or _first_id()
-        self._next_kernel = kernel_id + 1
+        kernel_id = self._sheet.next_kernel or _first_id()
+        self._sheet.next_kernel = kernel_id + 1
         self._kernels[kernel_id] = kernel
         self.ptx_bytes += kernel.shared.text_bytes
         self.device_bytes += kernel.shared.device_bytes
         if image is not None:
             self._sheet.show_kernel(kernel_id, image)
+            if len(text) <= MAX_OFFER_BYTES:
+                kernel.text = text
+        self._allow_loads()
         return kernel_id
+
+    def adopt(self) -> None:
+        """Enter kernels in the books that compiled code has loaded."""
+        for kernel_id, row in self._sheet.take_loads():
+            shared = self._offers[row]
+            self._commons.kernels.hold(shared)
+            self._kernels[kernel_id] = Kernel(shared, None)
+            self.ptx_bytes += shared.text_bytes
+        self._allow_loads()
+
+    def forget_loads(self) -> None:
+        """Begin with other ids, as if compiled code had never loaded any kernel."""
+        self._sheet.forget_loads(_first_id())
+        self._allow_loads()
+
+    @property
+    def renewable(self) -> bool:
+        """Whether there were never any buffers."""
+        return self._next_handle == 1
+
+    def renew(self) -> None:
+        """Give the kernels back, but offer them to the next guest.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        for kernel_id, kernel in list(self._kernels.items()):
+            if kernel.text:
+                image = kernel.shared.image(self._commons.device, NEVER)
+                self._offers.add(kernel.shared, kernel.text, image)
+            self.unload(kernel_id)
 
     def kernel(self, kernel_id: int) -> Kernel:
         """Return a loaded kernel.
@@ -200,6 +238,7 @@ class Holdings:
         del self._kernels[kernel_id]
         self.ptx_bytes -= kernel.shared.text_bytes
         self.device_bytes -= kernel.shared.device_bytes
+        self._allow_loads()
 
     def release(self) -> list[Exception]:
         """Give everything back; return what the device raised. What it did not take is off the books all the same.
@@ -207,6 +246,7 @@ class Holdings:
         The sheet is left as it is, for whoever ends the session wipes it.
         """
         failures: list[Exception] = []
+        self._offers.release()
         kernels, self._kernels = self._kernels, {}
         for kernel in kernels.values():
             failures += attempt(self._commons.kernels.release, kernel.shared)
@@ -238,6 +278,13 @@ class Holdings:
         self._commons.kernels.release(kernel.shared)
         if kernel.reservation is not None:
             kernel.reservation.release()
+
+    def _allow_loads(self) -> None:
+        """Let compiled code load as many of the offered kernels as are within every limit."""
+        longest = self._offers.longest_bytes
+        if longest:
+            room = (self._limits.total_ptx_bytes - self.ptx_bytes) // longest
+            self._sheet.allow_loads(max(0, min(LOAD_ROWS, self._limits.kernels - len(self._kernels), room)))
 
     def _check_bytes(self, size_bytes: int) -> None:
         if size_bytes > self._limits.allocation_bytes:

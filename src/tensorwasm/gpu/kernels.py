@@ -131,6 +131,11 @@ class KernelCache:
                 self._hold(kernel)
             return kernel
 
+    def hold(self, kernel: SharedKernel) -> None:
+        """Hold a shared kernel that somebody holds once more; `release` gives it back."""
+        with self._lock:
+            self._hold(kernel)
+
     def draft(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
         """Parse and check a text.
 

@@ -62,6 +62,10 @@ class Launcher:
         self.staged = 0
         self.replayed = 0
 
+    def renew(self) -> None:
+        """Count from 0 again."""
+        self.launched = self.staged = self.replayed = 0
+
     # -------------------------------------------------------------------------------------------- now
 
     def launch(

@@ -26,6 +26,8 @@ GRAPH_ROWS: Final = 32
 MAX_ARGS: Final = 128
 MAX_ARGV_BYTES: Final = 4096
 WAIT_PARAMS: Final = 16
+OFFER_ROWS: Final = 8
+LOAD_ROWS: Final = 16
 NO_DEADLINE_NS: Final = (1 << 64) - 1
 
 _u64 = ctypes.c_uint64
@@ -95,6 +97,12 @@ class WindowRow(ctypes.Structure):
     _fields_ = (("offset", _u64), ("length_bytes", _u64), ("place", _u64))
 
 
+class OfferRow(ctypes.Structure):
+    """A kernel that a guest which brings this very text and entry may have at once: both as bytes, and its head."""
+
+    _fields_ = (("text", _u64), ("text_bytes", _u64), ("entry", _u64), ("entry_bytes", _u64), ("head", _u64))
+
+
 class Wait(ctypes.Structure):
     """What a suspended guest waits for, read by `tensorwasm.guest.fibers` while the guest does not run.
 
@@ -151,6 +159,11 @@ class PadLayout(ctypes.Structure):
         stage_at, stage_bytes: the staging slot, reached by host and device under one address; 0 for none.
         stage_used: high-water mark in it, for whoever cleans it.
         staged: windows of the staged launch that is in flight, to be copied back.
+        next_kernel: id of the kernel that is loaded next; 0 before the first.
+        budget: how many offered kernels compiled code may still load; it is within every limit of the session then.
+        loads, loaded_bytes: kernels that compiled code has loaded and Python has not entered in the books, and the
+            bytes of their texts. They have the ids before ``next_kernel``.
+        loaded: the offers that they are, by their rows.
     """
 
     _fields_ = (
@@ -172,6 +185,12 @@ class PadLayout(ctypes.Structure):
         ("stage_used", _u64),
         ("staged", _u64),
         ("wait", Wait),
+        ("next_kernel", _u64),
+        ("budget", _u64),
+        ("loads", _u64),
+        ("loaded_bytes", _u64),
+        ("loaded", _u64 * LOAD_ROWS),
+        ("offers", OfferRow * OFFER_ROWS),
         ("streams", StreamRow * STREAM_ROWS),
         ("kernels", KernelRow * KERNEL_ROWS),
         ("graphs", GraphRow * GRAPH_ROWS),

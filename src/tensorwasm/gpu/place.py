@@ -52,6 +52,12 @@ class Place:
             self._sheet.placed = True
         self._needed = False
 
+    def renew(self) -> None:
+        """Have a place for another guest of the session to find, if there is a free one."""
+        self.rejected = 0
+        if not self._sheet.placed:
+            self.offer()
+
     def settle(self) -> None:
         """Give the place back unless work is pending; with compiled code keep it until somebody else needs it."""
         self._needed = False

@@ -37,6 +37,7 @@ from tensorwasm.gpu.launcher import Launcher
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
+from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.statistics import SessionStatistics
@@ -71,6 +72,9 @@ def _turn(*harmless: type[BaseException], recording: bool = False) -> Callable[[
         def take(self: Any, /, *args: _P.args, **named: _P.kwargs) -> _R:
             with self._turn:
                 self._require_usable(recording)
+                self._used = True
+                if self._sheet.loads:
+                    self._holdings.adopt()
                 try:
                     return method(self, *args, **named)
                 except BaseException as error:
@@ -143,6 +147,7 @@ class Session:
         self._native = 0, 0, 0
         self._release_failures = 0
         self._abandoned = False
+        self._used = False
 
     # ----------------------------------------------------------------------------------------- buffers
 
@@ -746,11 +751,12 @@ class Session:
         """Return a snapshot."""
         holdings, work, launcher = self._holdings, self._work, self._launcher
         launched, replayed, refused = self._native if self._closed else self._sheet.counters()
+        sheet = self._sheet
         return SessionStatistics(
             allocations=len(holdings.buffers),
             device_bytes=holdings.device_bytes,
-            kernels=len(holdings.kernels),
-            ptx_bytes=holdings.ptx_bytes,
+            kernels=len(holdings.kernels) + sheet.loads,
+            ptx_bytes=holdings.ptx_bytes + sheet.loaded_bytes,
             pinned_bytes=self._windows.reach.pinned_bytes,
             kernels_launched=launcher.launched + launched,
             back_pressure_rejections=work.place.rejected,
@@ -763,6 +769,26 @@ class Session:
             events=self._marks.count,
             graphs=self._graphs.count,
         )
+
+    def renew(self) -> bool:
+        """Make the session as good as new for the next guest of its tenant, once a guest and its memory have gone.
+
+        It keeps its stream, its slot, cleared, its place at the gate, and the kernels, which compiled code may give to
+        a guest that brings the same text. What a guest sees of it is what it sees of a new one.
+
+        Returns:
+            Whether it could be done: it cannot if anything failed or is left, or was ever there that has a number. Such
+            a session is to be closed.
+        """
+        if self._used:
+            with self._turn:
+                if not self._renewable() or not self._renew_books():
+                    return False
+        self._windows.clear()
+        self._work.place.renew()
+        self._holdings.forget_loads()
+        self._sheet.begin_anew()
+        return True
 
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
@@ -816,6 +842,20 @@ class Session:
         """
         self._work.lanes.require(stream)
         return self._work.lanes.get(stream)
+
+    def _renewable(self) -> bool:
+        if self._closed or self._failure is not None or self._launcher.recording is not None or self._sheet.staged:
+            return False
+        parts = self._marks.unused and self._graphs.unused and self._holdings.renewable and self._work.renewable
+        return parts and self._windows.reach.region is None
+
+    def _renew_books(self) -> bool:
+        if attempt(Holdings.renew, self._holdings):
+            return False
+        self._launcher.renew()
+        self._refused = 0
+        self._used = False
+        return True
 
     def _release(self, failures: list[Exception], *, trusted: bool) -> None:
         healthy = trusted and self._failure is None and not failures

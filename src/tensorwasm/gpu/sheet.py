@@ -14,11 +14,13 @@ from tensorwasm.gpu.pad import (
     GRAPH_ROWS,
     KERNEL_ROWS,
     NO_DEADLINE_NS,
+    OFFER_ROWS,
     STREAM_ROWS,
     BufferRow,
     GraphRow,
     KernelImage,
     KernelRow,
+    OfferRow,
     PadLayout,
     StreamRow,
     WindowRow,
@@ -50,12 +52,19 @@ _STAGE_AT: Final = _word("stage_at")
 _STAGE_BYTES: Final = _word("stage_bytes")
 _STAGE_USED: Final = _word("stage_used")
 _STAGED: Final = _word("staged")
+_NEXT_KERNEL: Final = _word("next_kernel")
+_BUDGET: Final = _word("budget")
+_LOADS: Final = _word("loads")
+_LOADED_BYTES: Final = _word("loaded_bytes")
+_LOADED: Final = _word("loaded")
+_OFFERS: Final = _word("offers")
 _STREAMS: Final = _word("streams")
 _KERNELS: Final = _word("kernels")
 _GRAPHS: Final = _word("graphs")
 _WINDOWS: Final = _word("windows")
 _BUFFERS: Final = _word("buffers")
 
+_OFFER_WORDS: Final = _words(OfferRow)
 _STREAM_WORDS: Final = _words(StreamRow)
 _KERNEL_WORDS: Final = _words(KernelRow)
 _GRAPH_WORDS: Final = _words(GraphRow)
@@ -128,8 +137,12 @@ class Sheet:
 
     @property
     def stage_used(self) -> int:
-        """How far compiled code has used the slot."""
+        """How far compiled code has used the slot since it was cleared."""
         return self._words[_STAGE_USED]
+
+    @stage_used.setter
+    def stage_used(self, used_bytes: int) -> None:
+        self._words[_STAGE_USED] = used_bytes
 
     @property
     def staged(self) -> int:
@@ -145,6 +158,66 @@ class Sheet:
     def forget_staged(self) -> None:
         """Say that no staged launch is in flight."""
         self._words[_STAGED] = 0
+
+    # ----------------------------------------------------------------------------------- offered kernels
+
+    @property
+    def next_kernel(self) -> int:
+        """Id of the kernel that is loaded next, 0 before the first."""
+        return self._words[_NEXT_KERNEL]
+
+    @next_kernel.setter
+    def next_kernel(self, kernel_id: int) -> None:
+        self._words[_NEXT_KERNEL] = kernel_id
+
+    @property
+    def loads(self) -> int:
+        """Kernels that compiled code has loaded and nobody took."""
+        return self._words[_LOADS]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of their texts."""
+        return self._words[_LOADED_BYTES]
+
+    def allow_loads(self, budget: int) -> None:
+        """Say how many offered kernels compiled code may load."""
+        self._words[_BUDGET] = budget
+
+    def show_offer(self, index: int, values: tuple[int, int, int, int, int]) -> None:
+        """Enter an offered kernel, in the order of `OfferRow`; what it points to stays alive until it is replaced."""
+        row = _OFFERS + index % OFFER_ROWS * _OFFER_WORDS
+        for at, value in enumerate(values):
+            self._words[row + at] = value
+
+    def hide_offers(self) -> None:
+        """Offer nothing any more."""
+        self._words[_BUDGET] = 0
+        self._clear(_OFFERS, _STREAMS)
+
+    def take_loads(self) -> list[tuple[int, int]]:
+        """Return ids and offers of the kernels that compiled code has loaded; they are the caller's business now."""
+        words, count = self._words, self._words[_LOADS]
+        first = words[_NEXT_KERNEL] - count
+        words[_LOADS] = words[_LOADED_BYTES] = 0
+        return [(first + index, words[_LOADED + index]) for index in range(count)]
+
+    def forget_loads(self, next_kernel: int) -> None:
+        """Take what compiled code has loaded out of the table, for good.
+
+        Args:
+            next_kernel: id of the kernel that is loaded next.
+        """
+        words = self._words
+        for kernel_id in range(words[_NEXT_KERNEL] - words[_LOADS], words[_NEXT_KERNEL]):
+            self.hide_kernel(kernel_id)
+        words[_LOADS] = words[_LOADED_BYTES] = 0
+        words[_NEXT_KERNEL] = next_kernel
+
+    def begin_anew(self) -> None:
+        """Count launches, replays and refusals from here."""
+        words = self._words
+        self._first = words[_LAUNCHED], words[_REPLAYED], words[_REFUSALS]
 
     # -------------------------------------------------------------------------------------------- tables
 
@@ -225,8 +298,9 @@ class Sheet:
         words[_ARMED] = words[_DRIVER] = words[_PLACED] = words[_PENDING] = 0
         words[_REACH_AT] = words[_REACH_BYTES] = 0
         words[_STAGE_AT] = words[_STAGE_BYTES] = words[_STAGE_USED] = words[_STAGED] = 0
+        words[_NEXT_KERNEL] = words[_BUDGET] = words[_LOADS] = words[_LOADED_BYTES] = 0
         if self._used:
-            self._clear(_STREAMS, _WINDOWS)
+            self._clear(_OFFERS, _WINDOWS)
         if self._buffers_used:
             self._clear(_BUFFERS, len(words))
 

@@ -123,6 +123,9 @@ class StagingRing:
         device: where it is registered.
         slots: how many.
         slot_bytes: of each, whole pages.
+
+    Attributes:
+        refused: whether the device does not reach such memory.
     """
 
     def __init__(self, device: Device, slots: int = STAGE_SLOTS, slot_bytes: int = STAGE_SLOT_BYTES) -> None:
@@ -133,7 +136,7 @@ class StagingRing:
         self._idle: list[Slot] = []
         self._memory: mmap.mmap | None = None
         self._address = 0
-        self._refused = False
+        self.refused = False
 
     @property
     def slot_bytes(self) -> int:
@@ -169,11 +172,15 @@ class StagingRing:
         slot.tenant = tenant
         return slot
 
-    def give(self, slot: Slot) -> None:
-        """Give a slot back, which no stream can reach any more."""
+    def clear(self, slot: Slot) -> None:
+        """Clear what of a slot was used, which no stream can reach any more."""
         if slot.used_bytes:
             _fill(slot.region.address, 0, min(slot.used_bytes, self._slot_bytes))
             slot.used_bytes = 0
+
+    def give(self, slot: Slot) -> None:
+        """Give a slot back, which no stream can reach any more."""
+        self.clear(slot)
         with self._lock:
             self._idle.append(slot)
 
@@ -200,7 +207,7 @@ class StagingRing:
         return self._idle.pop(fresh)
 
     def _open(self) -> None:
-        if self._refused:
+        if self.refused:
             raise CapacityExhausted("this device does not reach memory for small windows")
         memory = mmap.mmap(-1, self._slots * self._slot_bytes)
         address = _address(memory)
@@ -208,7 +215,7 @@ class StagingRing:
             self._device.register(address, len(memory))
         except LaunchRefused as error:
             memory.close()
-            self._refused = True
+            self.refused = True
             raise CapacityExhausted(f"this device does not reach memory for small windows: {error}") from None
         _mapped.add(memory)
         self._memory, self._address = memory, address

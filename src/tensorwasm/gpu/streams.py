@@ -119,6 +119,11 @@ class Lanes:
         """Streams that the guest opened and did not close."""
         return len(self._lanes) - (OWN in self._lanes)
 
+    @property
+    def unused(self) -> bool:
+        """Whether the guest never opened one."""
+        return self._next == 1
+
     def get(self, number: int) -> Lane | None:
         """Return a stream if it is open; the instance's own may not be yet."""
         return self._lanes.get(number)

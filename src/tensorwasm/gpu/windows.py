@@ -75,7 +75,7 @@ class Windows:
             return
         if self._kind == "staged":
             raise LaunchRefused("this function's memory is staged: only a launch that waits can have windows on it")
-        if not self.reach.direct:
+        if self.reach.pinned_bytes:
             self._work.wait_all(deadline)
         try:
             self.reach.extend(memory)
@@ -185,6 +185,13 @@ class Windows:
             self._commons.ring.give(slot)
         return self.reach.release()
 
+    def clear(self) -> None:
+        """Clear what of the slot was used, for another guest."""
+        if self._slot is not None:
+            self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
+            self._commons.ring.clear(self._slot)
+            self._sheet.stage_used = 0
+
     def _stage(self, windows: Sequence[HostWindow], memory: Region) -> Placement | None:
         if memory.address % BLOCK_BYTES:
             raise InternalError("guest memory is not whole pages")
@@ -210,7 +217,7 @@ class Windows:
 
     def _take_slot(self) -> None:
         if self._slot is None:
-            self._slot = slot = self._commons.ring.take(self._tenancy.tenant)
+            self._slot = slot = self._commons.take_slot(self._tenancy.tenant)
             self._regions.add(slot.region)
             self._sheet.show_slot(slot.region.address, self._stage_bytes)
             self._work.confine()

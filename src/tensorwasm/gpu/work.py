@@ -50,6 +50,11 @@ class Work:
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
         self.place = Place(commons.gate, sheet)
 
+    @property
+    def renewable(self) -> bool:
+        """Whether all that the session had on the device is its own stream, with nothing to do."""
+        return not self._sheet.pending and self.lanes.unused and self._filled is None and self._aside is None
+
     # ----------------------------------------------------------------------------------- compiled code
 
     def begin_call(self, deadline: Deadline) -> None:

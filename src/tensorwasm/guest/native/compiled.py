@@ -19,7 +19,7 @@ from numba.core.ccallback import CFunc
 from tensorwasm.guest.hostfunc import ValType
 from tensorwasm.guest.imports import interfaces
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
-from tensorwasm.guest.native import cache, clock, copies, launches, layout
+from tensorwasm.guest.native import cache, clock, copies, launches, layout, loads
 from tensorwasm.guest.native.environment import Entries, Entry
 from tensorwasm.guest.native.finish import finish
 
@@ -48,6 +48,7 @@ class Source:
 
 _LAUNCH: Final[tuple[ValType, ...]] = ("i64", *("i32",) * 9)
 SOURCES: Final[dict[str, Source]] = {
+    "wasi_cuda_load_ptx": Source(loads.load_ptx, ("i32",) * 4),
     "wasi_cuda_launch": Source(launches.launch, _LAUNCH, starts=True),
     "wasi_cuda_launch_async": Source(launches.launch_async, (*_LAUNCH, "i64")),
     "wasi_cuda_graph_launch": Source(launches.graph_launch, ("i64", "i64")),

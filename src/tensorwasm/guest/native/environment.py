@@ -29,6 +29,7 @@ class Environment(ctypes.Structure):
         caller_context: ``wasmtime_caller_context``, and so on.
         spin_ns: longest that a kernel is waited for before Python takes over.
         copy_spin_ns: the same for a copy, whose length is known.
+        compare: ``memcmp``.
     """
 
     _fields_ = tuple(
@@ -43,6 +44,7 @@ class Environment(ctypes.Structure):
             "clock_gettime",
             "spin_ns",
             "copy_spin_ns",
+            "compare",
         )
     )
 
@@ -73,7 +75,9 @@ def address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-_clock: Final = address_of(ctypes.CDLL(None).clock_gettime)
+_libc: Final = ctypes.CDLL(None)
+_clock: Final = address_of(_libc.clock_gettime)
+_compare: Final = address_of(_libc.memcmp)
 
 
 def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_ns: int = COPY_SPIN_NS) -> Environment:
@@ -95,4 +99,5 @@ def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_n
         clock_gettime=_clock,
         spin_ns=spin_ns,
         copy_spin_ns=copy_spin_ns,
+        compare=_compare,
     )
