@@ -11,6 +11,7 @@ from tensorwasm.bench.figures import Report
 from tensorwasm.bench.job import measure_job
 from tensorwasm.bench.memory import measure_memory
 from tensorwasm.bench.quota import measure_quota
+from tensorwasm.bench.waiting import measure_waiting
 
 BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {
     "dispatch": measure_dispatch,
@@ -18,4 +19,5 @@ BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {
     "job": measure_job,
     "memory": measure_memory,
     "quota": measure_quota,
+    "waiting": measure_waiting,
 }

@@ -194,8 +194,8 @@ class PadLayout(ctypes.Structure):
         ("streams", StreamRow * STREAM_ROWS),
         ("kernels", KernelRow * KERNEL_ROWS),
         ("graphs", GraphRow * GRAPH_ROWS),
-        ("windows", WindowRow * MAX_ARGS),
         ("buffers", BufferRow * BUFFER_ROWS),
+        ("windows", WindowRow * MAX_ARGS),
     )
 
 

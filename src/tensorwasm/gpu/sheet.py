@@ -152,7 +152,7 @@ class Sheet:
     def staged_windows(self) -> list[tuple[int, int, int]]:
         """Return offset, length and place of those windows."""
         words = self._words
-        rows = range(_WINDOWS, min(_WINDOWS + self.staged * _WINDOW_WORDS, _BUFFERS), _WINDOW_WORDS)
+        rows = range(_WINDOWS, min(_WINDOWS + self.staged * _WINDOW_WORDS, len(words)), _WINDOW_WORDS)
         return [(words[row], words[row + 1], words[row + 2]) for row in rows]
 
     def forget_staged(self) -> None:
@@ -300,9 +300,9 @@ class Sheet:
         words[_STAGE_AT] = words[_STAGE_BYTES] = words[_STAGE_USED] = words[_STAGED] = 0
         words[_NEXT_KERNEL] = words[_BUDGET] = words[_LOADS] = words[_LOADED_BYTES] = 0
         if self._used:
-            self._clear(_OFFERS, _WINDOWS)
+            self._clear(_OFFERS, _BUFFERS)
         if self._buffers_used:
-            self._clear(_BUFFERS, len(words))
+            self._clear(_BUFFERS, _WINDOWS)
 
     def _hide(self, row: int, key: int) -> None:
         if self._words[row] == key:

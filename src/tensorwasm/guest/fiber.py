@@ -47,6 +47,7 @@ _FUNCTION: Final = capi.SIZES["wasmtime_instance_t"]
 _TRAP: Final = _FUNCTION + capi.SIZES["wasmtime_extern_t"]
 _ERROR: Final = _TRAP + 8
 _VALUES: Final = _ERROR + 8
+_Instance: Final = ctypes.c_char * capi.SIZES["wasmtime_instance_t"]
 _VALUE: Final = struct.Struct(f"<B7xQ{capi.SIZES['wasmtime_val_t'] - 16}x")
 
 _abandoned: Final[list[Fiber]] = []
@@ -245,14 +246,13 @@ class Fiber:
         state, frame = self.state, ctypes.addressof(self._frame)
         plan, name = self._prepared.module.plan(self._export), self._export.encode()
         self._call = True
-        state.instance = (ctypes.c_char * _FUNCTION).from_buffer(self._frame)
+        state.instance = _Instance.from_address(frame + _INSTANCE)
         if not _instance_export_get(state.context, frame + _INSTANCE, name, len(name), frame + _FUNCTION):
             raise InternalError(f"the export {self._export[:80]!r} vanished")
         memory = self._prepared.module.exports.get("memory")
         if memory is not None and memory.kind == "memory":
-            _ = (
-                state.memory
-            )  # found now: compiled host functions want it, and Python must not look while it is suspended
+            # Now: compiled host functions want it, and Python must not look for it while the guest is suspended.
+            _ = state.memory
         args_at, results_at = frame + _VALUES, frame + _VALUES + len(plan.params) * _VALUE.size
         self._future = _call(
             state.context,

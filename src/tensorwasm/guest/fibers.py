@@ -52,6 +52,7 @@ class FiberStatistics:
     Attributes:
         running: guests that can go on.
         waiting: guests that wait: for a device, a time, or work on another thread.
+        on_device: those of them that a device will notify.
         wakes: how often the reactor's thread was woken.
         polls: how often a guest was run.
         notifications: how often a device told that a guest's work had ended.
@@ -60,6 +61,7 @@ class FiberStatistics:
 
     running: int = 0
     waiting: int = 0
+    on_device: int = 0
     wakes: int = 0
     polls: int = 0
     notifications: int = 0
@@ -130,6 +132,7 @@ class Reactor:
         return FiberStatistics(
             running=ready,
             waiting=max(0, sum(not task.over for task in tasks) - ready),
+            on_device=sum(not task.over for task in list(self._notified.values())),
             wakes=self._inbox.wakes,
             polls=self._polls,
             notifications=self._notifications,

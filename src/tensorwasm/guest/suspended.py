@@ -30,18 +30,18 @@ WRITE: Final[dict[str, Any]] = {
     "f64": ctypes.c_double,
 }
 _NO_RESULT: Final = 0
-_SPIN_NS: Final = 2_000  # other guests wait for the thread
+_ASK_NOBODY_NS: Final = 0  # the emulator's answer may be long in coming, and other guests wait for the thread
 _memory_name: Final = ctypes.create_string_buffer(b"memory")
 
 
 class SuspendedCall:
     """The `HostCall` of a guest that is suspended in it. Valid until the guest goes on; any one thread may use it."""
 
-    __slots__ = ("_memory", "_state")
+    __slots__ = ("_state", "_wait")
 
     def __init__(self, state: GuestState, wait: Wait) -> None:
         self._state = state
-        self._memory = GuestMemory(0, b"", (wait.memory_at, wait.memory_bytes)) if wait.memory_at else None
+        self._wait = wait
 
     @property
     def memory(self) -> GuestMemory:
@@ -50,9 +50,10 @@ class SuspendedCall:
         Raises:
             InvalidPointer: the guest exports no memory named ``memory``.
         """
-        if self._memory is None:
+        wait = self._wait
+        if not wait.memory_at:
             raise InvalidPointer("the guest exports no memory named 'memory'")
-        return self._memory
+        return GuestMemory(0, b"", (wait.memory_at, wait.memory_bytes))
 
     @property
     def deadline(self) -> Deadline:
@@ -94,7 +95,7 @@ class WaitingFunction:
         self._unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack_from
         self._size = capi.CELL_BYTES * len(function.params)
         self._result = WRITE[function.results[0]] if function.results else None
-        self._environment = make_environment(code.note_call, code.note_finish, _SPIN_NS, _SPIN_NS)
+        self._environment = make_environment(code.note_call, code.note_finish, _ASK_NOBODY_NS, _ASK_NOBODY_NS)
         self._suspension = Suspension(
             function=number,
             result=capi.VALUE_KINDS[function.results[0]] if function.results else _NO_RESULT,

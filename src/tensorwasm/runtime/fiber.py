@@ -204,7 +204,7 @@ class InvocationJob:
             call.tenant,
             architecture=settings.current().cuda_arch,
             memory_kind=call.memory,
-            pad=pad if self._prepared.compiled else None,
+            pad=pad,
         )
         call.services["cuda"] = CudaService(self._session)
         self._session.enter(call.ends)

@@ -27,7 +27,7 @@ class Environment(ctypes.Structure):
             that code has had any effect.
         finish: of the same signature too. It waits in Python for what compiled code has started, and writes the answer.
         caller_context: ``wasmtime_caller_context``, and so on.
-        spin_ns: longest that a kernel is waited for before Python takes over.
+        spin_ns: longest that a kernel is waited for before Python takes over; 0 does not even ask.
         copy_spin_ns: the same for a copy, whose length is known.
         compare: ``memcmp``.
     """

@@ -1,0 +1,181 @@
+"""How many guests can wait for the device at once in one process, and what each of them takes.
+
+Every guest is submitted as users submit it, allocates a buffer, whose clearing is work on its own stream, and waits for
+its stream. All streams have been put behind one event, and the event behind a call into this process that returns when
+told: so all of them really wait on the device until then, whatever device it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tensorwasm.bench.examples import read_guest
+from tensorwasm.bench.figures import Figure, Report
+from tensorwasm.errors import InternalError
+from tensorwasm.gpu.device import Device, Stream
+from tensorwasm.gpu.facets import Event
+from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.module import Module
+from tensorwasm.runtime import Function, Runtime
+from tensorwasm.runtime.fiber import Background
+from tensorwasm.runtime.form import Form
+from tensorwasm.values import Deadline, Limits
+
+GUESTS: Final = 10_000
+RESIDENT_BAR_KIB: Final = 40.0
+PATIENCE_S: Final = 240.0
+"""Longest that all guests may take to come to their wait; then those that have are counted, and let go."""
+
+_CALLED: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_KIB: Final = 1024
+_WORK_BYTES: Final = 256
+
+
+class Gate:
+    """A mark on a device that is reached when `open` is called."""
+
+    def __init__(self, device: Device) -> None:
+        self._opened = threading.Event()
+        self._call = _CALLED(lambda _: self._opened.wait() and None)
+        self._device = device
+        self._stream: Stream = device.open_stream()
+        self._work = device.allocate(_WORK_BYTES)
+        self.event: Event = device.events.open_event()
+        device.fill(self._work, _WORK_BYTES, self._stream)  # or the call would be made at once, by this thread
+        device.native.notify(self._stream, ctypes.cast(self._call, ctypes.c_void_p).value or 0, 0)
+        device.events.record(self.event, self._stream)
+
+    def open(self) -> None:
+        """Let everything behind the mark go on."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Release what it holds on the device."""
+        self.open()
+        self._device.synchronize(self._stream, Deadline.after(PATIENCE_S))
+        self._device.events.close_event(self.event)
+        self._device.close_stream(self._stream)
+        self._device.free(self._work)
+
+
+class GatedDevice:
+    """A device whose new streams are behind a gate."""
+
+    def __init__(self, device: Device, gate: Gate) -> None:
+        self._device = device
+        self._gate = gate
+
+    def open_stream(self) -> Stream:
+        """See `Device.open_stream`."""
+        stream = self._device.open_stream()
+        self._device.events.wait_event(stream, self._gate.event)
+        return stream
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave everything else to the device."""
+        return getattr(self._device, name)
+
+
+class GatedHost:
+    """A runtime whose device is behind a gate."""
+
+    def __init__(self, runtime: Runtime, gate: Gate) -> None:
+        self._runtime = runtime
+        self.limits: Limits = runtime.limits
+        gated: Any = GatedDevice(runtime.open_device(), gate)
+        self._shared = SharedDevice(gated)
+
+    @property
+    def device_reason(self) -> str:
+        """See `tensorwasm.runtime.function.Host`."""
+        return self._runtime.device_reason
+
+    @property
+    def background(self) -> Background:
+        """See `tensorwasm.runtime.function.Host`."""
+        return self._runtime.background
+
+    def share(self) -> SharedDevice:
+        """See `tensorwasm.runtime.function.Host`."""
+        return self._shared
+
+    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+        """See `tensorwasm.runtime.function.Host`."""
+        return self._runtime.prepare(wasm, module, form)
+
+
+def measure_waiting(choice: str, guests: int = GUESTS) -> Report:
+    """Have guests wait for the device all at once.
+
+    Args:
+        choice: of the device, as in `Runtime`.
+        guests: how many.
+
+    Raises:
+        InternalError: there are no fibers here.
+    """
+    limits = Limits(wall_s=4 * PATIENCE_S)
+    with Runtime(choice, limits=limits, slots=guests) as runtime:
+        device = runtime.open_device()
+        gate = Gate(device)
+        try:
+            host = GatedHost(runtime, gate)
+            figures = _measure(runtime, host, gate, guests)
+            host.share().close()
+        finally:
+            gate.close()
+        return Report("waiting", device.info.name, figures)
+
+
+def _measure(runtime: Runtime, host: GatedHost, gate: Gate, guests: int) -> tuple[Figure, ...]:
+    wasm = read_guest("waiting")
+    plain = runtime.load(wasm, "waiting")
+    function = Function(host, "waiting", wasm, plain.form(Form()))
+    # What is made once is made before: code, threads, and the memory of the device that all buffers are cut from.
+    plain.submit("wait", (0,), grants=("cuda",)).result(PATIENCE_S)
+    function.form(Form(fibers=True))
+    keeper = host.share().open_session()
+    keeper.allocate(_WORK_BYTES)
+    gc.collect()
+    before = _resident_bytes()
+    started = time.perf_counter()
+    futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
+    waiting = _await(lambda: runtime.background.statistics().on_device, guests)
+    suspended_s = time.perf_counter() - started
+    each = (_resident_bytes() - before) / max(1, waiting)
+    opened = time.perf_counter()
+    gate.open()
+    right = sum(future.result(PATIENCE_S).values == (number + 1,) for number, future in enumerate(futures))
+    resumed_s = time.perf_counter() - opened
+    keeper.close()
+    return (
+        Figure("guests that wait on the device at once", "", waiting, 0.0, 1, bar=guests, sense="at least"),
+        Figure("resident memory of each", "KiB", each / _KIB, 0.0, 1, bar=RESIDENT_BAR_KIB),
+        Figure("guests with the right result", "", right, 0.0, 1, bar=guests, sense="at least"),
+        Figure("from the first submitted to the last waiting", "s", suspended_s, 0.0, 1),
+        Figure("from the work's end to the last result", "s", resumed_s, 0.0, 1),
+    )
+
+
+def _await(count: Callable[[], int], wanted: int) -> int:
+    """Wait until a count is reached, or stands still for too long; return it."""
+    ends = time.monotonic() + PATIENCE_S
+    while (seen := count()) < wanted and time.monotonic() < ends:
+        threading.Event().wait(0.01)
+    return seen
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        raise InternalError("only Linux tells how much memory is resident") from None
+    return pages * os.sysconf("SC_PAGE_SIZE")
