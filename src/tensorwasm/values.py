@@ -30,9 +30,11 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """Return the deadline ``seconds`` from now; None or infinity, in nanoseconds too, means none."""
+        """Return the deadline ``seconds`` from now; None or infinity, in nanoseconds too, means none, NaN now."""
         if seconds is None or math.isinf(seconds * 1e9):
             return cls()
+        if math.isnan(seconds):
+            seconds = 0.0
         return cls(time.monotonic_ns() + round(seconds * 1e9))
 
     def earlier(self, other: Deadline | None) -> Deadline:
