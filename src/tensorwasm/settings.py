@@ -57,6 +57,17 @@ def checked_memory_mib(name: str, mib: int) -> int:
     return mib
 
 
+def checked_count(name: str, number: int) -> int:
+    """Return a number of things of which there are some.
+
+    Raises:
+        InvalidArgs: it is less than 1; the message has the name.
+    """
+    if number < 1:
+        raise InvalidArgs(f"{name} is at least 1, not {number}")
+    return number
+
+
 _MAX_SECONDS: Final = 1e9
 _MAX_MEMORY_MIB: Final = 4096
 _NATIVE: Final = frozenset({"auto", "on", "off"})
@@ -76,10 +87,7 @@ def _memory(name: str, text: str) -> int:
 
 
 def _count(name: str, text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise InvalidArgs(f"{name} is at least 1, not {number}")
-    return number
+    return checked_count(name, int(text))
 
 
 def _architecture(_name: str, text: str) -> tuple[int, int]:
@@ -158,6 +166,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "How kernels reach a guest's linear memory: auto, staged, pinned, managed or vmm.",
     ),
     Setting(
+        "gpu_quota_mib",
+        "TENSOR_WASM_GPU_QUOTA",
+        _count,
+        None,
+        "Device memory in MiB that a tenant may hold unless a caller sets its cap; empty takes what a process may.",
+    ),
+    Setting(
         "multiprocessors",
         "TENSOR_WASM_MULTIPROCESSORS",
         _count,
@@ -200,6 +215,7 @@ class Settings:
     emulator_memory_mib: int
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind
+    gpu_quota_mib: int | None
     multiprocessors: int | None
     native: str
     cache: str

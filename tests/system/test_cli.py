@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-from tensorwasm.errors import InvokeTimeout
+from tensorwasm.errors import InvalidArgs, InvokeTimeout
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -161,6 +161,15 @@ def test_the_demo_says_what_where_and_that_it_was_verified():
     assert done.returncode == 0, done.stderr
     assert b"verified" in done.stdout
     assert done.stderr.startswith(b"device: ")
+
+
+def test_a_guest_gets_no_more_of_the_device_than_it_may():
+    guest = EXAMPLES / "saxpy" / "saxpy.wasm"
+    done = run("run", guest, "--grant", "cuda", "--device", "emulator", "--gpu-quota", "1", "--", "1000000")
+    assert done.returncode == 1
+    assert b"code -6: 4000000 bytes more" in done.stderr
+    done = run("run", guest, "--gpu-quota", "0")
+    assert (done.returncode, b"--gpu-quota is at least 1" in done.stderr) == (InvalidArgs.exit_code, True)
 
 
 def test_without_the_grant_there_is_no_gpu():

@@ -35,6 +35,7 @@ def test_variables_are_ours_and_unique():
         ("TENSOR_WASM_NATIVE", "perhaps"),
         ("TENSOR_WASM_GPU_MEMORY", "swap"),
         ("TENSOR_WASM_MULTIPROCESSORS", "0"),
+        ("TENSOR_WASM_GPU_QUOTA", "0"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -58,6 +59,7 @@ def test_every_setting_changes_what_it_says():
         "native": ("On", "on"),
         "cache": ("/var/cache/ours", "/var/cache/ours"),
         "gpu_memory": ("vmm", "vmm"),
+        "gpu_quota_mib": ("24", 24),
         "multiprocessors": ("16", 16),
         "ptxas": ("/opt/ptxas", "/opt/ptxas"),
         "traceback": ("true", True),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, OutputClosed
-from tensorwasm.settings import checked_memory_kind, checked_memory_mib, checked_seconds, current
+from tensorwasm.settings import checked_count, checked_memory_kind, checked_memory_mib, checked_seconds, current
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ def run(
             "[env: TENSOR_WASM_GPU_MEMORY; default: auto]",
         ),
     ] = None,
+    gpu_quota: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB", help="Device memory at most. [env: TENSOR_WASM_GPU_QUOTA; default: what a process may hold]"
+        ),
+    ] = None,
     grant: Annotated[
         list[str] | None,
         typer.Option(help="What the guest may use: cuda; read:DIR; write:DIR. Repeatable; nothing is granted unasked."),
@@ -76,9 +82,10 @@ def run(
     memory_mib = settings.memory_mib if memory is None else checked_memory_mib("--memory", memory)
     limits = Limits(memory_bytes=memory_mib * MIB, wall_s=wall_s)
     kind = settings.gpu_memory if memory_kind is None else checked_memory_kind("--memory-kind", memory_kind)
+    gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
     deadline = Deadline.after(wall_s)
     values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
-    with _watched(wall_s), Runtime(device=device or settings.device, limits=limits) as runtime:
+    with _watched(wall_s), Runtime(device or settings.device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
         function = runtime.load(_module(file), name=file.name)
         outcome = function.invoke(
             export,

@@ -1,8 +1,41 @@
-"""Where nouns meet: load a module, invoke it."""
+"""Where nouns meet: load a module, invoke it, in this process or in workers."""
 
+from typing import TYPE_CHECKING
+
+from tensorwasm.runtime.executor import Executor, ExecutorStatistics, LocalExecutor
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.ticket import Ticket
 
-__all__ = ["Function", "Grants", "Invocation", "Runtime", "parse_grants"]
+if TYPE_CHECKING:
+    from tensorwasm.runtime.workers.pool import WorkerExecutor
+    from tensorwasm.runtime.workers.worker import WorkerOptions
+
+__all__ = [
+    "Executor",
+    "ExecutorStatistics",
+    "Function",
+    "Grants",
+    "Invocation",
+    "LocalExecutor",
+    "Request",
+    "Runtime",
+    "Ticket",
+    "WorkerExecutor",
+    "WorkerOptions",
+    "parse_grants",
+]
+
+_OF_WORKERS = {"WorkerExecutor": "pool", "WorkerOptions": "worker"}
+
+
+def __getattr__(name: str) -> object:
+    """Import what workers need, msgspec among it, when it is first asked for."""
+    import importlib  # noqa: PLC0415 - keeps this module's own namespace to what is public
+
+    if name in _OF_WORKERS:
+        return getattr(importlib.import_module(f"tensorwasm.runtime.workers.{_OF_WORKERS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
@@ -56,11 +55,13 @@ class ExecutorStatistics:
     Attributes:
         submitted: requests taken since it was made.
         in_flight: those without an outcome.
+        quota_refusals: what the guests of the others were refused by a quota on the device.
         tenants: those with anything in flight or charged, by name.
     """
 
     submitted: int
     in_flight: int
+    quota_refusals: int
     tenants: tuple[TenantStatistics, ...]
 
 
@@ -137,6 +138,7 @@ class Census:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._submitted = 0
+        self._quota_refusals = 0
         self._in_flight: dict[str, int] = {}
 
     def enter(self, tenant: str, ticket: Ticket) -> None:
@@ -144,10 +146,15 @@ class Census:
         with self._lock:
             self._submitted += 1
             self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
-        ticket.call_when_done(lambda _: self._leave(tenant))
+        ticket.call_when_done(lambda ended: self._leave(tenant, ended))
 
-    def _leave(self, tenant: str) -> None:
+    def _leave(self, tenant: str, ended: Ticket) -> None:
+        refusals = 0
+        if not ended.cancelled() and ended.error() is None:
+            gpu = ended.result().gpu
+            refusals = gpu.quota_refusals if gpu is not None else 0
         with self._lock:
+            self._quota_refusals += refusals
             self._in_flight[tenant] -= 1
             if not self._in_flight[tenant]:
                 del self._in_flight[tenant]
@@ -155,12 +162,12 @@ class Census:
     def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
         """Return a snapshot, with device and pinned bytes by tenant put in."""
         with self._lock:
-            counts, submitted = dict(self._in_flight), self._submitted
+            counts, submitted, refusals = dict(self._in_flight), self._submitted, self._quota_refusals
         tenants = tuple(
             TenantStatistics(name, counts.get(name, 0), *charged.get(name, (0, 0)))
             for name in sorted(counts.keys() | charged.keys())
         )
-        return ExecutorStatistics(submitted, sum(counts.values()), tenants)
+        return ExecutorStatistics(submitted, sum(counts.values()), refusals, tenants)
 
 
 class LocalExecutor:
@@ -246,7 +253,7 @@ class LocalExecutor:
     def _admit(self, request: Request) -> None:
         """Open the tenant's account, with the cap that this request brings."""
         accounts = self._accounts = self._runtime.share().accounts
-        accounts.register(request.tenant, MAX_PROCESS_DEVICE_BYTES if request.gpu_bytes is None else request.gpu_bytes)
+        accounts.register(request.tenant, self._runtime.gpu_bytes if request.gpu_bytes is None else request.gpu_bytes)
 
     def _load(self, request: Request) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""

@@ -34,7 +34,7 @@ class Request:
         limits: what its sandbox may use.
         deadline_s: seconds from `Executor.submit` on within which it must have ended; None for ``limits.wall_s`` alone.
         memory_kind: how kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
-        gpu_bytes: the tenant's cap on device memory where it runs, None for the process's own limit.
+        gpu_bytes: the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there.
     """
 
     module: bytes = field(repr=False)

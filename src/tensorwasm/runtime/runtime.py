@@ -12,7 +12,9 @@ from typing import Final, Self
 
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.gpu.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
 from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.engine import Engine, EngineConfig
@@ -25,7 +27,7 @@ from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
-from tensorwasm.values import DeviceInfo, Limits
+from tensorwasm.values import MIB, DeviceInfo, Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
@@ -35,6 +37,8 @@ class Runtime:
 
     Attributes:
         limits: what each sandbox may use.
+        gpu_bytes: device memory that the tenant ``default`` may hold, and what other tenants get unless a caller sets
+            a cap of theirs.
         background: where submitted invocations run.
     """
 
@@ -45,6 +49,7 @@ class Runtime:
         limits: Limits | None = None,
         multiprocessors: int | None = None,
         slots: int | None = None,
+        gpu_bytes: int | None = None,
     ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
 
@@ -53,6 +58,8 @@ class Runtime:
             limits: None takes the settings.
             multiprocessors: share of a GPU, at least so many; None takes the setting TENSOR_WASM_MULTIPROCESSORS.
             slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
+            gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, and without it 64 GiB, which is
+                what all tenants of a process may hold together.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -64,6 +71,7 @@ class Runtime:
         parse_choice(self._choice)
         self.limits = limits or current.limits()
         _check_limits(self.limits)
+        self.gpu_bytes = _quota(gpu_bytes, current.gpu_quota_mib)
         config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
@@ -117,6 +125,15 @@ class Runtime:
         """Why this device was taken, in a few words; empty until it is opened."""
         return self._reason
 
+    @property
+    def accounts(self) -> Accounts:
+        """Who may hold how much of the device, which is opened now if it was not: register tenants here.
+
+        Raises:
+            DeviceUnavailable: it is not there, or the runtime is closed.
+        """
+        return self.share().accounts
+
     def open_device(self) -> Device:
         """Return the device itself, opened on first use and owned by the runtime.
 
@@ -141,7 +158,9 @@ class Runtime:
             if self._closed:
                 raise DeviceUnavailable("the runtime is closed")
             if self._shared is None:
-                self._shared = SharedDevice(device)
+                accounts = Accounts()
+                accounts.register(DEFAULT_TENANT, self.gpu_bytes)
+                self._shared = SharedDevice(device, accounts)
             return self._shared
 
     def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
@@ -203,6 +222,15 @@ class _Limited:
 
 
 _MAX_MEMORY_BYTES: Final = 1 << 32
+
+
+def _quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
+    """Return a tenant's cap: the one that was asked for, else the setting's, else what the process may hold."""
+    if gpu_bytes is None:
+        return MAX_PROCESS_DEVICE_BYTES if setting_mib is None else setting_mib * MIB
+    if not 0 <= gpu_bytes <= MAX_CAP_BYTES:
+        raise InvalidArgs(f"gpu_bytes is 0 to {MAX_CAP_BYTES}, not {gpu_bytes}")
+    return gpu_bytes
 
 
 def _check_limits(limits: Limits) -> None:
