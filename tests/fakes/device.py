@@ -532,6 +532,9 @@ class FakeNative:
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
 
+    usable = True
+    confines = True
+
     def bound(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

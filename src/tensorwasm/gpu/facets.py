@@ -228,6 +228,10 @@ class NativeTable:
         launch_host_func: ``cuLaunchHostFunc``.
         context_current: ``cuCtxGetCurrent``.
         context: the ``CUcontext`` that has to be current on the calling thread, as `Native.bound` makes it.
+        context_id: ``cuCtxGetId``.
+        context_push: ``cuCtxPushCurrent``.
+        context_pop: ``cuCtxPopCurrent``.
+        context_number: what ``cuCtxGetId`` says of the context while it is the one that was made.
     """
 
     launch_kernel: int
@@ -238,6 +242,10 @@ class NativeTable:
     launch_host_func: int
     context_current: int
     context: int
+    context_id: int = 0
+    context_push: int = 0
+    context_pop: int = 0
+    context_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +273,14 @@ class Native(Protocol):
     @property
     def table(self) -> NativeTable:
         """The functions, valid until the device is closed."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether `bound` may be left to compiled code, which finds the context by the table."""
+
+    @property
+    def confines(self) -> bool:
+        """Whether `confine` has to be told each deadline before compiled code starts anything."""
 
     def bound(self) -> AbstractContextManager[None]:
         """Make the device usable on this thread for the length of a ``with``."""

@@ -132,7 +132,8 @@ class Session:
             self._own_commons = commons = Commons(device, Accounts(ledger), gate)
         self._device = device
         limits = limits or _LIMITS
-        tenancy = commons.tenancy(tenant)
+        self._commons = commons
+        self._tenancy = tenancy = commons.tenancy(tenant)
         self._sheet = sheet = Sheet(pad, commons.driver_at() if pad is not None else 0)
         self._holdings = holdings = Holdings(commons, tenancy, limits, sheet, architecture or commons.architecture)
         self._work = work = Work(commons, sheet, holdings.regions, limits.streams)
@@ -727,6 +728,11 @@ class Session:
         """The pad that is kept true, or None."""
         return self._sheet.pad
 
+    @property
+    def confined(self) -> bool:
+        """Whether `enter` has to be called before a guest, because the device confines what compiled code gives it."""
+        return self._device.native.confines
+
     def enter(self, deadline: Deadline) -> None:
         """Say, before a guest's call, when it must have ended. Nothing on a session that is over.
 
@@ -789,6 +795,18 @@ class Session:
         self._holdings.forget_loads()
         self._sheet.begin_anew()
         return True
+
+    def park(self) -> None:
+        """Keep the session, which was renewed, for whoever resumes it; it may be closed from now on, until then."""
+        self._commons.parking.put(self)
+
+    def resume(self) -> bool:
+        """Return whether a parked session is the caller's, and as good as one that is opened now.
+
+        If not, it is to be closed: its tenant has gone, or its device, or it has been closed already.
+        """
+        taken = self._commons.parking.take(self)
+        return taken and self._tenancy.account.registered and self._device.native.usable
 
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.

@@ -25,7 +25,7 @@ from tensorwasm.gpu.pad import (
     StreamRow,
     WindowRow,
 )
-from tensorwasm.values import Deadline, Region
+from tensorwasm.values import NEVER, Deadline, Region
 
 _WORD_BYTES: Final = 8
 
@@ -86,6 +86,7 @@ class Sheet:
         self.pad = pad
         self._pad = pad if pad is not None else PadLayout()
         self._words = words = memoryview(self._pad).cast("B").cast("Q")
+        words[_DEADLINE_NS] = NO_DEADLINE_NS
         self._used = self._buffers_used = False
         self._first = words[_LAUNCHED], words[_REPLAYED], words[_REFUSALS]
         if pad is not None and driver_at:
@@ -112,6 +113,12 @@ class Sheet:
         """Return launches, replays and refusals of compiled code in this session."""
         words, first = self._words, self._first
         return words[_LAUNCHED] - first[0], words[_REPLAYED] - first[1], words[_REFUSALS] - first[2]
+
+    @property
+    def deadline(self) -> Deadline:
+        """When the guest's call has to have ended."""
+        at_ns = self._words[_DEADLINE_NS]
+        return NEVER if at_ns == NO_DEADLINE_NS else Deadline(at_ns)
 
     def begin_call(self, deadline: Deadline) -> None:
         """Say when the guest's call has to have ended."""

@@ -15,7 +15,7 @@ from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.streams import OWN, Lane, Lanes
-from tensorwasm.values import NEVER, Deadline, Region
+from tensorwasm.values import Deadline, Region
 
 CLOSE_GRACE_S: Final = 1.0
 """How long the end of a session waits for work that is still running."""
@@ -37,14 +37,13 @@ class Work:
         place: at the gate.
     """
 
-    __slots__ = ("_aside", "_commons", "_deadline", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
+    __slots__ = ("_aside", "_commons", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
 
     def __init__(self, commons: Commons, sheet: Sheet, regions: RegionTable, streams: int) -> None:
         self._commons = commons
         self._device = commons.device
         self._sheet = sheet
         self._regions = regions
-        self._deadline = NEVER
         self._filled: Event | None = None
         self._aside: Stream | None = None
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
@@ -63,7 +62,6 @@ class Work:
         Raises:
             DeviceLost: the device does not answer.
         """
-        self._deadline = deadline
         self._sheet.begin_call(deadline)
         self.confine()
 
@@ -294,7 +292,7 @@ class Work:
 
     def _confine(self, lane: Lane) -> None:
         if self._sheet.pad is not None:
-            self._device.native.confine(lane.stream, self._regions.snapshot(), self._deadline)
+            self._device.native.confine(lane.stream, self._regions.snapshot(), self._sheet.deadline)
 
     def _broke_off(self, lane: Lane) -> bool:
         """Return whether a stream has nothing running although it cannot be waited for."""
@@ -310,4 +308,4 @@ class Work:
     def _announce(self, lane: Lane) -> None:
         """Tell the device of work that only compiled code knows of."""
         if self._sheet.given(lane.row) != lane.started:
-            self._device.native.started(lane.stream, self._deadline)
+            self._device.native.started(lane.stream, self._sheet.deadline)

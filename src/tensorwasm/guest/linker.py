@@ -206,7 +206,9 @@ def make_trampoline(function: HostFunction) -> Trampoline:
     def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
         state = None
         try:
-            state = STATES[_context_get_data(_caller_context(caller))]
+            context = _caller_context(caller)
+            state = STATES[_context_get_data(context)]
+            state.context = context
             if state.error is not None:
                 raise state.error  # noqa: TRY301 - the handler below is the one way out for every error
             state.caller = caller

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import GuestTrap, InternalError, InvalidPointer, InvokeTimeout, TensorWasmError
@@ -30,6 +31,7 @@ _extern_delete: Final = capi.bind("wasmtime_extern_delete")
 _error_new: Final = capi.bind("wasmtime_error_new")
 
 _MEMORY: Final = b"memory"
+_NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _LONGEST_WAIT_S: Final = threading.TIMEOUT_MAX
 
 
@@ -105,6 +107,19 @@ class GuestState:
     def deadline(self) -> Deadline:
         """When the current call must have ended."""
         return Deadline(self.deadline_ns)
+
+    def begin(self, services: Mapping[str, object]) -> None:
+        """Serve another sandbox, of the same pad; `end` comes between two."""
+        self._services = services
+
+    def end(self) -> None:
+        """Forget a sandbox that has gone, and what it was given."""
+        self._services = _NO_SERVICES
+        self.context = 0
+        self.error = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def arm(self, started_ns: int, deadline_ns: int | None) -> None:
         """Begin a call, on the thread that will run the guest.

@@ -17,12 +17,14 @@ from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.visit import may_visit
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
 from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, MemoryKind
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
+_MAX_ROUTES: Final = 256
 
 
 class Host(Protocol):
@@ -81,6 +84,7 @@ class Function:
         self._prepared = prepared
         self._forms = {Form(): prepared}
         self._without_gpu = nullcontext((None, prepared))
+        self._routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -139,7 +143,13 @@ class Function:
             DeviceLost: the device stopped answering.
             CapacityExhausted: no free sandbox.
         """
-        granted, target = parse_grants(grants), self.choose(export)
+        granted = parse_grants(grants)
+        route = self._route(export, granted, tenant, memory_kind)
+        if route is not None:
+            if on_device is not None and granted.cuda:
+                on_device(self.host.share().info, self.host.device_reason)
+            return route.invoke(args, input, on_chunk, deadline)
+        target = self.choose(export)
         collected = Chunks(on_chunk)
         services: dict[str, object] = {"input": input, "stream": OutputStream(collected)}
         config = NO_WASI
@@ -229,6 +239,30 @@ class Function:
         """Return the Wasm types of an export's results."""
         found = self._prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
+
+    def _route(self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
+        """Return the short way, None where there is none: with WASI, a start function, or without compiled code."""
+        key = export, granted.cuda, tenant, memory_kind
+        route = self._routes.get(key)
+        if route is None or route.settings is not settings.current():
+            route = self._find_route(self.choose(export), granted, tenant, memory_kind)
+            if route is not None:
+                if len(self._routes) >= _MAX_ROUTES:
+                    self._routes.clear()
+                self._routes[key] = route
+        return route
+
+    def _find_route(self, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
+        if not granted.cuda:
+            return Route(self._prepared, target, self.host.limits) if may_visit(self._prepared) else None
+        if self._prepared.needs_wasi:
+            return None
+        memory = checked_kind(memory_kind)
+        form = Form(wants_compiled(self.host.share()), memory in DIRECT)
+        prepared = self.form(form) if form.native and not form.host_memory else None
+        if prepared is None or not prepared.needs_pad or not may_visit(prepared):
+            return None
+        return Route(prepared, target, self.host.limits, self.host.share, tenant, memory)
 
     def _sandbox(
         self,

@@ -221,6 +221,11 @@ class Core:
         """Return whether a reset has taken the context in which everything was made."""
         return self._generation != self.context.generation
 
+    @property
+    def intact(self) -> bool:
+        """Whether the device takes calls and all that was made on it is there, as far as is known without asking it."""
+        return not self.context.lost and not self.closed and not self.stale()
+
     def _require_usable(self) -> None:
         self.require_alive()
         if self.stale():

@@ -38,6 +38,9 @@ _FUNCTIONS: Final = {
     "graph_launch": "cuGraphLaunch",
     "launch_host_func": "cuLaunchHostFunc",
     "context_current": "cuCtxGetCurrent",
+    "context_id": "cuCtxGetId",
+    "context_push": "cuCtxPushCurrent",
+    "context_pop": "cuCtxPopCurrent",
 }
 
 _HostFunc: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -63,7 +66,18 @@ class CudaNative:
         """
         core = self._core
         with core.calling:
-            return NativeTable(**self._found(), context=int(core.context.handle))
+            number = int(core.driver.call("cuCtxGetId", core.context.handle))
+            return NativeTable(**self._found(), context=int(core.context.handle), context_number=number)
+
+    @property
+    def usable(self) -> bool:
+        """See `Native.usable`: no, once the GPU was lost or reset."""
+        return self._core.intact
+
+    @property
+    def confines(self) -> bool:
+        """See `Native.confines`: the hardware does not."""
+        return False
 
     def bound(self) -> AbstractContextManager[None]:
         """See `Native.bound`. May be entered again inside itself, on one thread and on many.

@@ -127,6 +127,16 @@ class EmulatedNative:
 
     # ------------------------------------------------------------------------------------------ for Python
 
+    @property
+    def usable(self) -> bool:
+        """Say yes: there is no context to bind."""
+        return True
+
+    @property
+    def confines(self) -> bool:
+        """Say yes: a stream has its deadline before it has work."""
+        return True
+
     def bound(self) -> AbstractContextManager[None]:
         """Return a context that does nothing: every thread may use the emulator."""
         return nullcontext()

@@ -90,6 +90,19 @@ def copy_bytes(_typing: Any, to: Any, source: Any, size_bytes: Any) -> Any:
 
 
 @intrinsic
+def fill_bytes(_typing: Any, to: Any, value: Any, size_bytes: Any) -> Any:
+    """Set bytes to a value."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        fill = builder.module.declare_intrinsic("llvm.memset", [pointer, ir.IntType(64)])
+        builder.call(fill, [builder.inttoptr(args[0], pointer), args[1], args[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint8, types.uint64), generate
+
+
+@intrinsic
 def exchange_u64(_typing: Any, address: Any, value: Any) -> Any:
     """Store a value and return what was there, atomically and sequentially consistent."""
 

@@ -17,6 +17,7 @@ from tensorwasm.gpu import limits, pad
 from tensorwasm.guest import capi
 from tensorwasm.guest.imports import abi
 from tensorwasm.guest.native.environment import Environment
+from tensorwasm.guest.native.order import Calls, Order
 from tensorwasm.guest.suspension import Mailbox, Suspension
 
 
@@ -40,6 +41,8 @@ OFFER: Final = _offsets(pad.OfferRow)
 WINDOW: Final = _offsets(pad.WindowRow)
 SCRATCH: Final = _offsets(pad.Scratch)
 WAIT: Final = _offsets(pad.Wait)
+CALLS: Final = _offsets(Calls)
+ORDER: Final = _offsets(Order)
 SUSPENSION: Final = _offsets(Suspension)
 MAILBOX: Final = _offsets(Mailbox)
 VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
@@ -36,6 +38,25 @@ def load_code() -> WaitingCode | None:
     """
     with _lock:
         return _load_waiting()
+
+
+def load_visit() -> Callable[[int], int] | None:
+    """Return compiled code that does what a `tensorwasm.guest.native.order.Order` says, given its address.
+
+    It drops the GIL. None where Numba is missing, fails, or was not needed by anything before: a sandbox without a GPU
+    is not worth the half second that importing Numba takes.
+    """
+    return _load_visit() if "numba" in sys.modules else None
+
+
+@cache
+def _load_visit() -> Callable[[int], int] | None:
+    with _lock:
+        if not _load():
+            return None
+        from tensorwasm.guest.native import visits  # noqa: PLC0415 - Numba is imported by those who need it
+
+        return ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(visits.make_visit())
 
 
 @cache

@@ -13,11 +13,12 @@ CALL_BACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def test_the_table_names_every_function_and_the_context(device, fake):
     table = asdict(device.native.table)
     assert table.pop("context") == int(fake.primary)
-    assert len(set(table.values())) == 7
+    assert table.pop("context_number") == fake.primary.number
+    assert len(set(table.values())) == 10
     assert all(table.values())
-    assert fake.calls["cuGetProcAddress"] == 7
+    assert fake.calls["cuGetProcAddress"] == 10
     assert device.native.table == device.native.table
-    assert fake.calls["cuGetProcAddress"] == 7
+    assert fake.calls["cuGetProcAddress"] == 10
 
 
 def test_a_function_that_the_driver_lacks_is_an_error_of_ours(device, fake):

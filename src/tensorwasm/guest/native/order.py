@@ -1,0 +1,103 @@
+"""What compiled code is told to make, call and unmake a sandbox, and what it tells of it.
+
+Needs no Numba, like `tensorwasm.guest.native.environment`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Final
+
+from tensorwasm.gpu.pad import PadLayout
+from tensorwasm.guest import capi
+
+_u64 = ctypes.c_uint64
+_WORD_BYTES: Final = 8
+
+
+class Stop(IntEnum):
+    """How far a visit got."""
+
+    DONE = 0
+    """All of it: the sandbox is gone."""
+    UNBOUND = 1
+    """Nothing was done: the device's context cannot be made current."""
+    INSTANTIATING = 2
+    """There is a store, and a trap or an error."""
+    FINDING = 3
+    """There is an instance; the export is not there."""
+    CALLING = 4
+    """The call ended with a trap or an error."""
+    HELD = 5
+    """The call ended well; the device may still reach the sandbox's memory."""
+
+
+class Calls(ctypes.Structure):
+    """Addresses of the functions of wasmtime that make a visit."""
+
+    _fields_ = tuple(
+        (name, _u64)
+        for name in (
+            "store_new",
+            "store_context",
+            "store_limiter",
+            "store_epoch_deadline_callback",
+            "instance_pre_instantiate",
+            "instance_export_get",
+            "context_set_epoch_deadline",
+            "func_call_unchecked",
+            "store_delete",
+        )
+    )
+
+
+class Order(ctypes.Structure):
+    """One visit. What compiled code writes is at the end, from ``store`` on.
+
+    Attributes:
+        calls: address of the `Calls`.
+        engine: where the store is made.
+        pad: of the sandbox, which its store carries.
+        on_epoch: the epoch callback.
+        memory_bytes, table_elements, tables: most that the sandbox may have.
+        prepared: the ``wasmtime_instance_pre_t``.
+        export, export_bytes: the name that is called.
+        memory, memory_name_bytes: the name of the memory that kernels take windows of, 0 if there is none.
+        cells, cell_count: parameters in, results out.
+        ticks: until the epoch callback.
+        store, context: 0 where there is none any more.
+        error, trap: from wasmtime, the reader's to free.
+        instance: a ``wasmtime_instance_t``.
+        item: room for an export.
+    """
+
+    _fields_ = (
+        ("calls", _u64),
+        ("engine", _u64),
+        ("pad", _u64),
+        ("on_epoch", _u64),
+        ("memory_bytes", _u64),
+        ("table_elements", _u64),
+        ("tables", _u64),
+        ("prepared", _u64),
+        ("export", _u64),
+        ("export_bytes", _u64),
+        ("memory", _u64),
+        ("memory_name_bytes", _u64),
+        ("cells", _u64),
+        ("cell_count", _u64),
+        ("ticks", _u64),
+        ("store", _u64),
+        ("context", _u64),
+        ("error", _u64),
+        ("trap", _u64),
+        ("instance", ctypes.c_char * capi.SIZES["wasmtime_instance_t"]),
+        ("item", ctypes.c_char * capi.SIZES["wasmtime_extern_t"]),
+    )
+
+
+CALLS: Final = Calls(**{field[0]: capi.address_of(f"wasmtime_{field[0]}") for field in Calls._fields_})
+"""Wasmtime's functions."""
+
+assert PadLayout.memory.size == capi.SIZES["wasmtime_memory_t"]  # noqa: S101 - what is copied there

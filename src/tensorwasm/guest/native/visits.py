@@ -1,0 +1,193 @@
+"""A sandbox from its store to its end in one call of compiled code: what a fresh sandbox costs beside its guest.
+
+`tensorwasm.guest.visit` prepares the order and does whatever does not go as planned; see there for the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from numba import uint8, uint64
+
+from tensorwasm.guest.native.checks import compiled, is_current
+from tensorwasm.guest.native.compiled import compile_function, open_cache
+from tensorwasm.guest.native.intrinsics import (
+    call_i32,
+    call_u8,
+    call_u64,
+    call_void,
+    copy_bytes,
+    fill_bytes,
+    load_u8,
+    load_u64,
+    store_u64,
+)
+from tensorwasm.guest.native.layout import (
+    CALLS,
+    DRIVER,
+    EXTERN_MEMORY,
+    EXTERN_PAYLOAD,
+    ONE,
+    ORDER,
+    PAD,
+    SCRATCH,
+    SUCCESS,
+    ZERO,
+)
+from tensorwasm.guest.native.order import Stop
+
+DONE: Final = uint64(Stop.DONE)
+UNBOUND: Final = uint64(Stop.UNBOUND)
+INSTANTIATING: Final = uint64(Stop.INSTANTIATING)
+FINDING: Final = uint64(Stop.FINDING)
+CALLING: Final = uint64(Stop.CALLING)
+HELD: Final = uint64(Stop.HELD)
+MEMORY_BYTES: Final = uint64(24)
+ALREADY: Final = uint64(0)
+PUSHED: Final = uint64(1)
+REFUSED: Final = uint64(2)
+
+
+@compiled
+def function(order: int, offset: int) -> int:
+    """Return the address of one of wasmtime's functions."""
+    return load_u64(load_u64(order + ORDER.calls) + offset)
+
+
+@compiled
+def bind(pad: int) -> int:
+    """Make the device's context current, if the sandbox has a device. Return whether it was, is now, or cannot be."""
+    driver = load_u64(pad + PAD.driver)
+    if driver == ZERO:
+        return ALREADY
+    at, identify = load_u64(pad + PAD.scratch) + SCRATCH.values, load_u64(driver + DRIVER.context_id)
+    context = load_u64(driver + DRIVER.context)
+    # A context that was reset under us has another number, or none.
+    if identify != ZERO and (
+        call_i32(identify, (context, at)) != SUCCESS or load_u64(at) != load_u64(driver + DRIVER.context_number)
+    ):
+        return REFUSED
+    if is_current(pad):
+        return ALREADY
+    push = load_u64(driver + DRIVER.context_push)
+    if push == ZERO or call_i32(push, (context,)) != SUCCESS:
+        return REFUSED
+    return PUSHED
+
+
+@compiled
+def unbind(pad: int) -> None:
+    """Make current again what was."""
+    pop = load_u64(load_u64(pad + PAD.driver) + DRIVER.context_pop)
+    call_i32(pop, (load_u64(pad + PAD.scratch) + SCRATCH.values,))
+
+
+@compiled
+def open_store(order: int, pad: int) -> int:
+    """Make the store. Return its context."""
+    store = call_u64(function(order, CALLS.store_new), (load_u64(order + ORDER.engine), pad, ZERO))
+    context = call_u64(function(order, CALLS.store_context), (store,))
+    store_u64(order + ORDER.store, store)
+    store_u64(order + ORDER.context, context)
+    call_void(
+        function(order, CALLS.store_limiter),
+        (
+            store,
+            load_u64(order + ORDER.memory_bytes),
+            load_u64(order + ORDER.table_elements),
+            ONE,
+            load_u64(order + ORDER.tables),
+            ONE,
+        ),
+    )
+    call_void(
+        function(order, CALLS.store_epoch_deadline_callback), (store, load_u64(order + ORDER.on_epoch), pad, ZERO)
+    )
+    return context
+
+
+@compiled
+def failed(order: int, error: int) -> bool:
+    """Note an error; return whether there is one, or a trap."""
+    store_u64(order + ORDER.error, error)
+    return error != ZERO or load_u64(order + ORDER.trap) != ZERO
+
+
+@compiled
+def find_export(order: int, context: int, name: int, name_bytes: int) -> bool:
+    """Return whether the instance has an export; it is the order's item then."""
+    get = function(order, CALLS.instance_export_get)
+    found = call_u8(get, (context, order + ORDER.instance, name, name_bytes, order + ORDER.item))
+    return found & uint8(1) != uint8(0)
+
+
+@compiled
+def note_memory(order: int, context: int, pad: int) -> None:
+    """Tell the host functions which memory is the guest's."""
+    store_u64(pad + PAD.memory, ZERO)
+    name = load_u64(order + ORDER.memory)
+    if name == ZERO or not find_export(order, context, name, load_u64(order + ORDER.memory_name_bytes)):
+        return
+    if load_u8(order + ORDER.item) == EXTERN_MEMORY:
+        copy_bytes(pad + PAD.memory, order + ORDER.item + EXTERN_PAYLOAD, MEMORY_BYTES)
+
+
+@compiled
+def run(order: int, pad: int) -> int:
+    """Make the sandbox and call it. Return how far that got."""
+    context = open_store(order, pad)
+    instance, trap = order + ORDER.instance, order + ORDER.trap
+    store_u64(trap, ZERO)
+    make = function(order, CALLS.instance_pre_instantiate)
+    if failed(order, call_u64(make, (load_u64(order + ORDER.prepared), context, instance, trap))):
+        return INSTANTIATING
+    note_memory(order, context, pad)
+    if not find_export(order, context, load_u64(order + ORDER.export), load_u64(order + ORDER.export_bytes)):
+        return FINDING
+    call_void(function(order, CALLS.context_set_epoch_deadline), (context, load_u64(order + ORDER.ticks)))
+    call = function(order, CALLS.func_call_unchecked)
+    callee, cells = order + ORDER.item + EXTERN_PAYLOAD, load_u64(order + ORDER.cells)
+    if failed(order, call_u64(call, (context, callee, cells, load_u64(order + ORDER.cell_count), trap))):
+        return CALLING
+    # Whatever the device could still write to is not unmapped here.
+    if load_u64(pad + PAD.pending) != ZERO or load_u64(pad + PAD.reach_bytes) != ZERO:
+        return HELD
+    return DONE
+
+
+@compiled
+def clean(order: int, pad: int) -> None:
+    """End the sandbox, and leave nothing of it in the slot."""
+    call_void(function(order, CALLS.store_delete), (load_u64(order + ORDER.store),))
+    store_u64(order + ORDER.store, ZERO)
+    store_u64(order + ORDER.context, ZERO)
+    store_u64(pad + PAD.memory, ZERO)
+    used = load_u64(pad + PAD.stage_used)
+    if used != ZERO:
+        fill_bytes(load_u64(pad + PAD.stage_at), uint8(0), used)
+        store_u64(pad + PAD.stage_used, ZERO)
+
+
+def visit(order: int) -> int:
+    """Do what an `Order` says; return a `Stop`."""
+    pad = load_u64(order + ORDER.pad)
+    bound = bind(pad)
+    if bound == REFUSED:
+        return UNBOUND
+    stop = run(order, pad)
+    if stop == DONE:
+        clean(order, pad)
+    if bound == PUSHED:
+        unbind(pad)
+    return stop
+
+
+_SIGNATURE: Final[tuple[Any, Any]] = ((uint64,), uint64)
+
+
+def make_visit() -> int:
+    """Compile what is here, or take it from the cache; return its address."""
+    code: Callable[..., Any] = visit
+    address: int = compile_function(code, open_cache(), _SIGNATURE).address
+    return address

@@ -1,0 +1,189 @@
+"""A sandbox that is made, called once and unmade by compiled code, for modules that run nothing before they are called.
+
+It is what `tensorwasm.guest.instance.Instance` is for one call, and keeps every check of it: the slot of the pool, the
+thread's stack, the clock, the limits. What compiled code cannot end well it leaves as it is, and Python ends it.
+
+A visit serves one sandbox after the other: what makes it expensive, its pad and what goes with that, stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from tensorwasm.errors import DeviceLost, InternalError, InvokeTimeout
+from tensorwasm.gpu.pad import PadLayout
+from tensorwasm.guest import codec, stack
+from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
+from tensorwasm.guest.interrupts import shielded
+from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.native.loading import load_visit
+from tensorwasm.guest.native.order import CALLS, Order, Stop
+from tensorwasm.guest.native.pads import recycle_pad
+from tensorwasm.guest.state import ON_EPOCH_AT, STATES, GuestState
+from tensorwasm.guest.store import close_store, earlier, is_quick, take_outcome
+from tensorwasm.values import Deadline, Limits
+
+_MEMORY: Final = b"memory"
+
+_abandoned: Final[dict[int, Prepared]] = {}
+"""Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
+
+
+def may_visit(prepared: Prepared) -> bool:
+    """Return whether a module's sandboxes can be visits, and compiled code is there for it."""
+    plain = not prepared.needs_wasi and prepared.waiting is None and is_quick(prepared.module)
+    return plain and not prepared.module.engine.config.host_memory and load_visit() is not None
+
+
+class Visit:
+    """One place for sandboxes of one module, in which one export is called. For one thread at a time.
+
+    After an error it is to be closed, and its session before it.
+    """
+
+    __slots__ = (
+        "_address",
+        "_cells",
+        "_engine",
+        "_go",
+        "_kept",
+        "_limits",
+        "_order",
+        "_plan",
+        "_prepared",
+        "_state",
+        "_stuck",
+    )
+
+    def __init__(self, prepared: Prepared, export: str, limits: Limits, pad: PadLayout) -> None:
+        """Prepare the order.
+
+        Args:
+            prepared: the module, for which `may_visit`.
+            export: the function to call.
+            limits: what each sandbox may use.
+            pad: zeros, or a session's; the visit's until `close`.
+
+        Raises:
+            MissingExport: no exported function of that name.
+            InvalidArgs: its signature has types that cannot cross the border.
+            ModuleMemoryTooLarge: the module declares more than the limits.
+            InternalError: there is no compiled code.
+        """
+        go, module = load_visit(), prepared.module
+        if go is None:
+            raise InternalError("a visit needs compiled code")
+        self._go: Callable[[int], int] = go
+        check_declared(module.preamble, limits)
+        self._plan = plan = module.plan(export)
+        self._prepared = prepared
+        self._limits = limits
+        self._engine = module.engine
+        self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
+        self._state = GuestState(module.engine, {}, pad)
+        self._stuck = False
+        self._kept = name = export.encode()
+        self._order = Order(
+            calls=ctypes.addressof(CALLS),
+            engine=module.engine.address,
+            pad=self._state.token,
+            on_epoch=ON_EPOCH_AT,
+            memory_bytes=limits.memory_bytes,
+            table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
+            tables=MAX_TABLES,
+            prepared=prepared.address,
+            export=_address(name),
+            export_bytes=len(name),
+            memory=_address(_MEMORY) if prepared.needs_pad else 0,
+            memory_name_bytes=len(_MEMORY),
+            cells=ctypes.addressof(self._cells),
+            cell_count=plan.cell_count,
+        )
+        self._address = ctypes.addressof(self._order)
+        STATES[self._state.token] = self._state
+
+    def call(
+        self,
+        args: Sequence[object],
+        services: Mapping[str, object],
+        deadline: Deadline | None,
+        drain: Callable[[], bool] | None,
+    ) -> Sequence[codec.Number]:
+        """Make a sandbox, call it, and unmake it.
+
+        Args:
+            args: as `tensorwasm.guest.codec` takes them.
+            services: what host functions find with `HostCall.service`.
+            deadline: when the call must have ended; never later than ``limits.wall_s`` from now.
+            drain: as for `tensorwasm.guest.instance.Instance`; not called if the guest ended well and the device
+                reaches nothing of its memory.
+
+        Raises:
+            InvalidArgs: the arguments do not fit.
+            CapacityExhausted: the pool is full, or this thread's stack is too small.
+            TickerNotRunning: deadlines could not be kept.
+            GuestTrap: the guest trapped, or copying the module's data did.
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device's context is not what it was.
+            TensorWasmError: what a host function raised.
+        """
+        plan, state, order, engine = self._plan, self._state, self._order, self._engine
+        if args or plan.params:
+            plan.pack(self._cells, 0, *codec.encode(plan.params, args))
+        engine.reserve_slot()
+        started_ns = time.monotonic_ns()
+        try:
+            stack.require(engine.config.stack_bytes)
+            end_ns = earlier(deadline, started_ns, self._limits.wall_s)
+            if end_ns is not None and started_ns >= end_ns:
+                raise InvokeTimeout("the deadline passed before the sandbox was made")
+            state.begin(services)
+            state.arm(started_ns, end_ns)
+            order.ticks = engine.ticks(end_ns)
+            stop = shielded(state, self._go, self._address)
+            if stop or state.error is not None:
+                self._judge(stop)
+        finally:
+            if order.store:
+                self._leave(drain, time.monotonic_ns() - started_ns)
+            state.end()
+            if not self._stuck:
+                engine.release_slot()
+        return codec.decode(plan.results, plan.unpack(self._cells, 0)) if plan.results else ()
+
+    def close(self) -> None:
+        """Give the pad back. The session that had it is closed. Idempotent."""
+        state = STATES.pop(self._state.token, None) if not self._stuck else None
+        if state is not None and state.pad is not None:
+            recycle_pad(state.pad)
+
+    def _judge(self, stop: int) -> None:
+        """Raise what went wrong, if anything did."""
+        order = self._order
+        trap, error = ctypes.c_size_t(order.trap), order.error
+        order.trap = order.error = 0
+        if stop == Stop.UNBOUND:
+            raise DeviceLost("the context that this process had on the GPU is gone")
+        take_outcome(self._state, trap, error)
+        if stop == Stop.FINDING:
+            raise InternalError("an export of the module vanished")
+
+    def _leave(self, drain: Callable[[], bool] | None, spent_ns: int) -> None:
+        """End a sandbox that compiled code has left, unless something outside may still reach its memory."""
+        order = self._order
+        store, order.store, order.context = order.store, 0, 0
+        if drain is not None:
+            _abandoned[store], self._stuck = self._prepared, True  # until the drain has said otherwise, should it raise
+            if not drain():
+                return
+            del _abandoned[store]
+            self._stuck = False
+        close_store(store, spent_ns)
+
+
+def _address(text: bytes) -> int:
+    """Return where bytes are, for as long as they live."""
+    return ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0

@@ -1,0 +1,184 @@
+"""The short way into a function: its sandboxes are visits, and their GPU sessions serve one guest after the other.
+
+What is prepared once for an export, a tenant and a kind of memory is a `Route`; what one guest has of it, and the next
+one after it, a `Stay`. A stay is used again only if its guest ended well and left nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm import settings
+from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
+from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.guest.visit import Visit
+from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.linear import end_session
+from tensorwasm.runtime.streams import Chunks
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.values import Limits, MemoryKind
+
+MAX_IDLE: Final = 64
+"""Stays that a route keeps; those with a session are kept as long as the device keeps that, if it is less."""
+
+_SENT: Final = frozenset(interfaces.TENSOR.modules)
+
+_orphans: Final[deque[Stay]] = deque()
+"""Stays of routes that are gone: closed by whoever makes the next, for what is collected must not take locks."""
+
+
+class Stay:
+    """A visit and its session.
+
+    Attributes:
+        visit: the visit.
+        session: its session, None without a GPU.
+        services: what a guest finds that neither reads input nor sends chunks.
+    """
+
+    __slots__ = ("_service", "drain", "services", "session", "visit")
+
+    def __init__(self, visit: Visit, session: Session | None) -> None:
+        self.visit = visit
+        self.session = session
+        self.drain: Callable[[], bool] | None = None
+        self.services: dict[str, object] = {}
+        self._service: CudaService | None = None
+        if session is not None:
+            self.drain = partial(end_session, session)
+            self._service = self.services["cuda"] = CudaService(session)
+
+    def renew(self) -> bool:
+        """Make it as good as new; return whether that could be done."""
+        if self._service is not None:
+            self._service.last_error = b""
+        return self.session is None or self.session.renew()
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.session is not None:
+            self.session.close()
+        self.visit.close()
+
+
+class Route:
+    """One way into a function, for any number of threads.
+
+    Attributes:
+        settings: what it was made under.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        export: str,
+        limits: Limits,
+        shared: Callable[[], SharedDevice] | None = None,
+        tenant: str = "",
+        memory: MemoryKind = "staged",
+    ) -> None:
+        """Describe it.
+
+        Args:
+            prepared: the module, for which `tensorwasm.guest.visit.may_visit`.
+            export: the function to call.
+            limits: what each sandbox may use.
+            shared: opens the device, None without a GPU.
+            tenant: whose account is charged.
+            memory: how kernels reach linear memory.
+        """
+        self.settings = settings.current()
+        self._prepared = prepared
+        self._export = export
+        self._limits = limits
+        self._share = shared
+        self._tenant = tenant
+        self._memory = memory
+        self._result_types = prepared.module.plan(export).results
+        self._talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
+        self._idle: deque[Stay] = deque()
+        while _orphans:
+            with suppress(IndexError):
+                _orphans.pop().close()
+
+    def __del__(self) -> None:
+        _orphans.extend(getattr(self, "_idle", ()))
+
+    def invoke(
+        self,
+        args: Sequence[object],
+        input: bytes,  # noqa: A002 - the interface's own word for it
+        on_chunk: Callable[[bytes], bool] | None,
+        deadline: Deadline | None,
+    ) -> Invocation:
+        """Do what `tensorwasm.runtime.Function.invoke` does, which documents arguments and errors."""
+        started_s = time.perf_counter()
+        stay = self._take(deadline)
+        session, collected, services = stay.session, None, stay.services
+        try:
+            if self._talks:
+                collected = Chunks(on_chunk)
+                services = {**services, "input": input, "stream": OutputStream(collected)}
+            values = stay.visit.call(args, services, deadline, stay.drain)
+            gpu = session.statistics() if session is not None else None
+        except BaseException:
+            stay.close()
+            raise
+        self._put(stay)
+        chunks = tuple(collected.chunks) if collected is not None else ()
+        elapsed_s = time.perf_counter() - started_s
+        return Invocation(self._export, tuple(values), self._result_types, 0, b"", b"", chunks, elapsed_s, gpu)
+
+    def _take(self, deadline: Deadline | None) -> Stay:
+        """Return a stay that is as good as new, the caller's alone."""
+        shared = self._share() if self._share is not None else None
+        while True:
+            try:
+                stay = self._idle.pop()
+            except IndexError:
+                stay = self._open(shared)
+                break
+            if stay.session is None or stay.session.resume():
+                break
+            stay.close()
+        if stay.session is not None and stay.session.confined:
+            stay.session.enter(Deadline.after(self._limits.wall_s).earlier(deadline))
+        return stay
+
+    def _open(self, shared: SharedDevice | None) -> Stay:
+        pad = draw_pad()
+        try:
+            if shared is None:
+                return Stay(Visit(self._prepared, self._export, self._limits, pad), None)
+            with shared.device.native.bound():
+                session = shared.open_session(
+                    self._tenant, architecture=self.settings.cuda_arch, memory_kind=self._memory, pad=pad
+                )
+        except BaseException:
+            recycle_pad(pad)
+            raise
+        try:
+            return Stay(Visit(self._prepared, self._export, self._limits, pad), session)
+        except BaseException:
+            session.close()
+            recycle_pad(pad)
+            raise
+
+    def _put(self, stay: Stay) -> None:
+        """Keep a stay for the next guest, if it can be made as good as new."""
+        if len(self._idle) >= MAX_IDLE or not stay.renew():
+            stay.close()
+            return
+        if stay.session is not None:
+            stay.session.park()
+        self._idle.append(stay)
