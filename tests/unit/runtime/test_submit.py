@@ -14,9 +14,11 @@ from wasmtime import wat2wasm
 
 import tensorwasm.runtime.fiber
 from tensorwasm import Runtime
+from tensorwasm.bench.waiting import Gate, GatedHost
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.fiber import Options
+from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function
 from tensorwasm.values import Deadline, Limits
 
@@ -34,6 +36,12 @@ GUEST = """(module
   (func (export "_start") (call $say) (call $exit (i32.const 3)))
   (func (export "trap") (call $say) unreachable)
   (func (export "spin") (loop br 0)))"""
+
+WORK = """(module
+  (import "wasi:cuda/host@0.3.0" "wasi_cuda_alloc" (func $alloc (param i32 i32) (result i64)))
+  (import "wasi:cuda/host@0.3.0" "wasi_cuda_sync" (func $sync (result i32)))
+  (memory (export "memory") 1)
+  (func (export "main") (result i32) (drop (call $alloc (i32.const 64) (i32.const 0))) (call $sync)))"""
 
 fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
 
@@ -209,3 +217,23 @@ def test_limits_hold_in_a_fiber(fiber_runtime):
     text = '(module (memory 1) (func (export "main") (result i32) (memory.grow (i32.const 100))))'
     function = fiber_runtime.load(bytes(wat2wasm(text)), limits=Limits(memory_bytes=1 << 20))
     assert function.submit().result(SOON_S).values == (-1,)
+
+
+@fibers_only
+def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
+    with Runtime("emulator", slots=4) as runtime:
+        gate = Gate(runtime.open_device())
+        wasm = bytes(wat2wasm(WORK))
+        host = GatedHost(runtime, gate)
+        function = Function(host, "late", wasm, runtime.load(wasm).form(Form()))
+        late = function.submit(grants=["cuda"], deadline=Deadline.after(0.2))
+        assert isinstance(late.exception(SOON_S), InvokeTimeout)
+        free = runtime._engine.free_slots
+        assert free == 3  # the slot is never used again: the device may still write there
+        gate.open()
+        ends = time.monotonic() + SOON_S
+        while runtime.background.statistics().on_device:
+            assert time.monotonic() < ends
+            threading.Event().wait(0.01)
+        gate.close()
+        assert runtime._engine.free_slots == free

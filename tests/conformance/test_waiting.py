@@ -1,0 +1,99 @@
+"""Guests that wait as fibers: every device tells, once, when the work is over that somebody waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+pytest.importorskip("numba")
+
+from tensorwasm.bench.waiting import Gate, measure_waiting
+from tensorwasm.gpu.session import Session
+from tensorwasm.values import NEVER, Deadline
+
+SOON_S = 60.0
+CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Kept:
+    """A device that survives its runtime."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def close(self):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+
+class Bell:
+    """A C function that counts its calls by their argument."""
+
+    def __init__(self):
+        self.rung = []
+        self._changed = threading.Condition()
+        self._function = CALLED(self._ring)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+
+    def _ring(self, argument):
+        with self._changed:
+            self.rung.append(argument)
+            self._changed.notify_all()
+
+    def await_ring(self, argument):
+        with self._changed:
+            assert self._changed.wait_for(lambda: argument in self.rung, timeout=SOON_S)
+
+
+@pytest.fixture
+def choice(device, monkeypatch):
+    monkeypatch.setattr("tensorwasm.runtime.runtime.open_device", lambda *_, **__: (Kept(device), "a test"))
+    return device.info.kind
+
+
+def test_sixty_four_guests_wait_at_once_and_all_are_right(choice):
+    figures = {figure.name: figure.value for figure in measure_waiting(choice, guests=64).figures}
+    assert figures["guests that wait on the device at once"] == 64
+    assert figures["guests with the right result"] == 64
+
+
+def test_a_call_comes_once_and_not_before_the_work_is_over(device):
+    bell, gate = Bell(), Gate(device)
+    with Session(device) as session:
+        assert session.notify(0, bell.address, 1) is False
+        session.allocate(64)
+        session.synchronize(NEVER)
+        device.events.wait_event(session._work.find(0).stream, gate.event)
+        session.allocate(64)
+        assert session.notify(0, bell.address, 2)
+        assert not session.ended(0)
+        assert bell.rung == []
+        gate.open()
+        bell.await_ring(2)
+        session.synchronize(Deadline.after(SOON_S))
+        assert session.notify(0, bell.address, 3) is False
+    gate.close()
+    assert bell.rung == [2]
+
+
+def test_an_event_is_told_whatever_comes_behind_it_in_its_stream(device):
+    bell, gate = Bell(), Gate(device)
+    with Session(device) as session:
+        event = session.open_event()
+        assert session.notify_event(event, bell.address, 1) is False
+        session.allocate(64)
+        session.record(event, 0)
+        device.events.wait_event(session._work.find(0).stream, gate.event)
+        session.allocate(64)
+        if session.notify_event(event, bell.address, 2):  # the work before it may be over by now
+            bell.await_ring(2)
+        session.synchronize_event(event, Deadline.after(SOON_S))
+        assert not session.ended(0)
+        gate.open()
+        session.synchronize(Deadline.after(SOON_S))
+    gate.close()
+    assert bell.rung in ([], [2])
