@@ -261,6 +261,28 @@ def test_a_worker_may_have_a_share_of_its_device():
         assert executor.workers()[0].info.multiprocessors == 7
 
 
+def test_a_tenant_may_have_a_share_of_its_own():
+    shares = {"ann": 5}
+    usual = WorkerOptions(multiprocessors=7)
+    with WorkerExecutor("emulator", isolation="process", options=usual, shares=shares) as executor:
+        for tenant in ("ann", "bob"):
+            assert call(executor, "add", 1, 2, tenant=tenant).values == (3,)
+        assert {each.tenant: each.info.multiprocessors for each in executor.workers()} == {"ann": 5, "bob": 7}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"isolation": "shared", "shares": {"ann": 5}},
+        {"isolation": "process", "shares": {"ann": 0}},
+        {"isolation": "process", "workers": 0},
+    ],
+)
+def test_what_no_executor_can_do_is_refused(arguments):
+    with pytest.raises(InvalidArgs):
+        WorkerExecutor("emulator", **arguments).close()
+
+
 def test_a_worker_that_is_killed_from_outside_is_replaced():
     with WorkerExecutor("emulator", isolation="process") as executor:
         assert call(executor, "add", 1, 2, tenant="ann").values == (3,)

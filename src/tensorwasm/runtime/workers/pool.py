@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, Literal, Self
@@ -44,13 +44,15 @@ class WorkerExecutor:
     Args:
         device: ``emulator``, ``cuda:N``, or ``cuda`` for every GPU of this machine; or several of these.
         isolation: who shares a worker; None for the device's default.
-        workers: most workers of one device under isolation by process; under ``shared`` there is one.
+        workers: most workers of one device under isolation by process, at least 1; under ``shared`` there is one.
         options: what else a worker's processes are; the device is put in.
         mps: have workers join the MPS daemon. Only with trusted kernels: under MPS a fault ends the neighbours too.
         kernels: ``trusted`` if the operator vouches for every kernel; none is guarded yet.
+        shares: multiprocessors, at least so many, by tenant, for the workers of tenants that are not to have what
+            ``options`` says. Only under isolation by process, where a worker is one tenant's.
 
     Raises:
-        InvalidArgs: no such device, or MPS together with kernels that nobody vouches for.
+        InvalidArgs: no such device, MPS together with kernels that nobody vouches for, or a number out of range.
         DeviceUnavailable: there is no GPU, or MPS was asked for and there is no daemon.
     """
 
@@ -63,12 +65,15 @@ class WorkerExecutor:
         options: WorkerOptions | None = None,
         mps: bool = False,
         kernels: Kernels = "untrusted",
+        shares: Mapping[str, int] | None = None,
     ) -> None:
         self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
         self._devices = list_devices((device,) if isinstance(device, str) else device)
         emulated = all(each == "emulator" for each in self._devices)
         self._isolation: Isolation = isolation or ("shared" if emulated else "process")
         self._most = workers
+        self._shares = dict(shares or {})
+        _check(workers, self._isolation, self._shares)
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
         self._leaving: list[Worker] = []
@@ -156,7 +161,8 @@ class WorkerExecutor:
             idle.drain(0.0)
             self._leaving.append(idle)
         number = next(self._numbers)
-        options = replace(self._options, device=self._devices[start.device])
+        share = self._shares.get(tenant, self._options.multiprocessors)
+        options = replace(self._options, device=self._devices[start.device], multiprocessors=share)
         worker = Worker(number, options, tenant if self._isolation == "process" else None)
         seat = self._seats[number] = _Seat(worker, start.device)
         return seat
@@ -180,6 +186,15 @@ class _Seat:
     def load(self, number: int) -> Load:
         worker = self.worker
         return Load(number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.takes, self.used_at)
+
+
+def _check(workers: int, isolation: Isolation, shares: Mapping[str, int]) -> None:
+    if workers < 1:
+        raise InvalidArgs(f"a device has 1 worker or more, not {workers}")
+    if shares and isolation != "process":
+        raise InvalidArgs("a tenant has a share of its own only where it has workers of its own: isolation='process'")
+    if small := [tenant for tenant, multiprocessors in shares.items() if multiprocessors < 1]:
+        raise InvalidArgs(f"the share of {small[0][:64]!r} is less than 1 multiprocessor")
 
 
 def _find_pipes(kernels: Kernels) -> str:
