@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from tensorwasm.guest.mailbox import Inbox
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import as_raised
 from tensorwasm.guest.suspension import Signal, Sleep, Wait, WaitingCode, Work
-from tensorwasm.guest.task import Job, Task
+from tensorwasm.guest.task import FiberStatistics, Job, Task
 from tensorwasm.guest.timers import Timers
 
 THREADS: Final = 8
@@ -43,29 +42,6 @@ PULSE_S: Final = 0.5
 """How often one of the guests that wait for a device looks whether it has failed: then it notifies nobody."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FiberStatistics:
-    """A snapshot of a reactor.
-
-    Attributes:
-        running: guests that can go on.
-        waiting: guests that wait: for a device, a time, or work on another thread.
-        on_device: those of them that a device will notify.
-        wakes: how often the reactor's thread was woken.
-        polls: how often a guest was run.
-        notifications: how often a device told that a guest's work had ended.
-        orphans: pads that wait for a notification which outlives their guests.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    on_device: int = 0
-    wakes: int = 0
-    polls: int = 0
-    notifications: int = 0
-    orphans: int = 0
 
 
 class Reactor:

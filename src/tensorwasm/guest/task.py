@@ -1,7 +1,8 @@
-"""What a reactor runs: a job of somebody's, and how far its guest has come."""
+"""What a reactor runs: a job of somebody's, how far its guest has come, and how many there are."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from tensorwasm.guest.fiber import Fiber
@@ -59,3 +60,26 @@ class Task:
         self.working = False
         self.over = False
         self.gone = False
+
+
+@dataclass(frozen=True, slots=True)
+class FiberStatistics:
+    """A snapshot of a reactor.
+
+    Attributes:
+        running: guests that can go on.
+        waiting: guests that wait: for a device, a time, or work on another thread.
+        on_device: those of them that a device will notify.
+        wakes: how often the reactor's thread was woken.
+        polls: how often a guest was run.
+        notifications: how often a device told that a guest's work had ended.
+        orphans: pads that wait for a notification which outlives their guests.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    on_device: int = 0
+    wakes: int = 0
+    polls: int = 0
+    notifications: int = 0
+    orphans: int = 0

@@ -22,11 +22,12 @@ from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.fiber import Fiber
-from tensorwasm.guest.fibers import FiberStatistics, Reactor
+from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.guest.task import FiberStatistics
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
