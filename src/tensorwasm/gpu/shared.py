@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Self
 
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, AccountStatistics
 from tensorwasm.gpu.commons import Commons
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device import Device, DeviceStatistics
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.quota import PROCESS_GATE, Gate
@@ -15,6 +16,29 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.values import DeviceInfo, MemoryKind
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStatistics:
+    """A snapshot of a device and what its sessions share.
+
+    Attributes:
+        kernels_held: loaded kernels that sessions hold together.
+        kernels_idle: loaded kernels that are kept for whoever brings their text again.
+        slots_idle: slots for small windows that nobody has; 0 until the first is taken.
+        sessions_parked: sessions that wait for their next guests.
+        places_in_use: places at the gate that are taken, by sessions of the process's other devices too.
+        accounts: of tenants that are registered or still charged, by name.
+        device: what the device holds.
+    """
+
+    kernels_held: int
+    kernels_idle: int
+    slots_idle: int
+    sessions_parked: int
+    places_in_use: int
+    accounts: tuple[AccountStatistics, ...]
+    device: DeviceStatistics
 
 
 class SharedDevice:
@@ -66,6 +90,19 @@ class SharedDevice:
             tenant=tenant,
             memory_kind=memory_kind,
             pad=pad,
+        )
+
+    def statistics(self) -> SharedStatistics:
+        """Return a snapshot: each figure is exact in itself."""
+        commons = self._commons
+        return SharedStatistics(
+            kernels_held=commons.kernels.held,
+            kernels_idle=commons.kernels.idle,
+            slots_idle=commons.ring.idle,
+            sessions_parked=len(commons.parking),
+            places_in_use=commons.gate.in_use,
+            accounts=commons.accounts.statistics(),
+            device=commons.device.statistics(),
         )
 
     def close(self) -> None:

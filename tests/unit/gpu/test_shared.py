@@ -453,3 +453,20 @@ def test_a_buffer_that_another_sandbox_had_is_zeros(world):
         assert read_u32(session, handle) == 77
     with world.open() as session:
         assert read_u32(session, session.allocate(4)) == 0
+
+
+def test_statistics_say_what_sessions_share(world):
+    assert world.shared.statistics().accounts == world.accounts.statistics()
+    with world.open() as session:
+        kernel = session.load(FILL, "fill", NEVER)
+        world.fill(session, kernel, 0, 7)
+        session.allocate(100)
+        found = world.shared.statistics()
+        assert (found.kernels_held, found.kernels_idle, found.sessions_parked) == (1, 0, 0)
+        assert found.accounts[-1].device_bytes == 256
+        assert found.device.modules == 1
+        taken = found.slots_idle
+    found = world.shared.statistics()
+    assert (found.kernels_held, found.kernels_idle, found.places_in_use) == (0, 1, 0)
+    assert found.slots_idle == taken + 1
+    assert found.accounts[-1].device_bytes == 0
