@@ -193,8 +193,8 @@ class Holdings:
         self._allow_loads()
 
     def forget_loads(self) -> None:
-        """Begin with other ids, as if compiled code had never loaded any kernel."""
-        self._sheet.forget_loads(_first_id())
+        """Begin with other ids, as if compiled code had never loaded any kernel, nor done anything else."""
+        self._sheet.begin_anew(_first_id())
         self._allow_loads()
 
     @property

@@ -40,7 +40,7 @@ from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.gpu.statistics import SessionStatistics
+from tensorwasm.gpu.statistics import SessionStatistics, describe_compiled
 from tensorwasm.gpu.streams import OWN, Lane
 from tensorwasm.gpu.windows import Windows
 from tensorwasm.gpu.work import Work
@@ -755,9 +755,11 @@ class Session:
 
     def statistics(self) -> SessionStatistics:
         """Return a snapshot."""
-        holdings, work, launcher = self._holdings, self._work, self._launcher
-        launched, replayed, refused = self._native if self._closed else self._sheet.counters()
         sheet = self._sheet
+        launched, replayed, refused = self._native if self._closed else sheet.counters()
+        if not (self._used or self._closed):  # there is nothing but what compiled code has done
+            return describe_compiled(sheet.loads, sheet.loaded_bytes, launched, replayed, refused)
+        holdings, work, launcher = self._holdings, self._work, self._launcher
         return SessionStatistics(
             allocations=len(holdings.buffers),
             device_bytes=holdings.device_bytes,
@@ -790,10 +792,8 @@ class Session:
             with self._turn:
                 if not self._renewable() or not self._renew_books():
                     return False
-        self._windows.clear()
         self._work.place.renew()
         self._holdings.forget_loads()
-        self._sheet.begin_anew()
         return True
 
     def park(self) -> None:
@@ -870,6 +870,7 @@ class Session:
     def _renew_books(self) -> bool:
         if attempt(Holdings.renew, self._holdings):
             return False
+        self._windows.clear()
         self._launcher.renew()
         self._refused = 0
         self._used = False

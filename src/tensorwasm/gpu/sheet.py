@@ -209,21 +209,19 @@ class Sheet:
         words[_LOADS] = words[_LOADED_BYTES] = 0
         return [(first + index, words[_LOADED + index]) for index in range(count)]
 
-    def forget_loads(self, next_kernel: int) -> None:
-        """Take what compiled code has loaded out of the table, for good.
+    def begin_anew(self, next_kernel: int) -> None:
+        """Take what compiled code has loaded out of the table, for good, and count what it does from here.
 
         Args:
             next_kernel: id of the kernel that is loaded next.
         """
         words = self._words
-        for kernel_id in range(words[_NEXT_KERNEL] - words[_LOADS], words[_NEXT_KERNEL]):
-            self.hide_kernel(kernel_id)
-        words[_LOADS] = words[_LOADED_BYTES] = 0
+        loads, end = words[_LOADS], words[_NEXT_KERNEL]
+        if loads:
+            for kernel_id in range(end - loads, end):
+                self.hide_kernel(kernel_id)
+            words[_LOADS] = words[_LOADED_BYTES] = 0
         words[_NEXT_KERNEL] = next_kernel
-
-    def begin_anew(self) -> None:
-        """Count launches, replays and refusals from here."""
-        words = self._words
         self._first = words[_LAUNCHED], words[_REPLAYED], words[_REFUSALS]
 
     # -------------------------------------------------------------------------------------------- tables

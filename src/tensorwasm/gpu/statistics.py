@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStatistics:
-    """A snapshot of a session.
+class SessionStatistics(NamedTuple):
+    """A snapshot of a session. A tuple, because every invocation has one.
 
     Attributes:
         allocations: live device buffers.
@@ -43,3 +43,11 @@ class SessionStatistics:
     streams: int = 0
     events: int = 0
     graphs: int = 0
+
+
+@lru_cache(maxsize=64)
+def describe_compiled(kernels: int, ptx_bytes: int, launched: int, replays: int, refusals: int) -> SessionStatistics:
+    """Return the snapshot of a session that compiled code alone has used; one guest's is like another's."""
+    return SessionStatistics(
+        kernels=kernels, ptx_bytes=ptx_bytes, kernels_launched=launched, replays=replays, quota_refusals=refusals
+    )

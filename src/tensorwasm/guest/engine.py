@@ -138,8 +138,7 @@ class Engine:
         self.config = config
         self.poll_ticks = max(1, round(POLL_S / config.tick_s))
         self._tick_ns = round(config.tick_s * 1e9)
-        self._free_slots = config.slots
-        self._lock = threading.Lock()
+        self._slots = [None] * config.slots  # popped and appended, which needs no lock
         self.address: int = _engine_new(_configure(config))
         if not self.address:
             raise InternalError("wasmtime refused its configuration")
@@ -167,7 +166,7 @@ class Engine:
     @property
     def free_slots(self) -> int:
         """Sandboxes that can still be made."""
-        return self._free_slots
+        return len(self._slots)
 
     def reserve_slot(self) -> None:
         """Take one slot of the pool.
@@ -177,15 +176,14 @@ class Engine:
             TickerNotRunning: deadlines could not be kept.
         """
         self.require_ticker()
-        with self._lock:
-            if self._free_slots == 0:
-                raise CapacityExhausted(f"all {self.config.slots} sandboxes are in use; try again later")
-            self._free_slots -= 1
+        try:
+            self._slots.pop()
+        except IndexError:
+            raise CapacityExhausted(f"all {self.config.slots} sandboxes are in use; try again later") from None
 
     def release_slot(self) -> None:
         """Give one slot back."""
-        with self._lock:
-            self._free_slots += 1
+        self._slots.append(None)
 
     def require_ticker(self) -> None:
         """Refuse to go on without a clock.
@@ -196,16 +194,19 @@ class Engine:
         if not self.ticker.running:
             raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
 
-    def ticks(self, deadline_ns: int | None) -> int:
+    def ticks(self, deadline_ns: int | None, now_ns: int | None = None) -> int:
         """Return how many ticks a guest may run before it looks at the clock again, at least 1.
 
         Args:
             deadline_ns: when it must have ended, on the monotonic clock; None for never.
+            now_ns: the time, for whoever has just looked.
         """
         if deadline_ns is None:
             return self.poll_ticks
-        left = -((time.monotonic_ns() - deadline_ns) // self._tick_ns)
-        return max(1, min(left, self.poll_ticks))
+        left = -(((time.monotonic_ns() if now_ns is None else now_ns) - deadline_ns) // self._tick_ns)
+        if left >= self.poll_ticks:
+            return self.poll_ticks
+        return max(1, left)
 
     def wake_guests(self) -> None:
         """Make every running guest of this engine look at the clock and at its cancel flag now."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # the functions of `signal` without its enums, which cost forty times as much
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from types import FrameType
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ def shielded(state: GuestState, function: Callable[..., Any], *args: object) -> 
     """
     if threading.get_ident() != threading.main_thread().ident:
         return function(*args)
-    shield = _Shield(state)
+    shield = _Shield(state, _find_handlers())
     try:
         shield.put_up()
         return function(*args)
@@ -42,19 +43,32 @@ def shielded(state: GuestState, function: Callable[..., Any], *args: object) -> 
         shield.take_down()
 
 
-class _Shield:
-    __slots__ = ("_handlers", "_state")
+_Handlers = Mapping[int, Callable[[int, FrameType | None], Any]]
+_seen: tuple[list[object], _Handlers] = [], {}
+"""Every signal's handler when one was last looked for, and which of them are Python's. Handlers seldom change."""
 
-    def __init__(self, state: GuestState) -> None:
+
+def _find_handlers() -> _Handlers:
+    global _seen  # noqa: PLW0603 - the main thread alone comes here
+    found = [*map(_signal.getsignal, _NUMBERS)]
+    if found != _seen[0]:
+        handlers = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
+        _seen = found, handlers
+    return _seen[1]
+
+
+class _Shield:
+    __slots__ = ("_handlers", "_state", "_up")
+
+    def __init__(self, state: GuestState, handlers: _Handlers) -> None:
         self._state = state
-        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._handlers = handlers
+        self._up = 0
 
     def put_up(self) -> None:
-        for number in _NUMBERS:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                self._handlers[number] = handler
-                _signal.signal(number, self._handle)
+        for number in self._handlers:
+            self._up += 1
+            _signal.signal(number, self._handle)
 
     def take_down(self) -> None:
         try:
@@ -64,7 +78,7 @@ class _Shield:
             raise
 
     def _restore(self) -> None:
-        for number, handler in self._handlers.items():
+        for number, handler in islice(self._handlers.items(), self._up):
             _signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

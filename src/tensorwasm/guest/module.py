@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tensorwasm.errors import InvalidArgs, MissingExport
-from tensorwasm.guest import capi, traps
+from tensorwasm.guest import capi, codec, traps
 from tensorwasm.values import Limits
 from tensorwasm.wasm.preamble import FuncType, Import, Preamble
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.engine import Engine
 
 _MAX_NAMED: Final = 20
+_INTEGERS: Final = {"i32": "i12x", "i64": "q8x"}
 _PASSABLE: Final = frozenset(capi.VALUE_KINDS)
 _module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
 
@@ -35,7 +37,7 @@ class CallPlan:
         unpack: ``unpack(frame, CELLS)`` reads the results.
     """
 
-    __slots__ = ("cell_count", "frame_type", "pack", "params", "results", "unpack")
+    __slots__ = ("_integers", "cell_count", "frame_type", "pack", "params", "results", "unpack")
 
     CELLS: ClassVar[int] = capi.SIZES["wasmtime_extern_t"]
 
@@ -45,6 +47,19 @@ class CallPlan:
         self.frame_type = ctypes.c_char * (self.CELLS + self.cell_count * capi.CELL_BYTES)
         self.pack = struct.Struct("<" + "Q8x" * len(self.params)).pack_into
         self.unpack = struct.Struct("<" + "Q8x" * len(self.results)).unpack_from
+        self._integers = _integers(self.results)
+
+    def read(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> Sequence[codec.Number]:
+        """Return the results."""
+        if self._integers is not None:
+            return self._integers(frame, offset)
+        return codec.decode(self.results, self.unpack(frame, offset))
+
+
+def _integers(results: tuple[str, ...]) -> Callable[..., tuple[int, ...]] | None:
+    """Return what reads results that are all integers, signed; None if one is not."""
+    codes = [_INTEGERS.get(kind) for kind in results]
+    return None if None in codes else struct.Struct(f"<{''.join(map(str, codes))}").unpack_from
 
 
 class Module:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError
@@ -32,7 +33,7 @@ def require(stack_bytes: int) -> None:
         InternalError: the thread is on a fiber's stack: a host function that a fiber called runs another guest.
         RecursionError: too few Python frames are left for callbacks.
     """
-    _descend(_CALLBACK_FRAMES)
+    _descend()
     if getattr(_checked, "fiber", False):
         raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
     if getattr(_checked, "bytes", 0) >= stack_bytes:
@@ -56,9 +57,16 @@ def on_fiber() -> Iterator[None]:
         _checked.fiber = False
 
 
-def _descend(frames: int) -> None:
-    if frames:
-        _descend(frames - 1)
+def _calling(inner: Callable[[], None]) -> Callable[[], None]:
+    return lambda: inner()  # noqa: PLW0108 - the frame is what it is for
+
+
+def _nested(frames: int) -> Callable[[], None]:
+    """Return a function that needs so many Python frames, at a third less than counting them down costs."""
+    return reduce(lambda inner, _: _calling(inner), range(frames), lambda: None)
+
+
+_descend: Final = _nested(_CALLBACK_FRAMES)
 
 
 def _thread_stack_bytes() -> int:

@@ -206,7 +206,9 @@ class GuestState:
 
 def _clamped(deadline_ns: int | None) -> int:
     """Return a deadline as a pad has it: one before the clock began has passed, one past its end is the end."""
-    return NO_DEADLINE_NS if deadline_ns is None else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
+    if deadline_ns is None:
+        return NO_DEADLINE_NS
+    return deadline_ns if 0 <= deadline_ns < NO_DEADLINE_NS else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
 
 
 _tokens: Final = itertools.count(1)

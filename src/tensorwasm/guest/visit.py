@@ -142,7 +142,7 @@ class Visit:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
             state.arm(started_ns, end_ns)
-            order.ticks = engine.ticks(end_ns)
+            order.ticks = engine.ticks(end_ns, started_ns)
             stop = shielded(state, self._go, self._address)
             if stop or state.error is not None:
                 self._judge(stop)
@@ -152,7 +152,7 @@ class Visit:
             state.end()
             if not self._stuck:
                 engine.release_slot()
-        return codec.decode(plan.results, plan.unpack(self._cells, 0)) if plan.results else ()
+        return plan.read(self._cells, 0)
 
     def close(self) -> None:
         """Give the pad back. The session that had it is closed. Idempotent."""

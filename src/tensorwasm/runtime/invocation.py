@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest import codec
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(NamedTuple):
     """What came of one call.
 
     Attributes:

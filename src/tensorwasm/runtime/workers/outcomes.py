@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Final
 
 from tensorwasm.errors import (
@@ -159,7 +158,7 @@ def _is_f32(value: float) -> bool:
     return not math.isfinite(value) or abs(value) < 2.0**128
 
 
-_COUNTS: Final = frozenset(each.name for each in fields(SessionStatistics) if each.type in {"int", int})
+_COUNTS: Final = frozenset(SessionStatistics._fields) - {"abandoned"}
 
 
 def _describe_gpu(found: SessionStatistics) -> Gpu:
