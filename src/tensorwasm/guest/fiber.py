@@ -175,11 +175,10 @@ class Fiber:
         if not self._call:
             with self._supply():  # the memory is made at once, before a start function can wait
                 made = self._advance(_poll_quickly if self._quick else _poll)
+                left = made and take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
             self._supply = nullcontext
-            if not made:
-                return False
-            if take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value):
-                return True
+            if not made or left:
+                return made
             self._start_call()
         if not self._advance(_poll):
             return False

@@ -6,6 +6,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
+from tensorwasm.errors import QuotaExceeded
 
 SOON_S = 60.0
 MODULE = "wasi:cuda/host@0.3.0"
@@ -42,3 +43,15 @@ def test_a_stream_that_records_changes_no_order_of_checks(runtime, name):
     expected = 0, WHILE_RECORDING[name][2]
     assert function.invoke(grants=["cuda"]).values == expected
     assert function.submit(grants=["cuda"]).result(SOON_S).values == expected
+
+
+@pytest.mark.parametrize("memory", ["managed", "vmm"])
+def test_memory_over_a_cap_is_the_same_refusal(runtime, memory):
+    runtime.share().accounts.register("tiny", 1 << 16, 1 << 15)
+    function = runtime.load(guest("unload"))
+    asked = {"grants": ["cuda"], "tenant": "tiny", "memory_kind": memory}
+    with pytest.raises(QuotaExceeded) as blocking:
+        function.invoke(**asked)
+    with pytest.raises(QuotaExceeded) as submitted:
+        function.submit(**asked).result(SOON_S)
+    assert submitted.value.message == blocking.value.message
