@@ -30,10 +30,13 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """Return the deadline ``seconds`` from now; None or infinity, in nanoseconds too, means none, NaN now."""
-        if seconds is None or math.isinf(seconds * 1e9):
+        """Return the deadline ``seconds`` from now.
+
+        None or infinity, in nanoseconds too, means none; NaN or less than nothing means now.
+        """
+        if seconds is None or seconds * 1e9 == math.inf:
             return cls()
-        if math.isnan(seconds):
+        if not seconds >= 0:  # NaN too
             seconds = 0.0
         return cls(time.monotonic_ns() + round(seconds * 1e9))
 

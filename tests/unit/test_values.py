@@ -13,7 +13,7 @@ def test_more_time_than_a_clock_can_count_is_no_deadline(seconds):
     assert not deadline.expired()
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, -1e300, -math.inf, math.nan])
 def test_no_time_at_all_has_passed_already(seconds):
     deadline = Deadline.after(seconds)
     assert deadline.expired()
