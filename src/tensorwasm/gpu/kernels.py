@@ -63,7 +63,7 @@ class SharedKernel:
         private: whether one sandbox only may have it.
     """
 
-    __slots__ = ("_image", "device_bytes", "holders", "key", "loaded", "private", "signature", "text_bytes")
+    __slots__ = ("_image", "_lock", "device_bytes", "holders", "key", "loaded", "private", "signature", "text_bytes")
 
     def __init__(self, loaded: LoadedModule, draft: Draft, key: Key) -> None:
         self.loaded = loaded
@@ -74,6 +74,7 @@ class SharedKernel:
         self.key = key
         self.holders = 1
         self._image: KernelImage | None = None
+        self._lock = threading.Lock()
 
     def image(self, device: Device, deadline: Deadline) -> KernelImage:
         """Return what compiled code launches; lives as long as the kernel.
@@ -84,7 +85,9 @@ class SharedKernel:
         """
         if self._image is None:
             native = device.native.kernel(self.loaded, self.signature.entry, deadline)
-            self._image = KernelImage(self.signature, native)
+            with self._lock:  # a second image would free the first, whose address pads have
+                if self._image is None:
+                    self._image = KernelImage(self.signature, native)
         return self._image
 
 

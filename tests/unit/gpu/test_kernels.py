@@ -250,3 +250,22 @@ def test_a_load_that_gets_no_stream_for_compiled_code_has_changed_nothing(shared
         assert session.statistics().kernels == session.statistics().ptx_bytes == 0
         session.load(FILL, "fill", NEVER)
         assert session.failure is None
+
+
+def test_two_that_load_at_once_have_one_image(device, monkeypatch):
+    # Pads have the address of an image, and only the kernel keeps it alive: a second one would free the first.
+    cache = KernelCache(device)
+    kernel = acquire(cache, FILL, "fill")
+    describe, inner = device.native.kernel, []
+
+    def meet(*arguments):
+        monkeypatch.setattr(device.native, "kernel", describe)
+        inner.append(kernel.image(device, NEVER))  # another thread, while the device is asked
+        return describe(*arguments)
+
+    monkeypatch.setattr(device.native, "kernel", meet)
+    outer = kernel.image(device, NEVER)
+    assert inner == [outer]
+    assert kernel.image(device, NEVER) is outer
+    cache.release(kernel)
+    assert cache.close() == []
