@@ -20,6 +20,8 @@ _libc: Final = ctypes.CDLL(None)
 _idle: Final[list[Inbox]] = []
 """Inboxes that nobody waits at. Descriptors are never closed: whoever has put something on a list, which may be found
 there at once, has yet to write; and in the place of a closed descriptor there could be anything."""
+_LONGEST_S: Final = 86_400.0
+"""epoll counts milliseconds in an int, 24 days of them."""
 _owed: Final[list[Inbox]] = []
 """Inboxes to which notifications are still to come."""
 
@@ -75,9 +77,9 @@ class Inbox:
         """Wait until something arrives.
 
         Args:
-            seconds: at most; None for ever, 0 only looks.
+            seconds: at most, and never more than a day; None for ever, 0 only looks.
         """
-        if self._epoll.poll(seconds):
+        if self._epoll.poll(seconds if seconds is None else min(seconds, _LONGEST_S)):
             os.eventfd_read(self._descriptor)
             self.wakes += 1
 

@@ -88,3 +88,12 @@ def test_what_comes_after_the_end_reaches_a_mailbox_that_is_still_there():
     assert Inbox.open(CODE) is not inbox
     notify(inbox, [wait])
     assert list(inbox.take()) == [ctypes.addressof(wait)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e7, 1e18, float("inf"), None])
+def test_any_time_can_be_waited_for(seconds):
+    inbox = Inbox(CODE)
+    inbox.wake()
+    inbox.wait(seconds)
+    assert inbox.wakes == 1
+    inbox.close(0)

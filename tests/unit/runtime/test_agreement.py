@@ -7,6 +7,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
 from tensorwasm.errors import QuotaExceeded
+from tensorwasm.values import Limits
 
 SOON_S = 60.0
 MODULE = "wasi:cuda/host@0.3.0"
@@ -55,3 +56,9 @@ def test_memory_over_a_cap_is_the_same_refusal(runtime, memory):
     with pytest.raises(QuotaExceeded) as submitted:
         function.submit(**asked).result(SOON_S)
     assert submitted.value.message == blocking.value.message
+
+
+def test_a_guest_may_have_thirty_years():
+    with Runtime("emulator", limits=Limits(wall_s=1e9)) as runtime:
+        function = runtime.load(guest("unload"))
+        assert function.submit(grants=["cuda"]).result(SOON_S).values == (0, -3)
