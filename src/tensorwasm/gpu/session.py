@@ -788,6 +788,8 @@ class Session:
             Whether it could be done: it cannot if anything failed or is left, or was ever there that has a number. Such
             a session is to be closed.
         """
+        if self._closed:
+            return False
         if self._used:
             with self._turn:
                 if not self._renewable() or not self._renew_books():
@@ -862,7 +864,7 @@ class Session:
         return self._work.lanes.get(stream)
 
     def _renewable(self) -> bool:
-        if self._closed or self._failure is not None or self._launcher.recording is not None or self._sheet.staged:
+        if self._failure is not None or self._launcher.recording is not None or self._sheet.staged:
             return False
         parts = self._marks.unused and self._graphs.unused and self._holdings.renewable and self._work.renewable
         return parts and self._windows.reach.region is None

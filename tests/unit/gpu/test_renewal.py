@@ -1,0 +1,347 @@
+"""A session that serves one guest after another: each sees what it would see of a session of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.device import FakeDevice
+from strategies.kernels import FILL, NOTHING, with_global
+from tensorwasm.errors import DeviceLost, KernelFault, TensorWasmError
+from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.limits import SessionLimits
+from tensorwasm.gpu.pad import LOAD_ROWS, OFFER_ROWS, PadLayout
+from tensorwasm.gpu.parking import MAX_PARKED, Parking
+from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.values import NEVER, LaunchConfig, Region
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+PAGES = 4
+
+
+class World:
+    """A device, and guest memory."""
+
+    def __init__(self, limits=None, slots=None) -> None:
+        self.device = FakeDevice(effects=True)
+        self.gate = Gate(4)
+        self.accounts = Accounts()
+        self.shared = SharedDevice(self.device, self.accounts, self.gate)
+        self.limits = limits
+        self.pages = mmap.mmap(-1, PAGES << 16)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
+        self.memory = Region(self.address, PAGES << 16, host=True)
+
+    @property
+    def parking(self) -> Parking:
+        return self.shared._commons.parking
+
+    def open(self, pad=None, **options):
+        pad = PadLayout() if pad is None else pad
+        return self.shared.open_session(limits=self.limits, memory_kind="staged", pad=pad, **options)
+
+    def close(self) -> None:
+        self.shared.close()
+        assert self.device.holds_nothing()
+        assert self.device.broken == []
+        assert self.gate.in_use == 0
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.close()
+
+
+def load_native(session, row: int = 0) -> int:
+    """Do what compiled code does with an offer."""
+    pad = session.pad
+    assert pad.budget
+    kernel_id = pad.next_kernel
+    pad.kernels[kernel_id % len(pad.kernels)].id = kernel_id
+    pad.kernels[kernel_id % len(pad.kernels)].head = pad.offers[row].head
+    pad.loaded[pad.loads] = row
+    pad.loads += 1
+    pad.loaded_bytes += pad.offers[row].text_bytes
+    pad.next_kernel += 1
+    pad.budget -= 1
+    return kernel_id
+
+
+def offered(session) -> list[bytes]:
+    return [ctypes.string_at(row.text, row.text_bytes) for row in session.pad.offers if row.head]
+
+
+def fill(world, session, kernel, value=7, offset=0) -> None:
+    arguments = [HostWindow(world.address + offset, 4), Scalar(struct.pack("<I", value))]
+    session.launch(kernel, ONE, lambda: arguments, world.memory, NEVER)
+
+
+# ------------------------------------------------------------------------------------------------- programs
+
+OPERATIONS = {
+    "load": lambda world, session, seen: seen.kernels.append(session.load(FILL, "fill", NEVER)),
+    "load nothing": lambda world, session, seen: session.load(NOTHING, "nothing", NEVER),
+    "load private": lambda world, session, seen: session.load(with_global(64), "nothing", NEVER),
+    "load badly": lambda world, session, seen: session.load(b"\0", "fill", NEVER),
+    "load another": lambda world, session, seen: session.load(FILL, "other", NEVER),
+    "launch": lambda world, session, seen: fill(world, session, seen.kernels[0]),
+    "launch none": lambda world, session, seen: fill(world, session, 3),
+    "unload": lambda world, session, seen: session.unload(seen.kernels.pop(), NEVER),
+    "allocate": lambda world, session, seen: seen.add(session.allocate(64)),
+    "allocate too much": lambda world, session, seen: session.allocate(1 << 40),
+    "free": lambda world, session, seen: session.free(1, NEVER),
+    "stream": lambda world, session, seen: seen.add(session.open_stream()),
+    "close stream": lambda world, session, seen: session.close_stream(1, NEVER),
+    "event": lambda world, session, seen: seen.add(session.open_event()),
+    "close event": lambda world, session, seen: session.close_event(1),
+    "record": lambda world, session, seen: session.record(1, 0),
+    "begin graph": lambda world, session, seen: session.begin_graph(0),
+    "end graph": lambda world, session, seen: seen.add(session.end_graph(0)),
+    "submit": lambda world, session, seen: session.submit(
+        seen.kernels[0], ONE, lambda: [BufferOffset(1, 0), Scalar(b"1234")], None, NEVER
+    ),
+    "synchronize": lambda world, session, seen: session.synchronize(NEVER),
+}
+programs = st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=8)
+plain = st.lists(st.sampled_from(["load", "load nothing", "launch", "load badly", "unload", "synchronize"]), max_size=6)
+
+
+class Seen:
+    """What a guest has seen; kernels by how far their ids are from the first."""
+
+    def __init__(self) -> None:
+        self.kernels: list[int] = []
+        self.numbers: list[object] = []
+        self.first = 0
+
+    def add(self, number: object) -> None:
+        self.numbers.append(number)
+
+
+def run(world, session, program) -> list[object]:
+    """Return everything that a guest sees of a session: numbers, errors, what its memory holds, the figures."""
+    seen, found = Seen(), []
+    world.pages[:] = bytes(len(world.pages))
+    for name in program:
+        try:
+            before = len(seen.kernels)
+            OPERATIONS[name](world, session, seen)
+            if len(seen.kernels) > before:
+                seen.first = seen.first or seen.kernels[-1]
+                seen.add(seen.kernels[-1] - seen.first)
+        except (TensorWasmError, IndexError) as error:
+            text = str(error).replace(str(seen.kernels[0]), "K") if seen.kernels else str(error)
+            found.append((type(error), text))
+        found.append(session.statistics())
+    return [*found, *seen.numbers, bytes(world.pages[:64]), session.failure]
+
+
+@given(st.lists(programs | plain, min_size=1, max_size=4), programs)
+def test_whoever_comes_later_sees_what_whoever_came_first_saw(earlier, program):
+    world, other = World(), World()
+    session = world.open()
+    for before in earlier:
+        run(world, session, before)
+        if not session.renew():
+            session.close()
+            session = world.open()
+    fresh = other.open()
+    assert run(world, session, program) == run(other, fresh, program)
+    for each, used in ((world, session), (other, fresh)):
+        used.close()
+        each.close()
+
+
+@given(plain)
+def test_what_is_left_on_the_pad_is_what_the_session_keeps(program):
+    world = World()
+    session = world.open()
+    run(world, session, program)
+    assert session.renew()
+    pad = session.pad
+    assert not any(row.id or row.head for row in pad.kernels)
+    assert (pad.loads, pad.loaded_bytes, pad.pending, pad.staged, pad.stage_used, pad.reach_bytes) == (0,) * 6
+    assert set(offered(session)) <= {FILL, NOTHING}
+    assert pad.budget == (LOAD_ROWS if offered(session) else 0)
+    if pad.stage_at:
+        assert not any(ctypes.string_at(pad.stage_at, pad.stage_bytes))
+    session.close()
+    assert bytes(pad.offers) == bytes(ctypes.sizeof(pad.offers))
+    world.close()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        ["allocate"],
+        ["allocate", "free"],
+        ["stream"],
+        ["stream", "close stream"],
+        ["event"],
+        ["event", "close event"],
+        ["begin graph"],
+        ["begin graph", "end graph"],
+        ["allocate", "load", "submit"],
+    ],
+)
+def test_a_session_that_gave_a_number_away_serves_nobody_else(world, left):
+    session = world.open()
+    run(world, session, left)
+    assert not session.renew()
+    session.close()
+
+
+def test_a_poisoned_session_serves_nobody_else(world):
+    session = world.open()
+    kernel = session.load(FILL, "fill", NEVER)
+    world.device.failures["synchronize"] = KernelFault("a kernel broke a rule")
+    with pytest.raises(KernelFault):
+        fill(world, session, kernel)
+    assert not session.renew()
+    session.close()
+
+
+def test_a_closed_session_serves_nobody_else(world):
+    session = world.open()
+    session.close()
+    assert not session.renew()
+
+
+# --------------------------------------------------------------------------------------------------- offers
+
+
+def renewed(world, texts=((FILL, "fill"),)):
+    session = world.open()
+    for text, entry in texts:
+        session.load(text, entry, NEVER)
+    assert session.renew()
+    return session
+
+
+def test_what_compiled_code_has_loaded_is_the_guests(world):
+    session = renewed(world)
+    loads = world.device.calls.count("load")
+    kernel = load_native(session)
+    assert session.statistics().kernels == 1
+    assert session.statistics().ptx_bytes == len(FILL)
+    fill(world, session, kernel, 9)
+    assert world.pages[:4] == struct.pack("<I", 9)
+    assert session.load(FILL, "fill", NEVER) == kernel + 1
+    assert session.statistics().kernels == 2
+    session.unload(kernel, NEVER)
+    assert session.statistics() == session.statistics()._replace(kernels=1, ptx_bytes=len(FILL))
+    assert world.device.calls.count("load") == loads
+    session.close()
+
+
+def test_the_budget_is_within_the_limit_of_kernels():
+    world = World(SessionLimits(kernels=3))
+    session = renewed(world)
+    assert session.pad.budget == 3
+    load_native(session)
+    session.load(FILL, "fill", NEVER)
+    assert session.pad.budget == 1
+    session.close()
+    world.close()
+
+
+def test_the_budget_is_within_the_limit_of_text():
+    world = World(SessionLimits(total_ptx_bytes=2 * len(FILL) + 1))
+    session = renewed(world)
+    assert session.pad.budget == 2
+    session.close()
+    world.close()
+
+
+def test_a_kernel_with_variables_is_offered_to_nobody(world):
+    session = renewed(world, [(with_global(64), "nothing")])
+    assert offered(session) == []
+    assert session.pad.budget == 0
+    session.close()
+
+
+def test_the_oldest_offer_makes_room(world):
+    texts = [(FILL + b"\n" * count, "fill") for count in range(OFFER_ROWS + 2)]
+    session = renewed(world, texts)
+    assert len(offered(session)) == OFFER_ROWS
+    assert FILL not in offered(session)
+    assert world.shared._commons.kernels.held == OFFER_ROWS
+    session.close()
+    assert world.shared._commons.kernels.held == 0
+
+
+def test_ids_begin_elsewhere_each_time(world):
+    session = world.open()
+    starts = []
+    for _ in range(8):
+        starts.append(session.load(FILL, "fill", NEVER))
+        assert session.renew()
+    assert len({start >> 16 for start in starts}) == 8
+    assert all(start & 0xFFFF == 1 for start in starts)
+    session.close()
+
+
+# -------------------------------------------------------------------------------------------------- parking
+
+
+def test_a_parked_session_is_one_callers(world):
+    session = renewed(world)
+    session.park()
+    assert len(world.parking) == 1
+    assert session.resume()
+    assert not session.resume()
+    session.close()
+
+
+def test_too_many_parked_sessions_close_the_first(world):
+    sessions = [renewed(world) for _ in range(MAX_PARKED + 2)]
+    for session in sessions:
+        session.park()
+    assert [session.resume() for session in sessions] == [False] * 2 + [True] * MAX_PARKED
+    for session in sessions:
+        session.close()
+
+
+def test_the_device_closes_what_is_parked_and_what_is_parked_later(world):
+    early, late = renewed(world), world.shared.open_session(memory_kind="pinned", pad=PadLayout())
+    early.park()
+    world.shared.close()
+    late.park()
+    for session in (early, late):
+        assert not session.resume()
+        with pytest.raises(DeviceLost):
+            session.allocate(1)
+
+
+def test_a_tenant_that_has_gone_is_not_served(world):
+    world.accounts.register("acme", 1 << 20)
+    session = world.open(tenant="acme")
+    session.load(FILL, "fill", NEVER)
+    assert session.renew()
+    session.park()
+    world.accounts.unregister("acme")
+    assert not session.resume()
+    session.close()
+
+
+def test_a_parked_session_gives_its_slot_to_whoever_needs_one(world):
+    ring = world.shared._commons.ring
+    parked = [renewed(world) for _ in range(MAX_PARKED)]
+    for session in parked:
+        session.park()
+    taken = [ring.take("default") for _ in range(ring.idle)]
+    session = world.open()
+    fill(world, session, session.load(FILL, "fill", NEVER))
+    assert len(world.parking) == MAX_PARKED - 1
+    session.close()
+    for slot in taken:
+        ring.give(slot)

@@ -1,0 +1,170 @@
+"""Visits of sandboxes without a session: what compiled code does around the guest, and what it leaves to Python."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from wasmtime import wat2wasm
+
+from tensorwasm.errors import DeviceLost, GuestTrap, InvokeTimeout
+from tensorwasm.gpu.pad import DriverTable
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.state import STATES
+from tensorwasm.guest.visit import Visit, may_visit
+from tensorwasm.values import Deadline, Limits
+
+pytest.importorskip("numba")
+
+CONTEXT, NUMBER, OTHER = 0xC0_FFEE, 7, 0xBEEF
+WAT = """(module (memory (export "memory") 1)
+  (func (export "one") (result i32) (i32.const 1)) (func (export "trap") unreachable)
+  (func (export "spin") (loop (br 0))))"""
+_u64, _at = ctypes.c_uint64, ctypes.c_void_p
+_ONE = ctypes.CFUNCTYPE(ctypes.c_int, _u64)
+_TWO = ctypes.CFUNCTYPE(ctypes.c_int, _u64, _at)
+
+
+class Contexts:
+    """A driver's stack of contexts, of which it notes every use."""
+
+    def __init__(self, *stack: int, number: int = NUMBER) -> None:
+        self.stack = list(stack)
+        self.number = number
+        self.calls: list[str] = []
+        self.results: dict[str, int] = {}
+        self.kept = [_ONE(self._current), _TWO(self._id), _ONE(self._push), _ONE(self._pop)]
+        names = ("context_current", "context_id", "context_push", "context_pop")
+        addresses = {name: ctypes.cast(each, _at).value for name, each in zip(names, self.kept, strict=True)}
+        self.table = DriverTable(**addresses, context=CONTEXT, context_number=NUMBER)
+
+    def _current(self, at: int) -> int:
+        _u64.from_address(at).value = self.stack[-1] if self.stack else 0
+        return 0
+
+    def _id(self, context: int, at: int) -> int:
+        assert context == CONTEXT
+        _u64.from_address(at).value = self.number
+        return self.results.get("id", 0)
+
+    def _push(self, context: int) -> int:
+        self.calls.append("push")
+        if not self.results.get("push"):
+            self.stack.append(context)
+        return self.results.get("push", 0)
+
+    def _pop(self, _at: int) -> int:
+        self.calls.append("pop")
+        self.stack.pop()
+        return 0
+
+
+@pytest.fixture
+def engine():
+    return Engine.shared(EngineConfig(slots=64))
+
+
+@pytest.fixture
+def make_visit(engine):
+    made = []
+
+    def make(export: str = "one", contexts: Contexts | None = None) -> Visit:
+        prepared = Linker(engine).prepare(engine.compile(bytes(wat2wasm(WAT))))
+        assert may_visit(prepared)
+        pad = draw_pad()
+        if contexts is not None:
+            pad.driver = ctypes.addressof(contexts.table)
+        made.append(visit := Visit(prepared, export, Limits(), pad))
+        return visit
+
+    yield make
+    for visit in made:
+        visit.close()
+
+
+def call(visit: Visit, deadline: Deadline | None = None, drain=None):
+    return list(visit.call((), {}, deadline, drain))
+
+
+@pytest.mark.parametrize("stack", [[], [OTHER], [CONTEXT, OTHER]])
+def test_the_context_is_current_for_the_call_and_not_after_it(make_visit, stack):
+    contexts = Contexts(*stack)
+    assert call(make_visit(contexts=contexts)) == [1]
+    assert contexts.calls == ["push", "pop"]
+    assert contexts.stack == stack
+
+
+def test_a_context_that_is_current_is_left_alone(make_visit):
+    contexts = Contexts(CONTEXT)
+    assert call(make_visit(contexts=contexts)) == [1]
+    assert contexts.calls == []
+
+
+@pytest.mark.parametrize("stack", [[], [CONTEXT]])
+def test_a_context_that_is_another_by_now_is_a_lost_device(make_visit, engine, stack):
+    slots = engine.free_slots
+    visit = make_visit(contexts=Contexts(*stack, number=NUMBER + 1))
+    with pytest.raises(DeviceLost):
+        call(visit)
+    assert engine.free_slots == slots
+
+
+@pytest.mark.parametrize("failing", ["id", "push"])
+def test_a_driver_that_refuses_is_a_lost_device(make_visit, failing):
+    contexts = Contexts(OTHER)
+    contexts.results[failing] = 201
+    with pytest.raises(DeviceLost):
+        call(make_visit(contexts=contexts))
+    assert contexts.stack == [OTHER]
+
+
+@pytest.mark.parametrize(("export", "error"), [("trap", GuestTrap), ("spin", InvokeTimeout)])
+def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_visit, engine, export, error):
+    contexts, drained = Contexts(OTHER), []
+    slots, visit = engine.free_slots, make_visit(export, contexts)
+    with pytest.raises(error):
+        call(visit, Deadline.after(0.05), lambda: drained.append(1) or True)
+    assert (drained, contexts.stack, engine.free_slots) == ([1], [OTHER], slots)
+
+
+def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
+    visit, drained = make_visit(), []
+    pad = visit._state.pad
+    for field in ("pending", "reach_bytes"):
+        setattr(pad, field, 1)
+        assert call(visit, drain=lambda: drained.append(1) or True) == [1]
+        setattr(pad, field, 0)
+    assert call(visit, drain=lambda: drained.append(1) or True) == [1]
+    assert drained == [1, 1]
+
+
+def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engine):
+    visit, slots = make_visit(), engine.free_slots
+    pad = visit._state.pad
+    pad.pending = 1
+    assert call(visit, drain=lambda: False) == [1]
+    visit.close()
+    assert engine.free_slots == slots - 1
+    assert STATES[ctypes.addressof(pad)] is visit._state
+
+
+def test_what_a_slot_was_used_for_is_cleared(make_visit):
+    visit, slot = make_visit(), ctypes.create_string_buffer(b"x" * 64, 64)
+    pad = visit._state.pad
+    pad.stage_at, pad.stage_bytes, pad.stage_used = ctypes.addressof(slot), 64, 40
+    assert call(visit) == [1]
+    assert slot.raw == bytes(40) + b"x" * 24
+    assert pad.stage_used == 0
+
+
+@pytest.mark.parametrize(
+    "wat",
+    [
+        '(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))',
+        "(module (func $f) (start $f))",
+    ],
+)
+def test_modules_that_do_more_are_instances(engine, wat):
+    assert not may_visit(Linker(engine).prepare(engine.compile(bytes(wat2wasm(wat)))))

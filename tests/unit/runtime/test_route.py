@@ -1,0 +1,335 @@
+"""The short way into a function: one sandbox after another in the same place, and nothing of one for the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+from wasmtime import wat2wasm
+
+from strategies.kernels import FILL, FOREVER
+from tensorwasm import Runtime, settings
+from tensorwasm.errors import (
+    DeviceLost,
+    DeviceUnavailable,
+    GuestTrap,
+    InternalError,
+    InvalidArgs,
+    InvokeTimeout,
+    MissingExport,
+    TensorWasmError,
+)
+from tensorwasm.gpu.emulator.native import EmulatedNative
+from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.native import pads
+from tensorwasm.guest.state import STATES
+from tensorwasm.runtime.route import Route, Stay
+from tensorwasm.values import Deadline, Limits
+
+pytest.importorskip("numba")
+
+FILL_AT, FOREVER_AT, ENTRY_AT, ARGV_AT, DATA_AT, TEXT_AT = 4096, 6144, 256, 512, 8192, 16384
+ARGV = encode_argv([Window(DATA_AT, 64), Number("u32", struct.pack("<I", 42))])
+MODULE = "wasi:cuda/host@0.3.0"
+
+
+def quoted(data: bytes) -> str:
+    return "".join(f"\\{byte:02x}" for byte in data)
+
+
+def load(at: int, text: bytes, name_at: int, name: bytes) -> str:
+    return f"(call $load (i32.const {at}) (i32.const {len(text)}) (i32.const {name_at}) (i32.const {len(name)}))"
+
+
+def numbers(*values: int) -> str:
+    return "".join(f"(i32.const {value})" for value in values)
+
+
+ONES = numbers(*(1,) * 6)
+LOADED = load(FILL_AT, FILL, ENTRY_AT, b"fill")
+FILLED = f"(call $launch {LOADED} {ONES} {numbers(0, ARGV_AT, len(ARGV))})"
+WAT = f"""(module
+ (import "{MODULE}" "wasi_cuda_load_ptx" (func $load (param i32 i32 i32 i32) (result i64)))
+ (import "{MODULE}" "wasi_cuda_launch" (func $launch (param i64 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+ (import "{MODULE}" "wasi_cuda_alloc" (func $alloc (param i32 i32) (result i64)))
+ (import "{MODULE}" "wasi_cuda_stream_create" (func $stream (result i64)))
+ (import "{MODULE}" "wasi_cuda_last_error_len" (func $last (result i32)))
+ (memory (export "memory") 1 8) (global $count (mut i32) (i32.const 0))
+ (data (i32.const {ENTRY_AT}) "{quoted(b"fill")}") (data (i32.const {ENTRY_AT + 16}) "{quoted(b"forever")}")
+ (data (i32.const {ARGV_AT}) "{quoted(ARGV)}")
+ (data (i32.const {FILL_AT}) "{quoted(FILL)}") (data (i32.const {FOREVER_AT}) "{quoted(FOREVER)}")
+ (func (export "fill") (result i32) (drop {FILLED}) (i32.load (i32.const {DATA_AT})))
+ (func (export "fill_and_trap") (drop {FILLED}) unreachable)
+ (func (export "kernel") (result i64) {LOADED})
+ (func (export "buffer") (result i64) (call $alloc (i32.const 64) (i32.const 0)))
+ (func (export "stream") (result i64) (call $stream))
+ (func (export "runaway") (result i32)
+  (call $launch {load(FOREVER_AT, FOREVER, ENTRY_AT + 16, b"forever")} {ONES} {numbers(0, 0, 0)}))
+ (func (export "err") (result i32)
+  (drop (call $launch (i64.const 3) {ONES} (i32.const 0) (i32.const 0) (i32.const 0))) (call $last))
+ (func (export "last") (result i32) (call $last))
+ (func (export "residue") (result i32)
+  (global.set $count (i32.add (global.get $count) (i32.const 1)))
+  (i32.store (i32.const 40000) (i32.add (i32.load (i32.const 40000)) (i32.const 1)))
+  (drop (memory.grow (i32.const 1)))
+  (i32.add (i32.add (global.get $count) (i32.load (i32.const 40000))) (memory.size)))
+ (func (export "twice") (param i64) (result i64) (i64.mul (local.get 0) (i64.const 2)))
+ (func (export "both") (param f32 f64) (result f64 f32) (local.get 1) (local.get 0))
+ (func (export "trap") unreachable)
+ (func $deep (export "deep") (call $deep))
+ (func (export "spin") (loop (br 0)))
+ (func (export "nothing")))"""
+TALKING = """(module
+ (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+ (import "wasi:tensor/host@0.1.0" "read-input" (func $read (param i32 i32) (result i32)))
+ (memory (export "memory") 1)
+ (func (export "echo") (result i32) (call $emit (i32.const 0) (call $read (i32.const 0) (i32.const 64)))))"""
+GPU = {"grants": {"cuda"}, "memory_kind": "staged"}
+
+
+@pytest.fixture(scope="module")
+def native():
+    with pytest.MonkeyPatch.context() as patch:
+        changed = dataclasses.replace(settings.current(), native="on")
+        patch.setattr(settings, "current", lambda: changed)
+        yield
+
+
+@pytest.fixture
+def runtime(native):
+    with Runtime(device="emulator") as runtime:
+        runtime.load(bytes(wat2wasm(WAT))).invoke("nothing", **GPU)  # from now on there is compiled code
+        yield runtime
+
+
+@pytest.fixture
+def function(runtime):
+    return runtime.load(bytes(wat2wasm(WAT)))
+
+
+def idle(function) -> list[Stay]:
+    return [stay for route in function._routes.values() for stay in route._idle]
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_results_are_the_guests(function, options):
+    assert function.invoke("twice", [-(1 << 62)], **options).values == (-(1 << 63),)
+    assert function.invoke("both", [1.5, -2.25], **options).values == (-2.25, 1.5)
+    done = function.invoke("nothing", **options)
+    assert (done.export, done.values, done.result_types, done.exit_code, done.stdout, done.chunks) == (
+        "nothing", (), (), 0, b"", (),
+    )  # fmt: skip
+    assert (done.gpu is None) is (options == {})
+    assert len(idle(function)) == 3
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_no_guest_finds_what_another_left(function, options):
+    assert {function.invoke("residue", **options).values for _ in range(5)} == {(1 + 1 + 2,)}
+    assert len(idle(function)) == 1
+
+
+def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(function):
+    before = function.invoke("fill", **GPU)
+    (stay,) = idle(function)
+    assert not stay.session._used
+    for _ in range(3):
+        after = function.invoke("fill", **GPU)
+        assert after.values == before.values == (42,)
+        assert after.gpu == before.gpu
+        assert not stay.session._used
+    assert idle(function) == [stay]
+
+
+def test_ids_of_kernels_differ_from_guest_to_guest(function):
+    assert len({function.invoke("kernel", **GPU).values for _ in range(6)}) == 6
+
+
+def test_numbers_begin_anew_for_each_guest(function):
+    for export in ("buffer", "stream"):
+        assert [function.invoke(export, **GPU).values for _ in range(3)] == [(1,)] * 3
+    assert idle(function) == []
+
+
+def test_the_last_error_is_the_guests_own(function):
+    assert function.invoke("err", **GPU).values[0] > 0
+    assert function.invoke("last", **GPU).values == (0,)
+    assert function.invoke("err", **GPU).gpu.kernels_launched == 0
+
+
+def test_without_the_grant_a_guest_has_no_gpu(function):
+    assert function.invoke("kernel").values[0] < 0
+    assert function.invoke("fill").values == (0,)
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+@pytest.mark.parametrize(
+    ("export", "args", "error"),
+    [
+        ("trap", (), GuestTrap),
+        ("deep", (), GuestTrap),
+        ("twice", ("x",), InvalidArgs),
+        ("twice", (), InvalidArgs),
+        ("no", (), MissingExport),
+        ("memory", (), MissingExport),
+    ],
+)
+def test_failures_are_named_and_leave_the_place_usable(function, options, export, args, error):
+    function.invoke("twice", [4], **options)
+    slots, states = function._prepared.module.engine.free_slots, len(STATES) - len(idle(function))
+    for _ in range(3):
+        with pytest.raises(error):
+            function.invoke(export, args, **options)
+        assert function.invoke("twice", [4], **options).values == (8,)
+    assert function._prepared.module.engine.free_slots == slots
+    assert len(STATES) == states + len(idle(function))
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_an_endless_guest_ends_at_its_deadline_and_the_next_has_its_own(function, options):
+    with pytest.raises(InvokeTimeout):
+        function.invoke("spin", deadline=Deadline.after(0.05), **options)
+    with pytest.raises(InvokeTimeout, match="before the sandbox was made"):
+        function.invoke("nothing", deadline=Deadline.after(-1), **options)
+    assert function.invoke("nothing", **options).values == ()
+
+
+def test_an_endless_kernel_ends_with_its_guest_and_its_session_serves_nobody_else(function):
+    with pytest.raises(InvokeTimeout):
+        function.invoke("runaway", deadline=Deadline.after(0.2), **GPU)
+    assert idle(function) == []
+    assert function.invoke("fill", **GPU).values == (42,)
+
+
+def test_a_guest_that_traps_after_a_launch_leaves_nothing(function):
+    with pytest.raises(GuestTrap):
+        function.invoke("fill_and_trap", **GPU)
+    assert idle(function) == []
+    assert function.invoke("fill", **GPU).values == (42,)
+
+
+def test_pinned_memory_is_released_before_it_goes(function, monkeypatch):
+    assert [function.invoke("fill", grants={"cuda"}, memory_kind="pinned").values for _ in range(3)] == [(42,)] * 3
+    assert idle(function) == []
+    assert function.host.share().device.statistics().registered_bytes == 0
+
+
+def test_limits_are_the_functions(runtime):
+    tight = runtime.load(bytes(wat2wasm(WAT)), limits=Limits(memory_bytes=1 << 16, wall_s=0.05))
+    assert tight.invoke("residue").values == (1 + 1 + 1,)
+    with pytest.raises(InvokeTimeout):
+        tight.invoke("spin")
+
+
+def test_input_and_chunks_are_the_calls_own(runtime):
+    echo = runtime.load(bytes(wat2wasm(TALKING)))
+    assert [echo.invoke("echo", input=data).chunks for data in (b"one", b"two", b"")] == [(b"one",), (b"two",), ()]
+    heard: list[bytes] = []
+    echo.invoke("echo", input=b"three", on_chunk=lambda chunk: heard.append(chunk) or True)
+    assert heard == [b"three"]
+
+    def fail(_chunk: bytes) -> bool:
+        raise ValueError
+
+    with pytest.raises(InternalError):
+        echo.invoke("echo", input=b"four", on_chunk=fail)
+
+
+def test_a_host_function_may_invoke_the_function_that_called_it(runtime):
+    echo = runtime.load(bytes(wat2wasm(TALKING)))
+    inner: list[tuple[bytes, ...]] = []
+
+    def again(chunk: bytes) -> bool:
+        inner.append(echo.invoke("echo", input=chunk[1:]).chunks)
+        return True
+
+    assert echo.invoke("echo", input=b"abc", on_chunk=again).values == (0,)
+    assert inner == [(b"bc",)]
+
+
+def test_eight_threads_each_get_their_own_result(function):
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for turn in range(40):
+            options = GPU if turn % 2 else {}
+            try:
+                found = function.invoke("twice", [number * 1000 + turn], **options).values
+                filled = function.invoke("fill", **GPU).values if turn % 8 == 0 else (42,)
+            except TensorWasmError as error:
+                found = filled = error
+            if (found, filled) != ((2 * (number * 1000 + turn),), (42,)):
+                wrong.append((number, turn, found, filled))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_device_that_is_lost_serves_no_parked_session(function, monkeypatch):
+    function.invoke("fill", **GPU)
+    (before,) = idle(function)
+    monkeypatch.setattr(EmulatedNative, "usable", False)
+    function.invoke("fill", **GPU)
+    assert before not in idle(function)
+    assert before.session._closed
+
+
+def test_a_context_that_is_gone_is_a_lost_device(function):
+    function.host.share()._commons._driver.context = 5
+    with pytest.raises(DeviceLost):
+        function.invoke("nothing", **GPU)
+    assert idle(function) == []
+
+
+def test_closing_the_runtime_ends_what_is_parked(native):
+    runtime = Runtime(device="emulator")
+    function = runtime.load(bytes(wat2wasm(WAT)))
+    function.invoke("fill", **GPU)
+    device = runtime.open_device()
+    runtime.close()
+    assert all(stay.session._closed for stay in idle(function))
+    assert device.statistics().registered_bytes == 0
+    with pytest.raises(DeviceUnavailable):
+        function.invoke("fill", **GPU)
+
+
+def test_what_routes_leave_is_closed_by_the_next(runtime):
+    function = runtime.load(bytes(wat2wasm(WAT)))
+    function.invoke("fill", **GPU)
+    (stay,) = idle(function)
+    del function
+    gc.collect()
+    runtime.load(bytes(wat2wasm(WAT))).invoke("nothing")
+    assert stay.session._closed
+
+
+def figures() -> dict[str, int]:
+    gc.collect()
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
+        "states": len(STATES),
+        "pads": len(pads._free) + len(pads._bare),
+        "stays": sum(isinstance(each, (Stay, Route)) for each in gc.get_objects()),
+    }
+
+
+def test_two_thousand_guests_leave_nothing(function):
+    def run(count: int) -> None:
+        for _ in range(count):
+            function.invoke("residue")
+            function.invoke("nothing", **GPU)
+
+    run(20)
+    before = figures()
+    run(1000)
+    assert figures() == before
