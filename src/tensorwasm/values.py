@@ -173,6 +173,7 @@ class DeviceInfo:
         max_shared_bytes: largest shared memory of a block, opt-in included.
         concurrent_managed_access: whether CPU and GPU may touch managed memory at once.
         driver: the driver's version, empty for the emulator.
+        max_streams: streams that sessions share among them, 0 if the device makes any number at any time.
     """
 
     kind: DeviceKind
@@ -185,3 +186,4 @@ class DeviceInfo:
     max_shared_bytes: int
     concurrent_managed_access: bool = False
     driver: str = ""
+    max_streams: int = 0

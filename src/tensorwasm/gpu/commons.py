@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.accounts import Account, Accounts
-from tensorwasm.gpu.device import Device, Stream
+from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.facets import Event
 from tensorwasm.gpu.kernels import KernelCache
 from tensorwasm.gpu.pad import DriverTable, driver_table
@@ -18,7 +19,7 @@ from tensorwasm.gpu.parking import Parking
 from tensorwasm.gpu.quota import PROCESS_GATE, Gate
 from tensorwasm.gpu.slab import Slab
 from tensorwasm.gpu.staging import Slot, StagingRing
-from tensorwasm.gpu.streams import Stock
+from tensorwasm.gpu.streams import Stock, StreamStock
 
 MAX_IDLE_STREAMS: Final = 64
 MAX_IDLE_EVENTS: Final = 256
@@ -37,10 +38,10 @@ class Tenancy:
 
     __slots__ = ("account", "slab", "tenant")
 
-    def __init__(self, tenant: str, account: Account, device: Device) -> None:
+    def __init__(self, tenant: str, account: Account, device: Device, spare: Callable[[], bool]) -> None:
         self.tenant = tenant
         self.account = account
-        self.slab = Slab(device.pools, account)
+        self.slab = Slab(device.pools, account, spare=spare)
 
 
 class Commons:
@@ -67,24 +68,27 @@ class Commons:
         self.accounts = accounts or Accounts()
         self.gate = gate
         self.kernels = KernelCache(device)
-        self.streams: Stock[Stream] = Stock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS)
+        self.streams = StreamStock(
+            device.open_stream, device.close_stream, MAX_IDLE_STREAMS, device.info.max_streams
+        )
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
         self.parking = Parking()
         self._lock = threading.Lock()
         self._tenancies: dict[str, Tenancy] = {}
+        self._driver: DriverTable | None = None
 
     @cached_property
     def architecture(self) -> tuple[int, int]:
         """Compute capability of the device."""
         return self.device.info.compute_capability
 
-    @cached_property
-    def _driver(self) -> DriverTable:
-        return driver_table(self.device.native.table)
-
     def driver_at(self) -> int:
         """Return the address of the device's functions for compiled code, which live as long as this."""
+        if self._driver is None:
+            table = driver_table(self.device.native.table)
+            with self._lock:  # a second table would free the first, whose address pads have
+                self._driver = self._driver or table
         return ctypes.addressof(self._driver)
 
     def tenancy(self, tenant: str) -> Tenancy:
@@ -100,8 +104,12 @@ class Commons:
             account = self.accounts.account(tenant)
             known = self._tenancies.get(tenant)
             if known is None:
-                known = self._tenancies[tenant] = Tenancy(tenant, account, self.device)
+                known = self._tenancies[tenant] = Tenancy(tenant, account, self.device, self._spare)
             return known
+
+    def _spare(self) -> bool:
+        """Have every tenant give back the memory that it keeps empty; return whether any had some."""
+        return sum(tenancy.slab.trim() for tenancy in list(self._tenancies.values())) > 0
 
     def take_slot(self, tenant: str) -> Slot:
         """Return a slot of the ring, from a parked session if no other is free.

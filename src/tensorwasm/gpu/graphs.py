@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tensorwasm.errors import InvalidHandle, QuotaExceeded
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.facets import Graph
 from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow
 from tensorwasm.gpu.releases import attempt
@@ -69,15 +69,17 @@ class Recording:
     """A stream that records.
 
     Attributes:
-        lane: the stream.
+        lane: the stream, as the guest knows it.
+        stream: what records in its stead: a stream that nobody else gives anything.
         needs: of what was recorded.
         capturing: whether the device records already; it begins with the first piece of work.
     """
 
-    __slots__ = ("capturing", "lane", "needs")
+    __slots__ = ("capturing", "lane", "needs", "stream")
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, stream: Stream) -> None:
         self.lane = lane
+        self.stream = stream
         self.needs = Needs()
         self.capturing = False
 

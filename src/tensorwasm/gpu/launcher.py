@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.graphs import GraphBook, Recording
 from tensorwasm.gpu.holdings import Holdings, Kernel
 from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, Scalar, bind, check_fit
@@ -133,9 +133,9 @@ class Launcher:
             return
         address = region.address + place.offset_bytes
         if self.recording is not None:
-            lane = self._begin_step(stream, memory, deadline)
+            recorder = self._begin_step(stream, memory, deadline)
             self._require_reached([window])
-            self._copy(window, address, lane, inward=inward)
+            self._copy(window, address, recorder, inward=inward)
             self.recording.needs.add((window, place), None, self._windows.reach.region)
             return
         with self._work.admitted(deadline):
@@ -146,14 +146,14 @@ class Launcher:
                 # in the call, without a deadline.
                 self._work.wait(lane, deadline)
             with self._work.giving(lane):
-                self._copy(window, address, lane, inward=inward)
+                self._copy(window, address, lane.stream, inward=inward)
 
     # ---------------------------------------------------------------------------------------- recorded
 
     def begin(self, stream: int) -> None:
         """Record a stream from now on; the device begins with the first piece of work, which brings the memory."""
         self._graphs.require_room()
-        self.recording = Recording(self._work.find(stream))
+        self.recording = Recording(self._work.find(stream), self._work.take_recorder())
         self._show_recording(recording=True)
 
     def end(self, stream: int) -> int:
@@ -161,9 +161,12 @@ class Launcher:
         recording = self._require_recording(stream)
         self.recording = None
         self._show_recording(recording=False)
-        if not recording.capturing:
-            self._device.graphs.begin_capture(recording.lane.stream)
-        graph = self._device.graphs.end_capture(recording.lane.stream)
+        try:
+            if not recording.capturing:
+                self._device.graphs.begin_capture(recording.stream)
+            graph = self._device.graphs.end_capture(recording.stream)
+        finally:
+            self._work.give_recorder(recording.stream)
         number = self._graphs.add(graph, recording.needs)
         self._graphs.show(self._windows.reach.region)
         return number
@@ -180,11 +183,11 @@ class Launcher:
         """Record a launch."""
         recording = self._require_recording(stream)
         kernel, bound = self._resolve(kernel_id, config, arguments)
-        lane = self._begin_step(stream, memory, deadline)
+        recorder = self._begin_step(stream, memory, deadline)
         self._require_reached(_windows(bound))
         values = self._bind(kernel, bound)
         regions = self._holdings.regions.snapshot()
-        self._device.launch(kernel.shared.loaded, kernel.entry, config, values, regions, lane.stream, deadline)
+        self._device.launch(kernel.shared.loaded, kernel.entry, config, values, regions, recorder, deadline)
         recording.needs.add(bound, kernel_id, self._windows.reach.region)
         if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
             # A number may be the address of anything that the session has: keep it all.
@@ -207,10 +210,12 @@ class Launcher:
     def stop_recording(self) -> list[Exception]:
         """Stop recording at the end of a session, for nothing; return what the device raised."""
         recording, self.recording = self.recording, None
-        if recording is None or not recording.capturing:
+        if recording is None:
             return []
-        graphs = self._device.graphs
-        return attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.lane.stream)
+        graphs, failures = self._device.graphs, []
+        if recording.capturing:
+            failures = attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.stream)
+        return failures + attempt(self._work.give_recorder, recording.stream)
 
     # ------------------------------------------------------------------------------------------- parts
 
@@ -233,11 +238,11 @@ class Launcher:
         self.launched += 1
         return lane
 
-    def _copy(self, window: HostWindow, address: int, lane: Lane, *, inward: bool) -> None:
+    def _copy(self, window: HostWindow, address: int, stream: Stream, *, inward: bool) -> None:
         if inward:
-            self._device.copy_in(address, window.address, window.length_bytes, lane.stream)
+            self._device.copy_in(address, window.address, window.length_bytes, stream)
         else:
-            self._device.copy_out(window.address, address, window.length_bytes, lane.stream)
+            self._device.copy_out(window.address, address, window.length_bytes, stream)
 
     def _require_recording(self, stream: int) -> Recording:
         self._work.lanes.require(stream)
@@ -245,7 +250,7 @@ class Launcher:
             raise InvalidArgs(f"stream {stream} does not record")
         return self.recording
 
-    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Lane:
+    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Stream:
         recording = self._require_recording(stream)
         if recording.needs.steps >= self._most_steps:
             raise QuotaExceeded(f"a graph holds at most {self._most_steps} launches and copies")
@@ -255,9 +260,9 @@ class Launcher:
                 with suppress(QuotaExceeded, LaunchRefused):
                     self._windows.extend(memory, deadline)
                 self._work.place.settle()
-            self._device.graphs.begin_capture(recording.lane.stream)
+            self._device.graphs.begin_capture(recording.stream)
             recording.capturing = True
-        return recording.lane
+        return recording.stream
 
     def _require_reached(self, windows: Sequence[HostWindow]) -> None:
         for window in windows:

@@ -92,12 +92,22 @@ class Slab:
         chunk_bytes: largest chunk for several regions under a cap above 64 MiB. Chunks are smaller under a small one,
             and a large region has one of its own, so that a tenant can use all it may. A cap of up to 64 MiB is one
             chunk.
+        spare: has other slabs of the device `trim`, where that has no memory left for a request within the cap; returns
+            whether any could.
     """
 
-    def __init__(self, pools: Pools, account: Account, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        account: Account,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        spare: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._pools = pools
         self._account = account
         self._chunk_bytes = chunk_bytes
+        self._spare = spare
         # Two locks, never taken the other way round: growth while the device is asked, turn for the tables alone.
         self._growth = threading.Lock()
         self._turn = threading.Lock()
@@ -152,6 +162,18 @@ class Slab:
         if surplus:
             with self._growth:
                 self._give_back_surplus()
+
+    def trim(self) -> bool:
+        """Give back the chunk that is kept empty, for others; return whether there was one. Waits for no other growth.
+
+        What one tenant keeps for its next request is charged to nobody: it is not to be another's refusal.
+        """
+        if not self._growth.acquire(blocking=False):
+            return False
+        try:
+            return self._give_up_idle()
+        finally:
+            self._growth.release()
 
     def statistics(self) -> SlabStatistics:
         """Return a snapshot."""
@@ -233,13 +255,14 @@ class Slab:
         return address
 
     def _grow(self, taken_bytes: int) -> tuple[Chunk, _Source]:
-        """Return a new chunk that can hold the request, giving up the idle one for it if need be."""
+        """Return a new chunk that can hold the request, giving up idle ones for it if need be, at last others'."""
         self._give_back_surplus()
         self._fit_pools()
         added = self._obtain(taken_bytes)
-        if added is None and self._give_up_idle():
-            self._fit_pools()
-            added = self._obtain(taken_bytes)
+        for give_up in (self._give_up_idle, self._spare):
+            if added is None and give_up():
+                self._fit_pools()
+                added = self._obtain(taken_bytes)
         if added is None:
             self._account.count_refusal()
             raise QuotaExceeded(f"no {taken_bytes} bytes in one piece are left of the tenant's GPU memory")

@@ -5,10 +5,12 @@ A stream costs the driver some 10 us to make: one that has drained without a fai
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from tensorwasm.errors import InvalidHandle, QuotaExceeded
+from tensorwasm.errors import InvalidHandle, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.pad import STREAM_ROWS
 from tensorwasm.gpu.releases import attempt
@@ -73,6 +75,108 @@ class Stock(Generic[_Item]):
         return [error for item in idle for error in attempt(self._destroy, item)]
 
 
+class StreamStock:
+    """The streams of a device, lent to sessions. Safe from any thread.
+
+    A device may say how many streams it should have: then all are made here, at once, because a driver may make no
+    further one while a kernel runs; and when all are in use, sessions share them. Work that shares a stream runs in
+    turn. A session that needs a stream to itself takes it `alone`.
+
+    Args:
+        make: makes a stream.
+        destroy: releases one.
+        most_idle: kept at a time, for a device with any number.
+        most: streams in all; 0 for any number.
+    """
+
+    def __init__(
+        self, make: Callable[[], Stream], destroy: Callable[[Stream], None], most_idle: int, most: int = 0
+    ) -> None:
+        self._make = make
+        self._destroy = destroy
+        self._most_idle = most_idle or most
+        self._most = most
+        self._lock = threading.Lock()
+        self._users: dict[int, int] = {}
+        self._idle: list[Stream] = []
+        self._lent: deque[Stream] = deque()
+        try:
+            for _ in range(most):
+                self._idle.append(make())
+        except TensorWasmError:
+            self._most = len(self._idle)  # what there is will do; with none at all, the first taker is told why
+
+    def take(self, *, alone: bool = False) -> Stream:
+        """Return an idle stream, or a new one, or one that others use too.
+
+        Args:
+            alone: nobody else shall use it until it is given back.
+
+        Raises:
+            QuotaExceeded: all are in use, and it is to be alone.
+            TensorWasmError: the device refuses to make one.
+        """
+        with self._lock:
+            if self._idle:
+                stream = self._idle.pop()
+            elif not self._most:
+                stream = self._make()
+            elif alone or not self._lent:
+                raise QuotaExceeded(f"all {self._most} streams of the device are in use")
+            else:
+                self._lent.rotate(-1)
+                stream = self._lent[0]
+                self._users[id(stream)] += 1
+                return stream
+            self._users[id(stream)] = 1
+            if self._most and not alone:
+                self._lent.append(stream)
+            return stream
+
+    def give(self, stream: Stream) -> None:
+        """Give a stream back, drained and as good as new.
+
+        Raises:
+            TensorWasmError: there are enough, and the device fails to release this one.
+        """
+        with self._lock:
+            if not self._left(stream):
+                return
+            if len(self._idle) < self._most_idle:
+                self._idle.append(stream)
+                return
+        self._destroy(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Give back a stream that nobody should use again: it goes when its last user has left.
+
+        Raises:
+            TensorWasmError: the device fails to release it.
+        """
+        with self._lock:
+            if stream in self._lent:
+                self._lent.remove(stream)
+            last = self._left(stream)
+            self._most -= self._most > 1
+        if last:
+            self._destroy(stream)
+
+    def close(self) -> list[Exception]:
+        """Release what is kept; return what the device raised."""
+        idle, self._idle = self._idle, []
+        return [error for stream in idle for error in attempt(self._destroy, stream)]
+
+    def _left(self, stream: Stream) -> bool:
+        """Count off a user; return whether it was the last."""
+        users = self._users[id(stream)] = self._users[id(stream)] - 1
+        if users:
+            return False
+        del self._users[id(stream)]
+        if stream in self._lent:
+            self._lent.remove(stream)
+        return True
+
+
 class Lane:
     """A stream of a session.
 
@@ -102,7 +206,7 @@ class Lanes:
         most: streams at a time, beside the instance's own.
     """
 
-    def __init__(self, device: Device, stock: Stock[Stream], sheet: Sheet, most: int) -> None:
+    def __init__(self, device: Device, stock: StreamStock, sheet: Sheet, most: int) -> None:
         self._device = device
         self._stock = stock
         self._sheet = sheet

@@ -236,6 +236,23 @@ class Work:
         self._device.events.wait_event(self._aside, event)
         self._device.native.notify(self._aside, function, argument)
 
+    def take_recorder(self) -> Stream:
+        """Return a stream for recording, on which nothing else is until it is given back.
+
+        Raises:
+            QuotaExceeded: the device has no stream to spare.
+            DeviceLost: the device does not answer.
+        """
+        return self._commons.streams.take(alone=True)
+
+    def give_recorder(self, stream: Stream) -> None:
+        """Give it back.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        self._commons.streams.give(stream)
+
     def close(self, lane: Lane, deadline: Deadline) -> None:
         """Wait for a stream and give it back.
 

@@ -18,7 +18,9 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
+from tensorwasm.gpu import commons as module
 from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.commons import Commons
 from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.limits import STAGE_AUTO_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
 from tensorwasm.gpu.pad import NO_DEADLINE_NS, KernelHead, PadLayout
@@ -470,3 +472,18 @@ def test_statistics_say_what_sessions_share(world):
     assert (found.kernels_held, found.kernels_idle, found.places_in_use) == (0, 1, 0)
     assert found.slots_idle == taken + 1
     assert found.accounts[-1].device_bytes == 0
+
+
+def test_two_that_open_at_once_have_one_table_of_the_driver(monkeypatch):
+    # Pads have its address, and only the commons keep it alive: a second one would free the first.
+    device, inner = FakeDevice(), []
+    commons = Commons(device, Accounts(Ledger()))
+    make = module.driver_table
+
+    def meet(*arguments):
+        monkeypatch.setattr(module, "driver_table", make)
+        inner.append(commons.driver_at())  # another thread, while the device is asked
+        return make(*arguments)
+
+    monkeypatch.setattr(module, "driver_table", meet)
+    assert commons.driver_at() == inner[0] == commons.driver_at()

@@ -97,6 +97,47 @@ def test_a_small_cap_is_one_chunk_in_which_a_drivers_grain_is_in_nobodys_way(ben
     assert one.slab.statistics().chunk_bytes == 64 * MIB
 
 
+def test_what_a_tenant_keeps_empty_is_no_other_tenants_refusal():
+    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(Ledger())
+    slabs = []
+    spare = lambda: sum(slab.trim() for slab in slabs) > 0  # noqa: E731 - as the device's sessions share it
+    slabs += [Slab(pools, accounts.register(tenant, 1024 * MIB), spare=spare) for tenant in "abcdef"]
+    for slab in slabs:
+        slab.free(slab.allocate(1))
+    held = [slab.allocate(32 * MIB) for slab in slabs[:2]]
+    with pytest.raises(QuotaExceeded):
+        slabs[2].allocate(1)
+    for slab, region in zip(slabs, held, strict=False):
+        slab.free(region)
+    for slab in slabs:
+        slab.close()
+    assert not pools.broken
+
+
+def test_two_that_grow_at_once_do_not_wait_for_each_other():
+    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(Ledger())
+    slabs = []
+    spare = lambda: sum(slab.trim() for slab in slabs) > 0  # noqa: E731 - as above
+    slabs += [Slab(pools, accounts.register(tenant, 1024 * MIB), spare=spare) for tenant in "abcd"]
+
+    def use(slab):
+        for _ in range(200):
+            try:
+                slab.free(slab.allocate(24 * MIB))
+            except QuotaExceeded:
+                continue
+
+    threads = [threading.Thread(target=use, args=(slab,), daemon=True) for slab in slabs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    for slab in slabs:
+        slab.close()
+    assert not pools.broken
+
+
 def test_a_new_use_of_the_cap_takes_over_from_the_old_one(bench):
     one = bench(80 * MIB)
     for sizes in ([80], [1] * 80, [40, 40], [26, 26, 26], [80]):

@@ -1,0 +1,78 @@
+"""Streams that sessions share when a device has no more of them."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.device import FakeDevice
+from tensorwasm.errors import DeviceLost, QuotaExceeded
+from tensorwasm.gpu.streams import StreamStock
+
+
+def stock(most, most_idle=4):
+    device = FakeDevice()
+    return StreamStock(device.open_stream, device.close_stream, most_idle, most), device
+
+
+def test_all_streams_of_a_device_with_a_number_of_them_are_made_at_once():
+    streams, device = stock(5)
+    assert device.statistics().streams == 5
+    taken = [streams.take() for _ in range(5)]
+    assert len(set(map(id, taken))) == 5
+    assert device.statistics().streams == 5
+
+
+def test_beyond_them_sessions_share_in_turn_and_the_last_to_leave_frees_a_stream():
+    streams, device = stock(2)
+    users = Counter(id(streams.take()) for _ in range(6))
+    assert sorted(users.values()) == [3, 3]
+    assert device.statistics().streams == 2
+
+
+def test_a_stream_taken_alone_is_nobody_elses():
+    streams, _ = stock(2)
+    alone = streams.take(alone=True)
+    others = [streams.take() for _ in range(4)]
+    assert all(other is not alone for other in others)
+    with pytest.raises(QuotaExceeded):
+        streams.take(alone=True)
+    streams.give(alone)
+    assert streams.take(alone=True) is alone
+
+
+def test_a_device_that_makes_fewer_than_it_said_is_used_as_it_is():
+    device = FakeDevice()
+    made = []
+
+    def make():
+        if len(made) == 3:
+            raise DeviceLost("no more")
+        made.append(device.open_stream())
+        return made[-1]
+
+    streams = StreamStock(make, device.close_stream, 4, 10)
+    assert len({id(streams.take()) for _ in range(9)}) == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "alone", "give", "discard"]), st.integers(0, 7)), max_size=60))
+def test_no_stream_is_lent_after_it_was_released_or_twice_when_alone(steps):
+    streams, device = stock(3)
+    held: list[tuple[object, bool]] = []
+    for step, which in steps:
+        if step in {"take", "alone"}:
+            try:
+                stream = streams.take(alone=step == "alone")
+            except QuotaExceeded:
+                continue
+            assert stream in device.streams
+            assert not any(other is stream and (alone or step == "alone") for other, alone in held)
+            held.append((stream, step == "alone"))
+        elif held:
+            stream, _ = held.pop(which % len(held))
+            (streams.give if step == "give" else streams.discard)(stream)
+    for stream, _ in held:
+        streams.give(stream)
+    assert streams.close() == []
+    assert device.statistics().streams == 0
