@@ -33,6 +33,7 @@ _MEMORY_RESERVATION_BYTES: Final = 1 << 32
 _GUARD_BYTES: Final = 32 * MIB
 _TABLE_ENTRY_BYTES: Final = 8
 _KEEP_RESIDENT_BYTES: Final = 64 << 10
+_TABLE_KEEP_RESIDENT_BYTES: Final = 4 << 10  # a small table is cleared by hand: returning its page takes a system call
 _MIN_STACK_BYTES: Final = 16 << 10
 _MAX_STACK_BYTES: Final = 64 * MIB
 _FIBER_MARGIN_BYTES: Final = 256 << 10  # as much as a thread must have beside a guest, see tensorwasm.guest.stack
@@ -291,7 +292,7 @@ def _pool_numbers(config: EngineConfig) -> dict[str, int]:
         "max_memory_size": _MEMORY_RESERVATION_BYTES,
         "max_tables_per_module": MAX_TABLES,
         "table_elements": MAX_TABLE_ELEMENTS,
-        "table_keep_resident": 0,
+        "table_keep_resident": _TABLE_KEEP_RESIDENT_BYTES,
         "total_core_instances": config.slots,
         "total_gc_heaps": 0,
         "total_memories": config.slots,

@@ -58,10 +58,24 @@ class _TimerSpec(ctypes.Structure):
     )
 
 
+_process = object()
+"""This very process: another one in a child that was forked, where no timers are. Asked for at every sandbox, which a
+system call would slow down."""
+
+
+def _note_fork() -> None:
+    global _process  # noqa: PLW0603 - a child has one thread when this is called
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
 class PosixTicker:
     """A POSIX timer that calls ``wasmtime_engine_increment_epoch`` on a thread of the C library's."""
 
-    __slots__ = ("_libc", "_pid", "_timer")
+    __slots__ = ("_libc", "_process", "_timer")
 
     def __init__(self, engine: int, tick_s: float, libc: ctypes.CDLL) -> None:
         """Start ticking.
@@ -75,7 +89,7 @@ class PosixTicker:
             TickerNotRunning: the kernel refused a timer.
         """
         self._libc = libc
-        self._pid = os.getpid()
+        self._process = _process
         self._timer: ctypes.c_void_p | None = None
         timer = ctypes.c_void_p()
         event = _SigEvent(
@@ -92,12 +106,12 @@ class PosixTicker:
     @property
     def running(self) -> bool:
         """Whether there is a timer, which the kernel never disarms by itself, made in this very process."""
-        return self._timer is not None and os.getpid() == self._pid
+        return self._timer is not None and self._process is _process
 
     def stop(self) -> None:
         """Delete the timer."""
         timer, self._timer = self._timer, None
-        if timer is not None and os.getpid() == self._pid:
+        if timer is not None and self._process is _process:
             self._libc.timer_delete(timer)
 
 

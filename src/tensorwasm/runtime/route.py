@@ -44,9 +44,10 @@ class Stay:
         visit: the visit.
         session: its session, None without a GPU.
         services: what a guest finds that neither reads input nor sends chunks.
+        confined: the session has to be told of each deadline.
     """
 
-    __slots__ = ("_service", "drain", "services", "session", "visit")
+    __slots__ = ("_service", "confined", "drain", "services", "session", "visit")
 
     def __init__(self, visit: Visit, session: Session | None) -> None:
         self.visit = visit
@@ -54,6 +55,7 @@ class Stay:
         self.drain: Callable[[], bool] | None = None
         self.services: dict[str, object] = {}
         self._service: CudaService | None = None
+        self.confined = session is not None and session.confined
         if session is not None:
             self.drain = partial(end_session, session)
             self._service = self.services["cuda"] = CudaService(session)
@@ -151,7 +153,7 @@ class Route:
             if stay.session is None or stay.session.resume():
                 break
             stay.close()
-        if stay.session is not None and stay.session.confined:
+        if stay.confined and stay.session is not None:
             stay.session.enter(Deadline.after(self._limits.wall_s).earlier(deadline))
         return stay
 

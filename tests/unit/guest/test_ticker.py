@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -52,11 +53,15 @@ def test_stopping_twice_is_harmless(own_engine, stopped):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="POSIX timers are Linux's")
-def test_a_forked_child_has_no_ticker(own_engine, monkeypatch):
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_no_ticker(own_engine):
     assert isinstance(own_engine.ticker, tickers.PosixTicker)
     assert own_engine.ticker.running
-    monkeypatch.setattr(tickers.os, "getpid", lambda: -1)
-    assert not own_engine.ticker.running
+    child = os.fork()
+    if not child:
+        os._exit(own_engine.ticker.running)
+    assert os.waitpid(child, 0)[1] == 0
+    assert own_engine.ticker.running
 
 
 def test_the_thread_ticker_stops_guests_too(own_engine, stopped, wat):
