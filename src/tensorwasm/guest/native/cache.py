@@ -18,7 +18,7 @@ from typing import Final
 from tensorwasm import settings
 
 _OWNER_ONLY: Final = 0o700
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_ROOT: Final = 0
 
 
 def open_folder(contents: Iterable[object]) -> Path:
@@ -33,18 +33,24 @@ def open_folder(contents: Iterable[object]) -> Path:
     root = Path(settings.current().cache or _user_cache()) / "native"
     folder = root / _digest(contents)
     root.parent.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
-    _require_kept(root.parent)
+    parent = root.parent.resolve()
+    _require_kept(parent, stat.S_IWGRP | stat.S_IWOTH)
+    for above in parent.parents:
+        _require_kept(above, stat.S_IWOTH)  # a group may be the user's alone
     for part in (root, folder):
         part.mkdir(mode=_OWNER_ONLY, exist_ok=True)
         _require_own(part)
     return folder
 
 
-def _require_kept(folder: Path) -> None:
-    """Check that nobody else can put a folder of theirs in the place of one of ours."""
-    mode = folder.stat().st_mode
-    if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
+def _require_kept(folder: Path, others: int) -> None:
+    """Check that nobody else can put a folder of theirs in the place of what is in this one: not even its owner."""
+    found = folder.stat()
+    if found.st_mode & others and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(f"{folder} can be written by others")
+    # Who owns all there is can do so anyway, and in a container that may be nobody.
+    if found.st_uid not in {os.geteuid(), _ROOT} and folder != folder.parent:
+        raise PermissionError(f"{folder} belongs to somebody else")
 
 
 def _require_own(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 
 import pytest
 from numba.core import config
@@ -98,6 +99,23 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(OSError, match="belongs to somebody else"):
+        cache.open_folder([])
+
+
+def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
+    use(tmp_path / "mine")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    monkeypatch.setattr(cache, "_ROOT", -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(OSError, match=f"{re.escape(str(tmp_path.resolve() / 'mine'))} belongs to somebody else"):
+        cache.open_folder([])
+
+
+def test_nor_may_anybody_move_a_folder_further_up(tmp_path, use):
+    use(tmp_path / "open" / "mine")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(OSError, match="open can be written by others"):
         cache.open_folder([])
 
 
