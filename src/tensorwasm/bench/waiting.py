@@ -1,8 +1,8 @@
 """How many guests can wait for the device at once in one process, and what each of them takes.
 
-Every guest is submitted as users submit it, allocates a buffer, whose clearing is work on its own stream, and waits for
-its stream. All streams have been put behind one event, and the event behind a call into this process that returns when
-told: so all of them really wait on the device until then, whatever device it is.
+Every guest is submitted as users submit it, loads a kernel, launches it and waits for its stream. All streams have been
+put behind one event, and the event behind a call into this process that returns when told. So all guests wait until
+then, whatever device it is: as many as may have work on the GPU at a time for their kernels, the others for their turn.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class Gate:
         device.native.notify(self._stream, ctypes.cast(self._call, ctypes.c_void_p).value or 0, 0)
         device.events.record(self.event, self._stream)
 
+    def hold(self, stream: Stream) -> None:
+        """Put what a stream is given next behind the mark."""
+        self._device.events.wait_event(stream, self.event)
+
     def open(self) -> None:
         """Let everything behind the mark go on."""
         self._opened.set()
@@ -67,16 +71,27 @@ class Gate:
 
 
 class GatedDevice:
-    """A device whose new streams are behind a gate."""
+    """A device whose streams are behind a gate, once there is one."""
 
-    def __init__(self, device: Device, gate: Gate) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._gate = gate
+        self._gate: Gate | None = None
+        self._before: list[Stream] = []
+
+    def close_gate(self) -> Gate:
+        """Put all streams that there are, and all that come, behind a gate; return it."""
+        self._gate = Gate(self._device)
+        for stream in self._before:
+            self._gate.hold(stream)
+        return self._gate
 
     def open_stream(self) -> Stream:
         """See `Device.open_stream`."""
         stream = self._device.open_stream()
-        self._device.events.wait_event(stream, self._gate.event)
+        if self._gate is None:
+            self._before.append(stream)
+        else:
+            self._gate.hold(stream)
         return stream
 
     def __getattr__(self, name: str) -> Any:
@@ -87,11 +102,12 @@ class GatedDevice:
 class GatedHost:
     """A runtime whose device is behind a gate."""
 
-    def __init__(self, runtime: Runtime, gate: Gate) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.limits: Limits = runtime.limits
-        gated: Any = GatedDevice(runtime.open_device(), gate)
+        gated: Any = GatedDevice(runtime.open_device())
         self._shared = SharedDevice(gated)
+        self.close_gate: Callable[[], Gate] = gated.close_gate
 
     @property
     def device_reason(self) -> str:
@@ -124,40 +140,34 @@ def measure_waiting(choice: str, guests: int = GUESTS) -> Report:
     """
     limits = Limits(wall_s=4 * PATIENCE_S)
     with Runtime(choice, limits=limits, slots=guests) as runtime:
-        device = runtime.open_device()
-        gate = Gate(device)
-        try:
-            host = GatedHost(runtime, gate)
-            figures = _measure(runtime, host, gate, guests)
-            host.share().close()
-        finally:
-            gate.close()
-        return Report("waiting", device.info.name, figures)
+        host = GatedHost(runtime)
+        figures = _measure(runtime, host, guests)
+        host.share().close()
+        return Report("waiting", runtime.device.name, figures)
 
 
-def _measure(runtime: Runtime, host: GatedHost, gate: Gate, guests: int) -> tuple[Figure, ...]:
+def _measure(runtime: Runtime, host: GatedHost, guests: int) -> tuple[Figure, ...]:
     wasm = read_guest("waiting")
     plain = runtime.load(wasm, "waiting")
     function = Function(host, "waiting", wasm, plain.form(Form()))
     # What is made once is made before: code, threads, and the memory of the device that all buffers are cut from.
     plain.submit("wait", (0,), grants=("cuda",)).result(PATIENCE_S)
-    function.form(Form(fibers=True))
-    keeper = host.share().open_session()
-    keeper.allocate(_WORK_BYTES)
+    function.submit("wait", (0,), grants=("cuda",)).result(PATIENCE_S)
+    gate = host.close_gate()
     gc.collect()
     before = _resident_bytes()
     started = time.perf_counter()
     futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
-    waiting = _await(lambda: runtime.background.statistics().on_device, guests)
+    waiting = _await(lambda: runtime.background.statistics().waiting, guests)
     suspended_s = time.perf_counter() - started
     each = (_resident_bytes() - before) / max(1, waiting)
     opened = time.perf_counter()
     gate.open()
     right = sum(future.result(PATIENCE_S).values == (number + 1,) for number, future in enumerate(futures))
     resumed_s = time.perf_counter() - opened
-    keeper.close()
+    gate.close()
     return (
-        Figure("guests that wait on the device at once", "", waiting, 0.0, 1, bar=guests, sense="at least"),
+        Figure("guests that wait for the device at once", "", waiting, 0.0, 1, bar=guests, sense="at least"),
         Figure("resident memory of each", "KiB", each / _KIB, 0.0, 1, bar=RESIDENT_BAR_KIB),
         Figure("guests with the right result", "", right, 0.0, 1, bar=guests, sense="at least"),
         Figure("from the first submitted to the last waiting", "s", suspended_s, 0.0, 1),
