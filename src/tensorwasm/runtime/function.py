@@ -23,7 +23,7 @@ from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
 from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, MemoryKind
@@ -159,11 +159,13 @@ class Function:
             config = WasiConfig(args_given, tuple((env or {}).items()), stdin, stdout, stderr, folders)
         start, ends = time.perf_counter(), Deadline.after(self.host.limits.wall_s).earlier(deadline)
         gpu: AbstractContextManager[tuple[Session | None, Prepared]] = self._without_gpu
+        memory = checked_kind(memory_kind)
         if granted.cuda:
-            gpu = self._gpu(services, tenant, checked_kind(memory_kind), ends, on_device)
+            gpu = self._gpu(services, tenant, memory, ends, on_device)
         with (
             gpu as (session, prepared),
             self._sandbox(prepared, config, services, ends, session) as instance,
+            roomy_pages(instance, self.host.limits) if granted.cuda and memory == "pinned" else nullcontext(),
         ):
             values, exit_code = _call(instance, target, args, ends)
             out, err = written(instance)
@@ -258,6 +260,8 @@ class Function:
         if self._prepared.needs_wasi:
             return None
         memory = checked_kind(memory_kind)
+        if memory == "pinned":  # its pages are prepared before the guest touches them
+            return None
         form = Form(wants_compiled(self.host.share()), memory in DIRECT)
         prepared = self.form(form) if form.native and not form.host_memory else None
         if prepared is None or not prepared.needs_pad or not may_visit(prepared):
