@@ -164,6 +164,7 @@ class PadLayout(ctypes.Structure):
         loads, loaded_bytes: kernels that compiled code has loaded and Python has not entered in the books, and the
             bytes of their texts. They have the ids before ``next_kernel``.
         loaded: the offers that they are, by their rows.
+        visited: 1 while compiled code has made the guest's sandbox and will end it.
     """
 
     _fields_ = (
@@ -190,6 +191,7 @@ class PadLayout(ctypes.Structure):
         ("loads", _u64),
         ("loaded_bytes", _u64),
         ("loaded", _u64 * LOAD_ROWS),
+        ("visited", _u64),
         ("offers", OfferRow * OFFER_ROWS),
         ("streams", StreamRow * STREAM_ROWS),
         ("kernels", KernelRow * KERNEL_ROWS),

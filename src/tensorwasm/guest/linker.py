@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from tensorwasm.errors import InternalError, UnknownImport
@@ -12,7 +13,15 @@ from tensorwasm.guest import capi, preview1, traps
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.module import Module
-from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, address_of, make_environment
+from tensorwasm.guest.native.environment import (
+    NO_ENTRIES,
+    Entries,
+    Environment,
+    Passage,
+    address_of,
+    make_environment,
+)
+from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.state import STATES, as_raised
 from tensorwasm.guest.suspended import READ, WRITE, WaitingFunction
 from tensorwasm.guest.suspension import WaitingCode
@@ -45,11 +54,12 @@ class Prepared:
         address: the C object.
         compiled: some of its host functions are compiled.
         needs_pad: it may call compiled host functions, so its store must carry the address of a pad.
+        guarded: no host function that it imports can fail unseen before its first line.
         needs_wasi: it imports WASI, so its store must carry a WASI context.
         waiting: the host functions that suspend it, by their number; None if it runs on a thread.
     """
 
-    __slots__ = ("_linker", "address", "compiled", "module", "needs_pad", "needs_wasi", "waiting")
+    __slots__ = ("_linker", "address", "compiled", "guarded", "module", "needs_pad", "needs_wasi", "waiting")
 
     def __init__(self, linker: Linker, module: Module, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
@@ -58,6 +68,7 @@ class Prepared:
         self.compiled = linker.compiled
         self.needs_pad = linker.native
         self.waiting = linker.waiting
+        self.guarded = linker.guarded or not module.imports
         self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
@@ -73,6 +84,7 @@ class Linker:
     Attributes:
         engine: of the modules to link.
         compiled: there are compiled host functions.
+        guarded: Python is called by compiled code, never by ctypes.
         native: compiled functions are linked, so every sandbox needs a pad.
         waiting: the host functions that suspend a fiber, by their number; None for sandboxes that run on threads.
     """
@@ -84,6 +96,7 @@ class Linker:
         *,
         wasi_preview1: bool = True,
         native: Entries = NO_ENTRIES,
+        passage: Passage | None = None,
         code: WaitingCode | None = None,
     ) -> None:
         """Define the imports.
@@ -93,6 +106,8 @@ class Linker:
             host_functions: no two of one module and name.
             wasi_preview1: offer ``wasi_snapshot_preview1`` too.
             native: compiled host functions, by module and name; those of other host functions are not linked.
+            passage: compiled code that calls the host functions that Python is, so that none fails unseen before its
+                first line; its sandboxes need pads too. None leaves them to ctypes.
             code: for sandboxes that run as fibers: what suspends them; the engine must have stacks for them.
 
         Raises:
@@ -101,9 +116,11 @@ class Linker:
         """
         self.engine = engine
         self.compiled = bool(native)
-        self.native = self.compiled or code is not None
+        self.guarded = passage is not None
+        self.native = self.compiled or self.guarded or code is not None
         self.waiting: list[WaitingFunction] | None = None if code is None else []
         self._native = native
+        self._passage = passage
         self._code = code
         self._offered: dict[tuple[str, str], HostFunction] = {}
         self._kept: list[object] = []
@@ -178,16 +195,25 @@ class Linker:
             waiting = WaitingFunction(function, len(self.waiting), self._code, entry)
             self.waiting.append(waiting)
             return _define_async, self._code.suspend, waiting.address
-        twin = self._keep(make_trampoline(function))
-        if entry is None:
-            return _define_func, twin, None
-        finish = 0
-        if entry.finish is not None:
-            waiter = HostFunction(function.module, function.name, (), function.results, entry.finish)
-            finish = self._keep(make_trampoline(waiter))
-        environment = make_environment(twin, finish)
+        twin = make_trampoline(function)
+        if entry is None and self._passage is None:
+            return _define_func, self._keep(twin), None
+        finish = None
+        if entry is not None and entry.finish is not None:
+            finish = make_trampoline(replace(function, params=(), body=entry.finish))
+        environment = self._make_environment(twin, finish)
+        return _define_func, entry.address if entry is not None else environment.twin, ctypes.addressof(environment)
+
+    def _make_environment(self, twin: Trampoline, finish: Trampoline | None) -> Environment:
+        if self._passage is None:
+            environment = make_environment(self._keep(twin), self._keep(finish) if finish is not None else 0)
+        else:
+            environment = make_environment(self._passage.twin, self._passage.finish)
+            environment.interpreter = ctypes.addressof(INTERPRETER)
+            environment.twin_object, environment.finish_object = id(twin), id(finish)
+            self._kept += twin, finish
         self._kept.append(environment)
-        return _define_func, entry.address, ctypes.addressof(environment)
+        return environment
 
     def _keep(self, trampoline: Trampoline) -> int:
         callback = capi.HOST_FUNCTION(trampoline)

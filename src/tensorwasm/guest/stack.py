@@ -34,6 +34,16 @@ def require(stack_bytes: int) -> None:
         RecursionError: too few Python frames are left for callbacks.
     """
     _descend()
+    require_native(stack_bytes)
+
+
+def require_native(stack_bytes: int) -> None:
+    """Do the same for a guest whose callbacks can tell when they could not begin: Python frames are not looked at.
+
+    Raises:
+        CapacityExhausted: the thread's stack is too small.
+        InternalError: the thread is on a fiber's stack.
+    """
     if getattr(_checked, "fiber", False):
         raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
     if getattr(_checked, "bytes", 0) >= stack_bytes:

@@ -228,7 +228,7 @@ def as_raised(error: BaseException, where: str) -> BaseException:
     return wrapped
 
 
-def _on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
+def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
     """Let a guest go on, or stop it. wasmtime calls this when the ticks it granted have run out."""
     state = None
     try:
@@ -244,6 +244,6 @@ def _on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
     return None
 
 
-ON_EPOCH: Final = capi.EPOCH_CALLBACK(_on_epoch)
+ON_EPOCH: Final = capi.EPOCH_CALLBACK(on_epoch)
 ON_EPOCH_AT: Final = ctypes.cast(ON_EPOCH, ctypes.c_void_p).value or 0
 """Address of the epoch callback of every store; its data is the sandbox's token."""

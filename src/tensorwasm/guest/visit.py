@@ -15,18 +15,19 @@ from typing import Final
 
 from tensorwasm.errors import DeviceLost, InternalError, InvokeTimeout
 from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.guest import codec, stack
+from tensorwasm.guest import capi, codec, stack, traps
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.native.loading import load_visit
+from tensorwasm.guest.native.interpreter import INTERPRETER
+from tensorwasm.guest.native.loading import load_passage, load_visit
 from tensorwasm.guest.native.order import CALLS, Order, Stop
 from tensorwasm.guest.native.pads import recycle_pad
-from tensorwasm.guest.state import ON_EPOCH_AT, STATES, GuestState
+from tensorwasm.guest.state import STATES, GuestState, on_epoch
 from tensorwasm.guest.store import close_store, earlier, is_quick, take_outcome
 from tensorwasm.values import Deadline, Limits
 
-_MEMORY: Final = b"memory"
+_MEMORY: Final = ctypes.create_string_buffer(b"memory")
 
 _abandoned: Final[dict[int, Prepared]] = {}
 """Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
@@ -49,8 +50,9 @@ class Visit:
         "_cells",
         "_engine",
         "_go",
-        "_kept",
+        "_guarded",
         "_limits",
+        "_name",
         "_order",
         "_plan",
         "_prepared",
@@ -73,8 +75,8 @@ class Visit:
             ModuleMemoryTooLarge: the module declares more than the limits.
             InternalError: there is no compiled code.
         """
-        go, module = load_visit(), prepared.module
-        if go is None:
+        go, passage, module = load_visit(), load_passage(), prepared.module
+        if go is None or passage is None:
             raise InternalError("a visit needs compiled code")
         self._go: Callable[[int], int] = go
         check_declared(module.preamble, limits)
@@ -85,20 +87,23 @@ class Visit:
         self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
         self._state = GuestState(module.engine, {}, pad)
         self._stuck = False
-        self._kept = name = export.encode()
+        self._guarded = prepared.guarded
+        self._name = name = ctypes.create_string_buffer(export.encode())
         self._order = Order(
             calls=ctypes.addressof(CALLS),
             engine=module.engine.address,
             pad=self._state.token,
-            on_epoch=ON_EPOCH_AT,
+            on_epoch=passage.on_epoch,
+            on_epoch_object=id(on_epoch),
+            interpreter=ctypes.addressof(INTERPRETER),
             memory_bytes=limits.memory_bytes,
             table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
             tables=MAX_TABLES,
             prepared=prepared.address,
-            export=_address(name),
-            export_bytes=len(name),
-            memory=_address(_MEMORY) if prepared.needs_pad else 0,
-            memory_name_bytes=len(_MEMORY),
+            export=ctypes.addressof(name),
+            export_bytes=len(name) - 1,
+            memory=ctypes.addressof(_MEMORY) if prepared.needs_pad else 0,
+            memory_name_bytes=len(_MEMORY) - 1,
             cells=ctypes.addressof(self._cells),
             cell_count=plan.cell_count,
         )
@@ -136,14 +141,14 @@ class Visit:
         engine.reserve_slot()
         started_ns = time.monotonic_ns()
         try:
-            stack.require(engine.config.stack_bytes)
+            (stack.require_native if self._guarded else stack.require)(engine.config.stack_bytes)
             end_ns = earlier(deadline, started_ns, self._limits.wall_s)
             if end_ns is not None and started_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
             state.arm(started_ns, end_ns)
             order.ticks = engine.ticks(end_ns, started_ns)
-            stop = shielded(state, self._go, self._address)
+            stop = self._go(self._address) if self._guarded else shielded(state, self._go, self._address)
             if stop or state.error is not None:
                 self._judge(stop)
         finally:
@@ -175,6 +180,11 @@ class Visit:
         """End a sandbox that compiled code has left, unless something outside may still reach its memory."""
         order = self._order
         store, order.store, order.context = order.store, 0, 0
+        if order.trap:  # what Python raised has overtaken it
+            traps.delete_trap(order.trap)
+        if order.error:
+            capi.take_error(order.error)
+        order.trap = order.error = 0
         if drain is not None:
             _abandoned[store], self._stuck = self._prepared, True  # until the drain has said otherwise, should it raise
             if not drain():
@@ -182,8 +192,3 @@ class Visit:
             del _abandoned[store]
             self._stuck = False
         close_store(store, spent_ns)
-
-
-def _address(text: bytes) -> int:
-    """Return where bytes are, for as long as they live."""
-    return ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0

@@ -22,7 +22,7 @@ from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.linker import Linker, Prepared
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.environment import NO_ENTRIES
-from tensorwasm.guest.native.loading import load_code, load_entries, may_have_fibers
+from tensorwasm.guest.native.loading import load_code, load_entries, load_passage, may_have_fibers
 from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
@@ -153,6 +153,9 @@ class Runtime:
         Raises:
             DeviceUnavailable: it is not there, or the runtime is closed.
         """
+        shared = self._shared
+        if shared is not None:
+            return shared
         device = self.open_device()
         with self._lock:
             if self._closed:
@@ -256,7 +259,7 @@ def _plain_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT00
 def _native_linker(engine: Engine) -> Linker | None:
     """Return the one linker of an engine with compiled host functions, None where there are none."""
     entries = load_entries()
-    return Linker(engine, host_functions(), native=entries) if entries else None
+    return Linker(engine, host_functions(), native=entries, passage=load_passage()) if entries else None
 
 
 @cache

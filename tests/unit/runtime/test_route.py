@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import dataclasses
 import gc
+import signal
 import struct
 import threading
 from pathlib import Path
@@ -82,6 +85,7 @@ WAT = f"""(module
  (func (export "trap") unreachable)
  (func $deep (export "deep") (call $deep))
  (func (export "spin") (loop (br 0)))
+ (func (export "calls") (loop (drop (call $last)) (br 0)))
  (func (export "nothing")))"""
 TALKING = """(module
  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
@@ -309,6 +313,53 @@ def test_what_routes_leave_is_closed_by_the_next(runtime):
     gc.collect()
     runtime.load(bytes(wat2wasm(WAT))).invoke("nothing")
     assert stay.session._closed
+
+
+@pytest.fixture(params=[signal.default_int_handler, "custom"])
+def handler(request):
+    """The program's own handler of Ctrl-C, which is in its place all the time."""
+
+    def custom(number, frame):
+        raise KeyboardInterrupt
+
+    wanted = custom if request.param == "custom" else request.param
+    before = signal.signal(signal.SIGINT, wanted)
+    yield wanted
+    assert signal.getsignal(signal.SIGINT) is wanted
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+@pytest.mark.parametrize("export", ["spin", "calls"])
+def test_ctrl_c_ends_a_guest_on_the_main_thread(function, handler, capfd, export, options):
+    function.invoke("nothing", **options)
+    for pause_s in (0.0, 0.001, 0.02):
+        interrupter = threading.Timer(pause_s, _thread.interrupt_main)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal may come at once
+            interrupter.start()
+            function.invoke(export, **options)
+        interrupter.join()
+        assert function.invoke("twice", [1], **options).values == (2,)
+    assert "ignored" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_python_that_cannot_go_deeper_says_so(function, options, capfd):
+    found: list[tuple[int, ...]] = []
+
+    def descend() -> None:
+        try:
+            found.append(function.invoke("last", **options).values)
+        except (RecursionError, ctypes.ArgumentError):  # ctypes dresses its own up
+            found.append(())
+        descend()
+
+    with pytest.raises(RecursionError):
+        descend()
+    assert found[0] != ()
+    assert set(found) <= {found[0], ()}
+    assert function.invoke("last", **options).values == found[0]
+    assert "ignored" not in capfd.readouterr().err
 
 
 def figures() -> dict[str, int]:

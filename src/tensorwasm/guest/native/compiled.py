@@ -19,8 +19,8 @@ from numba.core.ccallback import CFunc
 from tensorwasm.guest.hostfunc import ValType
 from tensorwasm.guest.imports import interfaces
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
-from tensorwasm.guest.native import cache, clock, copies, launches, layout, loads
-from tensorwasm.guest.native.environment import Entries, Entry
+from tensorwasm.guest.native import cache, clock, copies, launches, layout, loads, python
+from tensorwasm.guest.native.environment import Entries, Entry, Passage
 from tensorwasm.guest.native.finish import finish
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,12 @@ def make_entries() -> Entries:
         for function in interface.functions
         if function.core_name in made and (module, function.core_name) not in EXCEPT
     }
+
+
+def make_passage() -> Passage:
+    """Compile what calls Python, or take it from the cache."""
+    functions, folder = (python.twin_in_python, python.finish_in_python, python.on_epoch), open_cache()
+    return Passage(*(compile_function(function, folder).address for function in functions))
 
 
 def _make_entry(source: Source, folder: Path | None) -> Entry:

@@ -30,6 +30,8 @@ class Environment(ctypes.Structure):
         spin_ns: longest that a kernel is waited for before Python takes over; 0 does not even ask.
         copy_spin_ns: the same for a copy, whose length is known.
         compare: ``memcmp``.
+        interpreter: address of the `Interpreter`, for twins that compiled code calls in Python; 0 for others.
+        twin_object, finish_object: Python's functions then.
     """
 
     _fields_ = tuple(
@@ -45,6 +47,9 @@ class Environment(ctypes.Structure):
             "spin_ns",
             "copy_spin_ns",
             "compare",
+            "interpreter",
+            "twin_object",
+            "finish_object",
         )
     )
 
@@ -101,3 +106,12 @@ def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_n
         copy_spin_ns=copy_spin_ns,
         compare=_compare,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Addresses of compiled code that calls Python, for whoever links: see `tensorwasm.guest.native.python`."""
+
+    twin: int
+    finish: int
+    on_epoch: int

@@ -17,6 +17,7 @@ from tensorwasm.gpu import limits, pad
 from tensorwasm.guest import capi
 from tensorwasm.guest.imports import abi
 from tensorwasm.guest.native.environment import Environment
+from tensorwasm.guest.native.interpreter import Interpreter
 from tensorwasm.guest.native.order import Calls, Order
 from tensorwasm.guest.suspension import Mailbox, Suspension
 
@@ -41,6 +42,7 @@ OFFER: Final = _offsets(pad.OfferRow)
 WINDOW: Final = _offsets(pad.WindowRow)
 SCRATCH: Final = _offsets(pad.Scratch)
 WAIT: Final = _offsets(pad.Wait)
+INTERPRETER: Final = _offsets(Interpreter)
 CALLS: Final = _offsets(Calls)
 ORDER: Final = _offsets(Order)
 SUSPENSION: Final = _offsets(Suspension)

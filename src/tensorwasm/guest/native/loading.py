@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
-from tensorwasm.guest.native.environment import NO_ENTRIES, Entries
+from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, Passage
 from tensorwasm.guest.suspension import WaitingCode
 
 _log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ def load_code() -> WaitingCode | None:
 def load_visit() -> Callable[[int], int] | None:
     """Return compiled code that does what a `tensorwasm.guest.native.order.Order` says, given its address.
 
-    It drops the GIL. None where Numba is missing, fails, or was not needed by anything before: a sandbox without a GPU
-    is not worth the half second that importing Numba takes.
+    It drops the GIL, and raises what Python raised where nobody could catch it. None where Numba is missing, fails, or
+    was not needed by anything before: a sandbox without a GPU is not worth the half second that importing it takes.
     """
     return _load_visit() if "numba" in sys.modules else None
 
@@ -56,7 +56,20 @@ def _load_visit() -> Callable[[int], int] | None:
             return None
         from tensorwasm.guest.native import visits  # noqa: PLC0415 - Numba is imported by those who need it
 
-        return ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(visits.make_visit())
+        return ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(visits.make_visit())
+
+
+def load_passage() -> Passage | None:
+    """Return compiled code that calls Python, None where Numba is missing or fails. Imports Numba."""
+    with _lock:
+        return _load_passage() if _load() else None
+
+
+@cache
+def _load_passage() -> Passage:
+    from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
+
+    return compiled.make_passage()
 
 
 @cache

@@ -11,9 +11,9 @@ from typing import Final
 
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.guest import capi
+from tensorwasm.guest.native.interpreter import INTERPRETER
 
 _u64 = ctypes.c_uint64
-_WORD_BYTES: Final = 8
 
 
 class Stop(IntEnum):
@@ -34,7 +34,7 @@ class Stop(IntEnum):
 
 
 class Calls(ctypes.Structure):
-    """Addresses of the functions of wasmtime that make a visit."""
+    """Addresses of the functions of wasmtime that make a visit, and of the two that let go of the GIL meanwhile."""
 
     _fields_ = tuple(
         (name, _u64)
@@ -48,6 +48,8 @@ class Calls(ctypes.Structure):
             "context_set_epoch_deadline",
             "func_call_unchecked",
             "store_delete",
+            "save_thread",
+            "restore_thread",
         )
     )
 
@@ -59,7 +61,8 @@ class Order(ctypes.Structure):
         calls: address of the `Calls`.
         engine: where the store is made.
         pad: of the sandbox, which its store carries.
-        on_epoch: the epoch callback.
+        on_epoch, on_epoch_object: the epoch callback, and what it calls in Python.
+        interpreter: address of the `Interpreter`.
         memory_bytes, table_elements, tables: most that the sandbox may have.
         prepared: the ``wasmtime_instance_pre_t``.
         export, export_bytes: the name that is called.
@@ -77,6 +80,8 @@ class Order(ctypes.Structure):
         ("engine", _u64),
         ("pad", _u64),
         ("on_epoch", _u64),
+        ("on_epoch_object", _u64),
+        ("interpreter", _u64),
         ("memory_bytes", _u64),
         ("table_elements", _u64),
         ("tables", _u64),
@@ -97,7 +102,10 @@ class Order(ctypes.Structure):
     )
 
 
-CALLS: Final = Calls(**{field[0]: capi.address_of(f"wasmtime_{field[0]}") for field in Calls._fields_})
-"""Wasmtime's functions."""
+_OURS: Final = {"save_thread": INTERPRETER.save, "restore_thread": INTERPRETER.restore}
+CALLS: Final = Calls(
+    **{field[0]: _OURS.get(field[0]) or capi.address_of(f"wasmtime_{field[0]}") for field in Calls._fields_}
+)
+"""Wasmtime's functions, and the interpreter's."""
 
 assert PadLayout.memory.size == capi.SIZES["wasmtime_memory_t"]  # noqa: S101 - what is copied there

@@ -102,7 +102,7 @@ def open_store(order: int, pad: int) -> int:
         ),
     )
     call_void(
-        function(order, CALLS.store_epoch_deadline_callback), (store, load_u64(order + ORDER.on_epoch), pad, ZERO)
+        function(order, CALLS.store_epoch_deadline_callback), (store, load_u64(order + ORDER.on_epoch), order, ZERO)
     )
     return context
 
@@ -169,17 +169,28 @@ def clean(order: int, pad: int) -> None:
         store_u64(pad + PAD.stage_used, ZERO)
 
 
-def visit(order: int) -> int:
-    """Do what an `Order` says; return a `Stop`."""
+@compiled
+def go(order: int) -> int:
+    """Do what an order says, without the GIL."""
     pad = load_u64(order + ORDER.pad)
     bound = bind(pad)
     if bound == REFUSED:
         return UNBOUND
+    store_u64(pad + PAD.visited, ONE)
     stop = run(order, pad)
     if stop == DONE:
         clean(order, pad)
+    store_u64(pad + PAD.visited, ZERO)
     if bound == PUSHED:
         unbind(pad)
+    return stop
+
+
+def visit(order: int) -> int:
+    """Do what an `Order` says; return a `Stop`. Called with the GIL, and returns perhaps with what Python raised."""
+    thread = call_u64(function(order, CALLS.save_thread), ())
+    stop = go(order)
+    call_void(function(order, CALLS.restore_thread), (thread,))
     return stop
 
 
