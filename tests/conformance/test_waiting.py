@@ -57,7 +57,7 @@ def choice(device, monkeypatch):
 
 def test_sixty_four_guests_wait_at_once_and_all_are_right(choice):
     figures = {figure.name: figure.value for figure in measure_waiting(choice, guests=64).figures}
-    assert figures["guests that wait on the device at once"] == 64
+    assert figures["guests that wait for the device at once"] == 64
     assert figures["guests with the right result"] == 64
 
 

@@ -127,7 +127,7 @@ class _Maker:
             return ints | floats
         bases = st.sampled_from(self.memory)
         addresses = bases | st.builds(Offset, bases, _offsets) | st.builds(Generic, bases, _offsets)
-        return ints | floats | addresses | st.builds(Masked, st.integers(0, (1 << 64) - 1), addresses)
+        return ints | floats | addresses | st.builds(Masked, st.integers(1, (1 << 64) - 1), addresses)
 
     def registers(self) -> Variable:
         name, kind = self.name(), self.draw(_TYPES | st.just("pred"))

@@ -92,13 +92,12 @@ class Instance:
         self._owner = 0
         self._spent_ns = 0
         self._store = 0
-        if self.module.admitted is not self.limits:
-            check_declared(self.module.preamble, self.limits)
-            self.module.admitted = self.limits
-        if prepared.needs_pad and pad is None:
-            raise InternalError("a sandbox that may call compiled host functions needs a pad")
-        self._state = GuestState(self.module.engine, services, pad)
-        self.module.engine.reserve_slot()
+        try:
+            self._admit(prepared, services, pad)
+        except BaseException:
+            if pad is not None and (drain is None or drain()):
+                recycle_pad(pad)
+            raise
         try:
             self._open()
             if prepared.needs_wasi:
@@ -220,6 +219,16 @@ class Instance:
             self.module.engine.release_slot()
             if self._state.pad is not None:
                 recycle_pad(self._state.pad)
+
+    def _admit(self, prepared: Prepared, services: Mapping[str, object], pad: PadLayout | None) -> None:
+        """Take a slot for the sandbox, once it is known to fit its limits."""
+        if self.module.admitted is not self.limits:
+            check_declared(self.module.preamble, self.limits)
+            self.module.admitted = self.limits
+        if prepared.needs_pad and pad is None:
+            raise InternalError("a sandbox that may call compiled host functions needs a pad")
+        self._state = GuestState(self.module.engine, services, pad)
+        self.module.engine.reserve_slot()
 
     def _open(self) -> None:
         self._store = open_store(self._state, self.limits)

@@ -16,7 +16,7 @@ from tensorwasm.guest import codec
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.visit import may_visit
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
 from tensorwasm.runtime.fiber import Options
@@ -303,14 +303,12 @@ class Function:
         shared = self.host.share()
         if on_device is not None:
             on_device(shared.info, self.host.device_reason)
-        architecture = settings.current().cuda_arch
-        prepared = self.form(Form(wants_compiled(shared), memory in DIRECT)) or self.form(Form(False, memory in DIRECT))
+        prepared = self.form(Form(wants_compiled(shared), memory in DIRECT))
         native = prepared.needs_pad
-        pad = draw_pad() if native else None
         # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
         with (
             shared.device.native.bound() if native else nullcontext(),
-            shared.open_session(tenant, architecture=architecture, memory_kind=memory, pad=pad) as session,
+            _open_session(shared, tenant, memory, with_pad=native) as session,
             supplied(shared, tenant, memory, self.host.limits) if memory in DIRECT else nullcontext(),
         ):
             services["cuda"] = CudaService(session)
@@ -324,6 +322,17 @@ class Function:
             prepared = self.host.prepare(self._wasm, self._prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
+
+
+def _open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
+    """Return a session, with a pad for compiled code that its sandbox gives back."""
+    pad = draw_pad() if with_pad else None
+    try:
+        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
+    except BaseException:
+        if pad is not None:
+            recycle_pad(pad)
+        raise
 
 
 def _call(

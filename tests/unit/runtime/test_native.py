@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tensorwasm import Runtime, settings
+from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.emulator.native import EmulatedNative
+from tensorwasm.guest.native import pads
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("vector_add", "saxpy", "reduction", "histogram", "graph", "streams")
@@ -86,3 +88,19 @@ with Runtime(device="emulator") as runtime:
 assert not {{"numba", "llvmlite"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env={"TENSOR_WASM_NATIVE": "on"})
+
+
+def test_a_sandbox_that_is_refused_gives_its_pad_back(choose):
+    choose("on")
+    with Runtime("emulator", slots=1) as runtime:
+        function = runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
+        assert function.invoke(grants={"cuda"}).exit_code == 0
+        runtime._engine.reserve_slot()
+        kept = len(pads._free) + len(pads._bare)
+        for _ in range(3):
+            with pytest.raises(CapacityExhausted):
+                function.invoke(grants={"cuda"})
+            with pytest.raises(InvalidArgs):
+                function.invoke(grants={"cuda"}, tenant="nobody")
+        runtime._engine.release_slot()
+        assert len(pads._free) + len(pads._bare) == kept

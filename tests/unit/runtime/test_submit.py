@@ -14,7 +14,7 @@ from wasmtime import wat2wasm
 
 import tensorwasm.runtime.fiber
 from tensorwasm import Runtime
-from tensorwasm.bench.waiting import Gate, GatedHost
+from tensorwasm.bench.waiting import GatedHost
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.fiber import Options
@@ -222,9 +222,9 @@ def test_limits_hold_in_a_fiber(fiber_runtime):
 @fibers_only
 def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
     with Runtime("emulator", slots=4) as runtime:
-        gate = Gate(runtime.open_device())
         wasm = bytes(wat2wasm(WORK))
-        host = GatedHost(runtime, gate)
+        host = GatedHost(runtime)
+        gate = host.close_gate()
         function = Function(host, "late", wasm, runtime.load(wasm).form(Form()))
         late = function.submit(grants=["cuda"], deadline=Deadline.after(0.2))
         assert isinstance(late.exception(SOON_S), InvokeTimeout)
