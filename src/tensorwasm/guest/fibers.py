@@ -33,7 +33,7 @@ from tensorwasm.guest.task import FiberStatistics, Job, Task
 from tensorwasm.guest.timers import Timers
 
 THREADS: Final = 8
-"""Threads for work that takes long."""
+"""Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU."""
 BATCH: Final = 64
 """Guests that are polled between two looks at what has arrived."""
 BATCH_NS: Final = 2_000_000
@@ -69,7 +69,8 @@ class Reactor:
         self._closing = False
         self._polls = 0
         self._notifications = 0
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
+        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
+        self._closers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fiber-ends")
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that runs a guest must not be ended by the interpreter's end
@@ -122,7 +123,8 @@ class Reactor:
             self._call(self._end_all)
         if not self.here:
             self._thread.join()
-            self._pool.shutdown()
+            self._workers.shutdown()
+            self._closers.shutdown()
             atexit.unregister(self.close)
 
     # ---------------------------------------------------------------- the thread
@@ -277,7 +279,7 @@ class Reactor:
 
     def _start_work(self, task: Task, wait: Work) -> bool:
         task.working = True
-        self._elsewhere(partial(self._work, task, wait))
+        _on_thread_of(self._workers, partial(self._work, task, wait))
         return True
 
     def _work(self, task: Task, wait: Work) -> None:
@@ -328,7 +330,7 @@ class Reactor:
 
     def _finish(self, task: Task) -> None:
         if task.job.blocks:
-            self._elsewhere(partial(self._close_sandbox, task))
+            _on_thread_of(self._closers, partial(self._close_sandbox, task))
         else:
             self._close_sandbox(task)
 
@@ -346,12 +348,6 @@ class Reactor:
         if released and not task.notified_at:
             _recycle(task)
 
-    def _elsewhere(self, function: Callable[[], None]) -> None:
-        try:
-            self._pool.submit(function)
-        except RuntimeError:  # the interpreter is about to end and takes no more work
-            function()
-
 
 _STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
     Signal: Reactor._start_signal,  # noqa: SLF001 - the table of the class above
@@ -359,6 +355,13 @@ _STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
     Work: Reactor._start_work,  # noqa: SLF001
 }
 """How each kind of wait begins; whether the guest has to wait at all."""
+
+
+def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+    try:
+        pool.submit(function)
+    except RuntimeError:  # the interpreter is about to end and takes no more work
+        function()
 
 
 def _failure(task: Task) -> Exception | None:

@@ -237,3 +237,17 @@ def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
             threading.Event().wait(0.01)
         gate.close()
         assert runtime._engine.free_slots == free
+
+
+@fibers_only
+def test_guests_end_while_all_threads_for_work_are_taken(fiber_runtime):
+    function = fiber_runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
+    assert function.submit(grants=["cuda"]).result(SOON_S).exit_code == 0
+    reactor, ended = fiber_runtime.background._reactor, threading.Event()
+    plain = fiber_runtime.load(bytes(wat2wasm('(module (func (export "main")))')))
+    for _ in range(32):
+        reactor._workers.submit(ended.wait, SOON_S)
+    try:
+        assert plain.submit(grants=["cuda"]).result(SOON_S / 2).values == ()
+    finally:
+        ended.set()
