@@ -68,9 +68,7 @@ class Commons:
         self.accounts = accounts or Accounts()
         self.gate = gate
         self.kernels = KernelCache(device)
-        self.streams = StreamStock(
-            device.open_stream, device.close_stream, MAX_IDLE_STREAMS, device.info.max_streams
-        )
+        self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, device.info.max_streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
         self.parking = Parking()
