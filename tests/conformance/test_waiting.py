@@ -56,7 +56,7 @@ def choice(device, monkeypatch):
 
 
 def test_sixty_four_guests_wait_at_once_and_all_are_right(choice):
-    figures = {figure.name: figure.value for figure in measure_waiting(choice, guests=64).figures}
+    figures = {figure.name: figure.value for figure in measure_waiting(choice, guests=64, patience_s=20).figures}
     assert figures["guests that wait for the device at once"] == 64
     assert figures["guests with the right result"] == 64
 

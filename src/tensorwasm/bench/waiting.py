@@ -31,8 +31,7 @@ from tensorwasm.values import Deadline, Limits
 
 GUESTS: Final = 10_000
 RESIDENT_BAR_KIB: Final = 40.0
-PATIENCE_S: Final = 240.0
-"""Longest that all guests may take to come to their wait; then those that have are counted, and let go."""
+PATIENCE_S: Final = 60.0
 
 _CALLED: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _KIB: Final = 1024
@@ -128,12 +127,13 @@ class GatedHost:
         return self._runtime.prepare(wasm, module, form)
 
 
-def measure_waiting(choice: str, guests: int = GUESTS) -> Report:
+def measure_waiting(choice: str, guests: int = GUESTS, patience_s: float = PATIENCE_S) -> Report:
     """Have guests wait for the device all at once.
 
     Args:
         choice: of the device, as in `Runtime`.
         guests: how many.
+        patience_s: longest that all may take to come to their wait; then those that have are counted, and let go.
 
     Raises:
         InternalError: there are no fibers here.
@@ -141,12 +141,12 @@ def measure_waiting(choice: str, guests: int = GUESTS) -> Report:
     limits = Limits(wall_s=4 * PATIENCE_S)
     with Runtime(choice, limits=limits, slots=guests) as runtime:
         host = GatedHost(runtime)
-        figures = _measure(runtime, host, guests)
+        figures = _measure(runtime, host, guests, patience_s)
         host.share().close()
         return Report("waiting", runtime.device.name, figures)
 
 
-def _measure(runtime: Runtime, host: GatedHost, guests: int) -> tuple[Figure, ...]:
+def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) -> tuple[Figure, ...]:
     wasm = read_guest("waiting")
     plain = runtime.load(wasm, "waiting")
     function = Function(host, "waiting", wasm, plain.form(Form()))
@@ -158,7 +158,7 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int) -> tuple[Figure, ..
     before = _resident_bytes()
     started = time.perf_counter()
     futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
-    waiting = _await(lambda: runtime.background.statistics().waiting, guests)
+    waiting = _await(lambda: runtime.background.statistics().waiting, guests, patience_s)
     suspended_s = time.perf_counter() - started
     each = (_resident_bytes() - before) / max(1, waiting)
     opened = time.perf_counter()
@@ -175,9 +175,9 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int) -> tuple[Figure, ..
     )
 
 
-def _await(count: Callable[[], int], wanted: int) -> int:
-    """Wait until a count is reached, or stands still for too long; return it."""
-    ends = time.monotonic() + PATIENCE_S
+def _await(count: Callable[[], int], wanted: int, patience_s: float) -> int:
+    """Wait until a count is reached, or that took too long; return it."""
+    ends = time.monotonic() + patience_s
     while (seen := count()) < wanted and time.monotonic() < ends:
         threading.Event().wait(0.01)
     return seen

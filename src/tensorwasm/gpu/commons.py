@@ -51,6 +51,7 @@ class Commons:
         device: outlives it.
         accounts: of the device's tenants; None brings those of a process with one tenant.
         gate: entered while work is on the device.
+        streams: made at once and shared when all are in use; 0 makes any number, each when it is needed.
 
     Attributes:
         device: the device.
@@ -63,12 +64,14 @@ class Commons:
         parking: sessions that wait for their next guests.
     """
 
-    def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
+    def __init__(
+        self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE, streams: int = 0
+    ) -> None:
         self.device = device
         self.accounts = accounts or Accounts()
         self.gate = gate
         self.kernels = KernelCache(device)
-        self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, device.info.max_streams)
+        self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
         self.parking = Parking()

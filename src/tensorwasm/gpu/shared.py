@@ -51,7 +51,7 @@ class SharedDevice:
     """
 
     def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
-        self._commons = Commons(device, accounts, gate)
+        self._commons = Commons(device, accounts, gate, device.info.max_streams)
 
     @property
     def device(self) -> Device:
