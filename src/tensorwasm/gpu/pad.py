@@ -13,7 +13,6 @@ kernels, streams and graphs are direct-mapped by the low bits of the handle: a m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Final
 
 from tensorwasm.gpu.facets import NativeKernel, NativeTable
@@ -234,9 +233,3 @@ class KernelImage:
 def driver_table(table: NativeTable) -> DriverTable:
     """Return a table of addresses in the form that pads point to; whoever puts it into a pad keeps it alive."""
     return DriverTable(*(getattr(table, name) for name in NativeTable.__dataclass_fields__))
-
-
-def clear_rows(rows: ctypes.Array[ctypes.Structure], used: Sequence[int]) -> None:
-    """Empty rows of a table by their index."""
-    for index in used:
-        ctypes.memset(ctypes.addressof(rows[index]), 0, ctypes.sizeof(rows[index]))

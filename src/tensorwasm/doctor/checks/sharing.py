@@ -9,7 +9,7 @@ from typing import Final
 
 from tensorwasm.doctor.machine import Machine
 from tensorwasm.doctor.rows import Row, Status
-from tensorwasm.gpu.cuda.mps import CONTROL, DEFAULT_PIPES, PIPES_VARIABLE, Clients, ask_clients, find_daemon
+from tensorwasm.gpu.cuda.mps import CONTROL, DEFAULT_PIPES, PIPES_VARIABLE, count_clients, find_daemon
 
 _VARIABLES: Final = (
     PIPES_VARIABLE,
@@ -57,10 +57,9 @@ def _clients_row(machine: Machine) -> Row:
         answer = machine.system.run(CONTROL, limit_s=_ASK_S, say=f"{line}\n")
         return answer.text if answer is not None and answer.code == 0 else None
 
-    return Row("MPS clients", Status.INFO, _spell(ask_clients(ask)))
+    return Row("MPS clients", Status.INFO, _spell(count_clients(ask)))
 
 
-def _spell(clients: Clients) -> str:
-    connected = "not told how many are connected" if clients.connected is None else f"{clients.connected} connected"
-    limit = "how many there can be is not told" if clients.limit is None else f"{clients.limit} at most"
-    return f"{connected}; {limit}"
+def _spell(clients: int | None) -> str:
+    connected = "not told how many are connected" if clients is None else f"{clients} connected"
+    return f"{connected}; how many there can be is not told"

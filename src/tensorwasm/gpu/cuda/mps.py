@@ -35,19 +35,6 @@ class Daemon:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """What the daemon says of its clients.
-
-    Attributes:
-        connected: how many there are, None if it does not say.
-        limit: how many there can be, None if it does not say.
-    """
-
-    connected: int | None = None
-    limit: int | None = None
-
-
 def find_daemon(environment: Mapping[str, str], exists: Callable[[str], bool]) -> Daemon:
     """Look for a daemon's control pipe: where `PIPES_VARIABLE` says, then at the default place.
 
@@ -65,8 +52,8 @@ def find_daemon(environment: Mapping[str, str], exists: Callable[[str], bool]) -
     return Daemon("", f"no {' nor '.join(missing)}")
 
 
-def ask_clients(ask: Callable[[str], str | None]) -> Clients:
-    """Ask the daemon how many clients it has.
+def count_clients(ask: Callable[[str], str | None]) -> int | None:
+    """Return how many clients the daemon has, None if it does not say.
 
     The daemon has no question for how many it can have, which depends on the GPU and on the driver's release; where it
     is full a client's start fails with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED. So the limit is not told.
@@ -76,9 +63,9 @@ def ask_clients(ask: Callable[[str], str | None]) -> Clients:
     """
     servers = _numbers(ask("get_server_list"))
     if servers is None:
-        return Clients()
+        return None
     lists = [_numbers(ask(f"get_client_list {server}")) for server in servers[:_MAX_SERVERS]]
-    return Clients(sum(len(each) for each in lists if each is not None))
+    return sum(len(each) for each in lists if each is not None)
 
 
 def _numbers(answer: str | None) -> list[int] | None:
