@@ -50,5 +50,4 @@ def test_what_is_no_list_is_not_told(answer):
 @given(st.text(max_size=50) | st.none())
 def test_whatever_the_daemon_says_there_is_an_answer(said):
     clients = count_clients(lambda _line: said)
-    assert clients.limit is None
-    assert clients.connected is None or clients.connected >= 0
+    assert clients is None or clients >= 0
