@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 from tensorwasm.errors import InvalidHandle, QuotaExceeded, TensorWasmError
@@ -94,17 +95,18 @@ class StreamStock:
     ) -> None:
         self._make = make
         self._destroy = destroy
-        self._most_idle = most_idle or most
-        self._most = most
+        self._most_idle = max(most_idle, most)
+        self._alive = 0
         self._lock = threading.Lock()
         self._users: dict[int, int] = {}
+        self._condemned: set[int] = set()
         self._idle: list[Stream] = []
         self._lent: deque[Stream] = deque()
-        try:
+        with suppress(TensorWasmError):  # what there is will do; with none at all, whoever takes one is told why
             for _ in range(most):
                 self._idle.append(make())
-        except TensorWasmError:
-            self._most = len(self._idle)  # what there is will do; with none at all, the first taker is told why
+                self._alive += 1
+        self._most = self._alive or most
 
     def take(self, *, alone: bool = False) -> Stream:
         """Return an idle stream, or a new one, or one that others use too.
@@ -118,20 +120,22 @@ class StreamStock:
         """
         with self._lock:
             if self._idle:
-                stream = self._idle.pop()
-            elif not self._most:
-                stream = self._make()
-            elif alone or not self._lent:
-                raise QuotaExceeded(f"all {self._most} streams of the device are in use")
-            else:
+                return self._lend(self._idle.pop(), alone)
+            if self._most and self._alive >= self._most:
+                if alone or not self._lent:
+                    raise QuotaExceeded(f"all {self._most} streams of the device are in use")
                 self._lent.rotate(-1)
-                stream = self._lent[0]
-                self._users[id(stream)] += 1
-                return stream
-            self._users[id(stream)] = 1
-            if self._most and not alone:
-                self._lent.append(stream)
-            return stream
+                self._users[id(self._lent[0])] += 1
+                return self._lent[0]
+            self._alive += 1
+        try:
+            stream = self._make()  # without the lock: a driver may take its time
+        except BaseException:
+            with self._lock:
+                self._alive -= 1
+            raise
+        with self._lock:
+            return self._lend(stream, alone)
 
     def give(self, stream: Stream) -> None:
         """Give a stream back, drained and as good as new.
@@ -139,13 +143,7 @@ class StreamStock:
         Raises:
             TensorWasmError: there are enough, and the device fails to release this one.
         """
-        with self._lock:
-            if not self._left(stream):
-                return
-            if len(self._idle) < self._most_idle:
-                self._idle.append(stream)
-                return
-        self._destroy(stream)
+        self._return(stream, condemned=False)
 
     def discard(self, stream: Stream) -> None:
         """Give back a stream that nobody should use again: it goes when its last user has left.
@@ -153,28 +151,36 @@ class StreamStock:
         Raises:
             TensorWasmError: the device fails to release it.
         """
-        with self._lock:
-            if stream in self._lent:
-                self._lent.remove(stream)
-            last = self._left(stream)
-            self._most -= self._most > 1
-        if last:
-            self._destroy(stream)
+        self._return(stream, condemned=True)
 
     def close(self) -> list[Exception]:
         """Release what is kept; return what the device raised."""
         idle, self._idle = self._idle, []
         return [error for stream in idle for error in attempt(self._destroy, stream)]
 
-    def _left(self, stream: Stream) -> bool:
-        """Count off a user; return whether it was the last."""
-        users = self._users[id(stream)] = self._users[id(stream)] - 1
-        if users:
-            return False
-        del self._users[id(stream)]
-        if stream in self._lent:
-            self._lent.remove(stream)
-        return True
+    def _lend(self, stream: Stream, alone: bool) -> Stream:  # noqa: FBT001 - two callers, above
+        self._users[id(stream)] = 1
+        if self._most and not alone:
+            self._lent.append(stream)
+        return stream
+
+    def _return(self, stream: Stream, *, condemned: bool) -> None:
+        key = id(stream)
+        with self._lock:
+            self._users[key] -= 1
+            if condemned:
+                self._condemned.add(key)
+            if stream in self._lent and (condemned or not self._users[key]):
+                self._lent.remove(stream)
+            if self._users[key]:
+                return
+            del self._users[key]
+            if key not in self._condemned and len(self._idle) < self._most_idle:
+                self._idle.append(stream)
+                return
+            self._condemned.discard(key)
+            self._alive -= 1
+        self._destroy(stream)
 
 
 class Lane:

@@ -76,3 +76,26 @@ def test_no_stream_is_lent_after_it_was_released_or_twice_when_alone(steps):
         streams.give(stream)
     assert streams.close() == []
     assert device.statistics().streams == 0
+
+
+def test_a_discarded_stream_serves_nobody_again_whoever_of_its_users_leaves_last():
+    streams, device = stock(1)
+    first, second = streams.take(), streams.take()
+    assert first is second
+    streams.discard(first)
+    assert first in device.streams
+    streams.give(second)
+    assert first not in device.streams
+    assert streams.take() is not first
+
+
+def test_users_that_all_discard_one_stream_take_one_stream_away_and_it_is_replaced():
+    streams, device = stock(2)
+    other, bad = streams.take(), streams.take()
+    users = [streams.take() for _ in range(4)]
+    for stream in [bad, *(each for each in users if each is bad)]:
+        streams.discard(stream)
+    assert device.statistics().streams == 1
+    replaced = streams.take()
+    assert replaced not in (bad, other)
+    assert device.statistics().streams == 2
