@@ -165,8 +165,10 @@ class Launcher:
             if not recording.capturing:
                 self._device.graphs.begin_capture(recording.stream)
             graph = self._device.graphs.end_capture(recording.stream)
-        finally:
-            self._work.give_recorder(recording.stream)
+        except BaseException:
+            self._work.give_recorder(recording.stream, healthy=False)
+            raise
+        self._work.give_recorder(recording.stream)
         number = self._graphs.add(graph, recording.needs)
         self._graphs.show(self._windows.reach.region)
         return number
@@ -215,7 +217,8 @@ class Launcher:
         graphs, failures = self._device.graphs, []
         if recording.capturing:
             failures = attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.stream)
-        return failures + attempt(self._work.give_recorder, recording.stream)
+        healthy = not failures
+        return failures + attempt(lambda stream: self._work.give_recorder(stream, healthy=healthy), recording.stream)
 
     # ------------------------------------------------------------------------------------------- parts
 

@@ -245,13 +245,13 @@ class Work:
         """
         return self._commons.streams.take(alone=True)
 
-    def give_recorder(self, stream: Stream) -> None:
-        """Give it back.
+    def give_recorder(self, stream: Stream, *, healthy: bool = True) -> None:
+        """Give it back; one whose recording failed serves nobody again.
 
         Raises:
             DeviceLost: the device does not answer.
         """
-        self._commons.streams.give(stream)
+        (self._commons.streams.give if healthy else self._commons.streams.discard)(stream)
 
     def close(self, lane: Lane, deadline: Deadline) -> None:
         """Wait for a stream and give it back.
