@@ -106,8 +106,8 @@ def test_fifty_rounds_of_misuse_leave_nothing_behind():
     assert device.statistics().modules == 0
     assert device.statistics().registrations == 0
     device.close()
-    assert after["descriptors"] == before["descriptors"]
-    assert after["threads"] == before["threads"]
+    assert after["descriptors"] <= before["descriptors"]
+    assert after["threads"] <= before["threads"]
     assert after["tasks"] <= before["tasks"] + 2  # a timer's thread may be alive at the moment of counting
     assert after["mappings"] <= before["mappings"] + 8
     assert after["resident_bytes"] <= before["resident_bytes"] + (8 << 20)

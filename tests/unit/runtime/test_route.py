@@ -383,4 +383,5 @@ def test_two_thousand_guests_leave_nothing(function):
     run(20)
     before = figures()
     run(1000)
-    assert figures() == before
+    # What each guest left would be there two thousand times; a few are other tests' and the allocator's.
+    assert {name: count for name, count in figures().items() if count > before[name] + 16} == {}
