@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITE_TIMEOUT_S = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +28,35 @@ class Suite:
     Attributes:
         name: of the log.
         command: arguments after the interpreter; ``{report}`` stands for a JSON file beside the report.
+        limit_s: after which it is ended, with all that it started.
         tests: whether it writes a JUnit file.
     """
 
     name: str
     command: tuple[str, ...]
+    limit_s: int
     tests: bool = True
 
 
-PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "--timeout", "300")
+# A call into a driver may hang and hold the interpreter's lock: the dump of where it does needs no lock.
+HANGS = ("--timeout", "120", "-o", "faulthandler_timeout=60")
+PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", *HANGS)
 SPREAD = ("-n", "8", "--dist", "worksteal")
 SUITES = (
-    Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), tests=False),
+    Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), 60, tests=False),
     Suite(
-        "instructions", (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "instructions")
+        "instructions",
+        (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "instructions"),
+        600,
     ),
     Suite(
         "conformance",
         (*PYTEST, *SPREAD, "tests/conformance", "--ignore=tests/conformance/cuda", "-k", "not instructions"),
+        600,
     ),
-    Suite("cuda", (*PYTEST, "tests/conformance/cuda")),
+    Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
     *(
-        Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), tests=False)
+        Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)
         for name in ("job", "dispatch", "memory", "quota", "waiting")
     ),
 )
@@ -77,12 +84,10 @@ def run(suite: Suite, out: Path, device: str) -> Outcome:
     command = [sys.executable, *command, *((f"--junit-xml={junit}",) if suite.tests else ())]
     start = time.monotonic()
     with log.open("w") as lines:
-        try:
-            code = subprocess.run(
-                command, cwd=ROOT, stdout=lines, stderr=subprocess.STDOUT, check=False, timeout=SUITE_TIMEOUT_S
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
+        code = await_end(
+            subprocess.Popen(command, cwd=ROOT, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True),
+            suite.limit_s,
+        )
     seconds = round(time.monotonic() - start, 1)
     if not suite.tests:
         return Outcome(suite.name, code == 0, seconds)
@@ -95,6 +100,15 @@ def run(suite: Suite, out: Path, device: str) -> Outcome:
     names = tuple(f"{c.get('classname')}::{c.get('name')}" for c in bad + skipped)
     good = len(cases) - len(bad) - len(skipped)
     return Outcome(suite.name, code == 0 and not names, seconds, good, len(bad), len(skipped), names[:50])
+
+
+def await_end(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Return how a process ended; at the limit it is killed, and everything in its group."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def describe_device() -> dict[str, object]:
