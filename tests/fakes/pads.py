@@ -27,6 +27,7 @@ CONTEXT = 0xC0_FFEE
 FUNCTION = 0xF00
 OWN_STREAM = 0x51
 NOT_READY = 600
+WITHOUT_END = 1 << 62
 
 _i32, _u32, _u64, _at = ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p
 _PROTOTYPES = {
@@ -127,6 +128,7 @@ class HandPad:
                      "stage_bytes", "stage_used", "staged"):  # fmt: skip
             setattr(pad, name, 0)
         pad.armed = pad.placed = 1
+        pad.stage_left = WITHOUT_END
         pad.driver = ctypes.addressof(self._table)
         self.put_stream(0, OWN_STREAM)
         self.driver.calls.clear()

@@ -158,6 +158,8 @@ class PadLayout(ctypes.Structure):
         stage_at, stage_bytes: the staging slot, reached by host and device under one address; 0 for none.
         stage_used: high-water mark in it, for whoever cleans it.
         staged: windows of the staged launch that is in flight, to be copied back.
+        stage_left: bytes of the slot that launches may still use, all together, before it is Python's to say whether
+            the guest's memory is registered instead.
         next_kernel: id of the kernel that is loaded next; 0 before the first.
         budget: how many offered kernels compiled code may still load; it is within every limit of the session then.
         loads, loaded_bytes: kernels that compiled code has loaded and Python has not entered in the books, and the
@@ -184,6 +186,7 @@ class PadLayout(ctypes.Structure):
         ("stage_bytes", _u64),
         ("stage_used", _u64),
         ("staged", _u64),
+        ("stage_left", _u64),
         ("wait", Wait),
         ("next_kernel", _u64),
         ("budget", _u64),

@@ -106,8 +106,8 @@ class Session:
         commons: what the device's sessions share, outlives the session; None for a session that shares nothing.
         tenant: registered; whose account is charged.
         memory_kind: of the guest's memory. ``staged``: windows of launches that wait are copied through a slot.
-            ``pinned``: they are reached in place, registered when first needed. ``auto``: staged while they are small
-            and the memory is not registered. ``managed``, ``vmm``: reached in place from the start.
+            ``pinned``: they are reached in place, registered when first needed. ``auto``: staged until that has cost as
+            much as registering (`tensorwasm.gpu.windows`). ``managed``, ``vmm``: reached in place from the start.
         pad: kept true from now until `close`, and left empty. None if no compiled code serves the guest.
 
     Raises:
@@ -794,6 +794,7 @@ class Session:
             with self._turn:
                 if not self._renewable() or not self._renew_books():
                     return False
+        self._windows.renew()
         self._work.place.renew()
         self._holdings.forget_loads()
         return True
@@ -872,7 +873,6 @@ class Session:
     def _renew_books(self) -> bool:
         if attempt(Holdings.renew, self._holdings):
             return False
-        self._windows.clear()
         self._launcher.renew()
         self._refused = 0
         self._used = False

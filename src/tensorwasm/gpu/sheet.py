@@ -52,6 +52,7 @@ _STAGE_AT: Final = _word("stage_at")
 _STAGE_BYTES: Final = _word("stage_bytes")
 _STAGE_USED: Final = _word("stage_used")
 _STAGED: Final = _word("staged")
+_STAGE_LEFT: Final = _word("stage_left")
 _NEXT_KERNEL: Final = _word("next_kernel")
 _BUDGET: Final = _word("budget")
 _LOADS: Final = _word("loads")
@@ -150,6 +151,15 @@ class Sheet:
     @stage_used.setter
     def stage_used(self, used_bytes: int) -> None:
         self._words[_STAGE_USED] = used_bytes
+
+    @property
+    def stage_left(self) -> int:
+        """Bytes that launches may still stage, all together."""
+        return self._words[_STAGE_LEFT]
+
+    @stage_left.setter
+    def stage_left(self, left_bytes: int) -> None:
+        self._words[_STAGE_LEFT] = left_bytes
 
     @property
     def staged(self) -> int:
@@ -303,6 +313,7 @@ class Sheet:
         words[_ARMED] = words[_DRIVER] = words[_PLACED] = words[_PENDING] = 0
         words[_REACH_AT] = words[_REACH_BYTES] = 0
         words[_STAGE_AT] = words[_STAGE_BYTES] = words[_STAGE_USED] = words[_STAGED] = 0
+        words[_STAGE_LEFT] = 0
         words[_NEXT_KERNEL] = words[_BUDGET] = words[_LOADS] = words[_LOADED_BYTES] = 0
         if self._used:
             self._clear(_OFFERS, _BUFFERS)

@@ -1,8 +1,12 @@
-"""How the windows of a launch reach the device: in place, or through a slot of the staging ring."""
+"""How the windows of a launch reach the device: in place, or through a slot of the staging ring.
+
+Registering memory is bought once, staging is rented launch by launch. Memory of the kind ``auto`` is rented until the
+rent comes to the price (`PIN_PRICE_BYTES`), and then bought; compiled code keeps the same account, on the pad.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -10,7 +14,7 @@ from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, 
 from tensorwasm.gpu.commons import Commons, Tenancy
 from tensorwasm.gpu.graphs import GraphBook
 from tensorwasm.gpu.launch import Argument, HostWindow
-from tensorwasm.gpu.limits import STAGE_AUTO_BYTES
+from tensorwasm.gpu.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES
 from tensorwasm.gpu.reach import Reach
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.sheet import Sheet
@@ -18,7 +22,8 @@ from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
 from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, MemoryKind, Region
 
-_STAGED: Final[frozenset[MemoryKind]] = frozenset({"auto", "staged"})
+_RENT_BYTES: Final[Mapping[MemoryKind, int]] = {"auto": PIN_PRICE_BYTES, "staged": 1 << 62}
+"""Kinds of memory that may be staged, and how many bytes may be beside as many as the memory has: or without end."""
 
 
 class Windows:
@@ -37,7 +42,18 @@ class Windows:
         reach: what is reached in place.
     """
 
-    __slots__ = ("_commons", "_graphs", "_kind", "_regions", "_sheet", "_slot", "_tenancy", "_work", "reach")
+    __slots__ = (
+        "_commons",
+        "_counted",
+        "_graphs",
+        "_kind",
+        "_regions",
+        "_sheet",
+        "_slot",
+        "_tenancy",
+        "_work",
+        "reach",
+    )
 
     def __init__(
         self,
@@ -58,6 +74,7 @@ class Windows:
         self._graphs = graphs
         self._kind = kind
         self._slot: Slot | None = None
+        self._renew_rent()
 
     # ---------------------------------------------------------------------------------------- in place
 
@@ -80,6 +97,7 @@ class Windows:
         try:
             self.reach.extend(memory)
         finally:
+            self._renew_rent()
             self._work.confine()
             self._graphs.show(self.reach.region)
 
@@ -105,7 +123,7 @@ class Windows:
         Raises:
             DeviceLost: the device does not answer.
         """
-        if memory is not None and (self._kind == "pinned" or length_bytes >= STAGE_AUTO_BYTES):
+        if memory is not None and (self._kind == "pinned" or length_bytes >= PIN_COPY_BYTES):
             with suppress(QuotaExceeded, LaunchRefused):
                 self.extend(memory, deadline)
 
@@ -113,6 +131,8 @@ class Windows:
 
     def place(self, windows: Sequence[HostWindow], memory: Region, deadline: Deadline) -> Placement | None:
         """Choose how a launch that waits reaches its windows: return their places in the slot, or None for in place.
+
+        A slot is kept until the session ends, also when it is needed no more because the memory has been registered.
 
         Raises:
             InvalidPointer: a window is not inside the memory.
@@ -125,16 +145,23 @@ class Windows:
         """
         if not memory.size_bytes:
             return None
-        if self._kind == "staged" or (self._kind == "auto" and self.reach.region is None):
+        rents = self._kind in _RENT_BYTES
+        if rents and self.reach.region is None:
             placement = self._stage(windows, memory)
-            if placement is not None:
+            if placement is not None and placement.used_bytes <= self._count_rent(memory):
                 return placement
-        self.extend(memory, deadline)
+        try:
+            self.extend(memory, deadline)
+        except (QuotaExceeded, LaunchRefused):  # what cannot be bought is rented on
+            placement = self._stage(windows, memory) if rents else None
+            if placement is None:
+                raise
+            return placement
         return None
 
     def offer(self) -> None:
         """Have a slot for compiled code to find, if there are plenty and windows may be staged."""
-        if self._kind in _STAGED and self.reach.region is None and self._commons.ring.plenty:
+        if self._kind in _RENT_BYTES and self.reach.region is None and self._commons.ring.plenty:
             with suppress(CapacityExhausted):
                 self._take_slot()
 
@@ -157,6 +184,7 @@ class Windows:
         slot = self._require_slot()
         self._work.wait_all(deadline)
         slot.used_bytes = max(slot.used_bytes, placement.used_bytes)
+        self._sheet.stage_left = max(self._sheet.stage_left - placement.used_bytes, 0)
         placement.copy_in(slot.region.address)
 
     def copy_out(self, placement: Placement) -> None:
@@ -185,8 +213,9 @@ class Windows:
             self._commons.ring.give(slot)
         return self.reach.release()
 
-    def clear(self) -> None:
-        """Clear what of the slot was used, for another guest."""
+    def renew(self) -> None:
+        """Clear what of the slot was used, and count the rent anew, for another guest."""
+        self._renew_rent()
         if self._slot is not None:
             self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
             self._commons.ring.clear(self._slot)
@@ -198,9 +227,10 @@ class Windows:
         for window in windows:
             require_inside(window, memory)
         placement = Placement(windows, memory.address)
-        if placement.used_bytes > self._stage_bytes:
+        slot_bytes = self._commons.ring.slot_bytes
+        if placement.used_bytes > slot_bytes:
             if self._kind == "staged":
-                raise QuotaExceeded(f"windows of {placement.used_bytes} bytes: at most {self._stage_bytes} are staged")
+                raise QuotaExceeded(f"windows of {placement.used_bytes} bytes: at most {slot_bytes} are staged")
             return None
         try:
             self._take_slot()
@@ -210,16 +240,23 @@ class Windows:
             return None
         return placement
 
-    @property
-    def _stage_bytes(self) -> int:
-        slot_bytes = self._commons.ring.slot_bytes
-        return slot_bytes if self._kind == "staged" else min(STAGE_AUTO_BYTES, slot_bytes)
+    def _renew_rent(self) -> None:
+        """Let nothing be staged any more of memory that was bought, of other memory as much as its kind may."""
+        self._counted = 0
+        self._sheet.stage_left = _RENT_BYTES.get(self._kind, 0) if self.reach.region is None else 0
+
+    def _count_rent(self, memory: Region) -> int:
+        """Return how many bytes may still be staged of a memory of that size."""
+        grown_bytes = max(memory.size_bytes - self._counted, 0)
+        self._counted += grown_bytes
+        self._sheet.stage_left += grown_bytes
+        return self._sheet.stage_left
 
     def _take_slot(self) -> None:
         if self._slot is None:
             self._slot = slot = self._commons.take_slot(self._tenancy.tenant)
             self._regions.add(slot.region)
-            self._sheet.show_slot(slot.region.address, self._stage_bytes)
+            self._sheet.show_slot(slot.region.address, slot.region.size_bytes)
             self._work.confine()
 
     def _require_slot(self) -> Slot:

@@ -344,7 +344,7 @@ class SessionModel(RuleBasedStateMachine):
         start = self.session.launch if wait else self.session.submit
         more = () if wait else (stream,)
         errors = self.in_place() if window else ()
-        if wait and (self.kind == "staged" or (self.kind == "auto" and not self.reached)):
+        if wait and self.kind in {"auto", "staged"}:
             errors = ()
         elif not wait:
             errors = self.graph_full(self.window_errors(window, errors), 1)

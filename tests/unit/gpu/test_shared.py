@@ -22,7 +22,7 @@ from tensorwasm.gpu import commons as module
 from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.gpu.commons import Commons
 from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import STAGE_AUTO_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
+from tensorwasm.gpu.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
 from tensorwasm.gpu.pad import NO_DEADLINE_NS, KernelHead, PadLayout
 from tensorwasm.gpu.quota import Gate, Ledger
 from tensorwasm.gpu.shared import SharedDevice
@@ -106,8 +106,8 @@ def test_small_windows_are_staged_and_nothing_of_the_guest_is_registered(world):
         assert int.from_bytes(launch.args[0], "little") % 256 == (world.address + 100) % 256
 
 
-@pytest.mark.parametrize(("length", "staged"), [(STAGE_AUTO_BYTES, 1), (STAGE_AUTO_BYTES + 1, 0)])
-def test_large_windows_are_reached_in_place(world, length, staged):
+@pytest.mark.parametrize(("length", "staged"), [(STAGE_SLOT_BYTES, 1), (STAGE_SLOT_BYTES + 1, 0)])
+def test_windows_that_fit_no_slot_are_reached_in_place(world, length, staged):
     with world.open() as session:
         kernel = session.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 5, length)
@@ -208,9 +208,9 @@ def test_a_large_copy_registers_what_it_can(world):
     with world.open() as session:
         handle = session.allocate(1 << 17)
         data = memoryview(bytes(1 << 17))
-        session.write(handle, data[:100], NEVER, memory=world.memory())
+        session.write(handle, data[: PIN_COPY_BYTES - 1], NEVER, memory=world.memory())
         assert session.statistics().pinned_bytes == 0
-        session.write(handle, data, NEVER, memory=world.memory())
+        session.write(handle, data[:PIN_COPY_BYTES], NEVER, memory=world.memory())
         assert session.statistics().pinned_bytes == world.size
     world.accounts.register("tenant", 1 << 20, 0)
     with world.open() as session:
@@ -234,11 +234,12 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
         buffer = pad.buffers[handle]
         assert (buffer.handle, buffer.size_bytes) == (handle, 64)
         world.fill(session, kernel, 0, 9)
-        assert (pad.stage_at % 4096, pad.stage_bytes) == (0, STAGE_AUTO_BYTES)
+        assert (pad.stage_at % 4096, pad.stage_bytes) == (0, STAGE_SLOT_BYTES)
+        assert pad.stage_left == PIN_PRICE_BYTES + world.size - 4
         assert (pad.reach_at, pad.reach_bytes) == (0, 0)
         assert (pad.placed, pad.pending) == (1, 0)
         world.fill(session, kernel, 0, 9, stream=0)
-        assert (pad.reach_at, pad.reach_bytes) == (world.address, world.size)
+        assert (pad.reach_at, pad.reach_bytes, pad.stage_left) == (world.address, world.size, 0)
         own = pad.streams[0]
         assert (own.number, own.pending, own.recording, pad.pending) == (0, 1, 0, 1)
         stream = session.open_stream()
@@ -253,7 +254,7 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
         session.enter(NEVER)
         assert pad.deadline_ns == NO_DEADLINE_NS
     assert bytes(pad.streams) == bytes(ctypes.sizeof(pad.streams))
-    assert pad.armed == pad.driver == pad.placed == pad.reach_at == pad.stage_at == 0
+    assert pad.armed == pad.driver == pad.placed == pad.reach_at == pad.stage_at == pad.stage_left == 0
 
 
 def test_the_deadline_of_a_call_reaches_the_device(world):

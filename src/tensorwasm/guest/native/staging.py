@@ -47,7 +47,7 @@ def place_windows(pad: int, scratch: int, count: int) -> int:
     """Merge sorted windows into the pad, give each a place in the slot, and point the values there.
 
     Returns:
-        How many there are now, 0 if the slot is too small.
+        How many there are now, 0 if the slot is too small, or it is no longer for compiled code to go on staging.
     """
     slot, room = load_u64(pad + PAD.stage_at), load_u64(pad + PAD.stage_bytes)
     merged, used, first, last, place, index = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
@@ -71,6 +71,10 @@ def place_windows(pad: int, scratch: int, count: int) -> int:
         value = scratch + SCRATCH.values + load_u64(wanted + WORD + WORD) * WORD
         store_u64(value, slot + place + (start - first))
         index += ONE
+    left = load_u64(pad + PAD.stage_left)
+    if used > left:
+        return ZERO
+    store_u64(pad + PAD.stage_left, left - used)
     if used > load_u64(pad + PAD.stage_used):
         store_u64(pad + PAD.stage_used, used)
     return merged

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from fakes.pads import NOT_READY, kernel_of
 from strategies import launches as gen
+from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.staging import Placement
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import KernelParam, KernelSignature
 
@@ -101,8 +103,29 @@ def test_a_slot_that_is_too_small_is_pythons(bench, slot):
     assert len(bench.driver.calls) == 1
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(program=st.lists(gen.small_windows, min_size=1, max_size=5), left=st.integers(0, 24 << 10))
+@example(program=[[Window(0, 256)]], left=255)
+@example(program=[[Window(0, 256)], [Window(255, 1)]], left=511)
+@example(program=[[Window(0, 256)], [Window(255, 1)]], left=512)
+def test_what_is_staged_is_counted_as_python_counts_it(make_bench, slot, program, left):
+    bench = make_bench(16)
+    open_slot(bench, slot)
+    bench.pad.stage_left = left
+    for windows in program:
+        bench.calls.twins.clear()
+        used = Placement([HostWindow(window.offset, window.length_bytes) for window in windows], 0).used_bytes
+        before = bench.pad.stage_used
+        assert launch(bench, windows) == (0 if used <= left else -99)
+        assert bench.went_native() == (used <= left)
+        assert bench.pad.stage_used == max(before, used if used <= left else 0)
+        left -= used if used <= left else 0
+        assert (bench.pad.stage_left, bench.pad.staged) == (left, 0)
+
+
 BLOCKED = {
     "no slot": lambda bench: setattr(bench.pad, "stage_at", 0),
+    "nothing left to stage": lambda bench: setattr(bench.pad, "stage_left", 15),
     "work in flight": lambda bench: setattr(bench.pad, "pending", 1),
     "another staged launch": lambda bench: setattr(bench.pad, "staged", 1),
     "a slot that is not aligned as the memory is": lambda bench: setattr(bench.pad, "stage_at", bench.pad.stage_at + 8),
