@@ -72,12 +72,14 @@ class Fiber:
         "_drain",
         "_export",
         "_frame",
+        "_furnish",
         "_future",
         "_prepared",
         "_quick",
         "_spent_ns",
         "_store",
         "_supply",
+        "_unfurnish",
         "state",
         "values",
         "wait",
@@ -96,6 +98,7 @@ class Fiber:
         pad: PadLayout,
         drain: Callable[[], bool] | None = None,
         supply: Callable[[], AbstractContextManager[object]] = nullcontext,
+        furnish: Callable[[GuestState], Callable[[], object]] | None = None,
     ) -> None:
         """Make the sandbox, on the thread that will run it. Nothing of the guest runs yet.
 
@@ -110,6 +113,8 @@ class Fiber:
             pad: the sandbox's own; whoever made it recycles it once nothing can reach it any more.
             drain: as in `tensorwasm.guest.instance.Instance`.
             supply: makes a context in which the linear memory is made (`tensorwasm.guest.kinds`).
+            furnish: called before the call, when the memory is there. What it returns undoes it, and is called before
+                the memory goes back to the pool, on the thread that closes the sandbox.
 
         Raises:
             CapacityExhausted: the pool is full.
@@ -132,6 +137,8 @@ class Fiber:
         self._call = False
         self._quick = is_quick(module)
         self._supply = supply
+        self._furnish = furnish
+        self._unfurnish: Callable[[], object] | None = None
         self.values: list[codec.Number] = []
         self.wait: Wait = pad.wait
         self.state = GuestState(module.engine, services, pad)
@@ -225,6 +232,8 @@ class Fiber:
             if not self._drain():
                 return False
             _abandoned.remove(self)
+        if self._unfurnish is not None:
+            self._unfurnish()
         self.state.close()
         close_store(store, self._spent_ns)
         self.state.engine.release_slot()
@@ -252,6 +261,8 @@ class Fiber:
         if memory is not None and memory.kind == "memory":
             # Now: compiled host functions want it, and Python must not look for it while the guest is suspended.
             _ = state.memory
+        if self._furnish is not None:
+            self._unfurnish = self._furnish(state)
         args_at, results_at = frame + _VALUES, frame + _VALUES + len(plan.params) * _VALUE.size
         self._future = _call(
             state.context,

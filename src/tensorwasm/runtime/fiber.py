@@ -27,12 +27,13 @@ from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.guest.state import GuestState
 from tensorwasm.guest.task import FiberStatistics
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, make_room, supplied, wants_compiled
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -162,11 +163,14 @@ class InvocationJob:
         """
         call, pad, limits = self._call, draw_pad(), self._call.function.host.limits
         supply: Callable[[], AbstractContextManager[object]] = nullcontext
+        furnish: Callable[[GuestState], Callable[[], object]] | None = None
         try:
             if self._shared is not None:
                 self._open_session(self._shared, pad)
                 if call.memory in DIRECT:
                     supply = partial(supplied, self._shared, call.tenant, call.memory, limits)
+                elif call.memory == "pinned":
+                    furnish = partial(make_room, limits=limits)
             return Fiber(
                 self._prepared,
                 call.export,
@@ -178,6 +182,7 @@ class InvocationJob:
                 pad=pad,
                 drain=None if self._session is None else partial(end_session, self._session),
                 supply=supply,
+                furnish=furnish,
             )
         except BaseException:
             if self._session is None or end_session(self._session):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
 from tensorwasm.errors import InvalidPointer
 from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, pages
-from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
 if TYPE_CHECKING:
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 
 DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
 """Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
+
+
+class Sandbox(Protocol):
+    """What has a linear memory."""
+
+    @property
+    def memory(self) -> GuestMemory:
+        """The memory that the guest exports.
+
+        Raises:
+            InvalidPointer: it exports none.
+        """
 
 
 def wants_compiled(shared: SharedDevice) -> bool:
@@ -55,24 +68,32 @@ def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limi
     return kinds.supplying(provide, limits.memory_bytes)
 
 
-@contextmanager
-def roomy_pages(instance: Instance, limits: Limits) -> Iterator[None]:
+def make_room(sandbox: Sandbox, limits: Limits) -> Callable[[], object]:
     """Let a guest have huge pages, for memory that kernels stream over as it lies: a tenth faster on an H200.
 
     They are asked for before the guest touches its memory, and no longer when the memory goes back to the pool, whose
     next guest may be a small one.
+
+    Returns:
+        What undoes it.
     """
     try:
-        address = instance.memory.address
+        address = sandbox.memory.address
     except InvalidPointer:  # it has no memory that anybody could stream over
-        yield
-        return
+        return lambda: None
     size_bytes = limits.memory_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     pages.prefer_huge(address, size_bytes)
+    return partial(pages.prefer_small, address, size_bytes)
+
+
+@contextmanager
+def roomy_pages(sandbox: Sandbox, limits: Limits) -> Iterator[None]:
+    """Make room for a call; see `make_room`."""
+    undo = make_room(sandbox, limits)
     try:
         yield
     finally:
-        pages.prefer_small(address, size_bytes)
+        undo()
 
 
 def end_session(session: Session) -> bool:
