@@ -11,6 +11,7 @@ from tensorwasm.values import DeviceInfo
 
 GRANULE_BYTES = 4 * mmap.PAGESIZE
 DEVICE_BYTES = 1 << 30
+DIRT = 0xAA
 _INFO = replace(INFO, memory_bytes=DEVICE_BYTES, concurrent_managed_access=True)
 
 
@@ -123,9 +124,19 @@ class FakeMemory:
 
     # unified memory
 
-    def allocate_managed(self, size_bytes):
-        self._begin("allocate_managed", size_bytes)
-        return self._pages(self.managed_pages, size_bytes)
+    def allocate_managed(self, size_bytes, zero_bytes=None):
+        self._begin("allocate_managed", size_bytes, zero_bytes)
+        address = self._pages(self.managed_pages, size_bytes)
+        ctypes.memset(address, DIRT, size_bytes)
+        ctypes.memset(address, 0, size_bytes if zero_bytes is None else zero_bytes)
+        return address
+
+    def clear_managed(self, address, size_bytes):
+        self._begin("clear_managed", size_bytes)
+        blocks = ((at, len(pages)) for at, pages in self.managed_pages.items())
+        inside = any(at <= address and address + size_bytes <= at + size for at, size in blocks)
+        self._require(inside and size_bytes > 0, "a range that is not inside managed memory")
+        ctypes.memset(address, 0, size_bytes)
 
     def free_managed(self, address):
         self._begin("free_managed")

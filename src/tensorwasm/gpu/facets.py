@@ -173,12 +173,25 @@ class UnifiedMemory(Protocol):
     def free_bytes(self) -> int:
         """Return device memory that is free now: managed allocations beyond it are refused."""
 
-    def allocate_managed(self, size_bytes: int) -> int:
-        """Return the address of zeroed managed memory, page-aligned.
+    def allocate_managed(self, size_bytes: int, zero_bytes: int | None = None) -> int:
+        """Return the address of managed memory, page-aligned.
+
+        Args:
+            size_bytes: at least 1.
+            zero_bytes: how much of it, from the first byte on, is zero; None for all. What is in the rest is undefined,
+                and may be what somebody else left there: `clear_managed` comes before anybody sees it. Nothing of it
+                has been touched, so it takes no room yet.
 
         Raises:
             QuotaExceeded: more than the device has free.
             LaunchRefused: the device has no managed memory.
+            DeviceLost: the device does not answer.
+        """
+
+    def clear_managed(self, address: int, size_bytes: int) -> None:
+        """Fill a part of managed memory, which no stream uses, with zeros. Blocks until they are there.
+
+        Raises:
             DeviceLost: the device does not answer.
         """
 

@@ -5,25 +5,15 @@ Source: CUDA Driver API, "Virtual Memory Management".
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidPointer, LaunchRefused
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place, host_property
+from tensorwasm.gpu.memory import pages
 
 _ADDRESSES: Final = 1 << 47
 """Bytes that a process can address."""
-
-_memset: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(
-    ctypes.cast(ctypes.memset, ctypes.c_void_p).value or 0
-)
-"""C's memset without the GIL: the one of ctypes keeps it for as long as it takes."""
-
-
-def zero(address: int, size_bytes: int) -> None:
-    """Fill host memory with zeros. Blocks; other threads run meanwhile."""
-    _memset(address, 0, size_bytes)
 
 
 class GrowableRanges:
@@ -104,7 +94,7 @@ class GrowableRanges:
         except Exception:
             core.undo("cuMemUnmap", address, size_bytes)
             raise
-        zero(address, size_bytes)
+        pages.clear(address, size_bytes)
 
     def _access(self, place: Place) -> Any:
         api = self._core.driver.api

@@ -10,9 +10,10 @@ from typing import Any, Final
 from tensorwasm.errors import DeviceUnavailable, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.memory import DeviceMemory
-from tensorwasm.gpu.cuda.ranges import GrowableRanges, zero
+from tensorwasm.gpu.cuda.ranges import GrowableRanges
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place
 from tensorwasm.gpu.facets import Advice, Stream
+from tensorwasm.gpu.memory import pages
 from tensorwasm.values import NEVER
 
 _ADVICE: Final[dict[Advice, str]] = {
@@ -68,11 +69,8 @@ class CudaUnified:
         with self._core.calling:
             return self._free_bytes()
 
-    def allocate_managed(self, size_bytes: int) -> int:
-        """See `UnifiedMemory.allocate_managed`.
-
-        The zeros are written by the host where it may touch managed memory at any time, so that no kernel is waited
-        for; the pages then begin on the host.
+    def allocate_managed(self, size_bytes: int, zero_bytes: int | None = None) -> int:
+        """See `UnifiedMemory.allocate_managed`. The driver does not promise zeros, so they are written here.
 
         Raises:
             QuotaExceeded: more than the device has free.
@@ -87,12 +85,23 @@ class CudaUnified:
             flags = core.driver.api.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
             address = int(core.driver.call("cuMemAllocManaged", size_bytes, flags))
             try:
-                self._clear(address, size_bytes)
+                self._clear(address, size_bytes if zero_bytes is None else zero_bytes)
             except Exception:
                 core.undo("cuMemFree", address)
                 raise
             core.ledger.managed.add(address, size_bytes)
             return address
+
+    def clear_managed(self, address: int, size_bytes: int) -> None:
+        """See `UnifiedMemory.clear_managed`.
+
+        Raises:
+            InvalidPointer: the range is not inside one managed allocation.
+            DeviceLost: the device does not answer.
+        """
+        self._core.ledger.require_managed(address, size_bytes)
+        with self._core.calling:
+            self._clear(address, size_bytes)
 
     def free_managed(self, address: int) -> None:
         """See `UnifiedMemory.free_managed`. Blocks while any kernel runs on the device: so the driver frees it.
@@ -147,9 +156,18 @@ class CudaUnified:
         return True
 
     def _clear(self, address: int, size_bytes: int) -> None:
+        """Write zeros to managed memory, and touch nothing beside them.
+
+        The host does it where it may touch managed memory at any time. The device would clear faster what is large, but
+        in a stream: behind whatever fills the GPU, which may be a kernel that never ends, and nobody's memory may wait
+        for somebody else's kernel. And a page begins where it is first touched: what is new is written by the host
+        first, by the copy of a module's data or by the guest that asked for it.
+        """
         core = self._core
+        if not size_bytes:
+            return
         if self._traits.hints is not None:
-            zero(address, size_bytes)
+            pages.clear(address, size_bytes)
             return
         stream = core.streams.pooling()
         core.driver.call("cuMemsetD8Async", address, 0, size_bytes, stream.handle)

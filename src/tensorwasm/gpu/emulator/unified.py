@@ -12,6 +12,7 @@ from tensorwasm.gpu.emulator import pages
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.queues import Queues
 from tensorwasm.gpu.facets import Advice, Stream
+from tensorwasm.gpu.memory.pages import clear
 
 GRANULARITY_BYTES: Final = 64 << 10
 """What is mapped at a time: a page of WebAssembly, and a multiple of every system's pages."""
@@ -52,13 +53,14 @@ class EmulatedMemory:
 
     # --------------------------------------------------------------------------------------------- managed
 
-    def allocate_managed(self, size_bytes: int) -> int:
-        """Return the address of zeroed managed memory, page-aligned.
+    def allocate_managed(self, size_bytes: int, zero_bytes: int | None = None) -> int:
+        """Return the address of zeroed managed memory, page-aligned; new pages are zero, however much was asked for.
 
         Raises:
             QuotaExceeded: more than the device or this machine has free.
             LaunchRefused: this system has no such memory, or the size is 0.
         """
+        del zero_bytes
         if size_bytes < 1:
             raise LaunchRefused("managed memory has at least 1 byte")
         try:
@@ -73,6 +75,15 @@ class EmulatedMemory:
         with self._lock:
             self._managed[address] = size_bytes
         return address
+
+    def clear_managed(self, address: int, size_bytes: int) -> None:
+        """Fill a part of managed memory with zeros.
+
+        Raises:
+            LaunchRefused: the range is not managed memory.
+        """
+        self._check_managed(address, size_bytes)
+        clear(address, size_bytes)
 
     def free_managed(self, address: int) -> None:
         """Release managed memory.

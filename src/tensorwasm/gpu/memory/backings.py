@@ -120,18 +120,21 @@ class PinnedPages:
 
 
 class ManagedMemory:
-    """Memory that moves between host and device; all of the capacity is there from the start."""
+    """Memory that moves between host and device; all of the capacity is there from the start.
+
+    What lies beyond the size has not been touched, takes no room, and holds whatever was there before: nobody sees it
+    until it has been cleared, when the memory grows.
+    """
 
     borders = ()
 
     def __init__(self, device: Device, size_bytes: int, capacity_bytes: int) -> None:
-        del size_bytes
         self._unified = device.unified
-        self.address = device.unified.allocate_managed(capacity_bytes)
+        self.address = device.unified.allocate_managed(capacity_bytes, size_bytes)
 
     def grow(self, size_bytes: int, new_bytes: int) -> None:
-        """See `Backing.grow`. The new bytes are cleared: they were within the device's reach."""
-        pages.clear(self.address + size_bytes, new_bytes - size_bytes)
+        """See `Backing.grow`."""
+        self._unified.clear_managed(self.address + size_bytes, new_bytes - size_bytes)
 
     def release(self) -> None:
         """See `Backing.release`."""

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, Self
@@ -23,24 +22,10 @@ from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.facets import Advice, Stream
 from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.memory.backings import KINDS, BufferKind, KindTraits
+from tensorwasm.gpu.memory.capabilities import Capabilities, check_request, describe
 from tensorwasm.values import NEVER, Region
 
 _SECRET: Final = secrets.token_bytes(16)
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a buffer can do.
-
-    Attributes:
-        host: the host reads and writes it in place.
-        grows: it can grow in place.
-        hints: advice and prefetching may have an effect; elsewhere they do nothing and return False.
-    """
-
-    host: bool
-    grows: bool
-    hints: bool
 
 
 class UnifiedBuffer:
@@ -97,7 +82,7 @@ class UnifiedBuffer:
             size_bytes: at least 1.
             kind: of memory.
             capacity_bytes: up to where it may grow in place, at least the size; None for no further than the size.
-                Only ``managed`` memory takes all of it at once.
+                Only ``managed`` memory takes all of it at once, as addresses: pages that nobody touched take no room.
             account: charged for what is held: ``device`` memory the size, ``managed`` memory the capacity, both as
                 device memory; whole pages or granules of ``pinned`` and ``vmm`` memory as pinned memory. None charges
                 nobody.
@@ -111,14 +96,8 @@ class UnifiedBuffer:
             LaunchRefused: the device cannot reach the pages.
             DeviceLost: the device does not answer.
         """
-        traits = _check_kind(device, kind)
         capacity_bytes = size_bytes if capacity_bytes is None else capacity_bytes
-        if not 1 <= size_bytes <= capacity_bytes:
-            raise InvalidArgs(f"a buffer has 1 byte or more, and room for them; not {size_bytes} of {capacity_bytes}")
-        if capacity_bytes > traits.limit_bytes(device):
-            raise TooLarge(capacity_bytes, traits.limit_bytes(device))
-        if capacity_bytes > size_bytes and not traits.grows:
-            raise NotSupported(f"memory of kind {kind} has no room to grow")
+        check_request(device, kind, size_bytes, capacity_bytes)
         return cls(device, kind, size_bytes, capacity_bytes, account, drained)
 
     # ---------------------------------------------------------------------------------------------- what it is
@@ -192,8 +171,7 @@ class UnifiedBuffer:
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""
-        hints = self._traits.hints and self._device.info.concurrent_managed_access
-        return Capabilities(host=self._traits.host, grows=self._traits.grows, hints=hints)
+        return describe(self._device, self._kind)
 
     def __repr__(self) -> str:
         """Return kind, size and device, and a hash that tells buffers apart but not where they lie."""
@@ -405,12 +383,3 @@ class UnifiedBuffer:
         if self._stream is None:
             self._stream = self._device.open_stream()
         return self._stream
-
-
-def _check_kind(device: Device, kind: BufferKind) -> KindTraits:
-    traits = KINDS.get(kind)
-    if traits is None:
-        raise InvalidArgs(f"no kind of memory {str(kind)[:64]!r}: there are {', '.join(KINDS)}")
-    if not traits.available(device):
-        raise NotSupported(f"the device {device.info.name} has no memory of kind {kind}")
-    return traits

@@ -16,6 +16,10 @@ _FLAGS: Final = (
     # Without a reservation in swap: a buffer may have room to grow that it never uses.
     else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)}
 )
+_memset: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memset, ctypes.c_void_p).value or 0
+)
+"""C's memset without the GIL: the one of ctypes keeps it for as long as it takes."""
 # A mapping goes when its object does, and a device may still reach the pages of a buffer that was merely forgotten.
 _live: Final[dict[int, mmap.mmap]] = {}
 
@@ -41,8 +45,8 @@ def give_back(address: int) -> None:
 
 
 def clear(address: int, size_bytes: int) -> None:
-    """Fill host memory with zeros."""
-    ctypes.memset(address, 0, size_bytes)
+    """Fill host memory with zeros. Blocks; other threads run meanwhile."""
+    _memset(address, 0, size_bytes)
 
 
 def array_at(address: int, size_bytes: int) -> ctypes.Array[ctypes.c_ubyte]:

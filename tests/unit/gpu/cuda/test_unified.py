@@ -3,6 +3,7 @@ import ctypes
 import pytest
 
 from fakes.driver import FakeDriver
+from fakes.driver_memory import DIRT
 from fakes.driver_memory import GRANULARITY as GRAIN
 from tensorwasm.errors import InvalidHandle, InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
@@ -38,6 +39,28 @@ def test_managed_memory_is_zeroed_by_the_device_where_the_host_may_not_touch_it_
     assert fake.calls["cuMemsetD8Async"] == 1
     device.close()
     assert fake.leftovers() == []
+
+
+@pytest.mark.parametrize("concurrent", [1, 0])
+@pytest.mark.parametrize("zero", [0, 1, 5000, 64 * KIB])
+def test_managed_memory_is_cleared_as_far_as_was_asked_and_no_byte_further(concurrent, zero):
+    device, fake = opened(CONCURRENT_MANAGED_ACCESS=concurrent)
+    address = device.unified.allocate_managed(64 * KIB, zero)
+    dirt = bytes([DIRT])
+    assert ctypes.string_at(address, 64 * KIB) == bytes(zero) + dirt * (64 * KIB - zero)
+    ctypes.memset(address, DIRT, 64 * KIB)
+    device.unified.clear_managed(address + 3, 4 * KIB)
+    assert ctypes.string_at(address, 64 * KIB) == dirt * 3 + bytes(4 * KIB) + dirt * (60 * KIB - 3)
+    assert fake.calls["cuMemsetD8Async"] == (0 if concurrent else 1 + bool(zero))
+    device.close()
+    assert fake.leftovers() == []
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 4), (64 * KIB, 1), (0, 64 * KIB + 1)])
+def test_nothing_is_cleared_beside_managed_memory(device, offset, size):
+    address = device.unified.allocate_managed(64 * KIB)
+    with pytest.raises(InvalidPointer):
+        device.unified.clear_managed(address + offset, size)
 
 
 @pytest.mark.parametrize("size", [(1 << 30) + 1, 1 << 64, 1 << 200])

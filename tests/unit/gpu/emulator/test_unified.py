@@ -39,6 +39,18 @@ def test_no_managed_memory_of_no_size(unified, size):
         unified.allocate_managed(size)
 
 
+def test_a_part_of_managed_memory_is_cleared_and_nothing_beside_it(unified, emulation):
+    address = unified.allocate_managed(3 * PAGE, PAGE)
+    assert ctypes.string_at(address, 3 * PAGE) == bytes(3 * PAGE)
+    ctypes.memset(address, 0xEE, 3 * PAGE)
+    unified.clear_managed(address + 100, PAGE)
+    assert ctypes.string_at(address, 3 * PAGE) == b"\xee" * 100 + bytes(PAGE) + b"\xee" * (2 * PAGE - 100)
+    device = emulation.device.allocate(PAGE)
+    for start, size in ((address, 3 * PAGE + 1), (address - 1, 1), (device, PAGE)):
+        with pytest.raises(LaunchRefused):
+            unified.clear_managed(start, size)
+
+
 def test_hints_have_no_effect_and_say_so_but_for_ranges_that_are_none(unified, emulation):
     address = unified.allocate_managed(3 * PAGE)
     for advice in Advice:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.unified import DEVICE_BYTES, GRANULE_BYTES, FakeMemory
+from fakes.unified import DEVICE_BYTES, DIRT, GRANULE_BYTES, FakeMemory
 from tensorwasm.errors import (
     DeviceLost,
     InternalError,
@@ -65,7 +65,7 @@ def contents(buffer):
 
 def dirty(buffer):
     """Write past the end, up to where a device may reach."""
-    reach = -(-len(buffer) // PAGE) * PAGE
+    reach = buffer.capacity if buffer.kind == "managed" else -(-len(buffer) // PAGE) * PAGE
     ctypes.memset(buffer.address, 0xEE, reach)
 
 
@@ -219,6 +219,26 @@ def test_growing_keeps_data_and_address_and_shows_zeros(kind, size, steps):
     assert not account.charged
     assert device.broken == []
     assert device.empty()
+
+
+def test_managed_memory_is_cleared_as_far_as_it_is_seen_and_no_byte_further(device, account):
+    with UnifiedBuffer.allocate(device, 100, "managed", capacity_bytes=ROOM, account=account) as buffer:
+        for size in (100, 101, PAGE, PAGE + 1, 3 * PAGE, ROOM):
+            buffer.try_grow_in_place(size)
+            assert ctypes.string_at(buffer.address, ROOM) == bytes(size) + bytes([DIRT]) * (ROOM - size)
+        assert account.statistics().device_bytes == ROOM, "the capacity is charged, from the start"
+        cleared = [call[1] for call in device.calls if call[0] == "clear_managed"]
+        assert cleared == [1, PAGE - 101, 1, 2 * PAGE - 1, ROOM - 3 * PAGE]
+
+
+def test_managed_memory_that_cannot_be_cleared_does_not_grow(device, account):
+    with UnifiedBuffer.allocate(device, 100, "managed", capacity_bytes=ROOM, account=account) as buffer:
+        device.failures["clear_managed"] = DeviceLost("gone")
+        with pytest.raises(DeviceLost):
+            buffer.try_grow_in_place(PAGE)
+        assert len(buffer) == 100
+        buffer.try_grow_in_place(PAGE)
+        assert contents(buffer) == bytes(PAGE)
 
 
 @pytest.mark.parametrize("kind", ["pinned", "vmm"])
