@@ -102,7 +102,7 @@ class Launcher:
         values = self._bind(kernel, bound)
         if placement is not None:
             self._windows.copy_in(placement, deadline)
-        self._start(kernel, config, values, OWN, deadline)
+        self._start(kernel, config, values, windows, OWN, deadline)
         return placement
 
     def submit(
@@ -118,9 +118,10 @@ class Launcher:
         self._work.lanes.require(stream)
         with self._work.admitted(deadline):
             kernel, bound = self._resolve(kernel_id, config, arguments)
-            if memory is not None and _windows(bound):
+            windows = _windows(bound)
+            if memory is not None and windows:
                 self._windows.extend(memory, deadline)
-            self._start(kernel, config, self._bind(kernel, bound), stream, deadline)
+            self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline)
 
     def copy(
         self, window: HostWindow, memory: Region, place: BufferOffset, deadline: Deadline, stream: int, *, inward: bool
@@ -232,14 +233,28 @@ class Launcher:
         return bind(kernel.signature, bound, self._holdings.buffers, self._holdings.regions)
 
     def _start(
-        self, kernel: Kernel, config: LaunchConfig, values: tuple[bytes, ...], stream: int, deadline: Deadline
+        self,
+        kernel: Kernel,
+        config: LaunchConfig,
+        values: tuple[bytes, ...],
+        windows: Sequence[HostWindow],
+        stream: int,
+        deadline: Deadline,
     ) -> Lane:
         lane = self._work.find(stream)
+        self._prefetch(windows, lane)
         regions = self._holdings.regions.snapshot()
         with self._work.giving(lane):
             self._device.launch(kernel.shared.loaded, kernel.entry, config, values, regions, lane.stream, deadline)
         self.launched += 1
         return lane
+
+    def _prefetch(self, windows: Sequence[HostWindow], lane: Lane) -> None:
+        """Move large windows on managed memory ahead of a kernel: work of its own, which the stream has to end too."""
+        reach = self._windows.reach
+        if spans := reach.movable(windows):
+            with self._work.giving(lane):
+                reach.move(spans, lane.stream)
 
     def _copy(self, window: HostWindow, address: int, stream: Stream, *, inward: bool) -> None:
         if inward:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.accounts import Account, Reservation
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device import Device, Stream
+from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES, Prefetch
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
@@ -31,7 +34,7 @@ class Reach:
         region: what is reached now, None for nothing.
     """
 
-    __slots__ = ("_account", "_device", "_regions", "_reservations", "_sheet", "direct", "region")
+    __slots__ = ("_account", "_device", "_prefetch", "_regions", "_reservations", "_sheet", "direct", "region")
 
     def __init__(self, device: Device, account: Account, regions: RegionTable, sheet: Sheet, kind: MemoryKind) -> None:
         self.direct = kind in _REACHABLE
@@ -41,6 +44,7 @@ class Reach:
         self._regions = regions
         self._sheet = sheet
         self._reservations: list[Reservation] = []
+        self._prefetch = Prefetch(device) if kind == "managed" else None
 
     @property
     def pinned_bytes(self) -> int:
@@ -71,7 +75,24 @@ class Reach:
             self._pin(memory)
         self.region = memory
         self._regions.add(memory)
-        self._sheet.show_reach(memory)
+        self._show()
+
+    def movable(self, windows: Sequence[HostWindow]) -> list[Region]:
+        """Return what of a launch's windows is to be moved to the device first, by `move`; mostly nothing."""
+        if self._prefetch is None or self.region is None:
+            return []
+        return self._prefetch.choose(((window.address, window.length_bytes) for window in windows), self.region)
+
+    def move(self, spans: Sequence[Region], stream: Stream) -> None:
+        """Start moving what `movable` returned, behind the work in a stream that does not record.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            DeviceLost: the device does not answer.
+        """
+        if self._prefetch is not None:
+            self._prefetch.start(spans, stream)
+            self._show()
 
     def release(self) -> list[Exception]:
         """Reach nothing any more; return what the device raised: `region` stays then, for it may still reach that."""
@@ -81,6 +102,13 @@ class Reach:
         if not failures:
             self._forget()
         return failures
+
+    def _show(self) -> None:
+        """Show compiled code what it may pass on as it lies: nothing, where a window may have to be moved first."""
+        region, prefetch = self.region, self._prefetch
+        if region is not None and prefetch is not None and prefetch.effective and region.size_bytes >= PREFETCH_BYTES:
+            region = None
+        self._sheet.show_reach(region)
 
     def _pin(self, memory: Region) -> None:
         more_bytes = memory.size_bytes - self.pinned_bytes
