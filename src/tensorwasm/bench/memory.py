@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tensorwasm.bench.figures import Figure, Report
+from tensorwasm.bench.figures import Figure, Report, summarise
 from tensorwasm.bench.guests import Bench
 from tensorwasm.bench.peers import raw
 from tensorwasm.bench.peers.raw import RawPeer
 from tensorwasm.bench.rounds import alternate, compared
+from tensorwasm.gpu.limits import STAGE_SLOT_BYTES
 from tensorwasm.values import MIB, MemoryKind
 
 SAMPLES: Final = 31
 KINDS: Final[tuple[MemoryKind, ...]] = ("staged", "pinned", "managed", "vmm")
 _COPIED_BYTES: Final = 64 * MIB
 _PER_ELEMENT_BYTES: Final = 12
-_STAGED_MOST_BYTES: Final = 192 << 10
+_RENTED_BYTES: Final = 192 << 10
+_LAUNCHES: Final = (1, 4, 8, 16, 64, 256)
 
 
 def measure_memory(choice: str = "auto") -> Report:
     """Measure copies, streaming kernels and the kinds of memory; on the emulator small, without peers and bars."""
     with Bench(choice) as bench:
-        rows = (*_copies(bench), *_streaming(bench), *_kinds(bench))
+        rows = (*_copies(bench), *_streaming(bench), *_kinds(bench), *_crossing(bench))
         return Report("memory", bench.runtime.device.name, rows)
 
 
@@ -74,7 +76,7 @@ def _kinds(bench: Bench) -> Iterator[Figure]:
     for size_bytes in sizes:
         elements = size_bytes // _PER_ELEMENT_BYTES
         for kind in KINDS:
-            if kind == "staged" and size_bytes > _STAGED_MOST_BYTES:
+            if kind == "staged" and size_bytes > STAGE_SLOT_BYTES:
                 continue
             first, later = (
                 [bench.ns("first_window", elements, count, memory_kind=kind) / max(count, 1) / 1000 for _ in range(5)]
@@ -82,6 +84,31 @@ def _kinds(bench: Bench) -> Iterator[Figure]:
             )
             yield compared(f"{size_bytes >> 10} KiB of windows, {kind}, first launch", "us", tuple(first))
             yield compared(f"{size_bytes >> 10} KiB of windows, {kind}, later launches", "us", tuple(later))
+
+
+def _crossing(bench: Bench) -> Iterator[Figure]:
+    """Yield what some launches on a fresh memory cost together: where it pays to register, and what ``auto`` does.
+
+    On paper ``auto`` costs at most twice what the cheaper of the two does, however many launches there are.
+    """
+    size_bytes, counts, samples = (_RENTED_BYTES, _LAUNCHES, 7) if bench.real else (12 << 10, (2,), 3)
+    kinds: tuple[MemoryKind, ...] = ("staged", "pinned", "auto")
+    for count in counts:
+        taken = alternate(
+            {kind: lambda kind=kind, count=count: _together_us(bench, size_bytes, count, kind) for kind in kinds},  # type: ignore[misc]
+            samples,
+        )
+        cheaper = min(kinds[:2], key=lambda kind, taken=taken: summarise(taken[kind])[0])  # type: ignore[misc]
+        for kind in kinds:
+            shown = f"{size_bytes >> 10} KiB of windows, {kind}, {count} launches together"
+            peer, peers = (cheaper, taken[cheaper]) if kind == "auto" else ("", ())
+            yield compared(shown, "us", taken[kind], peer=peer, peers=peers)
+
+
+def _together_us(bench: Bench, size_bytes: int, count: int, kind: MemoryKind) -> float:
+    """Return the first launch on one fresh memory and the later ones on another."""
+    elements, counts = size_bytes // _PER_ELEMENT_BYTES, (0, count - 1)[: min(count, 2)]
+    return sum(bench.ns("first_window", elements, later, memory_kind=kind) for later in counts) / 1000
 
 
 def _against(bench: Bench, shown: str, taken: dict[str, tuple[float, ...]], bar: float) -> Figure:
