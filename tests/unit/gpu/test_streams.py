@@ -203,6 +203,15 @@ def test_a_new_buffer_is_zeros_on_every_stream(session, device, kernel):
     assert value_of(session, buffer) == 9
 
 
+def test_a_stream_that_was_there_comes_to_a_new_buffer_behind_its_clearing(session, device, kernel):
+    stream = session.open_stream()
+    mine = max(device.streams, key=lambda each: each.number)
+    buffer = session.allocate(4)
+    fill(session, kernel, buffer, 9, stream)
+    device.finish(mine)  # before anybody has waited for the instance's own stream, on which it is cleared
+    assert value_of(session, buffer) == 9
+
+
 def test_work_in_any_stream_ends_before_a_buffer_goes(session, device, kernel, buffer):
     fill(session, kernel, buffer, 1, session.open_stream())
     session.free(buffer, NEVER)

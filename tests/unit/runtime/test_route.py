@@ -74,6 +74,8 @@ WAT = f"""(module
   (call $launch {load(FOREVER_AT, FOREVER, ENTRY_AT + 16, b"forever")} {ONES} {numbers(0, 0, 0)}))
  (func (export "err") (result i32)
   (drop (call $launch (i64.const 3) {ONES} (i32.const 0) (i32.const 0) (i32.const 0))) (call $last))
+ (func (export "first_err") (result i32) (call $last)
+  (drop (call $launch (i64.const 3) {ONES} (i32.const 0) (i32.const 0) (i32.const 0))))
  (func (export "last") (result i32) (call $last))
  (func (export "residue") (result i32)
   (global.set $count (i32.add (global.get $count) (i32.const 1)))
@@ -162,6 +164,9 @@ def test_numbers_begin_anew_for_each_guest(function):
 def test_the_last_error_is_the_guests_own(function):
     assert function.invoke("err", **GPU).values[0] > 0
     assert function.invoke("last", **GPU).values == (0,)
+    assert [function.invoke("first_err", **GPU).values for _ in range(3)] == [
+        (0,)
+    ] * 3  # in one place, one after another
     assert function.invoke("err", **GPU).gpu.kernels_launched == 0
 
 
