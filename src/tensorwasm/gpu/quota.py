@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -16,7 +18,7 @@ from tensorwasm.gpu.limits import (
 from tensorwasm.values import Deadline
 
 _ASK_S: Final = 0.005
-"""How long a full gate waits between two looks at the holders of its places."""
+"""How long a full gate waits between two times that it asks the holders of its places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Ledger:
 
 
 class Holder(Protocol):
-    """Who keeps a place at the gate while nothing of it is on the GPU."""
+    """Who keeps a place at the gate while nothing of it is on the GPU. A thing of its own: equal to nothing else."""
 
     def vacate(self) -> bool:
         """Give the place up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
@@ -80,88 +82,177 @@ class Holder(Protocol):
 class Gate:
     """Lets a fixed number of sessions have work on the GPU at a time; every method is safe from any thread.
 
-    A holder keeps its place between two pieces of work, which compiled code gives to the GPU without asking here. When
-    all places are taken, those of holders that have nothing on the GPU are taken back. Compiled code looks at its place
-    without a lock: a place may be used twice for the length of one launch, if it is taken back at that very moment.
+    Who finds no place stands in one line with all others. A place that comes free is the first one's from that moment
+    on, and only that one is told. Whoever gives up leaves the line, but keeps a place that came before that.
+
+    A holder keeps its place between two pieces of work, which compiled code gives to the GPU without asking here, and
+    nobody is told when they have ended. So while there is a line, one thread asks the holders now and then, and those
+    that have nothing on the GPU lose their places. Compiled code looks at its place without a lock: a place may be used
+    twice for the length of one launch, if it is taken back at that very moment.
 
     Args:
         capacity: how many; 0 refuses everybody.
+        start: has `ask` called now and then, until that says that there is no line any more. Returns whether it could.
     """
 
-    def __init__(self, capacity: int = MAX_CONCURRENT_OPERATIONS) -> None:
+    def __init__(self, capacity: int = MAX_CONCURRENT_OPERATIONS, start: Callable[[Gate], bool] | None = None) -> None:
         self._capacity = capacity
-        self._in_use = 0
+        self._start = start or _start_asking
+        self._asked = False
         self._holders: dict[Holder, None] = {}
-        self._freed = threading.Condition()
-
-    def enter(self, deadline: Deadline, holder: Holder | None = None) -> None:
-        """Take a place, waiting for one until 50 ms before the deadline; every `enter` needs one `leave`.
-
-        Args:
-            deadline: when the work has to have ended.
-            holder: who may be asked for the place again; one that still has its place keeps it.
-
-        Raises:
-            CapacityExhausted: none came free in time, or the capacity is 0.
-        """
-        with self._freed:
-            if holder is not None and holder in self._holders:
-                return
-            if not self._free() and not self._wait(deadline):
-                raise CapacityExhausted(f"all {self._capacity} places for concurrent GPU work are taken")
-            self._in_use += 1
-            if holder is not None:
-                self._holders[holder] = None
-
-    def offer(self, holder: Holder) -> bool:
-        """Give a holder a place if one is free that nobody has; return whether it has one now. Never waits."""
-        with self._freed:
-            if holder in self._holders:
-                return True
-            if self._in_use >= self._capacity:
-                return False
-            self._in_use += 1
-            self._holders[holder] = None
-            return True
-
-    def leave(self, holder: Holder | None = None) -> None:
-        """Give a place back; nothing if it was taken back from its holder before."""
-        with self._freed:
-            if holder is not None:
-                if holder not in self._holders:
-                    return
-                del self._holders[holder]
-            self._in_use -= 1
-            self._freed.notify()
+        self._line: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
+        # Whatever Python does while it is held may collect garbage, and so end a session.
+        self._lock = threading.RLock()
 
     @property
     def in_use(self) -> int:
         """Places taken now."""
-        return self._in_use
+        return len(self._holders)
 
-    def _free(self) -> bool:
-        return self._in_use < self._capacity or self._take_back()
+    @property
+    def waiting(self) -> int:
+        """How many stand in line."""
+        return len(self._line)
+
+    def enter(self, deadline: Deadline, holder: Holder) -> None:
+        """Take a place, waiting for one until 50 ms before the deadline.
+
+        Args:
+            deadline: when the work has to have ended.
+            holder: gets it; one that still has its place keeps it.
+
+        Raises:
+            CapacityExhausted: none came free in time, or the capacity is 0.
+        """
+        if self.request(holder):
+            return
+        came, until = threading.Event(), patience(deadline)
+        try:
+            if not self.join(holder, came.set, until):
+                return
+            came.wait(min(until.remaining_s(), threading.TIMEOUT_MAX))
+        except BaseException:  # a signal
+            self.leave(holder)
+            raise
+        self.give_up(holder)
+
+    def request(self, holder: Holder) -> bool:
+        """Take a place if one can be had now; return whether the holder has one. Never waits."""
+        with self._lock:
+            return self._admit(holder, asking=True)
+
+    def offer(self, holder: Holder) -> bool:
+        """Do what `request` does, but take the place of nobody."""
+        with self._lock:
+            return self._admit(holder, asking=False)
+
+    def join(self, holder: Holder, tell: Callable[[], object], until: Deadline) -> bool:
+        """Take a place, or stand in line for one. Never waits.
+
+        Args:
+            holder: not in line.
+            tell: called once if the place comes later, on any thread, perhaps before this returns. Must not wait, call
+                the gate or raise.
+            until: when the holder will give up; see `patience`.
+
+        Returns:
+            Whether the holder stands in line, and not at its place.
+
+        Raises:
+            CapacityExhausted: there is no time to wait, or the capacity is 0.
+        """
+        with self._lock:
+            if self._admit(holder, asking=True):
+                return False
+            if self._capacity == 0 or until.expired():
+                raise self._refusal()
+            self._asked = self._asked or self._start(self)
+            self._line[holder] = tell
+            return True
+
+    def give_up(self, holder: Holder) -> None:
+        """Leave the line, unless the place came before.
+
+        Raises:
+            CapacityExhausted: it did not come.
+        """
+        with self._lock:
+            if self._line.pop(holder, None) is not None:
+                raise self._refusal()
+
+    def leave(self, holder: Holder) -> None:
+        """Give a place back, or leave the line; nothing if neither is the holder's, for it was asked before."""
+        with self._lock:
+            self._line.pop(holder, None)
+            self._holders.pop(holder, None)
+            told = self._hand_over()
+        _tell(told)
+
+    def ask(self) -> bool:
+        """Ask the holders for as many places as are waited for; return whether there still is a line."""
+        with self._lock:
+            told = self._hand_over()
+            for holder in tuple(self._holders):
+                if not self._line:
+                    break
+                if holder.vacate():
+                    self._holders.pop(holder, None)
+                    told += self._hand_over()
+            self._asked = goes_on = bool(self._line)
+        _tell(told)
+        return goes_on
+
+    def _admit(self, holder: Holder, *, asking: bool) -> bool:
+        if holder in self._holders:
+            return True
+        if self._line or not (len(self._holders) < self._capacity or (asking and self._take_back())):
+            return False
+        self._holders[holder] = None
+        return True
 
     def _take_back(self) -> bool:
-        for holder in self._holders:
+        for holder in tuple(self._holders):
             if holder.vacate():
-                del self._holders[holder]
-                self._in_use -= 1
+                self._holders.pop(holder, None)
                 return True
         return False
 
-    def _wait(self, deadline: Deadline) -> bool:
-        wait_s = deadline.remaining_s() - DEADLINE_NEAR_S
-        if self._capacity == 0 or wait_s <= 0:
-            return False
-        limit = Deadline.after(wait_s)
-        while not self._free():
-            left_s = limit.remaining_s()
-            if left_s <= 0:
-                return False
-            # Compiled code tells nobody when its work has ended, so holders are asked now and then.
-            self._freed.wait(min(left_s, _ASK_S) if self._holders else min(left_s, threading.TIMEOUT_MAX))
-        return True
+    def _hand_over(self) -> list[Callable[[], object]]:
+        told = []
+        while self._line and len(self._holders) < self._capacity:
+            holder, tell = self._line.popitem(last=False)
+            self._holders[holder] = None
+            told.append(tell)
+        return told
+
+    def _refusal(self) -> CapacityExhausted:
+        return CapacityExhausted(f"all {self._capacity} places for concurrent GPU work are taken")
+
+
+def patience(deadline: Deadline) -> Deadline:
+    """Return until when work that has to end by a deadline may wait for its place: 50 ms before."""
+    return deadline if deadline.at_ns is None else Deadline(deadline.at_ns - int(DEADLINE_NEAR_S * 1e9))
+
+
+def _tell(told: list[Callable[[], object]]) -> None:
+    for tell in told:
+        tell()
+
+
+def _start_asking(gate: Gate) -> bool:
+    try:
+        threading.Thread(target=_keep_asking, args=(gate,), name="tensorwasm-gate", daemon=True).start()
+    except RuntimeError:  # the system has no thread to spare: whoever joins the line next tries again
+        return False
+    return True
+
+
+def _keep_asking(gate: Gate) -> None:
+    pause = threading.Event()
+    while True:
+        pause.wait(_ASK_S)
+        if not gate.ask():
+            return
 
 
 PROCESS_LEDGER: Final = Ledger()

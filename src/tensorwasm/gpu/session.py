@@ -36,6 +36,7 @@ from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, check_geom
 from tensorwasm.gpu.launcher import Launcher
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.pad import PadLayout
+from tensorwasm.gpu.place import NoPlace, Place
 from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
@@ -48,7 +49,7 @@ from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, MemoryKind, Re
 
 __all__ = ["Session", "SessionStatistics"]
 
-_REFUSALS: Final = (CallerError, LimitError)
+_REFUSALS: Final = (CallerError, LimitError, NoPlace)
 """Errors after which all is as before."""
 
 _LIMITS: Final = SessionLimits()
@@ -401,6 +402,15 @@ class Session:
         self._launcher.end_launch(placement, deadline)
         self._work.place.settle()
 
+    def attempt(self, work: Callable[[], _R]) -> _R:
+        """Do with this session what may take its place at the gate, without waiting for that.
+
+        Raises:
+            NoPlace: there is none now. All is as before; once `place` was waited for, it may be attempted again.
+        """
+        with self._turn:
+            return self._work.place.attempt(work)
+
     @_turn(recording=True)
     def submit(
         self,
@@ -722,6 +732,11 @@ class Session:
     def streams(self) -> tuple[int, ...]:
         """Numbers of the streams that ever had work or were opened."""
         return tuple(lane.number for lane in self._work.lanes)
+
+    @property
+    def place(self) -> Place:
+        """The place at the gate, for whoever waits for it without a thread."""
+        return self._work.place
 
     @property
     def pad(self) -> PadLayout | None:

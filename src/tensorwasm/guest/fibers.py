@@ -1,8 +1,9 @@
 """The reactor: one thread that runs any number of guests as fibers.
 
 It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait: steps that wait
-for a device are resumed by the device's own notification, sleeps by a timer, work that takes long is done on a few
-other threads. A guest that does not wait is suspended when its time slice is over and goes to the back.
+for a device are resumed by the device's own notification, those that stand in line by whoever makes room, sleeps by a
+timer, work that takes long is done on a few other threads. A guest that does not wait is suspended when its time slice
+is over and goes to the back.
 
 A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
 not the device (``drain`` sees to that), not a notification that has yet to arrive.
@@ -28,9 +29,10 @@ from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.mailbox import Inbox
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import as_raised
-from tensorwasm.guest.suspension import Signal, Sleep, Wait, WaitingCode, Work
+from tensorwasm.guest.suspension import Signal, Sleep, Turn, Wait, WaitingCode, Work
 from tensorwasm.guest.task import FiberStatistics, Job, Task
 from tensorwasm.guest.timers import Timers
+from tensorwasm.guest.turns import Turns
 
 THREADS: Final = 8
 """Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU."""
@@ -63,6 +65,7 @@ class Reactor:
         self._tasks: set[Task] = set()
         self._notified: dict[int, Task] = {}
         self._timers = Timers()
+        self._turns = Turns(self._call, self._timers, self._step)
         self._pulse = 0
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
@@ -110,6 +113,7 @@ class Reactor:
             running=ready,
             waiting=max(0, sum(not task.over for task in tasks) - ready),
             on_device=sum(not task.over for task in list(self._notified.values())),
+            in_line=sum(task.turn is not None for task in tasks),
             wakes=self._inbox.wakes,
             polls=self._polls,
             notifications=self._notifications,
@@ -163,11 +167,11 @@ class Reactor:
         for number, task in self._timers.take_due():
             if task is None:
                 self._feel_pulse()
-            elif task.asleep != number:
-                self._check_time(task)
-            else:
+            elif task.asleep == number:
                 task.asleep = 0
                 self._step(task, None)
+            elif self._check_time(task):
+                self._turns.check(task)
 
     def _run_some(self) -> None:
         until_ns = time.monotonic_ns() + BATCH_NS
@@ -277,18 +281,21 @@ class Reactor:
         task.asleep = self._timers.add_in(wait.seconds, task)
         return True
 
+    def _start_turn(self, task: Task, wait: Turn) -> bool:
+        return self._turns.start(task, wait)
+
     def _start_work(self, task: Task, wait: Work) -> bool:
         task.working = True
         _on_thread_of(self._workers, partial(self._work, task, wait))
         return True
 
     def _work(self, task: Task, wait: Work) -> None:
-        value, error = None, None
         try:
             value = wait.function()
         except BaseException as raised:  # noqa: BLE001 - the steps decide what it means
-            error = raised
-        self._call(partial(self._worked, task, value, error))
+            self._call(partial(self._worked, task, None, raised))  # kept nowhere else: it would keep this frame
+        else:
+            self._call(partial(self._worked, task, value, None))
 
     def _worked(self, task: Task, value: Any, error: BaseException | None) -> None:
         task.working = False
@@ -316,6 +323,7 @@ class Reactor:
             return
         task.over, task.error, task.signal = True, error, None
         self._timers.count_stale()
+        self._turns.end(task)
         if task.fiber is not None:
             task.fiber.stop()
         if task.steps is not None:
@@ -352,6 +360,7 @@ class Reactor:
 _STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
     Signal: Reactor._start_signal,  # noqa: SLF001 - the table of the class above
     Sleep: Reactor._start_sleep,  # noqa: SLF001
+    Turn: Reactor._start_turn,  # noqa: SLF001
     Work: Reactor._start_work,  # noqa: SLF001
 }
 """How each kind of wait begins; whether the guest has to wait at all."""

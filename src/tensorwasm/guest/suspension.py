@@ -12,7 +12,9 @@ import ctypes
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
+
+from tensorwasm.values import Deadline
 
 _u64 = ctypes.c_uint64
 
@@ -100,6 +102,35 @@ class Sleep:
     seconds: float
 
 
+class Line(Protocol):
+    """What is to be had one after the other, as one who wants it sees it. Nothing here waits."""
+
+    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
+        """Stand in line; return whether ``tell`` will be called, once, on any thread, perhaps already.
+
+        If not, it is one's turn already. What this raises reaches the steps.
+        """
+
+    def give_up(self) -> None:
+        """Leave the line because the time is over. Raises what the steps get, unless one's turn has come before."""
+
+    def abandon(self) -> None:
+        """Leave the line because the guest has ended; if one's turn has come before, it is given to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Wait for one's turn.
+
+    Attributes:
+        line: where to stand.
+        until: when to give up.
+    """
+
+    line: Line
+    until: Deadline
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Wait for something that takes long or blocks, done on another thread.
@@ -111,7 +142,7 @@ class Work:
     function: Callable[[], Any]
 
 
-Wait = Signal | Sleep | Work
+Wait = Signal | Sleep | Turn | Work
 Answer = int | float | None
 Steps = Generator[Wait, Any, Answer]
 """A host function that waits: it yields what it waits for, gets what came of it, and returns the answer."""

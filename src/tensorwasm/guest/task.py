@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.suspended import WaitingFunction
-from tensorwasm.guest.suspension import Signal, Steps
+from tensorwasm.guest.suspension import Signal, Steps, Turn
 
 
 class Job(Protocol):
@@ -42,12 +42,27 @@ class Task:
         signal: what the guest waits for, if that is a notification.
         notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
         asleep: number of the timer that ends a sleep, 0 without.
+        turn: what the guest waits for, if that is its turn.
+        limit_ns: when it last had a timer to give up on its turn, on the monotonic clock.
         working: another thread takes a step.
         over: the guest will not run again.
         gone: its sandbox is closed, and nothing but a notification may still reach its pad.
     """
 
-    __slots__ = ("asleep", "error", "fiber", "gone", "job", "notified_at", "over", "signal", "steps", "working")
+    __slots__ = (
+        "asleep",
+        "error",
+        "fiber",
+        "gone",
+        "job",
+        "limit_ns",
+        "notified_at",
+        "over",
+        "signal",
+        "steps",
+        "turn",
+        "working",
+    )
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -57,6 +72,8 @@ class Task:
         self.signal: Signal | None = None
         self.notified_at = 0
         self.asleep = 0
+        self.turn: Turn | None = None
+        self.limit_ns: int | None = None
         self.working = False
         self.over = False
         self.gone = False
@@ -68,8 +85,9 @@ class FiberStatistics:
 
     Attributes:
         running: guests that can go on.
-        waiting: guests that wait: for a device, a time, or work on another thread.
+        waiting: guests that wait: for a device, a time, their turn, or work on another thread.
         on_device: those of them that a device will notify.
+        in_line: those of them that wait for their turn.
         wakes: how often the reactor's thread was woken.
         polls: how often a guest was run.
         notifications: how often a device told that a guest's work had ended.
@@ -79,6 +97,7 @@ class FiberStatistics:
     running: int = 0
     waiting: int = 0
     on_device: int = 0
+    in_line: int = 0
     wakes: int = 0
     polls: int = 0
     notifications: int = 0

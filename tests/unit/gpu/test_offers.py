@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes.device import FakeDevice
+from fakes.gate import Sitter
 from strategies.kernels import FILL
 from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
 from tensorwasm.gpu.quota import Gate
@@ -50,7 +51,7 @@ def test_without_compiled_code_nothing_is_taken_ahead(device):
 
 def test_a_full_gate_is_not_waited_for_and_not_counted(device):
     gate = Gate(1)
-    gate.enter(NEVER)
+    gate.enter(NEVER, Sitter())
     with SharedDevice(device, gate=gate) as shared:
         pad = PadLayout()
         with load(shared, pad=pad) as session:
@@ -60,13 +61,13 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
 
 
 def test_a_place_that_was_offered_goes_to_whoever_needs_it(device):
-    gate = Gate(1)
+    gate, sitter = Gate(1), Sitter()
     with SharedDevice(device, gate=gate) as shared:
         pad = PadLayout()
         with load(shared, pad=pad):
-            gate.enter(Deadline.after(60))
+            gate.enter(Deadline.after(60), sitter)
             assert pad.placed == 0
-            gate.leave()
+            gate.leave(sitter)
     assert gate.in_use == 0
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
+from fakes.gate import Sitter
 from fakes.guest import MEMORY_ADDRESS, FakeCall, FakeMemory
 from strategies.argv import around, records
 from strategies.kernels import BY_VALUE, FILL, NOTHING, VECTOR_ADD, with_global
@@ -449,7 +450,7 @@ def test_what_is_not_the_guests_to_handle_ends_its_call(guest, where, error):
 
 def test_near_the_deadline_a_busy_gpu_refuses():
     gate = Gate(1)
-    gate.enter(Deadline())
+    gate.enter(Deadline(), Sitter())
     guest = Guest(gate=gate, deadline=Deadline.after(0.03))
     assert guest.launch(guest.load()) == -6
 

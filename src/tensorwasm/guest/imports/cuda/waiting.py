@@ -1,7 +1,8 @@
 """The functions of ``wasi:cuda`` that wait, in steps, for guests that run as fibers.
 
-They answer what the bodies answer that they stand beside. While work on the device goes on, its notification is awaited
-and no thread is held; what may wait for something else, a place at the gate or the driver, is done on another thread.
+They answer what the bodies answer that they stand beside. While work on the device goes on, its notification is
+awaited, and at a full gate the guest's turn, and no thread is held; what may wait for the driver is done on another
+thread.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tensorwasm.errors import DeviceLost, InvalidArgs
+from tensorwasm.gpu.place import NoPlace
+from tensorwasm.gpu.quota import patience
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64
 from tensorwasm.guest.native.finish import finish as finish_started
-from tensorwasm.guest.suspension import Signal, Steps, Work
+from tensorwasm.guest.suspension import Signal, Steps, Turn, Work
 
 _OWN_STREAM: Final = 0
+_R = TypeVar("_R")
 _Waiting = Generator[
     Signal, bool, None
 ]  # once told, the driver may still be at the call: the body waits for its return
@@ -37,6 +41,15 @@ def _drained(session: Session, *streams: int) -> _Waiting:
     """Wait until streams have no work."""
     for stream in streams:
         yield Signal(partial(session.notify, stream), partial(_look, session))
+
+
+def _placed(call: HostCall, session: Session, work: Callable[[], _R]) -> Generator[Turn | Work, Any, _R]:
+    """Do what may take the session's place at the gate, once that can be had, and refuse first what will be refused."""
+    while True:
+        with suppress(NoPlace):
+            done: _R = yield Work(partial(session.attempt, work))
+            return done
+        yield Turn(session.place, patience(call.deadline))
 
 
 @answering_in_steps
@@ -74,12 +87,22 @@ def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
     @answering_in_steps
     def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
         session, launch = service.session, kernels.decode(parse, call, *numbers)
-        placement = yield Work(partial(session.begin_launch, *launch, call.deadline))
+        placement = yield from _placed(call, session, partial(session.begin_launch, *launch, call.deadline))
         yield from _drained(session, _OWN_STREAM)
         session.end_launch(placement, call.deadline)
         return 0
 
     return launch
+
+
+def _when_placed(body: Callable[..., int]) -> Callable[..., Steps]:
+    """Return the steps of what starts work and does not wait for it."""
+
+    @answering_in_steps
+    def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
+        return (yield from _placed(call, service.session, partial(body, call, *params)))
+
+    return steps
 
 
 def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
@@ -112,8 +135,12 @@ STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
             streams.stream_destroy,
         )
     },
+    **{
+        body: _when_placed(body)
+        for body in (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async, graphs.graph_launch, kernels.launch_async)
+    },
 }
-"""Steps by the body that means the same. Bodies that are not here wait for the gate or the driver, or not at all."""
+"""Steps by the body that means the same. Bodies that are not here wait for the driver, or not at all."""
 
 FINISH: Final = dict.fromkeys((kernels.launch, buffers.memcpy_h2d, buffers.memcpy_d2h), finish)
 """Steps to the end of what the compiled form of a body has started."""

@@ -1,0 +1,17 @@
+"""Holders of places at the gate, without a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Sitter:
+    """Keeps its place until it is idle."""
+
+    idle: bool = False
+    asked: int = 0
+
+    def vacate(self) -> bool:
+        self.asked += 1
+        return self.idle
