@@ -27,6 +27,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.emulator.native import EmulatedNative
+from tensorwasm.gpu.limits import PIN_PRICE_BYTES
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native import pads
 from tensorwasm.guest.state import STATES
@@ -149,6 +150,19 @@ def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(f
         assert after.gpu == before.gpu
         assert not stay.session._used
     assert idle(function) == [stay]
+
+
+def test_each_guest_may_stage_as_much_as_the_first(function):
+    options = {**GPU, "memory_kind": "auto"}
+    assert function.invoke("fill", **options).values == (42,)
+    (stay,) = idle(function)
+    for _ in range(3):
+        assert stay.session.pad.stage_left == PIN_PRICE_BYTES
+        assert function.invoke("fill", **options).gpu.pinned_bytes == 0
+        assert not stay.session._used
+    stay.session.pad.stage_left = 0
+    assert function.invoke("fill", **options).gpu.pinned_bytes == 0, "Python counts the memory's own size"
+    assert function.invoke("fill", **options).gpu.staged_launches == 0, "and compiled code goes on with the next guest"
 
 
 def test_ids_of_kernels_differ_from_guest_to_guest(function):
