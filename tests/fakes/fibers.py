@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from tensorwasm.errors import LimitError
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.hostfunc import HostCall, HostFunction
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.suspension import Signal, Steps
+from tensorwasm.guest.suspension import Signal, Steps, Turn
 from tensorwasm.guest.wasi import WasiConfig
 from tensorwasm.values import Deadline, Limits
 
@@ -52,6 +53,51 @@ class FakeStream:
     def steps(self, _call: HostCall, value: int) -> Steps:
         """Wait, then answer the parameter and one."""
         yield Signal(self.start, self.check)
+        return value + 1
+
+    def function(self, name: str = "wait") -> HostFunction:
+        return HostFunction(HOST, name, ("i32",), ("i32",), _never, waits=True, steps=self.steps)
+
+
+@dataclass
+class FakeLine:
+    """A line in which everybody waits until `call_next`; what is asked of it is written down."""
+
+    until: Deadline = field(default_factory=Deadline)
+    refusal: Exception | None = None
+    waiting: list[Callable[[], object]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+
+    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
+        assert until is self.until
+        with self.arrived:
+            self.waiting.append(tell)
+            self.asked.append("join")
+            self.arrived.notify_all()
+        return True
+
+    def give_up(self) -> None:
+        self.asked.append("give up")
+        if self.refusal is not None:
+            raise self.refusal
+
+    def abandon(self) -> None:
+        self.asked.append("abandon")
+
+    def await_waiters(self, count: int) -> None:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.waiting) >= count, timeout=30)
+
+    def call_next(self) -> None:
+        self.waiting.pop(0)()
+
+    def steps(self, _call: HostCall, value: int) -> Steps:
+        """Wait, then answer the parameter and one, or two if the turn did not come."""
+        try:
+            yield Turn(self, self.until)
+        except LimitError:
+            return value + 2
         return value + 1
 
     def function(self, name: str = "wait") -> HostFunction:

@@ -108,7 +108,7 @@ class Line(Protocol):
     def join(self, tell: Callable[[], object], until: Deadline) -> bool:
         """Stand in line; return whether ``tell`` will be called, once, on any thread, perhaps already.
 
-        If not, it is one's turn already. What this raises reaches the steps.
+        If not, it is one's turn already. Raises what the steps get, if nobody may wait or ``until`` has passed.
         """
 
     def give_up(self) -> None:

@@ -14,7 +14,7 @@ from wasmtime import wat2wasm
 
 pytest.importorskip("numba")
 
-from fakes.fibers import HOST, FakeJob, FakeStream
+from fakes.fibers import HOST, FakeJob, FakeLine, FakeStream
 from tensorwasm.errors import (
     CapacityExhausted,
     DeviceLost,
@@ -32,7 +32,7 @@ from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
 from tensorwasm.guest.native.waiting import make_code
-from tensorwasm.guest.suspension import Signal, Sleep
+from tensorwasm.guest.suspension import Signal, Sleep, Turn
 from tensorwasm.guest.wasi import WasiConfig
 from tensorwasm.values import Deadline
 
@@ -413,6 +413,121 @@ def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job
     assert outcome(fine) == [3]
     settle(reactor, lambda: reactor.statistics().orphans == 3)
     reactor.close()
+
+
+# ------------------------------------------------------------------------------------------------- lines
+
+
+def lined_up(reactor: Reactor, job: Callable[..., FakeJob], line: FakeLine, *calls: Any, **options: Any) -> list[Any]:
+    """Return jobs whose guests stand in line, with their tasks."""
+    jobs = [job(ECHO, *call, functions=(line.function(),), **options) for call in calls]
+    tasks = spawn(reactor, *jobs)
+    line.await_waiters(len(jobs))
+    return list(zip(jobs, tasks, strict=True))
+
+
+def test_guests_go_on_when_their_turn_comes(reactor, job):
+    line = FakeLine()
+    (first, _), (second, _) = lined_up(reactor, job, line, ("go", 1), ("go", 2))
+    settle(reactor, lambda: reactor.statistics().in_line == reactor.statistics().waiting == 2)
+    line.call_next()
+    assert outcome(first) == [3]
+    assert not second.future.done()
+    line.call_next()
+    assert outcome(second) == [5]
+    assert reactor.statistics().in_line == 0
+    assert line.asked == ["join"] * 2
+
+
+def test_who_need_not_wait_for_a_turn_goes_on_at_once(reactor, job):
+    line = FakeLine()
+    line.join = lambda _tell, _until: False
+    one = job(ECHO, "twice", 1, functions=(line.function(),))
+    spawn(reactor, one)
+    assert outcome(one) == [3]
+
+
+@pytest.mark.parametrize(("error", "expected"), [(CapacityExhausted("full"), [5]), (DeviceLost("gone"), DeviceLost)])
+def test_a_line_that_takes_nobody_tells_the_steps(reactor, job, error, expected):
+    def refuse(_tell, _until):
+        raise error
+
+    line = FakeLine()
+    line.join = refuse
+    one = job(ECHO, "twice", 1, functions=(line.function(),))
+    spawn(reactor, one)
+    assert outcome(one) == expected or type(outcome(one)) is expected
+
+
+@pytest.mark.parametrize(("refusal", "expected"), [(CapacityExhausted("full"), 4), (None, 3)])
+def test_who_waits_for_too_long_gives_up_unless_the_turn_has_come(reactor, job, refusal, expected):
+    line = FakeLine(until=Deadline.after(0.03), refusal=refusal)
+    ((one, _),) = lined_up(reactor, job, line, ("go", 1))
+    assert outcome(one) == [expected]
+    assert line.asked == ["join", "give up"]
+
+
+def test_a_turn_that_came_as_it_was_given_up_is_not_the_next_one(reactor, job):
+    def give_up():
+        late.append(line.waiting.pop())
+        line.until = Deadline()
+
+    late, line = [], FakeLine(until=Deadline.after(0.03))
+    line.give_up = give_up
+    ((one, _),) = lined_up(reactor, job, line, ("twice", 1))
+    settle(reactor, lambda: late and line.waiting)
+    late.pop()()
+    spawn(reactor, job(ECHO, "go", 1, functions=(line.function(),)))
+    line.await_waiters(2)  # by now the late one was heard
+    assert reactor.statistics().in_line == 2
+    line.call_next()
+    assert outcome(one) == [3]
+    assert line.asked == ["join"] * 3
+
+
+def test_a_guest_that_ends_leaves_the_line(reactor, job):
+    line = FakeLine()
+    (first, task), (second, _) = lined_up(reactor, job, line, ("go", 1), ("go", 2))
+    reactor.cancel(task)
+    assert outcome(first).trap == "cancelled"
+    assert line.asked == ["join", "join", "abandon"]
+    line.call_next()  # as it does if the turn came at that very moment
+    line.call_next()
+    assert outcome(second) == [5]
+    assert line.asked == ["join", "join", "abandon"]
+
+
+def test_a_deadline_ends_a_guest_in_line(reactor, job):
+    line = FakeLine()
+    ((one, _),) = lined_up(reactor, job, line, ("go", 1), deadline=Deadline.after(0.05))
+    assert isinstance(outcome(one), InvokeTimeout)
+    assert line.asked == ["join", "abandon"]
+
+
+def test_closing_ends_guests_in_line(code, job):
+    reactor, line = Reactor(code), FakeLine()
+    made = lined_up(reactor, job, line, ("go", 1), ("go", 2))
+    reactor.close()
+    assert [outcome(one).trap for one, _ in made] == ["cancelled"] * 2
+    assert line.asked.count("abandon") == 2
+
+
+def test_a_guest_needs_one_timer_however_often_it_waits_for_its_turn(reactor, job):
+    line = FakeLine(until=Deadline.after(60))
+
+    def steps(_call, value):
+        for _ in range(50):
+            yield Turn(line, line.until)
+        return value
+
+    function = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
+    one = job(ECHO, "go", 1, functions=(function,))
+    spawn(reactor, one)
+    for _ in range(50):
+        line.await_waiters(1)
+        line.call_next()
+    assert outcome(one) == [2]
+    assert len(reactor._timers) == 2  # that and its deadline
 
 
 # ----------------------------------------------------------------------------------------------- the end
