@@ -1,3 +1,4 @@
+import ctypes
 import mmap
 from dataclasses import dataclass, field
 
@@ -6,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
+from fakes.unified import DIRT, FakeMemory
 from tensorwasm.errors import GuestTrap, InternalError, QuotaExceeded, TensorWasmError
+from tensorwasm.gpu.memory import UnifiedBuffer
 from tensorwasm.guest import kinds
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.instance import Instance
@@ -106,6 +109,29 @@ def test_what_one_guest_wrote_is_not_there_for_the_next(prepared):
         with spawn(prepared, backings) as guest:
             assert guest.call("load", [5000]) == [0]
             guest.call("store", [5000, 255])
+
+
+@given(pages=st.lists(st.integers(0, 12), max_size=4))
+@settings(max_examples=20)
+def test_a_guest_sees_zeros_although_the_drivers_memory_is_dirty(prepared, pages):
+    device = FakeMemory()
+
+    def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
+        return UnifiedBuffer.allocate(device, size_bytes, "managed", capacity_bytes=capacity_bytes)
+
+    expected = bytearray(WASM_PAGE_BYTES)
+    expected[100:104] = b"seed"
+    with kinds.supplying(provide, LIMIT), Instance(prepared, limits=Limits(memory_bytes=LIMIT)) as guest:
+        for more in (0, *pages):
+            if guest.call("grow", [more]) != [-1]:
+                expected += bytes(more * WASM_PAGE_BYTES)
+            assert guest.memory.read(0, guest.memory.size_bytes) == expected
+            guest.memory.write(0, b"\xee" * len(expected))
+            expected = bytearray(b"\xee" * len(expected))
+        beyond = ctypes.string_at(guest.memory.address + len(expected), LIMIT - len(expected))
+        assert beyond == bytes([DIRT]) * len(beyond)
+    assert device.broken == []
+    assert device.empty()
 
 
 def test_growth_that_the_provider_refuses_answers_minus_one_and_changes_nothing(prepared, caplog):
