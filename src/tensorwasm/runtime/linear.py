@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
-from tensorwasm.errors import InvalidPointer
+from tensorwasm.errors import InvalidPointer, NotSupported
 from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, pages
@@ -53,7 +53,14 @@ def checked_kind(memory: MemoryKind | None) -> MemoryKind:
 
 
 def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits) -> AbstractContextManager[None]:
-    """Let the sandbox have its linear memory from the device, charged to the tenant."""
+    """Let the sandbox have its linear memory from the device, charged to the tenant.
+
+    Raises:
+        NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
+            Source: CUDA C++ Programming Guide, "Unified Memory", devices without concurrent managed access.
+    """
+    if memory == "managed" and not shared.info.concurrent_managed_access:
+        raise NotSupported(f"a guest's memory cannot be managed on {shared.info.name}: choose staged, pinned or auto")
     account = shared.accounts.account(tenant)
 
     def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:

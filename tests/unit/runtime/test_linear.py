@@ -6,17 +6,23 @@ import mmap
 import threading
 import time
 from concurrent.futures import wait
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from wasmtime import wat2wasm
 
 import tensorwasm.runtime.fiber
+from fakes.device import INFO, FakeDevice
 from tensorwasm import Runtime
-from tensorwasm.errors import InvalidArgs, InvokeTimeout, TensorWasmError
+from tensorwasm.errors import InvalidArgs, InvokeTimeout, NotSupported, TensorWasmError
+from tensorwasm.gpu.accounts import DEFAULT_TENANT
+from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest import pages
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.values import Deadline
+from tensorwasm.runtime.linear import supplied
+from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
 GUEST = """(module
@@ -31,6 +37,15 @@ STARTING = '(module (memory (export "memory") 1) (func unreachable) (start 0) (f
 PINNED = {"grants": ["cuda"], "memory_kind": "pinned"}
 
 fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+
+
+def test_a_guests_memory_is_not_managed_where_cpu_and_gpu_must_not_touch_that_at_once():
+    """A guest that touched it while its kernel runs would end the process."""
+    device = FakeDevice(info=replace(INFO, concurrent_managed_access=False))
+    with closing(SharedDevice(device)) as shared:
+        with pytest.raises(NotSupported, match="choose"):
+            supplied(shared, DEFAULT_TENANT, "managed", Limits())
+        supplied(shared, DEFAULT_TENANT, "vmm", Limits())
 
 
 class Notes:
