@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
+from oracles.leftovers import Before
 from tensorwasm.errors import (
     CapacityExhausted,
     DeviceFault,
@@ -62,29 +63,11 @@ GUEST = bytes(
 )
 
 
-def threads():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("tensorwasm-")}
-
-
-def children():
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that is ending as it is looked at
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
-
-
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    before = threads(), children(), descriptors()
+    before = Before()
     yield
-    for thread in threads() - before[0]:  # a listener's ends a moment after its ticket
-        thread.join(SOON_S)
-    assert (threads(), children(), descriptors()) == before
+    assert before.new(SOON_S) == {}
 
 
 @pytest.fixture(scope="module")
@@ -401,9 +384,10 @@ def test_a_cancelled_ticket_ends_at_once_and_the_answer_that_comes_later_is_drop
     assert pid_of(puppets) == first
 
 
-def test_cancelling_ends_a_guest_that_runs_with_a_device(real):
+@pytest.mark.parametrize("cuda", [True, False], ids=["with a device", "without a device"])
+def test_cancelling_ends_a_guest_that_runs(real, cuda):
     begun, starts = threading.Event(), real.workers()[0].starts
-    request = Request(module=GUEST, export="announce_and_spin", grants=Grants(cuda=True), limits=Limits(wall_s=600))
+    request = Request(module=GUEST, export="announce_and_spin", grants=Grants(cuda=cuda), limits=Limits(wall_s=600))
     ticket = real.submit(request, lambda *_: begun.set() or True)
     assert begun.wait(SOON_S)
     assert ticket.cancel()

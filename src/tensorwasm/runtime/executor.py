@@ -15,9 +15,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.runtime.blocking import run_stoppable
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
 from tensorwasm.values import Deadline
@@ -173,6 +174,10 @@ class Census:
 class LocalExecutor:
     """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
+    It takes any number of requests. Cancelling ends what runs: a guest without a device at its next loop or call, a
+    fiber at its next turn. What goes on is a start function without a device, for 30 s at most, and, where there are no
+    fibers, a guest with one.
+
     Args:
         runtime: outlives the executor.
         places: threads; more calls without a device wait for one.
@@ -192,8 +197,10 @@ class LocalExecutor:
         """Take a request and return at once. See `Executor.submit`.
 
         Raises:
+            InvalidArgs: a field of the request is out of range.
             CapacityExhausted: the executor is closed.
         """
+        check_request(request)
         work = _Work()
         ticket = Ticket(work.stop)
         with self._lock:
@@ -234,14 +241,30 @@ class LocalExecutor:
             ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
             return
         try:
-            function, keywords = self._load(request), _keywords(request, deadline, listener)
+            function, sinks = self._load(request), _sinks(listener)
             if request.grants.cuda:
                 self._admit(request)
+                keywords = _keywords(request, deadline) | sinks
                 self._watch(function.submit(request.export, request.args, **keywords), ticket, work)
             else:
-                ticket.settle(function.invoke(request.export, request.args, **keywords))
+                self._call(function, request, deadline, sinks, ticket, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
+
+    def _call(
+        self,
+        function: Function,
+        request: Request,
+        deadline: Deadline,
+        sinks: dict[str, Any],
+        ticket: Ticket,
+        work: _Work,
+    ) -> None:
+        """Make a call without a device, on this thread."""
+        try:
+            ticket.settle(run_stoppable(function, request, deadline, work.stop_with, **sinks))
+        finally:
+            work.forget()
 
     def _watch(self, future: Future[Invocation], ticket: Ticket, work: _Work) -> None:
         """Have a fiber's outcome become the ticket's."""
@@ -290,6 +313,11 @@ class _Work:
         if stop is not None:
             stop()
 
+    def forget(self) -> None:
+        """Keep nothing of a call that has ended: tickets are kept for as long as somebody likes."""
+        with self._lock:
+            self._stop = None
+
     def stop_with(self, stop: Callable[[], object]) -> None:
         """Say how the call is stopped."""
         with self._lock:
@@ -307,9 +335,9 @@ def _settle(done: Future[Invocation], ticket: Ticket) -> None:
         ticket.settle(error)
 
 
-def _keywords(request: Request, deadline: Deadline, listener: Listener | None) -> dict[str, Any]:
-    """Return what `Function.invoke` is to be called with, the export and its arguments aside."""
-    keywords: dict[str, Any] = {
+def _keywords(request: Request, deadline: Deadline) -> dict[str, Any]:
+    """Return what `Function.submit` is to be called with, the export, its arguments and sinks aside."""
+    return {
         "argv": request.argv,
         "env": dict(request.env),
         "stdin": request.stdin,
@@ -319,11 +347,17 @@ def _keywords(request: Request, deadline: Deadline, listener: Listener | None) -
         "memory_kind": request.memory_kind,
         "deadline": deadline,
     }
-    if listener is not None:
-        keywords["stdout"] = _sink(listener, "stdout")
-        keywords["stderr"] = _sink(listener, "stderr")
-        keywords["on_chunk"] = lambda chunk: listener("chunk", chunk)
-    return keywords
+
+
+def _sinks(listener: Listener | None) -> dict[str, Any]:
+    """Return what takes a guest's output, as keywords of `Function.invoke`; nothing without a listener."""
+    if listener is None:
+        return {}
+    return {
+        "stdout": _sink(listener, "stdout"),
+        "stderr": _sink(listener, "stderr"),
+        "on_chunk": lambda chunk: listener("chunk", chunk),
+    }
 
 
 def _sink(listener: Listener, name: OutputName) -> Callable[[bytes], None]:

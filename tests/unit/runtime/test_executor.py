@@ -1,3 +1,4 @@
+import re
 import threading
 from concurrent.futures import CancelledError
 
@@ -6,17 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
+from strategies.requests import nearly_requests
 from tensorwasm import Limits, Runtime
-from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidArgs, InvalidWasm, InvokeTimeout, OutputClosed
+from tensorwasm.errors import (
+    CapacityExhausted,
+    GuestTrap,
+    InvalidArgs,
+    InvalidWasm,
+    InvokeTimeout,
+    OutputClosed,
+    TensorWasmError,
+)
 from tensorwasm.runtime.executor import LocalExecutor, Shelf
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.ticket import Ticket
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.values import Deadline
 
 SOON_S = 60
 GUEST = bytes(
     wat2wasm("""(module
   (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
   (memory (export "memory") 1)
   (data (i32.const 16) "\\40\\00\\00\\00\\05\\00\\00\\00")
   (data (i32.const 64) "hello")
@@ -24,6 +37,10 @@ GUEST = bytes(
   (func (export "say") (drop (call $write (i32.const 1) (i32.const 16) (i32.const 1) (i32.const 32))))
   (func (export "emit") (result i32) (call $emit (i32.const 64) (i32.const 5)))
   (func (export "crash") unreachable)
+  (func (export "emit_and_spin") (drop (call $emit (i32.const 64) (i32.const 5))) (loop (br 0)))
+  (func (export "sob") (drop (call $write (i32.const 1) (i32.const 16) (i32.const 1) (i32.const 32))) unreachable)
+  (func (export "leave") (call $exit (i32.const 7)))
+  (func (export "wide") (param i64 f64) (result i64 f64) (local.get 0) (local.get 1))
   (func (export "spin") (loop (br 0))))""")
 )
 
@@ -86,6 +103,86 @@ def test_what_waits_for_a_place_can_be_cancelled_and_statistics_count_what_runs(
     assert [ticket.result(SOON_S).export for ticket in running] == ["say", "say"]
     with pytest.raises(CancelledError):
         waiting.result(0)
+
+
+def test_cancelling_ends_a_guest_without_a_device_that_runs(executor):
+    begun = threading.Event()
+    ticket = submit(executor, "emit_and_spin", listener=lambda *_: begun.set() or True, limits=Limits(wall_s=3600))
+    assert begun.wait(SOON_S)
+    assert ticket.cancel()
+    with pytest.raises(CancelledError):
+        ticket.result(0)
+    # Both places are free: had the guest gone on, one of two calls that wait for each other would never begin.
+    both = threading.Barrier(2)
+    pair = [submit(executor, "say", listener=lambda *_: both.wait(SOON_S) is not None) for _ in range(2)]
+    assert [each.result(SOON_S).export for each in pair] == ["say", "say"]
+
+
+def test_a_guest_without_a_device_that_is_stopped_says_so_and_keeps_what_it_wrote(executor):
+    begun = threading.Event()
+    ticket = submit(executor, "emit_and_spin", listener=lambda *_: begun.set() or True, limits=Limits(wall_s=3600))
+    assert begun.wait(SOON_S)
+    ticket.stop()
+    with pytest.raises(GuestTrap) as stopped:
+        ticket.result(SOON_S)
+    assert stopped.value.trap == "cancelled"
+
+
+def test_what_has_ended_can_be_stopped_without_effect(executor):
+    ticket = submit(executor, "add", 1, 2)
+    assert ticket.result(SOON_S).values == (3,)
+    ticket.stop()
+    assert not ticket.cancel()
+    assert submit(executor, "add", 1, 2).result(SOON_S).values == (3,)
+
+
+def describe(call):
+    """Return what comes of a call, but for how long it took."""
+    try:
+        return call()._replace(elapsed_s=0)
+    except TensorWasmError as error:
+        return type(error), re.sub(r"[0-9.]+ s$", "", error.message), getattr(error, "stdout", None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"export": "add", "args": (1, 2)},
+        {"export": "wide", "args": ((1 << 64) - 1, -0.0)},
+        {"export": "say"},
+        {"export": "emit"},
+        {"export": "leave"},
+        {"export": "crash"},
+        {"export": "sob"},
+        {"export": "none"},
+        {"export": "add", "args": (1,)},
+        {"export": "say", "argv": ("a", "b"), "env": (("A", "1"), ("A", "2"))},
+        {"export": "spin", "deadline_s": 0.05},
+    ],
+    ids=lambda fields: fields["export"],
+)
+def test_an_outcome_is_that_of_invoke(executor, fields):
+    """What a place does so that it can be stopped is what `Function.invoke` does."""
+    request = Request(module=GUEST, **fields)
+    function = executor._runtime.load(GUEST)
+
+    def invoke():
+        keywords = {"argv": request.argv, "env": dict(request.env), "deadline": Deadline.after(request.deadline_s)}
+        return function.invoke(request.export, request.args, **keywords)
+
+    assert describe(executor.submit(request).result) == describe(invoke)
+
+
+@given(nearly_requests())
+def test_what_is_no_request_is_refused_at_once_by_every_executor(executor, request_):
+    try:
+        check_request(request_)
+    except InvalidArgs as refused:
+        with WorkerExecutor("emulator") as workers:
+            for each in (executor, workers):
+                with pytest.raises(InvalidArgs, match=re.escape(refused.message)):
+                    each.submit(request_)
+            assert workers.workers() == ()
 
 
 def test_many_at_once_compile_a_module_once(executor, monkeypatch):

@@ -9,22 +9,18 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Final
 
-import msgspec
-
-from tensorwasm.errors import DeviceLost, GuestError, InvalidArgs, TensorWasmError
+from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
-from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Invoke, Output, encode
+from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Invoke, Output
 from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
 from tensorwasm.values import MIB, Deadline
 
 OVERDUE_S: Final = 60.0
 """What a worker gets past a request's time to answer it; then it is taken to hang."""
 
-_STREAM_BYTES: Final = 64 * MIB
-_HEADER_BYTES: Final = 5
-_READER: Final = msgspec.msgpack.Decoder(Invoke)
+_CHUNKS_BYTES: Final = 64 * MIB
 
 
 class Flight:
@@ -54,7 +50,7 @@ class Flight:
         self._left_bytes = {
             "stdout": request.limits.output_bytes,
             "stderr": request.limits.output_bytes,
-            "chunk": _STREAM_BYTES,
+            "chunk": _CHUNKS_BYTES,
         }
         self._written = {"stdout": bytearray(), "stderr": bytearray()}
         self._chunks: list[bytes] = []
@@ -190,23 +186,3 @@ def make_invoke(
         gpu_bytes=request.gpu_bytes,
         stream=stream,
     )
-
-
-def check_request(request: Request) -> None:
-    """See that a worker can be told a request: a worker takes a frame it cannot read for the end of the conversation.
-
-    Raises:
-        InvalidArgs: a field is of another type or out of range; says which.
-    """
-    for name in ("module", "stdin", "input"):
-        if not isinstance(getattr(request, name), bytes):
-            raise InvalidArgs(f"{name} is bytes, not {type(getattr(request, name)).__name__}")
-    if len(request.module) > request.limits.module_bytes:
-        raise InvalidArgs(f"the module has {len(request.module)} bytes, more than {request.limits.module_bytes}")
-    if max(len(request.stdin), len(request.input)) > _STREAM_BYTES:
-        raise InvalidArgs(f"standard input and input have at most {_STREAM_BYTES} bytes each")
-    try:
-        frame = make_invoke(request, 1, 1, 1, 1, request.deadline_s, stream=False)
-        _READER.decode(encode(frame)[_HEADER_BYTES:])
-    except (BrokenFrame, msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise InvalidArgs(f"the request cannot be sent to a worker: {str(error)[:200]}") from None

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tensorwasm.runtime.request import Argument
+from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 
 PROTOCOL: Final = 1
@@ -30,15 +30,14 @@ PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
 _HEADER: Final = struct.Struct(">BI")
-_INT64: Final = (1 << 63) - 1
 
-Identity = Annotated[int, Meta(ge=1, le=_INT64)]
-Count = Annotated[int, Meta(ge=0, le=_INT64)]
+Identity = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Number = int | float
 Word = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
-Name = Annotated[str, Meta(max_length=64 << 10)]
-Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
+Tenant = Annotated[str, Meta(max_length=64, pattern=rf"^{TENANT_PATTERN}\Z")]
 Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES)]
 OutputName = Literal["stdout", "stderr", "chunk"]
 
@@ -271,7 +270,7 @@ TO_WORKER: Final = _table(
     (2, Blob, _SMALL),
     (3, BlobPart, _OF_A_PART),
     (4, Forget, _SMALL),
-    (5, Invoke, 4 << 20),
+    (5, Invoke, TEXT_BYTES + _SMALL),
     (6, Cancel, _SMALL),
     (7, Stop, _SMALL),
 )

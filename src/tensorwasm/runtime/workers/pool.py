@@ -13,10 +13,10 @@ from typing import Final, Literal, Self
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.mps import find_daemon
 from tensorwasm.runtime.executor import Census, ExecutorStatistics
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.ticket import Listener, Ticket
 from tensorwasm.runtime.workers.devices import list_devices
-from tensorwasm.runtime.workers.flight import Flight, check_request
+from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.placement import Isolation, Load, Refuse, Start, choose
 from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
 
