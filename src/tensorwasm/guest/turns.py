@@ -62,6 +62,8 @@ class Turns:
         wait, task.turn = task.turn, None
         if wait is not None:
             wait.line.abandon()
+        if task.limit_ns is not None:
+            self._timers.count_stale()
 
     def _arrive(self, task: Task, wait: Turn) -> None:
         if task.turn is wait:  # and not another one, since it gave this one up as its turn came

@@ -586,6 +586,17 @@ def test_stale_timers_are_swept_out(code, engine, job, monkeypatch):
     reactor.close()
 
 
+def test_stale_timers_of_guests_that_stood_in_line_are_swept_out(code, engine, job, monkeypatch):
+    monkeypatch.setattr(timers, "MAX_STALE", 8)
+    reactor, line = Reactor(code), FakeLine(until=Deadline.after(60))
+    for _ in range(100):
+        ((one, _),) = lined_up(reactor, job, line, ("go", 1))
+        line.call_next()
+        assert outcome(one) == [3]
+    assert len(reactor._timers) < 40
+    reactor.close()
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
