@@ -128,7 +128,11 @@ class Rig:
         self.start("mix", stream, struct.pack("<Q", to), struct.pack("<Q", source), struct.pack("<I", factor))
 
     def hold(self, stream, flag: int) -> None:
-        """Keep a stream busy until the word at a host address is not 0, at most for 20 s."""
+        """Keep a stream busy until the word at a host address is not 0, or the test has failed.
+
+        Kernels of a GPU have no other end, and a driver unregisters no page while one runs.
+        """
+        self._stack.callback(ctypes.memset, flag, 1, 1)
         self.start("await", stream, struct.pack("<Q", flag), deadline=Deadline.after(20))
 
     def start(self, entry: str, stream, *args: bytes, deadline: Deadline = NEVER) -> None:

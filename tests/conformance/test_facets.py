@@ -104,6 +104,12 @@ def test_a_stream_that_waits_for_the_host_has_not_ended(device, rig):
     assert rig.look(address) == [3]
 
 
+def test_a_stream_that_is_still_held_goes_on_at_the_end(device):
+    with Rig(device) as rig:
+        _, flag = rig.host()
+        rig.hold(rig.stream(), flag)
+
+
 # ------------------------------------------------------------------------------------------------------- events
 
 

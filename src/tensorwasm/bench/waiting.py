@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +62,7 @@ class Gate:
         self._opened.set()
 
     def close(self) -> None:
-        """Release what it holds on the device."""
+        """Open it, and release what it holds on the device."""
         self.open()
         self._device.synchronize(self._stream, Deadline.after(PATIENCE_S))
         self._device.events.close_event(self.event)
@@ -133,12 +134,13 @@ def measure_waiting(choice: str, guests: int = GUESTS, patience_s: float = PATIE
     Args:
         choice: of the device, as in `Runtime`.
         guests: how many.
-        patience_s: longest that all may take to come to their wait; then those that have are counted, and let go.
+        patience_s: longest that all may take to come to their wait; then those that have are counted, and let go. And
+            longest that each of them may then take to end.
 
     Raises:
         InternalError: there are no fibers here.
     """
-    limits = Limits(wall_s=4 * PATIENCE_S)
+    limits = Limits(wall_s=4 * patience_s)
     with Runtime(choice, limits=limits, slots=guests) as runtime:
         host = GatedHost(runtime)
         figures = _measure(runtime, host, guests, patience_s)
@@ -151,21 +153,21 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
     plain = runtime.load(wasm, "waiting")
     function = Function(host, "waiting", wasm, plain.form(Form()))
     # What is made once is made before: code, threads, and the memory of the device that all buffers are cut from.
-    plain.submit("wait", (0,), grants=("cuda",)).result(PATIENCE_S)
-    function.submit("wait", (0,), grants=("cuda",)).result(PATIENCE_S)
-    gate = host.close_gate()
-    gc.collect()
-    before = _resident_bytes()
-    started = time.perf_counter()
-    futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
-    waiting = _await(lambda: runtime.background.statistics().waiting, guests, patience_s)
-    suspended_s = time.perf_counter() - started
-    each = (_resident_bytes() - before) / max(1, waiting)
-    opened = time.perf_counter()
-    gate.open()
-    right = sum(future.result(PATIENCE_S).values == (number + 1,) for number, future in enumerate(futures))
-    resumed_s = time.perf_counter() - opened
-    gate.close()
+    plain.submit("wait", (0,), grants=("cuda",)).result(patience_s)
+    function.submit("wait", (0,), grants=("cuda",)).result(patience_s)
+    # Opened whatever happens: behind a closed gate nothing ends, and a driver lets nobody load, pin or free memory.
+    with closing(host.close_gate()) as gate:
+        gc.collect()
+        before = _resident_bytes()
+        started = time.perf_counter()
+        futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
+        waiting = _await(lambda: runtime.background.statistics().waiting, guests, patience_s)
+        suspended_s = time.perf_counter() - started
+        each = (_resident_bytes() - before) / max(1, waiting)
+        opened = time.perf_counter()
+        gate.open()
+        right = sum(future.result(patience_s).values == (number + 1,) for number, future in enumerate(futures))
+        resumed_s = time.perf_counter() - opened
     return (
         Figure("guests that wait for the device at once", "", waiting, 0.0, 1, bar=guests, sense="at least"),
         Figure("resident memory of each", "KiB", each / _KIB, 0.0, 1, bar=RESIDENT_BAR_KIB),
