@@ -206,6 +206,8 @@ def test_an_endless_kernel_ends_with_its_deadline_and_so_does_the_process():
 started = time.monotonic()
 expect(InvokeTimeout, lambda: run(sys.argv[1], "poll", Deadline.after(0.5)))
 assert 0.5 <= time.monotonic() - started < 5
+device.free(device.allocate(8))
+expect(InvokeTimeout, lambda: device.synchronize(stream, Deadline.after(1)))
 expect(DeviceLost, lambda: device.allocate(8))
 device.close()
 assert time.monotonic() - started < 5
