@@ -38,4 +38,4 @@ def test_the_command_exits_at_its_deadline(choice, request, tmp_path):
     assert done.returncode == InvokeTimeout.exit_code, done.stderr
     assert b"invoke_timeout" in done.stderr
     assert b"Traceback" not in done.stderr
-    assert 5 < time.monotonic() - start < 12
+    assert 5 < time.monotonic() - start < 30
