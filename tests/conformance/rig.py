@@ -132,6 +132,7 @@ class Rig:
 
         Kernels of a GPU have no other end, and a driver unregisters no page while one runs.
         """
+        self._stack.callback(self.drain, stream)
         self._stack.callback(ctypes.memset, flag, 1, 1)
         self.start("await", stream, struct.pack("<Q", flag), deadline=Deadline.after(20))
 
