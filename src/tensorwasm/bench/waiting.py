@@ -161,7 +161,7 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
         before = _resident_bytes()
         started = time.perf_counter()
         futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
-        waiting = _await(lambda: runtime.background.statistics().waiting, guests, patience_s)
+        waiting = _await(lambda: _waiting(runtime.background), guests, patience_s)
         suspended_s = time.perf_counter() - started
         each = (_resident_bytes() - before) / max(1, waiting)
         opened = time.perf_counter()
@@ -175,6 +175,12 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
         Figure("from the first submitted to the last waiting", "s", suspended_s, 0.0, 1),
         Figure("from the work's end to the last result", "s", resumed_s, 0.0, 1),
     )
+
+
+def _waiting(background: Background) -> int:
+    """Return how many wait for the device or for their turn on it, and for nothing else."""
+    seen = background.statistics()
+    return seen.on_device + seen.in_line
 
 
 def _await(count: Callable[[], int], wanted: int, patience_s: float) -> int:
