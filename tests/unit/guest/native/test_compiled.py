@@ -13,27 +13,52 @@ import pytest
 from tensorwasm.gpu import pad
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
-from tensorwasm.guest.native import compiled, layout
+from tensorwasm.guest.native import compiled, layout, python, visits, waiting
 from tensorwasm.guest.native.arguments import value_bytes
 
 FLOATS = re.compile(r"\b(float|double|half)\b|\bf(add|sub|mul|div|cmp)\b")
+
+
+PASSAGE = (python.twin_in_python, python.finish_in_python, python.on_epoch)
+FUNCTIONS = {
+    **{name: (source.function,) for name, source in compiled.SOURCES.items()},
+    **{function.__name__: (function,) for function in PASSAGE},
+    **waiting._SIGNATURES,
+    "visit": (visits.visit, visits._SIGNATURE),
+}
+"""Everything that is compiled: a function, and its signature unless that is a host function's."""
 
 
 @pytest.fixture(scope="module")
 def code() -> dict[str, str]:
     """Return the LLVM code of each function, compiled anew: cached functions have none."""
     return {
-        name: compiled.compile_function(source.function, None).inspect_llvm()
-        for name, source in compiled.SOURCES.items()
+        name: compiled.compile_function(function, None, *signature).inspect_llvm()
+        for name, (function, *signature) in FUNCTIONS.items()
     }
 
 
-@pytest.mark.parametrize("name", compiled.SOURCES)
+def test_every_function_that_is_compiled_is_looked_at(monkeypatch):
+    seen = []
+    for module in (compiled, visits, waiting):
+        monkeypatch.setattr(module, "compile_function", lambda function, *_: seen.append(function) or Compiled())
+    compiled.make_entries()
+    compiled.make_passage()
+    visits.make_visit()
+    waiting.make_code()
+    assert {function for function, *_ in FUNCTIONS.values()} == set(seen)
+
+
+class Compiled:
+    address = 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_number_goes_through_a_float(code, name):
     assert not FLOATS.search(code[name])
 
 
-@pytest.mark.parametrize("name", compiled.SOURCES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_nothing_can_raise(code, name):
     """An exception is a status that is not 0; Numba's wrapper would print it and answer 0, which is success."""
     bodies = re.findall(r"^define [^\n]* i32 @_ZN[^\n]*\{\n(.*?)^\}", code[name], re.MULTILINE | re.DOTALL)
@@ -43,7 +68,7 @@ def test_nothing_can_raise(code, name):
         assert "%excinfo" not in body
 
 
-@pytest.mark.parametrize("name", compiled.SOURCES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_address_of_this_process_is_a_constant(code, name):
     constants = {int(number) for number in re.findall(r"\bi64 (-?\d+)\b", code[name])}
     assert not [number for number in constants if (1 << 40) < number < (1 << 48)]

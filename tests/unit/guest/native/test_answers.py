@@ -1,0 +1,214 @@
+"""Compiled host functions called by their address, as wasmtime calls them: what is in the answer's place, and when."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
+from tensorwasm.gpu.pad import OfferRow, PadLayout, Scratch
+from tensorwasm.guest.imports.abi import Code, YieldVerdict
+from tensorwasm.guest.imports.argv import Number, encode_argv
+from tensorwasm.guest.native.environment import Environment
+from tensorwasm.values import KernelParam, KernelSignature
+
+numba = pytest.importorskip("numba")
+
+from tensorwasm.guest.native import compiled  # noqa: E402 - it imports Numba
+
+KERNEL, BUFFER, GRAPH, OFFERED = 65, 1, 3, 7
+TEXT_AT, ENTRY_AT, TEXT, ENTRY = 1024, 2048, b".version 7.0", b"main"
+FAULT = 700
+FAILED = Code.INTERNAL
+_u64, _i64, _at = ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p
+_HOST = ctypes.CFUNCTYPE(_u64, _u64, _u64, _u64, _u64)
+
+
+class Watched(CallbackDriver):
+    """A driver that looks at the answer's place whenever it is called."""
+
+    look: Callable[[], None] = staticmethod(lambda: None)
+
+    def _answer(self, name: str, call: object) -> int:
+        self.look()
+        return super()._answer(name, call)
+
+    def _stream_query(self, stream: int) -> int:
+        self.look()
+        return super()._stream_query(stream)
+
+    def _context_current(self, into: int) -> int:
+        self.look()
+        return super()._context_current(into)
+
+
+@dataclass
+class Caller:
+    """What wasmtime and the C library are to a compiled host function; each look at the answer is kept.
+
+    Attributes:
+        remember: called when the function asks where the guest's memory is.
+        seen: what was in the answer's place whenever something was called.
+        twins: times that Python was asked for all of it.
+    """
+
+    remember: Callable[[], None] = lambda: None
+    seen: list[int] = field(default_factory=list)
+    twins: int = 0
+
+    def __post_init__(self) -> None:
+        self.cells = (_i64 * 32)()
+        self.scratch = Scratch()
+        self.memory = ctypes.create_string_buffer(1 << 16)
+        self.memory_at, self.memory_bytes = ctypes.addressof(self.memory), len(self.memory)
+        self.pad = PadLayout()
+        self.driver = Watched()
+        self.hand = HandPad(self.pad, self.driver)
+        self.driver.look = self.look
+        self.pad.scratch = ctypes.addressof(self.scratch)
+        self.pad.memory[0] = 1
+        self.pad.deadline_ns = 1 << 62
+        self._kept = {
+            "twin": _HOST(self._twin),
+            "finish": _HOST(self._finish),
+            "caller_context": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(1)),
+            "context_get_data": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(ctypes.addressof(self.pad))),
+            "memory_data": ctypes.CFUNCTYPE(_u64, _u64, _u64)(self._memory_data),
+            "memory_data_size": ctypes.CFUNCTYPE(_u64, _u64, _u64)(lambda *_: self.memory_bytes),
+            "clock_gettime": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, _at)(self._clock),
+            "compare": ctypes.CFUNCTYPE(ctypes.c_int, _u64, _u64, _u64)(self._compare),
+        }
+        addresses = {name: ctypes.cast(each, _at).value for name, each in self._kept.items()}
+        self.environment = Environment(**addresses, spin_ns=1000, copy_spin_ns=1000)
+
+    def call(self, address: int, *params: int) -> int:
+        """Call a host function; return what it answers."""
+        for index, value in enumerate(params):
+            self.cells[2 * index] = value
+        self.seen.clear()
+        trap = _HOST(address)(ctypes.addressof(self.environment), 0, ctypes.addressof(self.cells), len(params))
+        assert trap == 0
+        return self.cells[0]
+
+    def look(self) -> None:
+        self.seen.append(self.cells[0])
+
+    def reach(self) -> None:
+        self.pad.reach_at, self.pad.reach_bytes = self.memory_at, self.memory_bytes
+
+    def put_offer(self) -> None:
+        ctypes.memmove(self.memory_at + TEXT_AT, TEXT, len(TEXT))
+        ctypes.memmove(self.memory_at + ENTRY_AT, ENTRY, len(ENTRY))
+        text, entry = self.memory_at + TEXT_AT, self.memory_at + ENTRY_AT
+        self.pad.offers[0] = OfferRow(text, len(TEXT), entry, len(ENTRY), 0xBEEF)
+        self.pad.next_kernel, self.pad.budget = OFFERED, 1
+
+    def _returning(self, value: int) -> Callable[[int], int]:
+        def answer(_argument: int) -> int:
+            self.look()
+            return value
+
+        return answer
+
+    def _memory_data(self, _context: int, _memory: int) -> int:
+        self.look()
+        self.remember()
+        return self.memory_at
+
+    def _clock(self, _clock: int, at: int) -> int:
+        self.look()
+        (_u64 * 2).from_address(at)[:] = [len(self.seen), 0]
+        return 0
+
+    def _compare(self, first: int, second: int, size_bytes: int) -> int:
+        self.look()
+        return int(ctypes.string_at(first, size_bytes) != ctypes.string_at(second, size_bytes))
+
+    def _twin(self, _env: int, _caller: int, _cells: int, _count: int) -> int:
+        self.twins += 1
+        return 0
+
+    def _finish(self, _env: int, _caller: int, _cells: int, _count: int) -> int:
+        """Wait, and do not come to an answer."""
+        return 0
+
+
+@pytest.fixture(scope="module")
+def addresses() -> dict[str, int]:
+    folder = compiled.open_cache()
+    return {
+        name: compiled.compile_function(source.function, folder).address for name, source in compiled.SOURCES.items()
+    }
+
+
+def put_kernel(caller: Caller, params: int = 0) -> None:
+    signature = KernelSignature("k", (KernelParam("n", 8, 8),) * params)
+    caller.hand.put_kernel(KERNEL, signature, kernel_of())
+
+
+def put_busy(caller: Caller) -> None:
+    caller.hand.put_stream(0, OWN_STREAM, pending=1)
+
+
+def put_buffer(caller: Caller) -> None:
+    caller.hand.put_buffer(BUFFER, 1 << 40, 64)
+    caller.reach()
+
+
+ONES = (1,) * 6
+CALLS = {
+    "wasi_cuda_load_ptx": (Caller.put_offer, (TEXT_AT, len(TEXT), ENTRY_AT, len(ENTRY)), OFFERED),
+    "wasi_cuda_launch": (put_kernel, (KERNEL, *ONES, 0, 0, 0), 0),
+    "wasi_cuda_launch_async": (put_kernel, (KERNEL, *ONES, 0, 0, 0, 0), 0),
+    "wasi_cuda_graph_launch": (lambda caller: caller.hand.put_graph(GRAPH, 0x6A, 1), (GRAPH, 0), 0),
+    "wasi_cuda_sync": (put_busy, (), 0),
+    "wasi_cuda_stream_sync": (put_busy, (0,), 0),
+    "wasi_cuda_memcpy_h2d": (put_buffer, (BUFFER, 0, 8, 8), 0),
+    "wasi_cuda_memcpy_d2h": (put_buffer, (8, BUFFER, 0, 8), 0),
+    "yield": (lambda _: None, (), YieldVerdict.CONTINUE),
+    "deadline-remaining-ms": (lambda _: None, (), (1 << 32) - 2),
+}
+"""How each function comes to a good answer: what it needs, with what it is called, and the answer."""
+PRESET = {"yield": YieldVerdict.STOP, "deadline-remaining-ms": 0}
+"""What says to a guest that nothing was done, or that there is no time left."""
+
+
+@pytest.mark.parametrize("name", compiled.SOURCES)
+def test_until_all_is_done_the_answer_is_a_failure(addresses, name):
+    put, params, answer = CALLS[name]
+    caller = Caller()
+    put(caller)
+    assert caller.call(addresses[name], *params) % (1 << 32) == answer
+    assert caller.twins == 0
+    low = {seen % (1 << 32) for seen in caller.seen}
+    assert low == {PRESET.get(name, FAILED) % (1 << 32)}
+
+
+@pytest.mark.parametrize("name", [name for name, source in compiled.SOURCES.items() if source.starts])
+def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, name):
+    put, params, _ = CALLS[name]
+    caller = Caller()
+    put(caller)
+    caller.driver.results["stream_query"] = FAULT
+    assert caller.call(addresses[name], *params) % (1 << 32) == FAILED % (1 << 32)
+    assert (caller.twins, len(caller.driver.calls)) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["wasi_cuda_launch", "wasi_cuda_launch_async"])
+def test_memory_that_changes_after_the_records_were_copied_changes_nothing(addresses, name):
+    """The guest's memory lies where the function itself writes the values: whatever it reads there again is another."""
+    caller, numbers = Caller(), [struct.pack("<Q", 0x0101_0101_0101_0101 * (index + 3)) for index in range(16)]
+    put_kernel(caller, params=len(numbers))
+    argv = encode_argv([Number("u64", number) for number in numbers])
+    ahead = len(argv) // len(numbers)
+    caller.memory_at, caller.memory_bytes = ctypes.addressof(caller.scratch.values) - ahead, len(argv)
+    caller.remember = lambda: ctypes.memmove(caller.memory_at, argv, len(argv))
+    assert caller.call(addresses[name], KERNEL, *ONES, 0, 0, len(argv), 0) == 0
+    assert ctypes.string_at(caller.memory_at, len(argv)) != argv
+    (started,) = caller.driver.calls
+    assert isinstance(started, Started)
+    assert started.values == tuple(numbers)
