@@ -107,10 +107,10 @@ def test_other_threads_run_while_one_waits(gpu, flag, poll, stream):
 
 
 def test_waits_on_different_streams_do_not_hold_each_other_up(gpu, flag, poll, stream):
+    other = gpu.open_stream()  # before: a driver may make none while a kernel runs
     poll()
     waiter = threading.Thread(target=gpu.synchronize, args=(stream, NONE))
     waiter.start()
-    other = gpu.open_stream()
     gpu.synchronize(other, Deadline.after(30))
     assert waiter.is_alive()
     flag.value = 1
@@ -119,8 +119,8 @@ def test_waits_on_different_streams_do_not_hold_each_other_up(gpu, flag, poll, s
 
 
 def test_new_memory_is_usable_while_another_stream_is_busy(gpu, flag, poll, stream):
-    poll()
     other = gpu.open_stream()
+    poll()
     address = gpu.allocate(1 << 16)
     into = bytearray(1 << 16)
     gpu.read(address, memoryview(into), other)
