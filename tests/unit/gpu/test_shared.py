@@ -425,6 +425,22 @@ def test_streams_of_a_session_that_failed_serve_nobody(world):
     assert not world.device.streams
 
 
+def test_a_slot_that_lost_work_may_still_write_to_serves_nobody():
+    world = World()
+    session = world.open("staged")
+    world.fill(session, session.load(FILL, "fill", NEVER), 0, 1)
+    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+    world.device.failures["synchronize"] = DeviceLost("gone")
+    session.close()
+    others = [world.open("staged") for _ in range(STAGE_SLOTS - 1)]
+    for other in others:
+        world.fill(other, other.load(FILL, "fill", NEVER), 0, 1)
+    with world.open("staged") as late, pytest.raises(CapacityExhausted):
+        world.fill(late, late.load(FILL, "fill", NEVER), 0, 1)
+    for other in others:
+        other.close()
+
+
 def test_a_tenant_has_to_be_registered(world):
     with pytest.raises(InvalidArgs):
         world.shared.open_session("nobody")

@@ -184,6 +184,15 @@ def test_the_last_error_is_the_guests_own(function):
     assert function.invoke("err", **GPU).gpu.kernels_launched == 0
 
 
+def test_no_tenant_comes_where_another_has_been(function, runtime):
+    for tenant in ("ann", "bob"):
+        runtime.accounts.register(tenant, 1 << 20)
+    for tenant in ("ann", "bob", "ann"):
+        assert function.invoke("fill", tenant=tenant, **GPU).values == (42,)
+    assert len({id(stay.session) for stay in idle(function)}) == 2
+    assert sorted(stay.session._tenancy.tenant for stay in idle(function)) == ["ann", "bob"]
+
+
 def test_without_the_grant_a_guest_has_no_gpu(function):
     assert function.invoke("kernel").values[0] < 0
     assert function.invoke("fill").values == (0,)

@@ -254,6 +254,16 @@ def test_a_guest_without_memory_has_no_windows(guest):
     assert guest.session.calls == []
 
 
+def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them():
+    session = FakeSession()
+    call = FakeCall(services={"cuda": CudaService(session)})
+    call.memory.write(0, b"text" + b"name")
+    BODIES["wasi_cuda_load_ptx"].body(call, 0, 4, 4, 4)
+    call.memory.write(0, b"\xff" * 8)
+    assert session.calls == [("load", b"text", "name", call.deadline)]
+    assert type(session.calls[0][1]) is bytes
+
+
 def test_argument_records_are_copied_and_resolved_late(guest):
     argv = encode_argv([Window(16, 4), BufferOffset(2, 8), Number("u32", struct.pack("<I", 9))])
     guest.call.memory.write(256, argv)

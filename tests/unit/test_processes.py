@@ -1,0 +1,32 @@
+"""How the package starts processes: spawned, never forked, with nothing run in between."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tensorwasm
+
+FORBIDDEN = {"fork", "forkpty", "preexec_fn", "multiprocessing", "ProcessPoolExecutor"}
+FILES = sorted(Path(tensorwasm.__file__).parent.rglob("*.py"))
+
+
+def words(tree):
+    """Yield every name, attribute, keyword and module that a file uses."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.keyword(arg=str(word)) | ast.alias(name=word):
+                yield from word.split(".")
+            case ast.ImportFrom(module=str(word)):
+                yield from word.split(".")
+
+
+@pytest.mark.parametrize("text", ["os.fork()", "run([], preexec_fn=f)", "from multiprocessing import Process"])
+def test_what_is_looked_for_is_seen(text):
+    assert FORBIDDEN & set(words(ast.parse(text)))
+
+
+def test_no_process_is_forked():
+    assert len(FILES) > 100
+    found = {(path.name, word) for path in FILES for word in FORBIDDEN & set(words(ast.parse(path.read_text())))}
+    assert found == set()
