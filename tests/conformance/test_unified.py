@@ -13,6 +13,7 @@ from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.gpu.facets import Advice
 from tensorwasm.gpu.memory import BufferPool, UnifiedBuffer
 from tensorwasm.gpu.memory.backings import KINDS
+from tensorwasm.gpu.probe import open_device
 from tensorwasm.gpu.quota import Ledger
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig, Region
@@ -183,13 +184,17 @@ def test_the_host_does_not_reach_device_memory(device):
         buffer.as_memoryview()
 
 
-def test_the_emulator_refuses_kernels_what_is_not_usable_yet(device, add, growing):
-    if device.info.kind != "emulator" or growing == "managed":
-        pytest.skip("hardware finds out by a fault")
-    with UnifiedBuffer.allocate(device, 4096, growing, capacity_bytes=MIB) as buffer:
+@pytest.mark.parametrize("kind", sorted({*GROWING} - {"managed"}))  # all of which is usable from the start
+def test_the_emulator_refuses_kernels_what_is_not_usable_yet(kind):
+    """Hardware finds out by a fault."""
+    device, _ = open_device("emulator")
+    stream, loaded = device.open_stream(), device.load(parse(VECTOR_ADD), NEVER)
+    with UnifiedBuffer.allocate(device, 4096, kind, capacity_bytes=MIB) as buffer:
         beyond = Region(buffer.address, MIB, host=True)
+        args = [buffer.address.to_bytes(8, "little")] * 3 + [struct.pack("<I", 10)]
         with pytest.raises(LaunchRefused):
-            add(beyond, beyond, beyond, 10)
+            device.launch(loaded, "vector_add", LaunchConfig((1, 1, 1), (256, 1, 1)), args, [beyond], stream, NEVER)
+    device.close()
 
 
 def test_kernels_use_slices_of_a_pool(device, kind, add):
