@@ -87,10 +87,10 @@ def spray(device, memory, skipped_bytes, size_bytes):
     """Have a guest's kernel write garbage, its window being all of the memory; return whether it could."""
     config = LaunchConfig((size_bytes // 1024, 1, 1), (256, 1, 1))
     with Session(device, memory_kind="managed") as session:
-        kernel = session.load(SPRAY, "spray", Deadline.after(60))
+        kernel = session.kernels.load(SPRAY, "spray", Deadline.after(60))
         arguments = (window(memory), word(skipped_bytes // 4), word(GARBAGE))
         try:
-            session.launch(kernel, config, lambda: arguments, memory.region, Deadline.after(60))
+            session.kernels.launch(kernel, config, lambda: arguments, memory.region, Deadline.after(60))
         except KernelFault:
             return False
         return True
@@ -143,25 +143,25 @@ def test_host_and_kernels_take_turns_on_large_windows(device):
         Session(device, memory_kind="managed") as session,
     ):
         words = (ctypes.c_uint32 * (size // 4)).from_address(memory.address)
-        kernel = session.load(AFFINE, "affine", Deadline.after(60))
-        second = session.open_stream()
+        kernel = session.kernels.load(AFFINE, "affine", Deadline.after(60))
+        second = session.streams.open()
 
         def affine(start, offset, **more):
             arguments = (window(memory, offset, size - offset), word(3), word(1))
             start(kernel, ONE, lambda: arguments, memory.region, Deadline.after(60), **more)
 
-        session.begin_graph(0)
-        affine(session.submit, 0)
-        graph = session.end_graph(0)
+        session.graphs.begin(0)
+        affine(session.kernels.submit, 0)
+        graph = session.graphs.end(0)
         for turn in range(5):
             words[0], words[1] = turn, 10 * turn
-            affine(session.launch, 0)
+            affine(session.kernels.launch, 0)
             assert words[0] == 3 * turn + 1
-            affine(session.submit, 4, stream=second)
-            session.replay(graph, memory.region, Deadline.after(60))
-            session.synchronize(Deadline.after(60))
+            affine(session.kernels.submit, 4, stream=second)
+            session.graphs.replay(graph, memory.region, Deadline.after(60))
+            session.streams.synchronize(Deadline.after(60))
             assert (words[0], words[1], words[2]) == (3 * (3 * turn + 1) + 1, 30 * turn + 1, 0)
-        session.close_graph(graph, Deadline.after(60))
+        session.graphs.close(graph, Deadline.after(60))
         del words
 
 

@@ -80,7 +80,7 @@ def test_a_damaged_variant_spoils_the_text_wherever_it_stands(device):
 
 def test_another_architecture_can_be_asked_for(device):
     with Session(device, architecture=(7, 0)) as session:
-        kernel = session.load((OLD + NEWER).encode(), "which", Deadline())
+        kernel = session.kernels.load((OLD + NEWER).encode(), "which", Deadline())
         assert kernel > 0
         with pytest.raises(UnsupportedPtx, match="sm_70"):
-            session.load(NEWER.encode(), "which", Deadline())
+            session.kernels.load(NEWER.encode(), "which", Deadline())

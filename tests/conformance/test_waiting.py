@@ -66,20 +66,20 @@ def test_sixty_four_guests_wait_at_once_and_all_are_right(choice):
 def test_a_call_comes_once_and_not_before_the_work_is_over(device):
     bell = Bell()
     with Session(device) as session:
-        assert session.notify(0, bell.address, 1) is False
-        session.allocate(64)
-        session.synchronize(Deadline.after(SOON_S))
+        assert session.streams.notify(0, bell.address, 1) is False
+        session.buffers.allocate(64)
+        session.streams.synchronize(Deadline.after(SOON_S))
         # Only now: behind a closed gate a driver may make no stream, and have no queue left for memory.
         with closing(Gate(device)) as gate:
             gate.hold(session._work.find(0).stream)
-            session.allocate(64)
-            assert session.notify(0, bell.address, 2)
-            assert not session.ended(0)
+            session.buffers.allocate(64)
+            assert session.streams.notify(0, bell.address, 2)
+            assert not session.streams.ended(0)
             assert bell.rung == []
             gate.open()
             bell.await_ring(2)
-            session.synchronize(Deadline.after(SOON_S))
-        assert session.notify(0, bell.address, 3) is False
+            session.streams.synchronize(Deadline.after(SOON_S))
+        assert session.streams.notify(0, bell.address, 3) is False
     assert bell.rung == [2]
 
 
@@ -87,17 +87,18 @@ def test_an_event_is_told_whatever_comes_behind_it_in_its_stream(device):
     """A kernel comes behind it, and not a gate: a driver makes its calls one after the other."""
     bell = Bell()
     with Session(device) as session, Rig(device) as rig:
-        event = session.open_event()
-        assert session.notify_event(event, bell.address, 1) is False
-        session.close_stream(session.open_stream(), NEVER)  # there is one to spare, which a busy driver might not make
+        event = session.events.open()
+        assert session.events.notify(event, bell.address, 1) is False
+        # There is one to spare, which a busy driver might not make.
+        session.streams.close(session.streams.open(), NEVER)
         block, flag = rig.host()
-        session.allocate(64)
-        session.record(event, 0)
+        session.buffers.allocate(64)
+        session.events.record(event, 0)
         rig.hold(session._work.find(0).stream, flag)
-        if session.notify_event(event, bell.address, 2):  # the work before it may be over by now
+        if session.events.notify(event, bell.address, 2):  # the work before it may be over by now
             bell.await_ring(2)
-        session.synchronize_event(event, Deadline.after(SOON_S))
-        assert not session.ended(0)
+        session.events.synchronize(event, Deadline.after(SOON_S))
+        assert not session.streams.ended(0)
         block[:4] = b"\1\0\0\0"
-        session.synchronize(Deadline.after(SOON_S))
+        session.streams.synchronize(Deadline.after(SOON_S))
     assert bell.rung in ([], [2])

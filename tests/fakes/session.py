@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fakes.device import INFO
 from tensorwasm.gpu.launch import Argument, HostWindow
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
 
+_Note = Callable[..., Any]
 
-@dataclass
+
 class FakeSession:
     """Implements what the bodies of ``wasi:cuda`` ask of a `Session`.
 
     Attributes:
-        calls: method and arguments of every call, in order; arguments of a launch as they resolved.
+        calls: part and method, and arguments of every call, in order; arguments of a launch as they resolved.
         refusals: error that the next call of that method raises, once.
         answers: what a method returns.
         failure: what poisoned the session.
         info: what the device is.
     """
 
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-    refusals: dict[str, BaseException] = field(default_factory=dict)
-    answers: dict[str, Any] = field(default_factory=dict)
-    failure: BaseException | None = None
-    info: DeviceInfo = INFO
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.refusals: dict[str, BaseException] = {}
+        self.answers: dict[str, Any] = {}
+        self.failure: BaseException | None = None
+        self.info: DeviceInfo = INFO
+        self.buffers = FakeBuffers(self._note)
+        self.kernels = FakeKernels(self._note)
+        self.streams = FakeStreams(self._note)
+        self.events = FakeEvents(self._note)
+        self.graphs = FakeGraphs(self._note)
 
     def _note(self, name: str, *arguments: Any) -> Any:
         self.calls.append((name, *arguments))
@@ -35,11 +41,16 @@ class FakeSession:
             raise error
         return self.answers.get(name)
 
+
+class FakeBuffers:
+    def __init__(self, note: _Note) -> None:
+        self._note = note
+
     def allocate(self, size_bytes: int) -> int:
-        return self._note("allocate", size_bytes)
+        return self._note("buffers.allocate", size_bytes)
 
     def free(self, handle: int, deadline: Deadline) -> None:
-        self._note("free", handle, deadline)
+        self._note("buffers.free", handle, deadline)
 
     def write(
         self,
@@ -49,7 +60,7 @@ class FakeSession:
         offset_bytes: int = 0,
         memory: Region | None = None,
     ) -> None:
-        self._note("write", handle, data, deadline, offset_bytes, memory)
+        self._note("buffers.write", handle, data, deadline, offset_bytes, memory)
 
     def read(
         self,
@@ -59,13 +70,28 @@ class FakeSession:
         offset_bytes: int = 0,
         memory: Region | None = None,
     ) -> None:
-        self._note("read", handle, into, deadline, offset_bytes, memory)
+        self._note("buffers.read", handle, into, deadline, offset_bytes, memory)
+
+    def copy_in(
+        self, handle: int, offset_bytes: int, window: HostWindow, memory: Region, deadline: Deadline, stream: int = 0
+    ) -> None:
+        self._note("buffers.copy_in", handle, offset_bytes, window, memory, deadline, stream)
+
+    def copy_out(
+        self, window: HostWindow, memory: Region, handle: int, offset_bytes: int, deadline: Deadline, stream: int = 0
+    ) -> None:
+        self._note("buffers.copy_out", window, memory, handle, offset_bytes, deadline, stream)
+
+
+class FakeKernels:
+    def __init__(self, note: _Note) -> None:
+        self._note = note
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
-        return self._note("load", text, entry, deadline)
+        return self._note("kernels.load", text, entry, deadline)
 
     def unload(self, kernel_id: int, deadline: Deadline) -> None:
-        self._note("unload", kernel_id, deadline)
+        self._note("kernels.unload", kernel_id, deadline)
 
     def launch(
         self,
@@ -75,7 +101,7 @@ class FakeSession:
         memory: Region | None,
         deadline: Deadline,
     ) -> None:
-        self._note("launch", kernel_id, config, arguments(), memory, deadline)
+        self._note("kernels.launch", kernel_id, config, arguments(), memory, deadline)
 
     def submit(
         self,
@@ -86,56 +112,61 @@ class FakeSession:
         deadline: Deadline,
         stream: int = 0,
     ) -> None:
-        self._note("submit", kernel_id, config, arguments(), memory, deadline, stream)
+        self._note("kernels.submit", kernel_id, config, arguments(), memory, deadline, stream)
 
-    def copy_in(
-        self, handle: int, offset_bytes: int, window: HostWindow, memory: Region, deadline: Deadline, stream: int = 0
-    ) -> None:
-        self._note("copy_in", handle, offset_bytes, window, memory, deadline, stream)
 
-    def copy_out(
-        self, window: HostWindow, memory: Region, handle: int, offset_bytes: int, deadline: Deadline, stream: int = 0
-    ) -> None:
-        self._note("copy_out", window, memory, handle, offset_bytes, deadline, stream)
+class FakeStreams:
+    def __init__(self, note: _Note) -> None:
+        self._note = note
+
+    def open(self) -> int:
+        return self._note("streams.open")
+
+    def close(self, number: int, deadline: Deadline) -> None:
+        self._note("streams.close", number, deadline)
 
     def synchronize(self, deadline: Deadline, stream: int | None = None) -> None:
-        self._note("synchronize", deadline, stream)
+        self._note("streams.synchronize", deadline, stream)
 
     def ended(self, stream: int) -> bool:
-        return self._note("ended", stream)
+        return self._note("streams.ended", stream)
 
-    def open_stream(self) -> int:
-        return self._note("open_stream")
 
-    def close_stream(self, number: int, deadline: Deadline) -> None:
-        self._note("close_stream", number, deadline)
+class FakeEvents:
+    def __init__(self, note: _Note) -> None:
+        self._note = note
 
-    def open_event(self) -> int:
-        return self._note("open_event")
+    def open(self) -> int:
+        return self._note("events.open")
 
-    def close_event(self, number: int) -> None:
-        self._note("close_event", number)
+    def close(self, number: int) -> None:
+        self._note("events.close", number)
 
     def record(self, event: int, stream: int) -> None:
-        self._note("record", event, stream)
+        self._note("events.record", event, stream)
 
-    def wait_event(self, stream: int, event: int) -> None:
-        self._note("wait_event", stream, event)
+    def wait(self, stream: int, event: int) -> None:
+        self._note("events.wait", stream, event)
 
-    def synchronize_event(self, event: int, deadline: Deadline) -> None:
-        self._note("synchronize_event", event, deadline)
+    def synchronize(self, event: int, deadline: Deadline) -> None:
+        self._note("events.synchronize", event, deadline)
 
-    def event_reached(self, event: int) -> bool:
-        return self._note("event_reached", event)
+    def reached(self, event: int) -> bool:
+        return self._note("events.reached", event)
 
-    def begin_graph(self, stream: int) -> None:
-        self._note("begin_graph", stream)
 
-    def end_graph(self, stream: int) -> int:
-        return self._note("end_graph", stream)
+class FakeGraphs:
+    def __init__(self, note: _Note) -> None:
+        self._note = note
+
+    def begin(self, stream: int) -> None:
+        self._note("graphs.begin", stream)
+
+    def end(self, stream: int) -> int:
+        return self._note("graphs.end", stream)
 
     def replay(self, graph: int, memory: Region | None, deadline: Deadline, stream: int = 0) -> None:
-        self._note("replay", graph, memory, deadline, stream)
+        self._note("graphs.replay", graph, memory, deadline, stream)
 
-    def close_graph(self, graph: int, deadline: Deadline) -> None:
-        self._note("close_graph", graph, deadline)
+    def close(self, graph: int, deadline: Deadline) -> None:
+        self._note("graphs.close", graph, deadline)

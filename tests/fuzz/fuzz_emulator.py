@@ -84,15 +84,15 @@ def attempt(rng: random.Random, device: Device, text: str) -> bool:
     """Load and launch every entry of a text; return whether one ran to its end."""
     ran = False
     with Session(device) as session:
-        handle = session.allocate(1 << 16)
+        handle = session.buffers.allocate(1 << 16)
         module = ptx.parse(text)
         for name in [function.name for function in module.functions() if function.entry]:
-            kernel = session.load(text.encode(), name, NEVER)
+            kernel = session.kernels.load(text.encode(), name, NEVER)
             made = arguments(rng, ptx.signature(module, name), handle)
             config = LaunchConfig(
                 (rng.randrange(1, 4), rng.randrange(1, 3), 1), rng.choice(BLOCKS), rng.choice([0, 4096])
             )
-            session.launch(kernel, config, lambda made=made: made, None, Deadline.after(ALLOWED_S))
+            session.kernels.launch(kernel, config, lambda made=made: made, None, Deadline.after(ALLOWED_S))
             ran = True
     return ran
 

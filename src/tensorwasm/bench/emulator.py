@@ -78,19 +78,21 @@ def measure_emulator(_choice: str = "emulator") -> Report:
 
 
 def _measure(session: Session, case: Case) -> Figure:
-    kernel = session.load(read_example(f"{case.kernel}/{case.kernel}.sm_80.ptx"), case.kernel, Deadline())
-    handles = [session.allocate(4 * len(values)) for values in case.inputs] + [session.allocate(4 * case.outputs)]
+    kernel = session.kernels.load(read_example(f"{case.kernel}/{case.kernel}.sm_80.ptx"), case.kernel, Deadline())
+    handles = [session.buffers.allocate(4 * len(values)) for values in case.inputs] + [
+        session.buffers.allocate(4 * case.outputs)
+    ]
     for handle, values in zip(handles, case.inputs, strict=False):
-        session.write(handle, values.tobytes(), Deadline())
+        session.buffers.write(handle, values.tobytes(), Deadline())
     numbers = [Scalar(size.to_bytes(4, "little")) for size in case.sizes]
     arguments: Sequence[Argument] = [*(BufferOffset(handle, 0) for handle in handles), *numbers]
-    taken = measure(lambda: session.launch(kernel, case.config, lambda: arguments, None, Deadline()), SAMPLES)
+    taken = measure(lambda: session.kernels.launch(kernel, case.config, lambda: arguments, None, Deadline()), SAMPLES)
     got = array("f", bytes(4 * case.outputs))
-    session.read(handles[-1], memoryview(got).cast("B"), Deadline())
+    session.buffers.read(handles[-1], memoryview(got).cast("B"), Deadline())
     step = max(1, case.outputs // 4096)
     if any(got[index] != case.judge(index) for index in range(0, case.outputs, step)):
         raise InternalError(f"{case.name}: the emulator's result is wrong")
     for handle in handles:
-        session.free(handle, Deadline())
+        session.buffers.free(handle, Deadline())
     value, spread, samples = summarise(taken)
     return Figure(case.name, "s", value, spread, samples, bar=case.bar_s)

@@ -63,7 +63,7 @@ class BufferOffset:
     """A place in a device buffer of the session.
 
     Attributes:
-        handle: from `Session.allocate`.
+        handle: from `Buffers.allocate`.
         offset_bytes: from the start of the buffer.
     """
 

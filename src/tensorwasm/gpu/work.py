@@ -90,6 +90,15 @@ class Work:
             self._confine(lane)
         return lane
 
+    def known(self, number: int) -> Lane | None:
+        """Return a stream, None for the instance's own while that has never had work.
+
+        Raises:
+            InvalidHandle: no such stream.
+        """
+        self.lanes.require(number)
+        return self.lanes.get(number)
+
     def open(self) -> Lane:
         """Return a new stream, behind the clearing of every buffer that there is.
 

@@ -52,8 +52,8 @@ def acquire(cache, text, entry, tenant="a"):
 def test_sandboxes_of_one_tenant_share_a_kernel(shared, device):
     for _ in range(3):
         with shared.open_session() as session:
-            first = session.load(FILL, "fill", NEVER)
-            second = session.load(FILL, "fill", NEVER)
+            first = session.kernels.load(FILL, "fill", NEVER)
+            second = session.kernels.load(FILL, "fill", NEVER)
             assert first != second
             assert session.statistics().kernels == 2
             assert session.statistics().ptx_bytes == 2 * len(FILL)
@@ -63,23 +63,23 @@ def test_sandboxes_of_one_tenant_share_a_kernel(shared, device):
 
 def test_tenants_do_not_share(shared, device):
     with shared.open_session() as one, shared.open_session("other") as two:
-        one.load(FILL, "fill", NEVER)
-        two.load(FILL, "fill", NEVER)
+        one.kernels.load(FILL, "fill", NEVER)
+        two.kernels.load(FILL, "fill", NEVER)
         assert loads(device) == 2
 
 
 @pytest.mark.parametrize(("text", "entry"), [(FILL, "fill"), (VECTOR_ADD, "vector_add"), (padded(FILL, 999), "fill")])
 def test_other_texts_are_other_kernels(shared, device, text, entry):
     with shared.open_session() as session:
-        session.load(NOTHING, "nothing", NEVER)
-        session.load(text, entry, NEVER)
+        session.kernels.load(NOTHING, "nothing", NEVER)
+        session.kernels.load(text, entry, NEVER)
         assert loads(device) == 2
 
 
 def test_other_architectures_are_other_kernels(shared, device):
     with shared.open_session() as one, shared.open_session(architecture=(7, 5)) as two:
-        one.load(FILL, "fill", NEVER)
-        two.load(FILL, "fill", NEVER)
+        one.kernels.load(FILL, "fill", NEVER)
+        two.kernels.load(FILL, "fill", NEVER)
         assert loads(device) == 2
 
 
@@ -89,8 +89,8 @@ def test_a_module_with_variables_is_loaded_for_each_and_parsed_once(shared, devi
     load = device.load
     device.load = lambda module, deadline: models.append(module) or load(module, deadline)
     with shared.open_session() as one, shared.open_session() as two:
-        one.load(text, "nothing", NEVER)
-        two.load(text, "nothing", NEVER)
+        one.kernels.load(text, "nothing", NEVER)
+        two.kernels.load(text, "nothing", NEVER)
         assert one.statistics().device_bytes == two.statistics().device_bytes == 4
         assert ledger.statistics().device_bytes == 8
         assert len(device.modules) == 2
@@ -103,18 +103,18 @@ def test_what_was_refused_is_refused_again(shared, device):
     with shared.open_session() as session:
         for _ in range(2):
             with pytest.raises(InvalidKernel):
-                session.load(FILL, "full", NEVER)
+                session.kernels.load(FILL, "full", NEVER)
             device.failures["load"] = MalformedPtx("ptxas refuses it")
             with pytest.raises(MalformedPtx):
-                session.load(FILL, "fill", NEVER)
+                session.kernels.load(FILL, "fill", NEVER)
         assert loads(device) == 2
 
 
 def test_a_deadline_that_passed_loads_nothing_even_if_it_is_there(shared):
     with shared.open_session() as session:
-        session.load(FILL, "fill", NEVER)
+        session.kernels.load(FILL, "fill", NEVER)
         with pytest.raises(InvokeTimeout):
-            session.load(FILL, "fill", Deadline.after(0))
+            session.kernels.load(FILL, "fill", Deadline.after(0))
         assert session.statistics().kernels == 1
 
 
@@ -211,21 +211,21 @@ def test_many_threads_take_and_give(device):
 
 def test_an_unloaded_kernel_is_gone_for_the_session_and_kept_for_the_next(shared, device):
     with shared.open_session() as session:
-        kernel = session.load(FILL, "fill", NEVER)
-        session.unload(kernel, NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
+        session.kernels.unload(kernel, NEVER)
         with pytest.raises(InvalidKernel):
-            session.unload(kernel, NEVER)
+            session.kernels.unload(kernel, NEVER)
         assert session.statistics().kernels == session.statistics().ptx_bytes == 0
-        assert session.load(FILL, "fill", NEVER) == kernel + 1
+        assert session.kernels.load(FILL, "fill", NEVER) == kernel + 1
     assert loads(device) == 1
 
 
 def test_a_kernel_that_the_device_did_not_unload_is_unloaded_at_the_end(shared, device):
     session = shared.open_session()
-    kernel = session.load(with_global(4), "nothing", NEVER)
+    kernel = session.kernels.load(with_global(4), "nothing", NEVER)
     device.failures["unload"] = DeviceLost("gone")
     with pytest.raises(DeviceLost):
-        session.unload(kernel, NEVER)
+        session.kernels.unload(kernel, NEVER)
     assert session.statistics().device_bytes == 4
     session.close()
     assert not device.modules
@@ -246,9 +246,9 @@ def test_a_load_that_gets_no_stream_for_compiled_code_has_changed_nothing(shared
     with shared.open_session(pad=PadLayout()) as session:
         device.failures["open_stream"] = QuotaExceeded("no more streams")
         with pytest.raises(QuotaExceeded):
-            session.load(FILL, "fill", NEVER)
+            session.kernels.load(FILL, "fill", NEVER)
         assert session.statistics().kernels == session.statistics().ptx_bytes == 0
-        session.load(FILL, "fill", NEVER)
+        session.kernels.load(FILL, "fill", NEVER)
         assert session.failure is None
 
 

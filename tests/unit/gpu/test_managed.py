@@ -72,7 +72,7 @@ def session(device, pad):
 
 @pytest.fixture
 def kernel(session):
-    return session.load(FILL, "fill", NEVER)
+    return session.kernels.load(FILL, "fill", NEVER)
 
 
 def arguments(length, offset=0):
@@ -80,7 +80,7 @@ def arguments(length, offset=0):
 
 
 def submit(session, kernel, length, offset=0, memory=MEMORY, stream=0):
-    session.submit(kernel, ONE, arguments(length, offset), memory, NEVER, stream)
+    session.kernels.submit(kernel, ONE, arguments(length, offset), memory, NEVER, stream)
 
 
 def reached(pad):
@@ -88,8 +88,8 @@ def reached(pad):
 
 
 def test_a_large_window_is_moved_ahead_of_each_launch_on_its_stream(device, session, kernel, moves):
-    other = session.open_stream()
-    session.launch(kernel, ONE, arguments(PREFETCH_BYTES), MEMORY, NEVER)
+    other = session.streams.open()
+    session.kernels.launch(kernel, ONE, arguments(PREFETCH_BYTES), MEMORY, NEVER)
     submit(session, kernel, PREFETCH_BYTES, 8, stream=other)
     own, second = (number for number, *_ in moves)
     assert own != second
@@ -97,7 +97,7 @@ def test_a_large_window_is_moved_ahead_of_each_launch_on_its_stream(device, sess
     (stream,) = device.busy
     assert stream.number == second
     assert [step.launch is None for step in stream.steps] == [True, False]
-    session.synchronize(NEVER)
+    session.streams.synchronize(NEVER)
     assert session.statistics().kernels_launched == 2
 
 
@@ -115,17 +115,17 @@ def test_a_move_never_leaves_the_memory_as_it_is_now(session, kernel, moves):
 @pytest.mark.parametrize("kind", ["pinned", "vmm"])
 def test_other_memory_is_not_moved(device, moves, kind):
     with Session(device, ledger=Ledger(), gate=Gate(1), memory_kind=kind) as session:
-        submit(session, session.load(FILL, "fill", NEVER), PREFETCH_BYTES)
+        submit(session, session.kernels.load(FILL, "fill", NEVER), PREFETCH_BYTES)
     assert moves == []
     assert "prefetch" not in device.calls
 
 
 def test_a_recording_and_its_replays_move_nothing(device, session, kernel, moves):
-    session.begin_graph(0)
+    session.graphs.begin(0)
     submit(session, kernel, PREFETCH_BYTES)
-    graph = session.end_graph(0)
-    session.replay(graph, MEMORY, NEVER)
-    session.synchronize(NEVER)
+    graph = session.graphs.end(0)
+    session.graphs.replay(graph, MEMORY, NEVER)
+    session.streams.synchronize(NEVER)
     assert moves == []
     submit(session, kernel, PREFETCH_BYTES)
     assert len(moves) == 1
@@ -150,14 +150,14 @@ def test_without_an_effect_compiled_code_has_it_all_after_the_first_try(device, 
 def test_without_concurrent_access_nothing_is_tried(device, pad):
     device.info = INFO
     with Session(device, ledger=Ledger(), gate=Gate(1), memory_kind="managed", pad=pad) as session:
-        submit(session, session.load(FILL, "fill", NEVER), PREFETCH_BYTES)
+        submit(session, session.kernels.load(FILL, "fill", NEVER), PREFETCH_BYTES)
         assert reached(pad) == (BASE, MEMORY.size_bytes)
     assert "prefetch" not in device.calls
 
 
 def test_a_hint_that_is_refused_changes_nothing_for_the_launch(device, session, kernel, moves):
     device.failures["prefetch"] = QuotaExceeded("full")
-    session.launch(kernel, ONE, arguments(PREFETCH_BYTES), MEMORY, NEVER)
+    session.kernels.launch(kernel, ONE, arguments(PREFETCH_BYTES), MEMORY, NEVER)
     assert (moves, len(device.launched)) == ([], 1)
     assert session.failure is None
 
@@ -168,7 +168,7 @@ def test_a_move_is_waited_for_although_its_launch_was_refused(device, session, k
         submit(session, kernel, PREFETCH_BYTES)
     assert len(moves) == 1
     assert device.busy
-    session.synchronize(NEVER)
+    session.streams.synchronize(NEVER)
     assert not device.busy
 
 

@@ -24,7 +24,7 @@ def device():
 
 def load(shared: SharedDevice, **options) -> Session:
     session = shared.open_session(**options)
-    session.load(FILL, "fill", NEVER)
+    session.kernels.load(FILL, "fill", NEVER)
     return session
 
 

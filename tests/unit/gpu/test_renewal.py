@@ -82,34 +82,34 @@ def offered(session) -> list[bytes]:
 
 def fill(world, session, kernel, value=7, offset=0) -> None:
     arguments = [HostWindow(world.address + offset, 4), Scalar(struct.pack("<I", value))]
-    session.launch(kernel, ONE, lambda: arguments, world.memory, NEVER)
+    session.kernels.launch(kernel, ONE, lambda: arguments, world.memory, NEVER)
 
 
 # ------------------------------------------------------------------------------------------------- programs
 
 OPERATIONS = {
-    "load": lambda world, session, seen: seen.kernels.append(session.load(FILL, "fill", NEVER)),
-    "load nothing": lambda world, session, seen: session.load(NOTHING, "nothing", NEVER),
-    "load private": lambda world, session, seen: session.load(with_global(64), "nothing", NEVER),
-    "load badly": lambda world, session, seen: session.load(b"\0", "fill", NEVER),
-    "load another": lambda world, session, seen: session.load(FILL, "other", NEVER),
+    "load": lambda world, session, seen: seen.kernels.append(session.kernels.load(FILL, "fill", NEVER)),
+    "load nothing": lambda world, session, seen: session.kernels.load(NOTHING, "nothing", NEVER),
+    "load private": lambda world, session, seen: session.kernels.load(with_global(64), "nothing", NEVER),
+    "load badly": lambda world, session, seen: session.kernels.load(b"\0", "fill", NEVER),
+    "load another": lambda world, session, seen: session.kernels.load(FILL, "other", NEVER),
     "launch": lambda world, session, seen: fill(world, session, seen.kernels[0]),
     "launch none": lambda world, session, seen: fill(world, session, 3),
-    "unload": lambda world, session, seen: session.unload(seen.kernels.pop(), NEVER),
-    "allocate": lambda world, session, seen: seen.add(session.allocate(64)),
-    "allocate too much": lambda world, session, seen: session.allocate(1 << 40),
-    "free": lambda world, session, seen: session.free(1, NEVER),
-    "stream": lambda world, session, seen: seen.add(session.open_stream()),
-    "close stream": lambda world, session, seen: session.close_stream(1, NEVER),
-    "event": lambda world, session, seen: seen.add(session.open_event()),
-    "close event": lambda world, session, seen: session.close_event(1),
-    "record": lambda world, session, seen: session.record(1, 0),
-    "begin graph": lambda world, session, seen: session.begin_graph(0),
-    "end graph": lambda world, session, seen: seen.add(session.end_graph(0)),
-    "submit": lambda world, session, seen: session.submit(
+    "unload": lambda world, session, seen: session.kernels.unload(seen.kernels.pop(), NEVER),
+    "allocate": lambda world, session, seen: seen.add(session.buffers.allocate(64)),
+    "allocate too much": lambda world, session, seen: session.buffers.allocate(1 << 40),
+    "free": lambda world, session, seen: session.buffers.free(1, NEVER),
+    "stream": lambda world, session, seen: seen.add(session.streams.open()),
+    "close stream": lambda world, session, seen: session.streams.close(1, NEVER),
+    "event": lambda world, session, seen: seen.add(session.events.open()),
+    "close event": lambda world, session, seen: session.events.close(1),
+    "record": lambda world, session, seen: session.events.record(1, 0),
+    "begin graph": lambda world, session, seen: session.graphs.begin(0),
+    "end graph": lambda world, session, seen: seen.add(session.graphs.end(0)),
+    "submit": lambda world, session, seen: session.kernels.submit(
         seen.kernels[0], ONE, lambda: [BufferOffset(1, 0), Scalar(b"1234")], None, NEVER
     ),
-    "synchronize": lambda world, session, seen: session.synchronize(NEVER),
+    "synchronize": lambda world, session, seen: session.streams.synchronize(NEVER),
 }
 programs = st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=8)
 plain = st.lists(st.sampled_from(["load", "load nothing", "launch", "load badly", "unload", "synchronize"]), max_size=6)
@@ -202,7 +202,7 @@ def test_a_session_that_gave_a_number_away_serves_nobody_else(world, left):
 
 def test_a_poisoned_session_serves_nobody_else(world):
     session = world.open()
-    kernel = session.load(FILL, "fill", NEVER)
+    kernel = session.kernels.load(FILL, "fill", NEVER)
     world.device.failures["synchronize"] = KernelFault("a kernel broke a rule")
     with pytest.raises(KernelFault):
         fill(world, session, kernel)
@@ -222,7 +222,7 @@ def test_a_closed_session_serves_nobody_else(world):
 def renewed(world, texts=((FILL, "fill"),)):
     session = world.open()
     for text, entry in texts:
-        session.load(text, entry, NEVER)
+        session.kernels.load(text, entry, NEVER)
     assert session.renew()
     return session
 
@@ -235,9 +235,9 @@ def test_what_compiled_code_has_loaded_is_the_guests(world):
     assert session.statistics().ptx_bytes == len(FILL)
     fill(world, session, kernel, 9)
     assert world.pages[:4] == struct.pack("<I", 9)
-    assert session.load(FILL, "fill", NEVER) == kernel + 1
+    assert session.kernels.load(FILL, "fill", NEVER) == kernel + 1
     assert session.statistics().kernels == 2
-    session.unload(kernel, NEVER)
+    session.kernels.unload(kernel, NEVER)
     assert session.statistics() == session.statistics()._replace(kernels=1, ptx_bytes=len(FILL))
     assert world.device.calls.count("load") == loads
     session.close()
@@ -248,7 +248,7 @@ def test_the_budget_is_within_the_limit_of_kernels():
     session = renewed(world)
     assert session.pad.budget == 3
     load_native(session)
-    session.load(FILL, "fill", NEVER)
+    session.kernels.load(FILL, "fill", NEVER)
     assert session.pad.budget == 1
     session.close()
     world.close()
@@ -283,7 +283,7 @@ def test_ids_begin_elsewhere_each_time(world):
     session = world.open()
     starts = []
     for _ in range(8):
-        starts.append(session.load(FILL, "fill", NEVER))
+        starts.append(session.kernels.load(FILL, "fill", NEVER))
         assert session.renew()
     assert len({start >> 16 for start in starts}) == 8
     assert all(start & 0xFFFF == 1 for start in starts)
@@ -319,13 +319,13 @@ def test_the_device_closes_what_is_parked_and_what_is_parked_later(world):
     for session in (early, late):
         assert not session.resume()
         with pytest.raises(DeviceLost):
-            session.allocate(1)
+            session.buffers.allocate(1)
 
 
 def test_a_tenant_that_has_gone_is_not_served(world):
     world.accounts.register("acme", 1 << 20)
     session = world.open(tenant="acme")
-    session.load(FILL, "fill", NEVER)
+    session.kernels.load(FILL, "fill", NEVER)
     assert session.renew()
     session.park()
     world.accounts.unregister("acme")
@@ -340,7 +340,7 @@ def test_a_parked_session_gives_its_slot_to_whoever_needs_one(world):
         session.park()
     taken = [ring.take("default") for _ in range(ring.idle)]
     session = world.open()
-    fill(world, session, session.load(FILL, "fill", NEVER))
+    fill(world, session, session.kernels.load(FILL, "fill", NEVER))
     assert len(world.parking) == MAX_PARKED - 1
     session.close()
     for slot in taken:

@@ -79,7 +79,7 @@ class SessionModel(RuleBasedStateMachine):
         self.begin_world()
         self.session.close()
         self.open(kind, pad=pad)
-        if self.expect(lambda: self.session.load(FILL, "fill", NEVER)):
+        if self.expect(lambda: self.session.kernels.load(FILL, "fill", NEVER)):
             self.kernels[self.result] = 0
         self.allocate_some(64)
 
@@ -92,8 +92,8 @@ class SessionModel(RuleBasedStateMachine):
         self.shared = SharedDevice(self.device, accounts, self.gate)
         self.watch_releases()
         self.bystander = self.shared.open_session("tenant")
-        self.bystander.allocate(30)
-        self.bystander.load(FILL, "fill", NEVER)
+        self.bystander.buffers.allocate(30)
+        self.bystander.kernels.load(FILL, "fill", NEVER)
         self.open("auto", pad=False)
 
     def watch_releases(self):
@@ -218,7 +218,7 @@ class SessionModel(RuleBasedStateMachine):
         self.allocate_some(size, *errors)
 
     def allocate_some(self, size, *errors):
-        if self.expect(lambda: self.session.allocate(size), *errors):
+        if self.expect(lambda: self.session.buffers.allocate(size), *errors):
             self.issued = max(self.issued, self.result - 1) + 1
             assert self.result == self.issued
             self.buffers[self.result] = bytearray(size)
@@ -226,7 +226,9 @@ class SessionModel(RuleBasedStateMachine):
     @rule(which=few)
     def free(self, which):
         handle = which if which in self.buffers else next(iter(self.buffers), 99)
-        if self.expect(lambda: self.session.free(handle, NEVER), *(() if handle in self.buffers else (InvalidHandle,))):
+        if self.expect(
+            lambda: self.session.buffers.free(handle, NEVER), *(() if handle in self.buffers else (InvalidHandle,))
+        ):
             del self.buffers[handle]
             self.owner.clear()
 
@@ -236,7 +238,7 @@ class SessionModel(RuleBasedStateMachine):
         errors = (InvalidHandle,) if content is None else ()
         if content is not None and offset + len(data) > len(content):
             errors = (InvalidArgs,)
-        if self.expect(lambda: self.session.write(handle, data, NEVER, offset), *errors):
+        if self.expect(lambda: self.session.buffers.write(handle, data, NEVER, offset), *errors):
             content[offset : offset + len(data)] = data
             self.owner.clear()
 
@@ -245,7 +247,7 @@ class SessionModel(RuleBasedStateMachine):
         content = self.buffers.get(which)
         into = bytearray(len(content or b"") or 1)
         errors = (InvalidHandle,) if content is None else ()
-        if self.expect(lambda: self.session.read(which, memoryview(into), NEVER), *errors):
+        if self.expect(lambda: self.session.buffers.read(which, memoryview(into), NEVER), *errors):
             assert into == content
             self.owner.clear()
 
@@ -260,9 +262,9 @@ class SessionModel(RuleBasedStateMachine):
         errors = self.window_errors(length, (self.in_place() if self.kind != "staged" and length else ()))
         arguments = (handle, 0, window, self.memory, NEVER, stream)
         if inward:
-            use = lambda: self.session.copy_in(*arguments)  # noqa: E731 - one of two
+            use = lambda: self.session.buffers.copy_in(*arguments)  # noqa: E731 - one of two
         else:
-            use = lambda: self.session.copy_out(window, self.memory, handle, 0, NEVER, stream)  # noqa: E731
+            use = lambda: self.session.buffers.copy_out(window, self.memory, handle, 0, NEVER, stream)  # noqa: E731
         if self.expect(use, *self.graph_full(errors, length), recordable=True) and length:
             self.give(stream, ("copy", handle, at, length, inward))
 
@@ -312,14 +314,14 @@ class SessionModel(RuleBasedStateMachine):
         text, entry = (FILL, "fill") if size is None else (with_global(size), "nothing")
         held = sum(map(len, self.buffers.values())) + sum(self.kernels.values()) + (size or 0)
         errors = (QuotaExceeded,) if len(self.kernels) >= 3 or (size or 0) > 600 or held > 1500 else ()
-        if self.expect(lambda: self.session.load(text, entry, NEVER), *errors):
+        if self.expect(lambda: self.session.kernels.load(text, entry, NEVER), *errors):
             assert self.result not in self.kernels
             self.kernels[self.result] = size or 0
 
     @rule(newest=st.booleans())
     def unload(self, newest):
         kernel = (list(self.kernels) or [5])[-newest]
-        if kernel in self.kernels and self.expect(lambda: self.session.unload(kernel, NEVER)):
+        if kernel in self.kernels and self.expect(lambda: self.session.kernels.unload(kernel, NEVER)):
             del self.kernels[kernel]
             self.owner.clear()
 
@@ -341,7 +343,7 @@ class SessionModel(RuleBasedStateMachine):
         at = 64 * stream if window else 0
         target = HostWindow(self.address + at, 4) if window else BufferOffset(handle, 0)
         arguments = (target, Scalar(word(value)))
-        start = self.session.launch if wait else self.session.submit
+        start = self.session.kernels.launch if wait else self.session.kernels.submit
         more = () if wait else (stream,)
         errors = self.in_place() if window else ()
         if wait and self.kind in {"auto", "staged"}:
@@ -377,7 +379,7 @@ class SessionModel(RuleBasedStateMachine):
     @rule()
     def open_stream(self):
         errors = (QuotaExceeded,) if len(self.streams) > LIMITS.streams else ()
-        if self.expect(self.session.open_stream, *errors):
+        if self.expect(self.session.streams.open, *errors):
             assert self.result > self.opened
             self.opened = self.result
             self.streams.append(self.result)
@@ -385,13 +387,13 @@ class SessionModel(RuleBasedStateMachine):
     @rule(which=few)
     def close_stream(self, which):
         stream = self.streams[which % len(self.streams)]
-        if self.expect(lambda: self.session.close_stream(stream, NEVER), *((InvalidArgs,) if stream == 0 else ())):
+        if self.expect(lambda: self.session.streams.close(stream, NEVER), *((InvalidArgs,) if stream == 0 else ())):
             self.streams.remove(stream)
             self.owner = {handle: owner for handle, owner in self.owner.items() if owner != stream}
 
     @rule()
     def open_event(self):
-        if self.expect(self.session.open_event, *((QuotaExceeded,) if len(self.events) >= LIMITS.events else ())):
+        if self.expect(self.session.events.open, *((QuotaExceeded,) if len(self.events) >= LIMITS.events else ())):
             assert self.result > self.marked
             self.marked = self.result
             self.events.append(self.result)
@@ -401,37 +403,37 @@ class SessionModel(RuleBasedStateMachine):
         event = self.events[which % len(self.events)] if self.events and which < 4 else 99
         stream = self.streams[stream % len(self.streams)]
         uses = {
-            "record": lambda: self.session.record(event, stream),
-            "wait": lambda: self.session.wait_event(stream, event),
-            "reached": lambda: self.session.event_reached(event),
-            "synchronize": lambda: self.session.synchronize_event(event, NEVER),
-            "close": lambda: self.session.close_event(event),
+            "record": lambda: self.session.events.record(event, stream),
+            "wait": lambda: self.session.events.wait(stream, event),
+            "reached": lambda: self.session.events.reached(event),
+            "synchronize": lambda: self.session.events.synchronize(event, NEVER),
+            "close": lambda: self.session.events.close(event),
         }
         if self.expect(uses[what], *(() if event in self.events else (InvalidHandle,))) and what == "close":
             self.events.remove(event)
 
     @rule()
     def synchronize_all(self):
-        if self.expect(lambda: self.session.synchronize(NEVER)):
+        if self.expect(lambda: self.session.streams.synchronize(NEVER)):
             self.owner.clear()
             assert self.pages[:] == self.host
             for handle, content in self.buffers.items():
                 into = bytearray(len(content))
-                if not self.expect(lambda: self.session.read(handle, memoryview(into), NEVER)):  # noqa: B023 - at once
+                if not self.expect(lambda: self.session.buffers.read(handle, memoryview(into), NEVER)):  # noqa: B023 - at once
                     return
                 assert into == content
 
     @rule(which=st.none() | few)
     def synchronize(self, which):
         stream = None if which is None else self.streams[which % len(self.streams)]
-        if self.expect(lambda: self.session.synchronize(NEVER, stream)) and stream is None:
+        if self.expect(lambda: self.session.streams.synchronize(NEVER, stream)) and stream is None:
             self.owner.clear()
             assert self.pages[:] == self.host
 
     @rule(which=few)
     def ended(self, which):
         stream = self.streams[which % len(self.streams)]
-        self.expect(lambda: self.session.ended(stream))
+        self.expect(lambda: self.session.streams.ended(stream))
 
     # ---------------------------------------------------------------------------------------------- graphs
 
@@ -441,7 +443,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def begin_graph_on(self, stream):
         errors = (QuotaExceeded,) if len(self.graphs) >= LIMITS.graphs else ()
-        if self.expect(lambda: self.session.begin_graph(stream), *errors):
+        if self.expect(lambda: self.session.graphs.begin(stream), *errors):
             self.recording, self.steps = stream, []
 
     @precondition(lambda self: self.recording is not None)
@@ -451,7 +453,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def stop(self):
         stream = self.recording
-        if self.expect(lambda: self.session.end_graph(stream), recordable=True):
+        if self.expect(lambda: self.session.graphs.end(stream), recordable=True):
             reached = self.reached
             kernel = self.fill if any(step[0] == "fill" for step in self.steps) else None
             self.graphs[self.result] = (stream, self.steps, kernel, reached)
@@ -480,7 +482,7 @@ class SessionModel(RuleBasedStateMachine):
         gone = handles - set(self.buffers) or (kernel is not None and kernel not in self.kernels)
         dead = gone or (windows and not self.reached)
         if self.expect(
-            lambda: self.session.replay(graph, self.memory, NEVER, stream), *((InvalidHandle,) if dead else ())
+            lambda: self.session.graphs.replay(graph, self.memory, NEVER, stream), *((InvalidHandle,) if dead else ())
         ):
             for step in steps:
                 self.give(stream, step)
@@ -489,7 +491,7 @@ class SessionModel(RuleBasedStateMachine):
     @rule(which=few)
     def close_graph(self, which):
         graph = list(self.graphs)[which % len(self.graphs)]
-        if self.expect(lambda: self.session.close_graph(graph, NEVER)):
+        if self.expect(lambda: self.session.graphs.close(graph, NEVER)):
             del self.graphs[graph]
             self.owner.clear()
 

@@ -54,7 +54,7 @@ class World:
     def fill(self, session, kernel, offset, value, length=4, **named):
         """Run ``fill`` on a window."""
         arguments = HostWindow(self.address + offset, length), word(value)
-        start = session.submit if "stream" in named else session.launch
+        start = session.kernels.submit if "stream" in named else session.kernels.launch
         start(kernel, ONE, lambda: arguments, self.memory(), NEVER, **named)
 
     def at(self, offset):
@@ -78,13 +78,13 @@ def word(value):
 
 def fill_buffer(session, kernel, handle, value, **named):
     arguments = BufferOffset(handle, 0), word(value)
-    start = session.submit if "stream" in named else session.launch
+    start = session.kernels.submit if "stream" in named else session.kernels.launch
     start(kernel, ONE, lambda: arguments, None, NEVER, **named)
 
 
 def read_u32(session, handle):
     into = bytearray(4)
-    session.read(handle, memoryview(into), NEVER)
+    session.buffers.read(handle, memoryview(into), NEVER)
     return struct.unpack("<I", into)[0]
 
 
@@ -93,7 +93,7 @@ def read_u32(session, handle):
 
 def test_small_windows_are_staged_and_nothing_of_the_guest_is_registered(world):
     with world.open() as session:
-        kernel = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
         world.pages[96:112] = bytes(range(16))
         world.fill(session, kernel, 100, 0xDEADBEEF, 8)
         assert world.at(100) == 0xDEADBEEF
@@ -109,7 +109,7 @@ def test_small_windows_are_staged_and_nothing_of_the_guest_is_registered(world):
 @pytest.mark.parametrize(("length", "staged"), [(STAGE_SLOT_BYTES, 1), (STAGE_SLOT_BYTES + 1, 0)])
 def test_windows_that_fit_no_slot_are_reached_in_place(world, length, staged):
     with world.open() as session:
-        kernel = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 5, length)
         assert session.statistics().staged_launches == staged
         assert bool(world.device.registered.get(world.address)) == (not staged)
@@ -120,26 +120,26 @@ def test_windows_that_fit_no_slot_are_reached_in_place(world, length, staged):
 
 def test_memory_that_is_to_be_staged_is_never_registered(world):
     with world.open("staged") as session:
-        kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(64)
+        kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
         world.fill(session, kernel, 0, 5, STAGE_SLOT_BYTES)
         with pytest.raises(QuotaExceeded):
             world.fill(session, kernel, 0, 5, STAGE_SLOT_BYTES + 1)
         with pytest.raises(LaunchRefused):
             world.fill(session, kernel, 0, 5, stream=0)
-        session.copy_in(handle, 0, HostWindow(world.address, 4), world.memory(), NEVER)
-        session.copy_out(HostWindow(world.address + 8, 4), world.memory(), handle, 0, NEVER)
-        session.synchronize(NEVER)
+        session.buffers.copy_in(handle, 0, HostWindow(world.address, 4), world.memory(), NEVER)
+        session.buffers.copy_out(HostWindow(world.address + 8, 4), world.memory(), handle, 0, NEVER)
+        session.streams.synchronize(NEVER)
         assert world.at(8) == world.at(0) == 5
         assert world.address not in world.device.registered
 
 
 def test_pinned_memory_is_registered_for_the_smallest_window(world):
     with world.open("pinned") as session:
-        world.fill(session, session.load(FILL, "fill", NEVER), 0, 5)
+        world.fill(session, session.kernels.load(FILL, "fill", NEVER), 0, 5)
         assert world.device.registered == {world.address: world.size}
         assert world.account.statistics().pinned_bytes == world.size
         world.size = SIZE
-        world.fill(session, session.load(FILL, "fill", NEVER), SIZE - 4, 6)
+        world.fill(session, session.kernels.load(FILL, "fill", NEVER), SIZE - 4, 6)
         assert world.device.registered == {world.address: SIZE}
         assert world.account.statistics().pinned_bytes == SIZE
 
@@ -147,7 +147,7 @@ def test_pinned_memory_is_registered_for_the_smallest_window(world):
 def test_pinned_bytes_over_the_tenants_cap_are_refused_and_change_nothing():
     world = World(pinned_bytes=SIZE // 2)
     with world.open("pinned") as session:
-        kernel = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 5)
         world.size = SIZE
         with pytest.raises(QuotaExceeded):
@@ -163,12 +163,12 @@ def test_pinned_bytes_over_the_tenants_cap_are_refused_and_change_nothing():
 def test_memory_that_the_device_reaches_anyway_is_neither_registered_nor_charged(world, kind):
     pad = PadLayout()
     with world.open(kind, pad) as session:
-        kernel = session.load(NOTHING, "nothing", NEVER)
-        fill = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(NOTHING, "nothing", NEVER)
+        fill = session.kernels.load(FILL, "fill", NEVER)
         world.device.effects = False  # no registration says that this memory is real
         world.fill(session, fill, 0, 5)
         world.size = SIZE
-        session.submit(kernel, ONE, tuple, world.memory(), NEVER)
+        session.kernels.submit(kernel, ONE, tuple, world.memory(), NEVER)
         world.fill(session, fill, SIZE - 4, 5)
         assert world.device.launched[-1].regions[-1] == world.memory()
         assert "register" not in world.device.calls
@@ -178,16 +178,16 @@ def test_memory_that_the_device_reaches_anyway_is_neither_registered_nor_charged
 
 def test_without_a_free_slot_memory_is_registered_or_the_launch_refused(world):
     hoarders = [world.open() for _ in range(STAGE_SLOTS)]
-    kernel = [session.load(FILL, "fill", NEVER) for session in hoarders]
+    kernel = [session.kernels.load(FILL, "fill", NEVER) for session in hoarders]
     for session, each in zip(hoarders, kernel, strict=True):
         world.fill(session, each, 0, 1)
     with world.open() as late, world.open("staged") as strict:
-        world.fill(late, late.load(FILL, "fill", NEVER), 0, 2)
+        world.fill(late, late.kernels.load(FILL, "fill", NEVER), 0, 2)
         assert late.statistics().staged_launches == 0
         with pytest.raises(CapacityExhausted):
-            world.fill(strict, strict.load(FILL, "fill", NEVER), 0, 3)
+            world.fill(strict, strict.kernels.load(FILL, "fill", NEVER), 0, 3)
         hoarders[7].close()
-        world.fill(strict, strict.load(FILL, "fill", NEVER), 0, 4)
+        world.fill(strict, strict.kernels.load(FILL, "fill", NEVER), 0, 4)
     assert world.at(0) == 4
     for session in hoarders:
         session.close()
@@ -195,9 +195,9 @@ def test_without_a_free_slot_memory_is_registered_or_the_launch_refused(world):
 
 def test_overlapping_windows_are_the_same_bytes_for_a_staged_kernel(world):
     with world.open() as session:
-        kernel = session.load(VECTOR_ADD, "vector_add", NEVER)
+        kernel = session.kernels.load(VECTOR_ADD, "vector_add", NEVER)
         windows = [HostWindow(world.address + at, 64) for at in (100, 132, 1000)]
-        session.launch(kernel, ONE, lambda: (*windows, word(1)), world.memory(), NEVER)
+        session.kernels.launch(kernel, ONE, lambda: (*windows, word(1)), world.memory(), NEVER)
         first, second, third = (int.from_bytes(arg, "little") for arg in world.device.launched[0].args[:3])
         assert second - first == 32
         assert third - first not in range(96 + 32)
@@ -206,15 +206,15 @@ def test_overlapping_windows_are_the_same_bytes_for_a_staged_kernel(world):
 
 def test_a_large_copy_registers_what_it_can(world):
     with world.open() as session:
-        handle = session.allocate(1 << 17)
+        handle = session.buffers.allocate(1 << 17)
         data = memoryview(bytes(1 << 17))
-        session.write(handle, data[: PIN_COPY_BYTES - 1], NEVER, memory=world.memory())
+        session.buffers.write(handle, data[: PIN_COPY_BYTES - 1], NEVER, memory=world.memory())
         assert session.statistics().pinned_bytes == 0
-        session.write(handle, data[:PIN_COPY_BYTES], NEVER, memory=world.memory())
+        session.buffers.write(handle, data[:PIN_COPY_BYTES], NEVER, memory=world.memory())
         assert session.statistics().pinned_bytes == world.size
     world.accounts.register("tenant", 1 << 20, 0)
     with world.open() as session:
-        session.write(session.allocate(1 << 17), data, NEVER, memory=world.memory())
+        session.buffers.write(session.buffers.allocate(1 << 17), data, NEVER, memory=world.memory())
         assert session.statistics().pinned_bytes == 0
 
 
@@ -227,7 +227,7 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
         assert (pad.armed, pad.driver != 0, pad.placed, pad.pending) == (1, True, 0, 0)
         session.enter(Deadline(12345))
         assert pad.deadline_ns == 12345
-        kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(64)
+        kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
         row = pad.kernels[kernel % 64]
         assert row.id == kernel
         assert KernelHead.from_address(row.head).param_count == 2
@@ -242,14 +242,14 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
         assert (pad.reach_at, pad.reach_bytes, pad.stage_left) == (world.address, world.size, 0)
         own = pad.streams[0]
         assert (own.number, own.pending, own.recording, pad.pending) == (0, 1, 0, 1)
-        stream = session.open_stream()
+        stream = session.streams.open()
         assert pad.streams[stream].number == stream
         confined = {each.number: each.confined for each in world.device.streams}
         assert world.memory() in confined[own.stream]
         assert confined[own.stream] == confined[pad.streams[stream].stream]
-        session.unload(kernel, NEVER)
-        session.free(handle, NEVER)
-        session.close_stream(stream, NEVER)
+        session.kernels.unload(kernel, NEVER)
+        session.buffers.free(handle, NEVER)
+        session.streams.close(stream, NEVER)
         assert row.id == row.head == buffer.handle == pad.streams[stream].stream == 0
         session.enter(NEVER)
         assert pad.deadline_ns == NO_DEADLINE_NS
@@ -259,8 +259,8 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
 
 def test_the_deadline_of_a_call_reaches_the_device(world):
     with world.open(pad=PadLayout()) as session:
-        session.load(FILL, "fill", NEVER)
-        session.allocate(4)
+        session.kernels.load(FILL, "fill", NEVER)
+        session.buffers.allocate(4)
         session.enter(Deadline(99))
         (stream,) = world.device.streams
         assert stream.deadlines[-1] == Deadline(99)
@@ -272,10 +272,10 @@ def test_the_deadline_of_a_call_reaches_the_device(world):
 def test_a_failure_disarms_the_pad(world, error):
     pad = PadLayout()
     session = world.open(pad=pad)
-    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+    session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = error
     with pytest.raises(type(error)):
-        session.synchronize(NEVER)
+        session.streams.synchronize(NEVER)
     assert pad.armed == 0
     session.enter(NEVER)
     session.leave()
@@ -294,12 +294,12 @@ def compiled_work(world, pad, run=lambda: None, number=0):
 def test_work_of_compiled_code_is_waited_for_and_counted(world):
     pad = PadLayout()
     with world.open(pad=pad) as session:
-        kernel, handle = session.load(FILL, "fill", NEVER), session.allocate(64)
+        kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
         fill_buffer(session, kernel, handle, 1)
         compiled_work(world, pad)
         assert world.device.busy
-        assert not session.ended(0)
-        session.free(handle, NEVER)
+        assert not session.streams.ended(0)
+        session.buffers.free(handle, NEVER)
         assert not world.device.busy
         assert (pad.pending, pad.streams[0].pending) == (0, 0)
         assert session.statistics().kernels_launched == 2
@@ -314,20 +314,20 @@ def test_work_of_compiled_code_is_waited_for_and_counted(world):
 def test_a_staged_launch_of_compiled_code_is_finished(world):
     pad = PadLayout()
     with world.open(pad=pad) as session:
-        kernel = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 1)
         slot = pad.stage_at
         pad.windows[0].offset, pad.windows[0].length_bytes, pad.windows[0].place = 40, 4, 296
         pad.staged, pad.stage_used = 1, 300
         compiled_work(world, pad, lambda: ctypes.memmove(slot + 296, b"\7\0\0\0", 4))
-        session.finish_staged(world.memory(), NEVER)
+        session.kernels.finish_staged(world.memory(), NEVER)
         assert (world.at(40), pad.staged, pad.pending) == (7, 0, 0)
         pad.windows[0].offset, pad.staged = world.size - 3, 1
         with pytest.raises(LaunchRefused):
-            session.finish_staged(world.memory(), NEVER)
+            session.kernels.finish_staged(world.memory(), NEVER)
         assert session.failure is None
     with world.open() as another:
-        world.fill(another, another.load(FILL, "fill", NEVER), 8, 1)
+        world.fill(another, another.kernels.load(FILL, "fill", NEVER), 8, 1)
         assert ctypes.string_at(slot + 256, 64) == bytes(64), "what was used is cleared"
 
 
@@ -335,17 +335,17 @@ def test_an_abandoned_pad_serves_another_session(world):
     pad, device, gate = PadLayout(), FakeDevice(), Gate(1)
     lost = SharedDevice(device, Accounts(Ledger()), gate)
     session = lost.open_session(pad=pad)
-    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+    session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     device.failures["synchronize"] = InvokeTimeout("never ends")
     session.close()
     assert session.statistics().abandoned
     with world.open(pad=pad) as other:
-        world.fill(other, other.load(FILL, "fill", NEVER), 0, 3)
+        world.fill(other, other.kernels.load(FILL, "fill", NEVER), 0, 3)
         assert world.at(0) == 3
     with lost.open_session() as late:
-        kernel = late.load(NOTHING, "nothing", NEVER)
+        kernel = late.kernels.load(NOTHING, "nothing", NEVER)
         with pytest.raises(CapacityExhausted):  # the place of work that never ends is nobody's
-            late.submit(kernel, ONE, tuple, None, Deadline.after(0.01))
+            late.kernels.submit(kernel, ONE, tuple, None, Deadline.after(0.01))
     lost.close()
     assert (len(device.modules), len(device.streams), gate.in_use) == (1, 1, 1)
 
@@ -357,17 +357,17 @@ def test_a_place_is_kept_between_launches_and_taken_back_when_it_is_needed():
     world = World(Gate(1))
     one_pad, two_pad = PadLayout(), PadLayout()
     with world.open(pad=one_pad) as one, world.open(pad=two_pad) as two:
-        kernels = [session.load(NOTHING, "nothing", NEVER) for session in (one, two)]
-        one.launch(kernels[0], ONE, tuple, None, NEVER)
+        kernels = [session.kernels.load(NOTHING, "nothing", NEVER) for session in (one, two)]
+        one.kernels.launch(kernels[0], ONE, tuple, None, NEVER)
         assert (one_pad.placed, world.gate.in_use) == (1, 1)
-        two.launch(kernels[1], ONE, tuple, None, Deadline.after(1))
+        two.kernels.launch(kernels[1], ONE, tuple, None, Deadline.after(1))
         assert (one_pad.placed, two_pad.placed, world.gate.in_use) == (0, 1, 1)
         compiled_work(world, two_pad)
         with pytest.raises(CapacityExhausted):
-            one.launch(kernels[0], ONE, tuple, None, Deadline.after(0.07))
+            one.kernels.launch(kernels[0], ONE, tuple, None, Deadline.after(0.07))
         assert one.statistics().back_pressure_rejections == 1
-        two.synchronize(NEVER)
-        one.launch(kernels[0], ONE, tuple, None, Deadline.after(1))
+        two.streams.synchronize(NEVER)
+        one.kernels.launch(kernels[0], ONE, tuple, None, Deadline.after(1))
         one.leave()
         assert (one_pad.placed, world.gate.in_use) == (0, 0)
     assert world.gate.in_use == 0
@@ -377,13 +377,13 @@ def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
     world = World(Gate(1))
     pad = PadLayout()
     with world.open(pad=pad) as one, world.open() as two:
-        one.launch(one.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+        one.kernels.launch(one.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         compiled_work(world, pad)
         done = threading.Event()
-        kernel = two.load(NOTHING, "nothing", NEVER)
+        kernel = two.kernels.load(NOTHING, "nothing", NEVER)
 
         def launch():
-            two.launch(kernel, ONE, tuple, None, Deadline.after(60))
+            two.kernels.launch(kernel, ONE, tuple, None, Deadline.after(60))
             done.set()
 
         waiter = threading.Thread(target=launch)
@@ -398,7 +398,7 @@ def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
 
 def test_work_that_outlives_a_call_keeps_its_place(world):
     with world.open(pad=PadLayout()) as session:
-        session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+        session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         session.leave()
         assert world.gate.in_use == 1
 
@@ -409,18 +409,18 @@ def test_work_that_outlives_a_call_keeps_its_place(world):
 def test_drained_streams_serve_the_next_session(world):
     for _ in range(3):
         with world.open() as session:
-            session.open_stream()
-            session.launch(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+            session.streams.open()
+            session.kernels.launch(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     assert world.device.calls.count("open_stream") == 2
     assert "close_stream" not in world.device.calls
 
 
 def test_streams_of_a_session_that_failed_serve_nobody(world):
     session = world.open()
-    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+    session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = KernelFault("thread 0")
     with pytest.raises(KernelFault):
-        session.synchronize(NEVER)
+        session.streams.synchronize(NEVER)
     session.close()
     assert not world.device.streams
 
@@ -428,15 +428,15 @@ def test_streams_of_a_session_that_failed_serve_nobody(world):
 def test_a_slot_that_lost_work_may_still_write_to_serves_nobody():
     world = World()
     session = world.open("staged")
-    world.fill(session, session.load(FILL, "fill", NEVER), 0, 1)
-    session.submit(session.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
+    world.fill(session, session.kernels.load(FILL, "fill", NEVER), 0, 1)
+    session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = DeviceLost("gone")
     session.close()
     others = [world.open("staged") for _ in range(STAGE_SLOTS - 1)]
     for other in others:
-        world.fill(other, other.load(FILL, "fill", NEVER), 0, 1)
+        world.fill(other, other.kernels.load(FILL, "fill", NEVER), 0, 1)
     with world.open("staged") as late, pytest.raises(CapacityExhausted):
-        world.fill(late, late.load(FILL, "fill", NEVER), 0, 1)
+        world.fill(late, late.kernels.load(FILL, "fill", NEVER), 0, 1)
     for other in others:
         other.close()
 
@@ -453,33 +453,33 @@ def test_a_tenant_has_to_be_registered(world):
 
 def test_buffers_are_cut_from_the_tenants_slab_under_its_cap(world):
     with world.open() as one, world.open() as two, world.shared.open_session() as other:
-        one.allocate(1 << 19)
-        two.allocate(1 << 19)
+        one.buffers.allocate(1 << 19)
+        two.buffers.allocate(1 << 19)
         with pytest.raises(QuotaExceeded):
-            two.allocate(1)
+            two.buffers.allocate(1)
         assert two.statistics().quota_refusals == 1
-        other.allocate(1 << 19)
+        other.buffers.allocate(1 << 19)
         calls = len(world.device.calls)
         with pytest.raises(QuotaExceeded):
-            one.allocate(1)
+            one.buffers.allocate(1)
         assert len(world.device.calls) == calls, "a refusal does not reach the device"
 
 
 def test_a_buffer_that_another_sandbox_had_is_zeros(world):
     with world.open() as session:
-        handle = session.allocate(4)
-        fill_buffer(session, session.load(FILL, "fill", NEVER), handle, 77)
+        handle = session.buffers.allocate(4)
+        fill_buffer(session, session.kernels.load(FILL, "fill", NEVER), handle, 77)
         assert read_u32(session, handle) == 77
     with world.open() as session:
-        assert read_u32(session, session.allocate(4)) == 0
+        assert read_u32(session, session.buffers.allocate(4)) == 0
 
 
 def test_statistics_say_what_sessions_share(world):
     assert world.shared.statistics().accounts == world.accounts.statistics()
     with world.open() as session:
-        kernel = session.load(FILL, "fill", NEVER)
+        kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 7)
-        session.allocate(100)
+        session.buffers.allocate(100)
         found = world.shared.statistics()
         assert (found.kernels_held, found.kernels_idle, found.sessions_parked) == (1, 0, 0)
         assert found.accounts[-1].device_bytes == 256

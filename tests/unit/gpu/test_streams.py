@@ -57,12 +57,12 @@ def session(device, gate):
 
 @pytest.fixture
 def kernel(session):
-    return session.load(FILL, "fill", NEVER)
+    return session.kernels.load(FILL, "fill", NEVER)
 
 
 @pytest.fixture
 def buffer(session):
-    return session.allocate(64)
+    return session.buffers.allocate(64)
 
 
 def word(value):
@@ -70,16 +70,16 @@ def word(value):
 
 
 def fill(session, kernel, handle, value, stream=0):
-    session.submit(kernel, ONE, lambda: (BufferOffset(handle, 0), word(value)), MEMORY, NEVER, stream)
+    session.kernels.submit(kernel, ONE, lambda: (BufferOffset(handle, 0), word(value)), MEMORY, NEVER, stream)
 
 
 def fill_window(session, kernel, offset, value, stream=0, memory=MEMORY):
-    session.submit(kernel, ONE, lambda: (HostWindow(ADDRESS + offset, 4), word(value)), memory, NEVER, stream)
+    session.kernels.submit(kernel, ONE, lambda: (HostWindow(ADDRESS + offset, 4), word(value)), memory, NEVER, stream)
 
 
 def value_of(session, handle, offset=0):
     into = bytearray(4)
-    session.read(handle, memoryview(into), NEVER, offset)
+    session.buffers.read(handle, memoryview(into), NEVER, offset)
     return struct.unpack("<I", into)[0]
 
 
@@ -91,21 +91,21 @@ def at(offset):
 
 
 def test_numbers_start_at_1_and_are_never_used_twice(session):
-    assert [session.open_stream(), session.open_stream()] == [1, 2]
-    session.close_stream(1, NEVER)
-    assert session.open_stream() == 3
-    assert [session.open_event(), session.open_event()] == [1, 2]
-    session.close_event(2)
-    assert session.open_event() == 3
+    assert [session.streams.open(), session.streams.open()] == [1, 2]
+    session.streams.close(1, NEVER)
+    assert session.streams.open() == 3
+    assert [session.events.open(), session.events.open()] == [1, 2]
+    session.events.close(2)
+    assert session.events.open() == 3
 
 
 def test_the_rows_of_open_streams_never_meet(session):
     pad = PadLayout()
     with Session(FakeDevice(), ledger=Ledger(), gate=Gate(1), pad=pad) as other:
-        kept = other.open_stream()
+        kept = other.streams.open()
         for _ in range(100):
-            other.close_stream(other.open_stream(), NEVER)
-        number = other.open_stream()
+            other.streams.close(other.streams.open(), NEVER)
+        number = other.streams.open()
         assert number > 100
         assert pad.streams[number % 32].number == number
         assert pad.streams[kept].number == kept
@@ -115,20 +115,20 @@ def test_the_rows_of_open_streams_never_meet(session):
 def test_what_does_not_exist_is_named(session, kernel, buffer, number):
     window = HostWindow(ADDRESS, 4)
     for use in (
-        lambda: session.close_stream(number, NEVER),
-        lambda: session.synchronize(NEVER, number),
-        lambda: session.ended(number),
+        lambda: session.streams.close(number, NEVER),
+        lambda: session.streams.synchronize(NEVER, number),
+        lambda: session.streams.ended(number),
         lambda: fill(session, kernel, buffer, 1, number),
-        lambda: session.copy_in(buffer, 0, window, MEMORY, NEVER, number),
-        lambda: session.copy_out(window, MEMORY, buffer, 0, NEVER, number),
-        lambda: session.begin_graph(number),
-        lambda: session.close_event(number),
-        lambda: session.record(number, 0),
-        lambda: session.wait_event(0, number),
-        lambda: session.synchronize_event(number, NEVER),
-        lambda: session.event_reached(number),
-        lambda: session.replay(number, MEMORY, NEVER),
-        lambda: session.close_graph(number, NEVER),
+        lambda: session.buffers.copy_in(buffer, 0, window, MEMORY, NEVER, number),
+        lambda: session.buffers.copy_out(window, MEMORY, buffer, 0, NEVER, number),
+        lambda: session.graphs.begin(number),
+        lambda: session.events.close(number),
+        lambda: session.events.record(number, 0),
+        lambda: session.events.wait(0, number),
+        lambda: session.events.synchronize(number, NEVER),
+        lambda: session.events.reached(number),
+        lambda: session.graphs.replay(number, MEMORY, NEVER),
+        lambda: session.graphs.close(number, NEVER),
     ):
         with pytest.raises(InvalidHandle):
             use()
@@ -137,9 +137,9 @@ def test_what_does_not_exist_is_named(session, kernel, buffer, number):
 
 def test_the_instances_own_stream_stays(session):
     with pytest.raises(InvalidArgs):
-        session.close_stream(0, NEVER)
-    assert session.ended(0)
-    session.synchronize(NEVER, 0)
+        session.streams.close(0, NEVER)
+    assert session.streams.ended(0)
+    session.streams.synchronize(NEVER, 0)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_the_instances_own_stream_stays(session):
     [
         (
             SessionLimits(streams=3),
-            lambda session: session.open_stream(),
-            lambda session: session.close_stream(2, NEVER),
+            lambda session: session.streams.open(),
+            lambda session: session.streams.close(2, NEVER),
         ),
-        (SessionLimits(events=3), lambda session: session.open_event(), lambda session: session.close_event(2)),
+        (SessionLimits(events=3), lambda session: session.events.open(), lambda session: session.events.close(2)),
     ],
     ids=["streams", "events"],
 )
@@ -166,55 +166,55 @@ def test_there_are_only_so_many(device, limits, open_one, close):
 
 
 def test_waiting_for_one_stream_leaves_the_others_alone(session, device, gate, kernel, buffer):
-    stream = session.open_stream()
-    session.synchronize(NEVER)
-    other = session.allocate(4)
-    session.synchronize(NEVER)
+    stream = session.streams.open()
+    session.streams.synchronize(NEVER)
+    other = session.buffers.allocate(4)
+    session.streams.synchronize(NEVER)
     fill(session, kernel, buffer, 1)
     fill(session, kernel, other, 2, stream)
-    session.synchronize(NEVER, stream)
-    assert session.ended(stream)
-    assert not session.ended(0)
+    session.streams.synchronize(NEVER, stream)
+    assert session.streams.ended(stream)
+    assert not session.streams.ended(0)
     assert gate.in_use == 1
     device.finish()
-    assert session.ended(0)
+    assert session.streams.ended(0)
     assert gate.in_use == 0
 
 
 def test_a_stream_is_closed_once_it_has_drained(session, device, kernel, buffer):
-    stream = session.open_stream()
+    stream = session.streams.open()
     fill(session, kernel, buffer, 5, stream)
-    session.close_stream(stream, NEVER)
+    session.streams.close(stream, NEVER)
     assert value_of(session, buffer) == 5
     with pytest.raises(InvalidHandle):
-        session.synchronize(NEVER, stream)
+        session.streams.synchronize(NEVER, stream)
 
 
 def test_a_new_buffer_is_zeros_on_every_stream(session, device, kernel):
-    before = session.open_stream()
-    buffer = session.allocate(4)
-    after = session.open_stream()
+    before = session.streams.open()
+    buffer = session.buffers.allocate(4)
+    after = session.streams.open()
     for stream in (before, after):
         fill(session, kernel, buffer, 9, stream)
-        handle = session.allocate(4)
+        handle = session.buffers.allocate(4)
         device.finish(max(device.streams, key=lambda each: each.number))
-        session.synchronize(NEVER, stream)
+        session.streams.synchronize(NEVER, stream)
         assert value_of(session, handle) == 0
     assert value_of(session, buffer) == 9
 
 
 def test_a_stream_that_was_there_comes_to_a_new_buffer_behind_its_clearing(session, device, kernel):
-    stream = session.open_stream()
+    stream = session.streams.open()
     mine = max(device.streams, key=lambda each: each.number)
-    buffer = session.allocate(4)
+    buffer = session.buffers.allocate(4)
     fill(session, kernel, buffer, 9, stream)
     device.finish(mine)  # before anybody has waited for the instance's own stream, on which it is cleared
     assert value_of(session, buffer) == 9
 
 
 def test_work_in_any_stream_ends_before_a_buffer_goes(session, device, kernel, buffer):
-    fill(session, kernel, buffer, 1, session.open_stream())
-    session.free(buffer, NEVER)
+    fill(session, kernel, buffer, 1, session.streams.open())
+    session.buffers.free(buffer, NEVER)
     assert not device.busy
 
 
@@ -223,11 +223,11 @@ def test_work_in_any_stream_ends_before_a_buffer_goes(session, device, kernel, b
 
 def test_copies_go_both_ways_in_the_order_of_their_stream(session, kernel, buffer):
     PAGES[:16] = struct.pack("<4I", 1, 2, 3, 4)
-    stream = session.open_stream()
-    session.copy_in(buffer, 8, HostWindow(ADDRESS, 8), MEMORY, NEVER, stream)
+    stream = session.streams.open()
+    session.buffers.copy_in(buffer, 8, HostWindow(ADDRESS, 8), MEMORY, NEVER, stream)
     fill(session, kernel, buffer, 7, stream)
-    session.copy_out(HostWindow(ADDRESS + 64, 16), MEMORY, buffer, 0, NEVER, stream)
-    session.synchronize(NEVER, stream)
+    session.buffers.copy_out(HostWindow(ADDRESS + 64, 16), MEMORY, buffer, 0, NEVER, stream)
+    session.streams.synchronize(NEVER, stream)
     assert struct.unpack("<4I", PAGES[64:80]) == (7, 0, 1, 2)
     assert session.statistics().pinned_bytes == MEMORY.size_bytes
 
@@ -242,171 +242,171 @@ def test_a_copy_is_within_its_ends(session, device, buffer):
         (buffer, 0, HostWindow(ADDRESS - 1, 4), InvalidPointer),
     ]:
         with pytest.raises(error):
-            session.copy_in(handle, offset, window, MEMORY, NEVER)
+            session.buffers.copy_in(handle, offset, window, MEMORY, NEVER)
         with pytest.raises(error):
-            session.copy_out(window, MEMORY, handle, offset, NEVER)
-    session.copy_in(buffer, 64, HostWindow(MEMORY.end, 0), MEMORY, NEVER)
+            session.buffers.copy_out(window, MEMORY, handle, offset, NEVER)
+    session.buffers.copy_in(buffer, 64, HostWindow(MEMORY.end, 0), MEMORY, NEVER)
     assert not {"copy_in", "copy_out"} & set(device.calls)
 
 
 @pytest.mark.parametrize("offset", [4, 60])
 def test_bytes_are_written_and_read_at_an_offset(session, buffer, offset):
-    session.write(buffer, b"abcd", NEVER, offset)
+    session.buffers.write(buffer, b"abcd", NEVER, offset)
     assert value_of(session, buffer, offset) == struct.unpack("<I", b"abcd")[0]
     with pytest.raises(InvalidArgs):
-        session.write(buffer, b"abcd", NEVER, 61)
+        session.buffers.write(buffer, b"abcd", NEVER, 61)
 
 
 # ---------------------------------------------------------------------------------------------------- events
 
 
 def test_an_event_orders_streams(session, device, kernel, buffer):
-    first, second, event = session.open_stream(), session.open_stream(), session.open_event()
-    assert session.event_reached(event)
-    session.synchronize_event(event, NEVER)
-    session.wait_event(second, event)
+    first, second, event = session.streams.open(), session.streams.open(), session.events.open()
+    assert session.events.reached(event)
+    session.events.synchronize(event, NEVER)
+    session.events.wait(second, event)
     fill(session, kernel, buffer, 1, first)
-    session.record(event, first)
-    assert not session.event_reached(event)
-    session.wait_event(second, event)
+    session.events.record(event, first)
+    assert not session.events.reached(event)
+    session.events.wait(second, event)
     fill(session, kernel, buffer, 2, second)
-    session.close_event(event)
-    session.synchronize(NEVER, second)
-    assert session.ended(second)
+    session.events.close(event)
+    session.streams.synchronize(NEVER, second)
+    assert session.streams.ended(second)
     assert value_of(session, buffer) == 2
 
 
 def test_waiting_for_an_event_is_waiting_for_what_is_before_it(session, kernel, buffer):
-    event = session.open_event()
+    event = session.events.open()
     fill(session, kernel, buffer, 1)
-    session.record(event, 0)
-    session.synchronize_event(event, NEVER)
-    assert session.event_reached(event)
+    session.events.record(event, 0)
+    session.events.synchronize(event, NEVER)
+    assert session.events.reached(event)
 
 
 # ---------------------------------------------------------------------------------------------------- graphs
 
 
 def record(session, stream, *steps):
-    session.begin_graph(stream)
+    session.graphs.begin(stream)
     for step in steps:
         step()
-    return session.end_graph(stream)
+    return session.graphs.end(stream)
 
 
 def test_a_graph_does_what_was_recorded_each_time_it_is_replayed(session, device, kernel, buffer):
-    stream = session.open_stream()
+    stream = session.streams.open()
     graph = record(
         session,
         stream,
         lambda: fill(session, kernel, buffer, 3, stream),
-        lambda: session.copy_out(HostWindow(ADDRESS + 128, 4), MEMORY, buffer, 0, NEVER, stream),
+        lambda: session.buffers.copy_out(HostWindow(ADDRESS + 128, 4), MEMORY, buffer, 0, NEVER, stream),
     )
     PAGES[128:132] = bytes(4)
     assert value_of(session, buffer) == 0
     for target in (stream, 0):
-        session.write(buffer, bytes(4), NEVER)
-        session.replay(graph, MEMORY, NEVER, target)
-        session.synchronize(NEVER)
+        session.buffers.write(buffer, bytes(4), NEVER)
+        session.graphs.replay(graph, MEMORY, NEVER, target)
+        session.streams.synchronize(NEVER)
         assert (value_of(session, buffer), at(128)) == (3, 3)
     statistics = session.statistics()
     assert (statistics.replays, statistics.kernels_launched, statistics.graphs) == (2, 2, 1)
-    session.close_graph(graph, NEVER)
+    session.graphs.close(graph, NEVER)
     assert session.statistics().graphs == 0
 
 
 def test_an_empty_graph_is_a_graph(session):
     graph = record(session, 0)
-    session.replay(graph, None, NEVER)
+    session.graphs.replay(graph, None, NEVER)
 
 
 def test_while_a_stream_records_everything_else_is_refused(session, device, kernel, buffer):
-    stream, event = session.open_stream(), session.open_event()
+    stream, event = session.streams.open(), session.events.open()
     graph = record(session, 0)
-    session.begin_graph(stream)
+    session.graphs.begin(stream)
     window = HostWindow(ADDRESS, 4)
     for use in (
-        lambda: session.allocate(4),
-        lambda: session.free(buffer, NEVER),
-        lambda: session.write(buffer, b"", NEVER),
-        lambda: session.read(buffer, memoryview(bytearray()), NEVER),
-        lambda: session.load(NOTHING, "nothing", NEVER),
-        lambda: session.unload(kernel, NEVER),
-        lambda: session.launch(kernel, ONE, tuple, MEMORY, NEVER),
+        lambda: session.buffers.allocate(4),
+        lambda: session.buffers.free(buffer, NEVER),
+        lambda: session.buffers.write(buffer, b"", NEVER),
+        lambda: session.buffers.read(buffer, memoryview(bytearray()), NEVER),
+        lambda: session.kernels.load(NOTHING, "nothing", NEVER),
+        lambda: session.kernels.unload(kernel, NEVER),
+        lambda: session.kernels.launch(kernel, ONE, tuple, MEMORY, NEVER),
         lambda: fill(session, kernel, buffer, 1, 0),
-        lambda: session.copy_in(buffer, 0, window, MEMORY, NEVER),
-        lambda: session.copy_out(window, MEMORY, buffer, 0, NEVER),
-        lambda: session.synchronize(NEVER),
-        lambda: session.synchronize(NEVER, stream),
-        lambda: session.ended(stream),
-        session.open_stream,
-        lambda: session.close_stream(stream, NEVER),
-        session.open_event,
-        lambda: session.close_event(event),
-        lambda: session.record(event, stream),
-        lambda: session.wait_event(stream, event),
-        lambda: session.synchronize_event(event, NEVER),
-        lambda: session.event_reached(event),
-        lambda: session.begin_graph(0),
-        lambda: session.end_graph(0),
-        lambda: session.replay(graph, MEMORY, NEVER, stream),
-        lambda: session.close_graph(graph, NEVER),
+        lambda: session.buffers.copy_in(buffer, 0, window, MEMORY, NEVER),
+        lambda: session.buffers.copy_out(window, MEMORY, buffer, 0, NEVER),
+        lambda: session.streams.synchronize(NEVER),
+        lambda: session.streams.synchronize(NEVER, stream),
+        lambda: session.streams.ended(stream),
+        session.streams.open,
+        lambda: session.streams.close(stream, NEVER),
+        session.events.open,
+        lambda: session.events.close(event),
+        lambda: session.events.record(event, stream),
+        lambda: session.events.wait(stream, event),
+        lambda: session.events.synchronize(event, NEVER),
+        lambda: session.events.reached(event),
+        lambda: session.graphs.begin(0),
+        lambda: session.graphs.end(0),
+        lambda: session.graphs.replay(graph, MEMORY, NEVER, stream),
+        lambda: session.graphs.close(graph, NEVER),
     ):
         with pytest.raises(InvalidArgs):
             use()
     fill(session, kernel, buffer, 1, stream)
-    assert session.end_graph(stream) == graph + 1
+    assert session.graphs.end(stream) == graph + 1
     with pytest.raises(InvalidArgs):
-        session.end_graph(stream)
+        session.graphs.end(stream)
 
 
 def test_compiled_code_gives_nothing_to_a_session_that_records(device):
     pad = PadLayout()
     with Session(device, ledger=Ledger(), pad=pad) as session:
-        stream = session.open_stream()
-        session.allocate(4)
+        stream = session.streams.open()
+        session.buffers.allocate(4)
         graph = record(session, stream)
         assert pad.graphs[graph].handle == graph
-        session.begin_graph(stream)
+        session.graphs.begin(stream)
         assert [row.recording for row in pad.streams if row.stream] == [1, 1]
         assert pad.graphs[graph].handle == 0
-        session.end_graph(stream)
+        session.graphs.end(stream)
         assert not any(row.recording for row in pad.streams)
         assert (pad.graphs[graph].handle, pad.graphs[graph + 1].launches) == (graph, 0)
 
 
 def test_a_recorded_launch_is_checked_like_any_other(session, device, kernel, buffer):
-    session.begin_graph(0)
+    session.graphs.begin(0)
     with pytest.raises(InvalidHandle):
         fill(session, kernel, 99, 1)
     with pytest.raises(InvalidKernelArgs):
-        session.submit(kernel, ONE, tuple, MEMORY, NEVER)
+        session.kernels.submit(kernel, ONE, tuple, MEMORY, NEVER)
     with pytest.raises(InvalidDimensions):
-        session.submit(kernel, LaunchConfig((0, 1, 1), (1, 1, 1)), tuple, MEMORY, NEVER)
+        session.kernels.submit(kernel, LaunchConfig((0, 1, 1), (1, 1, 1)), tuple, MEMORY, NEVER)
     device.failures["launch"] = LaunchRefused("no")
     with pytest.raises(LaunchRefused):
         fill(session, kernel, buffer, 1)
-    graph = session.end_graph(0)
-    session.replay(graph, MEMORY, NEVER)
+    graph = session.graphs.end(0)
+    session.graphs.replay(graph, MEMORY, NEVER)
     assert session.statistics().kernels_launched == 0
 
 
 def test_a_graph_is_as_long_as_it_may_be(device):
     with Session(device, SessionLimits(graph_launches=3, graphs=2), Ledger()) as session:
-        kernel, buffer = session.load(FILL, "fill", NEVER), session.allocate(4)
-        session.begin_graph(0)
+        kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
+        session.graphs.begin(0)
         for _ in range(3):
             fill(session, kernel, buffer, 1)
         with pytest.raises(QuotaExceeded):
             fill(session, kernel, buffer, 1)
         with pytest.raises(QuotaExceeded):
-            session.copy_in(buffer, 0, HostWindow(ADDRESS, 4), MEMORY, NEVER)
-        first = session.end_graph(0)
+            session.buffers.copy_in(buffer, 0, HostWindow(ADDRESS, 4), MEMORY, NEVER)
+        first = session.graphs.end(0)
         record(session, 0)
         with pytest.raises(QuotaExceeded):
-            session.begin_graph(0)
-        session.close_graph(first, NEVER)
-        session.begin_graph(0)
+            session.graphs.begin(0)
+        session.graphs.close(first, NEVER)
+        session.graphs.begin(0)
 
 
 def test_the_numbers_are_the_abis():
@@ -417,85 +417,85 @@ def test_the_numbers_are_the_abis():
 @pytest.mark.parametrize("pad", [None, PadLayout()])
 def test_a_graph_is_dead_once_what_it_uses_has_gone(device, pad):
     with Session(device, ledger=Ledger(), pad=pad) as session:
-        kernel, other = session.load(FILL, "fill", NEVER), session.load(FILL, "fill", NEVER)
-        buffers = [session.allocate(4) for _ in range(3)]
+        kernel, other = session.kernels.load(FILL, "fill", NEVER), session.kernels.load(FILL, "fill", NEVER)
+        buffers = [session.buffers.allocate(4) for _ in range(3)]
         graphs = [record(session, 0, lambda each=each: fill(session, kernel, each, 1)) for each in buffers]
         graphs.append(record(session, 0, lambda: fill(session, other, buffers[2], 1)))
-        session.free(buffers[0], NEVER)
-        session.unload(other, NEVER)
+        session.buffers.free(buffers[0], NEVER)
+        session.kernels.unload(other, NEVER)
         for dead in (graphs[0], graphs[3]):
             with pytest.raises(InvalidHandle):
-                session.replay(dead, MEMORY, NEVER)
+                session.graphs.replay(dead, MEMORY, NEVER)
             assert pad is None or pad.graphs[dead].handle == 0
         for live in graphs[1:3]:
-            session.replay(live, MEMORY, NEVER)
+            session.graphs.replay(live, MEMORY, NEVER)
             assert pad is None or pad.graphs[live].handle == live
-        session.close_graph(graphs[0], NEVER)
+        session.graphs.close(graphs[0], NEVER)
         with pytest.raises(InvalidHandle):
-            session.close_graph(graphs[0], NEVER)
+            session.graphs.close(graphs[0], NEVER)
 
 
 def test_a_graph_with_a_number_that_may_be_an_address_needs_everything(session, kernel, buffer, device):
-    spare = session.allocate(4)
+    spare = session.buffers.allocate(4)
     (chunk,) = device.memory
     number = Scalar(struct.pack("<Q", chunk))
-    graph = record(session, 0, lambda: session.submit(kernel, ONE, lambda: (number, word(1)), MEMORY, NEVER))
-    session.replay(graph, MEMORY, NEVER)
-    session.free(spare, NEVER)
+    graph = record(session, 0, lambda: session.kernels.submit(kernel, ONE, lambda: (number, word(1)), MEMORY, NEVER))
+    session.graphs.replay(graph, MEMORY, NEVER)
+    session.buffers.free(spare, NEVER)
     with pytest.raises(InvalidHandle):
-        session.replay(graph, MEMORY, NEVER)
+        session.graphs.replay(graph, MEMORY, NEVER)
 
 
 def test_windows_of_a_graph_are_reached_in_place(session, device, kernel):
     graph = record(session, 0, lambda: fill_window(session, kernel, 256, 4))
     assert device.registered == {MEMORY.address: MEMORY.size_bytes}
     assert device.calls.index("register") < device.calls.index("begin_capture")
-    session.replay(graph, MEMORY, NEVER)
-    session.synchronize(NEVER)
+    session.graphs.replay(graph, MEMORY, NEVER)
+    session.streams.synchronize(NEVER)
     assert at(256) == 4
     fill_window(session, kernel, GROWN.size_bytes - 4, 1, memory=GROWN)
     PAGES[256:260] = bytes(4)
-    session.replay(graph, GROWN, NEVER)
-    session.synchronize(NEVER)
+    session.graphs.replay(graph, GROWN, NEVER)
+    session.streams.synchronize(NEVER)
     assert at(256) == 4, "grown memory is registered at the same address"
     device.failures["register"] = LaunchRefused("no")
     shrunk = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
     with pytest.raises(LaunchRefused):
         fill_window(session, kernel, 0, 1, memory=shrunk)
     with pytest.raises(InvalidHandle):
-        session.replay(graph, shrunk, NEVER)
+        session.graphs.replay(graph, shrunk, NEVER)
 
 
 def test_memory_that_grows_while_a_stream_records_is_not_reached(session, kernel):
-    session.begin_graph(0)
+    session.graphs.begin(0)
     fill_window(session, kernel, 0, 1)
     with pytest.raises(InvalidArgs):
         fill_window(session, kernel, MEMORY.size_bytes, 1, memory=GROWN)
-    session.end_graph(0)
+    session.graphs.end(0)
 
 
 def test_a_graph_without_windows_needs_no_registration(session, device, kernel, buffer):
     device.failures["register"] = LaunchRefused("too much is pinned")
     graph = record(session, 0, lambda: fill(session, kernel, buffer, 8))
-    session.replay(graph, MEMORY, NEVER)
+    session.graphs.replay(graph, MEMORY, NEVER)
     assert value_of(session, buffer) == 8
 
 
 def test_what_cannot_be_captured_ends_the_recording(session, device, kernel, buffer):
-    session.begin_graph(0)
+    session.graphs.begin(0)
     fill(session, kernel, buffer, 1)
     device.failures["end_capture"] = LaunchRefused("a copy that cannot be replayed")
     with pytest.raises(LaunchRefused):
-        session.end_graph(0)
+        session.graphs.end(0)
     fill(session, kernel, buffer, 2)
     assert value_of(session, buffer) == 2
 
 
 def test_a_session_that_ends_while_it_records_leaves_nothing(device):
     session = Session(device, ledger=Ledger())
-    kernel, buffer = session.load(FILL, "fill", NEVER), session.allocate(4)
-    session.synchronize(NEVER)
-    session.begin_graph(0)
+    kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
+    session.streams.synchronize(NEVER)
+    session.graphs.begin(0)
     fill(session, kernel, buffer, 1)
     session.close()
     assert device.holds_nothing()
@@ -503,8 +503,8 @@ def test_a_session_that_ends_while_it_records_leaves_nothing(device):
 
 def test_a_failure_while_recording_ends_the_session(device):
     session = Session(device, ledger=Ledger())
-    kernel, buffer = session.load(FILL, "fill", NEVER), session.allocate(4)
-    session.begin_graph(0)
+    kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
+    session.graphs.begin(0)
     device.failures["launch"] = DeviceLost("gone")
     with pytest.raises(DeviceLost):
         fill(session, kernel, buffer, 1)
@@ -515,16 +515,16 @@ def test_a_failure_while_recording_ends_the_session(device):
 @pytest.mark.parametrize("method", ["fill", "record", "wait_event", "replay", "copy_in", "close_graph"])
 def test_a_fault_anywhere_poisons(device, method):
     session = Session(device, ledger=Ledger())
-    stream, buffer, event = session.open_stream(), session.allocate(64), session.open_event()
+    stream, buffer, event = session.streams.open(), session.buffers.allocate(64), session.events.open()
     graph = record(session, stream)
-    session.record(event, 0)
+    session.events.record(event, 0)
     uses = {
-        "fill": lambda: session.allocate(4),
-        "record": lambda: session.record(event, stream),
-        "wait_event": lambda: session.wait_event(stream, event),
-        "replay": lambda: session.replay(graph, None, NEVER),
-        "copy_in": lambda: session.copy_in(buffer, 0, HostWindow(ADDRESS, 4), MEMORY, NEVER),
-        "close_graph": lambda: session.close_graph(graph, NEVER),
+        "fill": lambda: session.buffers.allocate(4),
+        "record": lambda: session.events.record(event, stream),
+        "wait_event": lambda: session.events.wait(stream, event),
+        "replay": lambda: session.graphs.replay(graph, None, NEVER),
+        "copy_in": lambda: session.buffers.copy_in(buffer, 0, HostWindow(ADDRESS, 4), MEMORY, NEVER),
+        "close_graph": lambda: session.graphs.close(graph, NEVER),
     }
     device.failures[method] = fault = KernelFault("thread 0")
     with pytest.raises(KernelFault):
@@ -535,17 +535,17 @@ def test_a_fault_anywhere_poisons(device, method):
 
 
 def test_windows_on_what_was_reached_before_go_on_being_recorded_when_memory_has_grown(session, kernel, buffer):
-    session.begin_graph(0)
+    session.graphs.begin(0)
     fill(session, kernel, buffer, 1)
     fill_window(session, kernel, 0, 1, memory=GROWN)
-    graph = session.end_graph(0)
-    session.replay(graph, GROWN, NEVER)
+    graph = session.graphs.end(0)
+    session.graphs.replay(graph, GROWN, NEVER)
 
 
 def test_a_recording_that_waits_for_earlier_work_gives_its_place_back(session, gate, kernel, buffer):
     fill_window(session, kernel, 0, 1)
     assert gate.in_use == 1
-    session.begin_graph(0)
+    session.graphs.begin(0)
     fill_window(session, kernel, 0, 2, memory=GROWN)
-    session.end_graph(0)
+    session.graphs.end(0)
     assert gate.in_use == 0

@@ -35,11 +35,11 @@ class World:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
         self.size = MOST // 2
         self.session = self.shared.open_session("tenant", memory_kind=kind, pad=pad)
-        self.kernel = self.session.load(FILL, "fill", NEVER)
+        self.kernel = self.session.kernels.load(FILL, "fill", NEVER)
 
     def launch(self, *arguments):
         memory = Region(self.address, self.size, host=True)
-        self.session.launch(self.kernel, ONE, lambda: arguments, memory, NEVER)
+        self.session.kernels.launch(self.kernel, ONE, lambda: arguments, memory, NEVER)
 
     def fill(self, length, value=5):
         self.launch(HostWindow(self.address, length), Scalar(struct.pack("<I", value)))
@@ -106,7 +106,7 @@ def test_the_next_guest_of_a_session_has_paid_nothing():
             pad.stage_left, pad.stage_used = 100, 7  # as compiled code leaves it, of which no Python hears
             assert world.session.renew()
             assert (pad.stage_left, pad.stage_used) == (PIN_PRICE_BYTES, 0)
-            world.kernel = world.session.load(FILL, "fill", NEVER)
+            world.kernel = world.session.kernels.load(FILL, "fill", NEVER)
 
 
 @pytest.mark.parametrize("refused", ["cap", "device"])

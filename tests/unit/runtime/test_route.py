@@ -143,12 +143,12 @@ def test_no_guest_finds_what_another_left(function, options):
 def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(function):
     before = function.invoke("fill", **GPU)
     (stay,) = idle(function)
-    assert not stay.session._used
+    assert not stay.session._turns.used
     for _ in range(3):
         after = function.invoke("fill", **GPU)
         assert after.values == before.values == (42,)
         assert after.gpu == before.gpu
-        assert not stay.session._used
+        assert not stay.session._turns.used
     assert idle(function) == [stay]
 
 
@@ -159,7 +159,7 @@ def test_each_guest_may_stage_as_much_as_the_first(function):
     for _ in range(3):
         assert stay.session.pad.stage_left == PIN_PRICE_BYTES
         assert function.invoke("fill", **options).gpu.pinned_bytes == 0
-        assert not stay.session._used
+        assert not stay.session._turns.used
     stay.session.pad.stage_left = 0
     assert function.invoke("fill", **options).gpu.pinned_bytes == 0, "Python counts the memory's own size"
     assert function.invoke("fill", **options).gpu.staged_launches == 0, "and compiled code goes on with the next guest"
@@ -311,7 +311,7 @@ def test_a_device_that_is_lost_serves_no_parked_session(function, monkeypatch):
     monkeypatch.setattr(EmulatedNative, "usable", False)
     function.invoke("fill", **GPU)
     assert before not in idle(function)
-    assert before.session._closed
+    assert before.session._turns.closed
 
 
 def test_a_context_that_is_gone_is_a_lost_device(function):
@@ -327,7 +327,7 @@ def test_closing_the_runtime_ends_what_is_parked(native):
     function.invoke("fill", **GPU)
     device = runtime.open_device()
     runtime.close()
-    assert all(stay.session._closed for stay in idle(function))
+    assert all(stay.session._turns.closed for stay in idle(function))
     assert device.statistics().registered_bytes == 0
     with pytest.raises(DeviceUnavailable):
         function.invoke("fill", **GPU)
@@ -340,7 +340,7 @@ def test_what_routes_leave_is_closed_by_the_next(runtime):
     del function
     gc.collect()
     runtime.load(bytes(wat2wasm(WAT))).invoke("nothing")
-    assert stay.session._closed
+    assert stay.session._turns.closed
 
 
 @pytest.fixture(params=[signal.default_int_handler, "custom"])

@@ -17,7 +17,7 @@ def finish(call: HostCall, service: CudaService) -> int:
     session = service.session
     if session.pad is not None and session.pad.staged:
         memory = call.memory
-        session.finish_staged(Region(memory.address, memory.size_bytes, host=True), call.deadline)
+        session.kernels.finish_staged(Region(memory.address, memory.size_bytes, host=True), call.deadline)
     else:
-        session.synchronize(call.deadline, stream=_OWN_STREAM)
+        session.streams.synchronize(call.deadline, stream=_OWN_STREAM)
     return 0

@@ -2,6 +2,7 @@
 
 import mmap
 import struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -429,7 +430,7 @@ def test_after_a_kernels_fault_only_the_texts_are_left(guest, where):
 
 def test_sync_waits_for_work_in_flight(guest):
     kernel = guest.load()
-    guest.session.submit(kernel, LaunchConfig((1, 1, 1), (1, 1, 1)), tuple, None, Deadline())
+    guest.session.kernels.submit(kernel, LaunchConfig((1, 1, 1), (1, 1, 1)), tuple, None, Deadline())
     assert guest.device.busy
     assert guest("sync") == 0
     assert not guest.device.busy
@@ -511,7 +512,7 @@ def test_checks_of_copies_come_in_order(guest):
 @given(around(64))
 def test_halves_make_the_whole(value):
     guest, seen = Guest(), []
-    guest.session.allocate = lambda size: seen.append(size) or 1
+    guest.session.buffers = SimpleNamespace(allocate=lambda size: seen.append(size) or 1)
     assert guest.alloc(value) == 1
     assert seen == [value]
 

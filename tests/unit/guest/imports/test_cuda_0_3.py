@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.device import FakeDevice
 from fakes.guest import MEMORY_ADDRESS, FakeCall
 from fakes.session import FakeSession
 from strategies.argv import around
@@ -39,15 +40,22 @@ BITS = {"i32": 32, "i64": 64}
 ONE = (1, 1, 1)
 
 
-METHODS = sorted(name for name, kind in vars(FakeSession).items() if callable(kind) and not name.startswith("_"))
+METHODS = [
+    (part, name)
+    for part, fake in vars(FakeSession()).items()
+    for name in sorted(vars(type(fake)))
+    if part in {"buffers", "kernels", "streams", "events", "graphs"} and not name.startswith("_")
+]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_fake_takes_what_a_session_takes(name):
-    def shape(kind):
-        return [(p.name, p.default, p.kind) for p in inspect.signature(getattr(kind, name)).parameters.values()]
+@pytest.mark.parametrize(("part", "name"), METHODS)
+def test_the_fake_takes_what_a_session_takes(part, name):
+    def shape(session):
+        method = getattr(getattr(session, part), name)
+        return [(p.name, p.default, p.kind) for p in inspect.signature(method).parameters.values()]
 
-    assert shape(FakeSession) == shape(Session)
+    with Session(FakeDevice()) as session:
+        assert shape(FakeSession()) == shape(session)
 
 
 class Guest:
@@ -78,42 +86,42 @@ def guest():
 
 # What each function asks of the session: name, parameters, answer of the session, the call, what the guest is told.
 ASKED = [
-    ("unload", (7,), None, ("unload", 7, DEADLINE), 0),
-    ("stream_create", (), 3, ("open_stream",), 3),
-    ("stream_destroy", (3,), None, ("close_stream", 3, DEADLINE), 0),
-    ("stream_sync", (0,), None, ("synchronize", DEADLINE, 0), 0),
-    ("stream_query", (3,), True, ("ended", 3), 0),
-    ("stream_query", (3,), False, ("ended", 3), 1),
-    ("event_create", (), 4, ("open_event",), 4),
-    ("event_destroy", (4,), None, ("close_event", 4), 0),
-    ("event_record", (4, 3), None, ("record", 4, 3), 0),
-    ("stream_wait_event", (3, 4), None, ("wait_event", 3, 4), 0),
-    ("event_sync", (4,), None, ("synchronize_event", 4, DEADLINE), 0),
-    ("event_query", (4,), True, ("event_reached", 4), 0),
-    ("event_query", (4,), False, ("event_reached", 4), 1),
-    ("graph_begin", (3,), None, ("begin_graph", 3), 0),
-    ("graph_end", (3,), 5, ("end_graph", 3), 5),
-    ("graph_launch", (5, 3), None, ("replay", 5, MEMORY, DEADLINE, 3), 0),
-    ("graph_destroy", (5,), None, ("close_graph", 5, DEADLINE), 0),
+    ("unload", (7,), None, ("kernels.unload", 7, DEADLINE), 0),
+    ("stream_create", (), 3, ("streams.open",), 3),
+    ("stream_destroy", (3,), None, ("streams.close", 3, DEADLINE), 0),
+    ("stream_sync", (0,), None, ("streams.synchronize", DEADLINE, 0), 0),
+    ("stream_query", (3,), True, ("streams.ended", 3), 0),
+    ("stream_query", (3,), False, ("streams.ended", 3), 1),
+    ("event_create", (), 4, ("events.open",), 4),
+    ("event_destroy", (4,), None, ("events.close", 4), 0),
+    ("event_record", (4, 3), None, ("events.record", 4, 3), 0),
+    ("stream_wait_event", (3, 4), None, ("events.wait", 3, 4), 0),
+    ("event_sync", (4,), None, ("events.synchronize", 4, DEADLINE), 0),
+    ("event_query", (4,), True, ("events.reached", 4), 0),
+    ("event_query", (4,), False, ("events.reached", 4), 1),
+    ("graph_begin", (3,), None, ("graphs.begin", 3), 0),
+    ("graph_end", (3,), 5, ("graphs.end", 3), 5),
+    ("graph_launch", (5, 3), None, ("graphs.replay", 5, MEMORY, DEADLINE, 3), 0),
+    ("graph_destroy", (5,), None, ("graphs.close", 5, DEADLINE), 0),
     (
         "memcpy_h2d_async",
         (9, 8, 16, 32, 3),
         None,
-        ("copy_in", 9, 8, HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, DEADLINE, 3),
+        ("buffers.copy_in", 9, 8, HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, DEADLINE, 3),
         0,
     ),
     (
         "memcpy_d2h_async",
         (16, 9, 8, 32, 3),
         None,
-        ("copy_out", HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, 9, 8, DEADLINE, 3),
+        ("buffers.copy_out", HostWindow(MEMORY_ADDRESS + 16, 32), MEMORY, 9, 8, DEADLINE, 3),
         0,
     ),
     (
         "launch_async",
         (7, 4, 3, 2, 8, 4, 2, 64, 0, 0, 3),
         None,
-        ("submit", 7, LaunchConfig((4, 3, 2), (8, 4, 2), 64), (), MEMORY, DEADLINE, 3),
+        ("kernels.submit", 7, LaunchConfig((4, 3, 2), (8, 4, 2), 64), (), MEMORY, DEADLINE, 3),
         0,
     ),
 ]
@@ -129,7 +137,7 @@ def test_what_a_function_asks_of_the_session(guest, name, params, answered, aske
 
 def test_sync_waits_for_every_stream(guest):
     assert guest("sync") == 0
-    assert guest.session.calls == [("synchronize", DEADLINE, None)]
+    assert guest.session.calls == [("streams.synchronize", DEADLINE, None)]
 
 
 def test_the_table_above_asks_for_every_new_function_but_those_about_the_device():
@@ -210,7 +218,7 @@ def test_a_negative_kernel_is_none(guest, kernel):
 def test_a_waiting_copy_says_which_memory_its_bytes_are_in(guest):
     assert guest("memcpy_h2d", 9, 1, 16, 32) == guest("memcpy_d2h", 16, 9, 1, 32) == 0
     for name, handle, data, deadline, offset_bytes, memory in guest.session.calls:
-        assert name in {"write", "read"}
+        assert name in {"buffers.write", "buffers.read"}
         assert (handle, len(data), deadline, offset_bytes, memory) == (1 << 32 | 9, 32, DEADLINE, 0, MEMORY)
 
 
@@ -260,7 +268,7 @@ def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them()
     call.memory.write(0, b"text" + b"name")
     BODIES["wasi_cuda_load_ptx"].body(call, 0, 4, 4, 4)
     call.memory.write(0, b"\xff" * 8)
-    assert session.calls == [("load", b"text", "name", call.deadline)]
+    assert session.calls == [("kernels.load", b"text", "name", call.deadline)]
     assert type(session.calls[0][1]) is bytes
 
 

@@ -12,13 +12,13 @@ from tensorwasm.values import Region
 @answering
 def alloc(_call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> int:
     """Allocate device memory; return its handle."""
-    return service.session.allocate(whole(size_lo, size_hi))
+    return service.session.buffers.allocate(whole(size_lo, size_hi))
 
 
 @answering
 def free(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int) -> int:
     """Release device memory."""
-    service.session.free(whole(handle_lo, handle_hi), call.deadline)
+    service.session.buffers.free(whole(handle_lo, handle_hi), call.deadline)
     return 0
 
 
@@ -26,7 +26,7 @@ def free(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int) -
 def memcpy_h2d(call: HostCall, service: CudaService, handle_lo: int, handle_hi: int, src_ptr: int, length: int) -> int:
     """Copy guest memory to device memory."""
     data = call.memory.view(u32(src_ptr), u32(length))
-    service.session.write(whole(handle_lo, handle_hi), data, call.deadline, memory=_memory(call))
+    service.session.buffers.write(whole(handle_lo, handle_hi), data, call.deadline, memory=_memory(call))
     return 0
 
 
@@ -34,7 +34,7 @@ def memcpy_h2d(call: HostCall, service: CudaService, handle_lo: int, handle_hi: 
 def memcpy_d2h(call: HostCall, service: CudaService, dst_ptr: int, handle_lo: int, handle_hi: int, length: int) -> int:
     """Copy device memory to guest memory."""
     into = call.memory.view(u32(dst_ptr), u32(length))
-    service.session.read(whole(handle_lo, handle_hi), into, call.deadline, memory=_memory(call))
+    service.session.buffers.read(whole(handle_lo, handle_hi), into, call.deadline, memory=_memory(call))
     return 0
 
 
@@ -44,7 +44,7 @@ def memcpy_h2d_async(
 ) -> int:
     """Start copying guest memory to device memory."""
     window, memory = _window(call, src_ptr, length)
-    service.session.copy_in(u64(handle), u64(offset_bytes), window, memory, call.deadline, stream=u64(stream))
+    service.session.buffers.copy_in(u64(handle), u64(offset_bytes), window, memory, call.deadline, stream=u64(stream))
     return 0
 
 
@@ -54,7 +54,7 @@ def memcpy_d2h_async(
 ) -> int:
     """Start copying device memory to guest memory."""
     window, memory = _window(call, dst_ptr, length)
-    service.session.copy_out(window, memory, u64(handle), u64(offset_bytes), call.deadline, stream=u64(stream))
+    service.session.buffers.copy_out(window, memory, u64(handle), u64(offset_bytes), call.deadline, stream=u64(stream))
     return 0
 
 

@@ -30,13 +30,13 @@ def load_ptx(call: HostCall, service: CudaService, ptx_ptr: int, ptx_len: int, e
         entry = call.memory.read(u32(entry_ptr), entry_len).decode()
     except UnicodeDecodeError as error:
         raise InvalidArgs(f"the entry name is not UTF-8: {error.reason}") from None
-    return service.session.load(text, entry, call.deadline)
+    return service.session.kernels.load(text, entry, call.deadline)
 
 
 @answering
 def unload(call: HostCall, service: CudaService, kernel_id: int) -> int:
     """Release a kernel."""
-    service.session.unload(_known(kernel_id), call.deadline)
+    service.session.kernels.unload(_known(kernel_id), call.deadline)
     return 0
 
 
@@ -59,7 +59,7 @@ def launch_async(
     """Start a kernel."""
     geometry = (grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes)
     launch = decode(parse_argv, call, kernel_id, *geometry, args_ptr, args_len)
-    service.session.submit(*launch, call.deadline, stream=u64(stream))
+    service.session.kernels.submit(*launch, call.deadline, stream=u64(stream))
     return 0
 
 
@@ -68,7 +68,7 @@ def _waiting_launch(parse: Parse) -> Callable[..., int]:
 
     @answering
     def launch(call: HostCall, service: CudaService, *numbers: int) -> int:
-        service.session.launch(*decode(parse, call, *numbers), call.deadline)
+        service.session.kernels.launch(*decode(parse, call, *numbers), call.deadline)
         return 0
 
     return launch

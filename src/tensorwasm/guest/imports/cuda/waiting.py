@@ -34,13 +34,13 @@ def _look(session: Session) -> None:
     """Find out whether the device has failed, which notifies nobody."""
     if session.failure is not None:
         raise DeviceLost(f"this GPU session ended with an earlier failure: {session.failure}")
-    session.ended(_OWN_STREAM)
+    session.streams.ended(_OWN_STREAM)
 
 
 def _drained(session: Session, *streams: int) -> _Waiting:
     """Wait until streams have no work."""
     for stream in streams:
-        yield Signal(partial(session.notify, stream), partial(_look, session))
+        yield Signal(partial(session.streams.notify, stream), partial(_look, session))
 
 
 def _placed(call: HostCall, session: Session, work: Callable[[], _R]) -> Generator[Turn | Work, Any, _R]:
@@ -55,7 +55,7 @@ def _placed(call: HostCall, session: Session, work: Callable[[], _R]) -> Generat
 @answering_in_steps
 def sync(call: HostCall, service: CudaService) -> Steps:
     """Wait for all work of the instance."""
-    yield from _drained(service.session, *service.session.streams)
+    yield from _drained(service.session, *service.session.streams.numbers)
     return streams.sync(call)
 
 
@@ -70,7 +70,7 @@ def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
 def event_sync(call: HostCall, service: CudaService, event: int) -> Steps:
     """Wait for what is before an event."""
     session = service.session
-    yield Signal(partial(session.notify_event, u64(event)), partial(_look, session))
+    yield Signal(partial(session.events.notify, u64(event)), partial(_look, session))
     return streams.event_sync(call, event)
 
 
@@ -87,9 +87,9 @@ def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
     @answering_in_steps
     def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
         session, launch = service.session, kernels.decode(parse, call, *numbers)
-        placement = yield from _placed(call, session, partial(session.begin_launch, *launch, call.deadline))
+        placement = yield from _placed(call, session, partial(session.kernels.begin_launch, *launch, call.deadline))
         yield from _drained(session, _OWN_STREAM)
-        session.end_launch(placement, call.deadline)
+        session.kernels.end_launch(placement, call.deadline)
         return 0
 
     return launch
@@ -111,7 +111,7 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         with suppress(InvalidArgs):  # a stream records: the body says so, after what it looks at first
-            yield from _drained(service.session, *service.session.streams)
+            yield from _drained(service.session, *service.session.streams.numbers)
         answer: int = yield Work(partial(body, call, *params))
         return answer
 
