@@ -18,3 +18,4 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "hardware(*ids): shows these claims of tools/hardware.py on a device")
+    config.addinivalue_line("markers", "rule(*ids): shows these parts of the safety rules of tools/safety.py")

@@ -17,6 +17,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
 )
 from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.emulator import kernels
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.plan import make_plan
 from tensorwasm.ptx.parser import parse
@@ -59,6 +60,16 @@ def test_lanes_bound_how_many_blocks_run_side_by_side():
     for lanes in (1, 64, 100, 1 << 14):
         found = Emulation(lanes=lanes).run(text, 50 * 60, grid=(60, 1, 1), block=(50, 1, 1))
         assert sorted(found.tolist()) == list(range(3000))
+
+
+@pytest.mark.rule("13-lanes")
+@pytest.mark.parametrize(("lanes", "most"), [(1, 50), (64, 50), (100, 100), (149, 100), (1 << 14, 3000)])
+def test_no_more_threads_run_side_by_side_than_may_or_than_a_block_has(monkeypatch, lanes, most):
+    found = []
+    monkeypatch.setattr(kernels, "Geometry", lambda *about: found.append(Geometry(*about)) or found[-1])
+    Emulation(lanes=lanes).launch(kernel("", params=0), grid=(60, 1, 1), block=(50, 1, 1))
+    assert sum(geometry.lanes for geometry in found) == 3000
+    assert max(geometry.lanes for geometry in found) == most
 
 
 def test_memory_bounds_how_many_blocks_run_side_by_side(emulation):

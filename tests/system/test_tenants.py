@@ -1,0 +1,40 @@
+"""What workers of one executor keep apart between tenants. The workers are puppets that keep to the protocol."""
+
+from pathlib import Path
+
+import pytest
+
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.workers import conversation
+from tensorwasm.runtime.workers.conversation import Patience
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.worker import WorkerOptions
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="worker processes are Linux's here")
+
+PUPPET = (str(Path(__file__).resolve().parents[1] / "fakes" / "worker.py"), "puppet")
+SOON_S = 60
+
+
+def ask(executor, tenant, module=b"any"):
+    """Return the process that answers."""
+    request = Request(module=module, export="pid", tenant=tenant)
+    return executor.submit(request).result(SOON_S).values[0]
+
+
+@pytest.mark.rule("4-process")
+def test_on_a_gpu_tenants_share_no_process_unless_that_is_said():
+    with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
+        ann, bob = ask(executor, "ann"), ask(executor, "bob")
+        assert ann != bob
+        assert ask(executor, "ann") == ann
+        assert {worker.tenant for worker in executor.workers()} == {"ann", "bob"}
+
+
+@pytest.mark.rule("8-modules")
+def test_a_worker_that_tenants_share_is_sent_the_module_of_each(monkeypatch):
+    sent, send = [], conversation._send_blob
+    monkeypatch.setattr(conversation, "_send_blob", lambda number, data: sent.append(data) or send(number, data))
+    with WorkerExecutor("emulator", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
+        assert len({ask(executor, tenant) for tenant in ("ann", "bob", "ann", "bob")}) == 1
+    assert sent == [b"any"] * 2
