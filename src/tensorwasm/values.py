@@ -159,6 +159,22 @@ class KernelSignature:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a share of a GPU's multiprocessors lies, so that shares of several processes do not overlap.
+
+    Each process divides the GPU in the same way, into as many groups as there are, and passes over those of the shares
+    before its own.
+
+    Attributes:
+        unit: multiprocessors of one group, at least, 1 or more; the driver rounds up.
+        before: the shares that lie before it, in order, each in multiprocessors, 1 or more.
+    """
+
+    unit: int
+    before: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device, as told to people and to capability checks.
 

@@ -9,6 +9,7 @@ from typing import Any
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, NOT_FOUND, NOT_READY = 0, 1, 2, 201, 500, 600
 ILLEGAL_STATE, CONTEXT_IS_DESTROYED, NOT_SUPPORTED = 401, 709, 801
 INVALID_HANDLE, ALREADY_REGISTERED, NOT_REGISTERED, INVALID_DEVICE = 400, 712, 713, 101
+INVALID_RESOURCE_CONFIGURATION = 915
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_ISOLATION = 900, 901, 905
 
 ATTRIBUTES = {
@@ -79,6 +80,7 @@ class Handle:
         source: the stream that an event was recorded on.
         worked: whether kernels were given to a stream.
         size: bytes of a piece of memory, or what a pool holds at most (0: no cap).
+        multiprocessors: of a green context: which.
     """
 
     kind: str
@@ -93,6 +95,7 @@ class Handle:
     worked: bool = False
     size: int = 0
     context: Handle | None = None
+    multiprocessors: frozenset[int] = frozenset()
 
     def __int__(self) -> int:
         return self.number

@@ -13,6 +13,7 @@ from fakes.driver_base import (
     CONTEXT_IS_DESTROYED,
     ILLEGAL_STATE,
     INVALID_DEVICE,
+    INVALID_RESOURCE_CONFIGURATION,
     INVALID_VALUE,
     NOT_FOUND,
     NOT_READY,
@@ -87,29 +88,44 @@ def ctx_pop_current(fake):
     return SUCCESS, fake.stack().pop()
 
 
+def _resource(ids, split):
+    return SimpleNamespace(sm=SimpleNamespace(smCount=len(ids)), ids=frozenset(ids), split=split)
+
+
 @entry_point("cuDeviceGetDevResource", context=False)
 def device_get_dev_resource(fake, device, kind):
     assert kind == "CU_DEV_RESOURCE_TYPE_SM"
-    return SUCCESS, SimpleNamespace(sm=SimpleNamespace(smCount=fake.attributes["MULTIPROCESSOR_COUNT"]))
+    return SUCCESS, _resource(range(fake.attributes["MULTIPROCESSOR_COUNT"]), None)
 
 
 @entry_point("cuDevSmResourceSplitByCount", context=False)
 def dev_sm_resource_split_by_count(fake, groups, resource, flags, least):
-    count = -(-least // PARTITION) * PARTITION
-    if groups != 1 or count > resource.sm.smCount:
-        return SUCCESS, [SimpleNamespace(sm=SimpleNamespace(smCount=0))], 0, resource
-    return SUCCESS, [SimpleNamespace(sm=SimpleNamespace(smCount=count))], 1, resource
+    """Return groups of one size in order, and what is left; for 0 groups only how many there would be."""
+    whole = sorted(resource.ids)
+    if resource.split is not None or not 0 <= least <= len(whole):
+        return (INVALID_VALUE,)
+    count = max(1, -(-least // PARTITION)) * PARTITION
+    most, split = len(whole) // count, object()
+    made = min(groups, most) if groups else most
+    cut = [_resource(whole[count * index : count * (index + 1)], split) for index in range(made)]
+    empty = [_resource((), split)] * (groups - made)
+    return SUCCESS, [*cut, *empty] if groups else [], made, _resource(whole[count * made :], split)
 
 
 @entry_point("cuDevResourceGenerateDesc", context=False)
 def dev_resource_generate_desc(fake, resources, count):
     assert len(resources) == count
+    assert all(resource.ids for resource in resources)
+    if count > 1 and len({resource.split for resource in resources}) > 1:
+        return (INVALID_RESOURCE_CONFIGURATION,)
     return SUCCESS, resources
 
 
 @entry_point("cuGreenCtxCreate", context=False)
 def green_ctx_create(fake, description, device, flags):
-    return SUCCESS, fake.make("green")
+    green = fake.make("green")
+    green.multiprocessors = frozenset().union(*(resource.ids for resource in description))
+    return SUCCESS, green
 
 
 @entry_point("cuCtxFromGreenCtx", context=False)

@@ -7,6 +7,7 @@ real worker.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -15,8 +16,11 @@ import struct
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 from tensorwasm.errors import DeviceLost, KernelFault
+from tensorwasm.gpu.cuda import opening
+from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.probe import open_device
 from tensorwasm.runtime import runtime
 from tensorwasm.runtime.workers import child
@@ -59,6 +63,7 @@ class Puppet:
         self.beats = 0
         self.held = []
         self.beating = True
+        self.setup = None
 
     def send(self, *frames):
         with self.lock:
@@ -168,6 +173,11 @@ class Puppet:
         self.send(self.done(call))
         self.held.clear()
 
+    def do_setup(self, call):
+        """Say what it was told to be."""
+        told = {name: getattr(self.setup, name) for name in ("device", "multiprocessors", "place", "jit")}
+        self.send(Output(call.request, "stdout", json.dumps(told).encode()), self.done(call))
+
     def do_pid(self, call):
         self.send(self.done(call, values=(os.getpid(),)))
 
@@ -187,6 +197,7 @@ def serve(descriptor):
     while data := link.recv(1 << 16):
         for frame in splitter.feed(data):
             if isinstance(frame, Setup):
+                puppet.setup = frame
                 puppet.send(READY)
                 puppet.beat(frame.beat_s)
             elif isinstance(frame, Invoke):
@@ -235,7 +246,20 @@ def break_device(descriptor):
     child.run()
 
 
+def imagine_gpu(descriptor):
+    """Be a real worker on a GPU that is not there, on a machine without ptxas."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from fakes.driver import FakeDriver  # noqa: PLC0415 - found by the path above
+
+    driver = Driver(FakeDriver())
+    opening.load_driver = lambda: driver
+    opening.find_assembler = lambda *_: None
+    sys.argv[1:] = [str(descriptor)]
+    child.run()
+
+
 KINDS = {
+    "gpu": imagine_gpu,
     "puppet": serve,
     "unfit": refuse,
     "crash": lambda descriptor: os._exit(9),

@@ -49,7 +49,16 @@ invocations = st.builds(
 )
 
 to_worker = st.one_of(
-    st.builds(frames.Setup, counts, words, st.none() | identities, identities, seconds),
+    st.builds(
+        frames.Setup,
+        protocol=counts,
+        device=words,
+        multiprocessors=st.none() | identities,
+        place=st.none() | st.tuples(identities, few(identities)),
+        jit=st.booleans(),
+        places=identities,
+        beat_s=seconds,
+    ),
     st.builds(frames.Blob, identities, counts),
     st.builds(frames.BlobPart, identities, parts),
     st.builds(frames.Forget, identities),

@@ -1,6 +1,7 @@
 """Worker processes as the service uses them: real processes, some of which misbehave."""
 
 import contextlib
+import json
 import os
 import random
 import select
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -253,12 +255,88 @@ def test_a_tenant_may_have_a_share_of_its_own():
         assert {each.tenant: each.info.multiprocessors for each in executor.workers()} == {"ann": 5, "bob": 7}
 
 
+def told(executor, tenant):
+    return json.loads(ask(executor, "setup", tenant).result(SOON_S).stdout)
+
+
+def test_shares_of_one_gpu_are_told_where_they_lie_and_the_emulators_are_not():
+    usual, shares = replace(options(), multiprocessors=24), {"ann": 16, "dan": 40}
+    with WorkerExecutor(["cuda:0", "cuda:1"], options=usual, shares=shares) as executor:
+        places = [(told(executor, tenant)["device"], told(executor, tenant)["place"]) for tenant in ("ann", "bob")]
+        assert places == [("cuda:0", [8, []]), ("cuda:1", [8, []])]
+        places = [(told(executor, tenant)["device"], told(executor, tenant)["place"]) for tenant in ("carl", "dan")]
+        assert places == [("cuda:0", [8, [16]]), ("cuda:1", [8, [24]])]
+        assert told(executor, "ann")["multiprocessors"] == 16
+    with WorkerExecutor("emulator", isolation="process", options=usual) as executor:
+        assert (told(executor, "ann")["multiprocessors"], told(executor, "ann")["place"]) == (24, None)
+    with WorkerExecutor("cuda:0", options=options(), shares={"ann": 16}) as executor:
+        assert (told(executor, "bob")["multiprocessors"], told(executor, "bob")["place"]) == (None, None)
+        assert told(executor, "ann")["place"] == [16, []]
+
+
+def test_a_worker_that_follows_another_takes_its_place_on_the_gpu():
+    usual = replace(options(), multiprocessors=16)
+    with WorkerExecutor("cuda:0", workers=2, options=usual) as executor:
+        assert [told(executor, tenant)["place"] for tenant in ("ann", "bob", "ann")] == [[16, []], [16, [16]], [16, []]]
+        assert told(executor, "carl")["place"] == [16, [16]]  # in place of bob's, which was idle for longest
+        assert isinstance(ask(executor, "kill", "carl").error(SOON_S), DeviceFault)
+        assert told(executor, "carl")["place"] == [16, [16]]
+        assert told(executor, "dan")["place"] == [16, []]
+
+
+def test_shares_that_exceed_the_gpu_are_an_error_at_the_start_and_harm_nobody():
+    shares = {"ann": 64, "bob": 60, "carl": 16, "dan": 8}
+    with WorkerExecutor("cuda:0", options=options("gpu", beat_s=1.0), shares=shares) as executor:
+        for tenant in ("ann", "bob"):
+            assert call(executor, "add", 1, 2, tenant=tenant).values == (3,)
+        with pytest.raises(DeviceUnavailable, match=r"the shares exceed the GPU.*fewer workers"):
+            call(executor, "add", 1, 2, tenant="carl")
+        with pytest.raises(DeviceUnavailable, match="the shares exceed"):
+            ask(executor, "add", "carl")
+        assert worker_of(executor, "carl").state is State.FAILED
+        assert call(executor, "add", 1, 2, tenant="ann").values == (3,)
+        multiprocessors = {each.tenant: each.info.multiprocessors for each in executor.workers() if each.info}
+        assert multiprocessors == {"ann": 64, "bob": 64}
+
+
+def test_the_drivers_compiler_is_left_to_workers_of_one_tenant():
+    with WorkerExecutor("cuda:0", isolation="shared", options=options()) as executor:
+        assert told(executor, "ann")["jit"] is False
+    with WorkerExecutor("cuda:0", isolation="process", options=options()) as executor:
+        assert told(executor, "ann")["jit"] is True
+
+
+def test_without_ptxas_tenants_do_not_share_a_worker_on_a_gpu():
+    with (
+        WorkerExecutor("cuda:0", isolation="shared", options=options("gpu", beat_s=1.0)) as executor,
+        pytest.raises(DeviceUnavailable, match=r"no ptxas.*TENSOR_WASM_PTXAS.*isolation='process'"),
+    ):
+        call(executor, "add", 1, 2)
+    with WorkerExecutor("cuda:0", isolation="process", options=options("gpu", beat_s=1.0)) as executor:
+        assert call(executor, "add", 1, 2).values == (3,)
+        assert executor.workers()[0].info.name == "NVIDIA Fake"
+
+
+def test_a_worker_holds_as_many_requests_as_it_is_let():
+    with WorkerExecutor("emulator", isolation="process", options=replace(options(), requests=3)) as executor:
+        held = [hold(executor) for _ in range(3)]
+        with pytest.raises(CapacityExhausted, match=r"holds 3 requests.*WorkerOptions\.requests") as full:
+            ask(executor, "any")
+        assert full.value.retryable
+        assert ask(executor, "any", "bob").result(SOON_S).values == (7,)
+        assert held[0].cancel()
+        assert executor.statistics().in_flight == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"isolation": "shared", "shares": {"ann": 5}},
         {"isolation": "process", "shares": {"ann": 0}},
         {"isolation": "process", "workers": 0},
+        {"options": WorkerOptions(requests=0)},
+        {"options": WorkerOptions(places=0)},
+        {"options": WorkerOptions(multiprocessors=0)},
     ],
 )
 def test_what_no_executor_can_do_is_refused(arguments):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.device import Device
-from tensorwasm.values import MIB
+from tensorwasm.values import MIB, Place
 
 CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 """What `open_device` takes; N is an ordinal."""
@@ -37,20 +37,31 @@ def open_emulator(multiprocessors: int | None = None) -> Device:
     return EmulatorDevice(memory_bytes, multiprocessors=multiprocessors)
 
 
-def open_gpu(ordinal: int, multiprocessors: int | None = None) -> Device:
+def open_gpu(
+    ordinal: int, multiprocessors: int | None = None, *, place: Place | None = None, jit: bool = True
+) -> Device:
     """Open a GPU, or a share of one.
 
     Args:
         ordinal: which.
         multiprocessors: how many of its multiprocessors at least; None for the whole GPU.
+        place: where among the shares of other processes the share lies; None for wherever.
+        jit: whether the driver's own compiler may see PTX of guests, in this process, where ptxas cannot take it.
 
     Raises:
-        InvalidArgs: a share of fewer than one multiprocessor.
+        InvalidArgs: a share of fewer than one multiprocessor, or a place without a share.
         DeviceUnavailable: it is not there or cannot be used; says what to do.
     """
     from tensorwasm.gpu.cuda.opening import open_cuda  # noqa: PLC0415 - the same, for the driver
 
-    return open_cuda(ordinal, multiprocessors)
+    return open_cuda(ordinal, multiprocessors, place=place, jit=jit)
+
+
+class GpuOpener(Protocol):
+    """What `open_gpu` is."""
+
+    def __call__(self, ordinal: int, multiprocessors: int | None, *, place: Place | None, jit: bool) -> Device:
+        """Open a GPU, or a share of one."""
 
 
 def parse_choice(choice: str) -> tuple[str, int]:
@@ -68,9 +79,11 @@ def parse_choice(choice: str) -> tuple[str, int]:
 def open_device(
     choice: str,
     emulator: Callable[[int | None], Device] = open_emulator,
-    gpu: Callable[[int, int | None], Device] = open_gpu,
+    gpu: GpuOpener = open_gpu,
     *,
     multiprocessors: int | None = None,
+    place: Place | None = None,
+    jit: bool = True,
 ) -> tuple[Device, str]:
     """Open the chosen device and say in a few words why it is this one.
 
@@ -81,18 +94,20 @@ def open_device(
         gpu: opens the GPU of an ordinal, or a share of that many multiprocessors of it.
         multiprocessors: the share of the device, at least; None for all of it. What the device rounded it up to is in
             its `DeviceInfo`.
+        place: where among the shares of other processes a share of a GPU lies; None for wherever.
+        jit: whether a GPU's driver may compile PTX of guests itself, in this process, where ptxas cannot.
 
     Raises:
-        InvalidArgs: no such choice, or a share of fewer than one multiprocessor.
+        InvalidArgs: no such choice, a share of fewer than one multiprocessor, or a place without a share.
         DeviceUnavailable: the GPU that was asked for is not there, cannot be used or not be divided; says what to do.
     """
     kind, ordinal = parse_choice(choice)
     if kind == "emulator":
         return emulator(multiprocessors), "asked for"
     if kind == "cuda":
-        return gpu(ordinal, multiprocessors), "asked for"
+        return gpu(ordinal, multiprocessors, place=place, jit=jit), "asked for"
     try:
-        device = gpu(ordinal, multiprocessors)
+        device = gpu(ordinal, multiprocessors, place=place, jit=jit)
     except DeviceUnavailable as error:
         return emulator(multiprocessors), f"no usable GPU: {error.message}"
     return device, f"{device.info.name} works"

@@ -27,7 +27,7 @@ from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
-from tensorwasm.values import MIB, DeviceInfo, Limits
+from tensorwasm.values import MIB, DeviceInfo, Limits, Place
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
@@ -50,6 +50,8 @@ class Runtime:
         multiprocessors: int | None = None,
         slots: int | None = None,
         gpu_bytes: int | None = None,
+        place: Place | None = None,
+        jit: bool = True,
     ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
 
@@ -60,6 +62,9 @@ class Runtime:
             slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
             gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, and without it 64 GiB, which is
                 what all tenants of a process may hold together.
+            place: where among the shares of other processes a share of a GPU lies; None for wherever.
+            jit: whether a GPU's driver may compile PTX of guests itself where ptxas cannot. It does so in this process,
+                and is known to crash: False where tenants who distrust each other share it.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -79,6 +84,8 @@ class Runtime:
         self.background = Background()
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
+        self._place = place
+        self._jit = jit
         self._device: Device | None = None
         self._shared: SharedDevice | None = None
         self._reason = ""
@@ -144,7 +151,9 @@ class Runtime:
             if self._closed:
                 raise DeviceUnavailable("the runtime is closed")
             if self._device is None:
-                self._device, self._reason = open_device(self._choice, multiprocessors=self._multiprocessors)
+                self._device, self._reason = open_device(
+                    self._choice, multiprocessors=self._multiprocessors, place=self._place, jit=self._jit
+                )
             return self._device
 
     def share(self) -> SharedDevice:

@@ -9,7 +9,7 @@ from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.probe import CHOICES, open_device, open_emulator, parse_choice
 from tensorwasm.settings import Settings
-from tensorwasm.values import MIB
+from tensorwasm.values import MIB, Place
 
 
 class Emulator:
@@ -20,11 +20,11 @@ def emulator(multiprocessors):
     return Emulator()
 
 
-def gpu(ordinal, multiprocessors):
-    return open_with(Driver(FakeDriver(devices=2)), ordinal, multiprocessors=multiprocessors)
+def gpu(ordinal, multiprocessors, **options):
+    return open_with(Driver(FakeDriver(devices=2)), ordinal, multiprocessors=multiprocessors, **options)
 
 
-def no_gpu(ordinal, multiprocessors):
+def no_gpu(ordinal, multiprocessors, **_):
     raise DeviceUnavailable("driver 470 is older than 525")
 
 
@@ -42,7 +42,7 @@ def test_auto_says_why_not_where_it_does_not():
 
 
 def test_the_emulator_is_opened_without_a_look_at_the_gpu():
-    def never(ordinal, multiprocessors):
+    def never(ordinal, multiprocessors, **_):
         raise AssertionError
 
     assert isinstance(open_device("emulator", emulator, never)[0], Emulator)
@@ -76,6 +76,19 @@ def test_a_share_of_a_device_is_told(choice):
 def test_a_share_of_nothing_is_refused(choice):
     with pytest.raises(InvalidArgs, match="at least 1"):
         open_device(choice, open_emulator, gpu, multiprocessors=0)
+
+
+@pytest.mark.parametrize("choice", ["cuda:1", "auto"])
+def test_a_gpu_is_told_where_its_share_lies_and_who_compiles(choice):
+    told = []
+
+    def note(ordinal, multiprocessors, **options):
+        told.append((multiprocessors, options))
+        return gpu(ordinal, multiprocessors)
+
+    open_device(choice, emulator, note, multiprocessors=16, place=Place(8, (24,)), jit=False)[0].close()
+    open_device(choice, emulator, note)[0].close()
+    assert told == [(16, {"place": Place(8, (24,)), "jit": False}), (None, {"place": None, "jit": True})]
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced():

@@ -66,13 +66,13 @@ class Assembler:
     release: Version
     limits: AssemblyLimits = AssemblyLimits()
 
+    def serves(self, capability: tuple[int, int], driver_cuda: tuple[int, int]) -> bool:
+        """Return whether it knows the device, and the driver takes its cubins."""
+        return assembles(self.release, capability) and self.release[0] <= driver_cuda[0]
+
     def suits(self, capability: tuple[int, int], isa: tuple[int, int], driver_cuda: tuple[int, int]) -> bool:
-        """Return whether it knows the device and the PTX ISA, and the driver takes its cubins."""
-        return (
-            assembles(self.release, capability)
-            and isa <= isa_version(self.release)
-            and self.release[0] <= driver_cuda[0]
-        )
+        """Return whether it serves the device and driver, and knows the PTX ISA."""
+        return self.serves(capability, driver_cuda) and isa <= isa_version(self.release)
 
     def assemble(self, text: str, architecture: str, deadline: Deadline) -> bytes:
         """Return the cubin of a PTX text.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorwasm import ptx
-from tensorwasm.errors import MalformedPtx
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.diagnostics import summarize
@@ -26,18 +26,21 @@ class Compiler:
         info: the device.
         cuda: CUDA release that the driver supports.
         assembler: a ptxas, or None for the driver's own compiler.
+        jit: whether the driver's own compiler, which runs in this process, may take what ptxas cannot.
     """
 
     driver: Driver
     info: DeviceInfo
     cuda: tuple[int, int]
     assembler: Assembler | None
+    jit: bool = True
 
     def compile(self, module: Module, deadline: Deadline) -> bytes:
         """Return what the driver is to load: a cubin, or PTX text with its final NUL. Needs no context.
 
         Raises:
-            UnsupportedPtx: the module asks for what this device or its driver lacks.
+            UnsupportedPtx: the module asks for what this device or its driver lacks, or, where the driver is not to
+                compile, its ptxas.
             MalformedPtx: it is not ASCII, or ptxas refuses it.
             InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine cannot run its ptxas.
@@ -48,6 +51,8 @@ class Compiler:
             raise MalformedPtx("PTX is ASCII text without NUL")
         if self.assembler is not None and self.assembler.suits(self.info.compute_capability, module.version, self.cuda):
             return self.assembler.assemble(text, self._architecture(module), deadline)
+        if not self.jit:
+            raise UnsupportedPtx("ptxas does not take the module, and the driver is not to compile in this process")
         return text.encode("ascii") + b"\0"
 
     def load(self, image: bytes) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm import settings
-from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
 from tensorwasm.gpu.cuda.binding import Driver, load_driver
 from tensorwasm.gpu.cuda.context import Context, bound, primary_context
@@ -27,7 +28,7 @@ from tensorwasm.gpu.cuda.versions import (
     parse_version,
     spell_version,
 )
-from tensorwasm.values import DeviceInfo, Dim3
+from tensorwasm.values import DeviceInfo, Dim3, Place
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 _NAME_BYTES: Final = 256
@@ -39,21 +40,27 @@ further one while a kernel runs (seen on an H200: the 35th waited)."""
 _PROHIBITED: Final = 2
 
 
-def open_cuda(ordinal: int = 0, multiprocessors: int | None = None) -> CudaDevice:
+def open_cuda(
+    ordinal: int = 0, multiprocessors: int | None = None, *, place: Place | None = None, jit: bool = True
+) -> CudaDevice:
     """Open a GPU of this machine, or a share of it.
 
     Args:
         ordinal: its index, as CUDA counts them (``CUDA_VISIBLE_DEVICES`` applies).
         multiprocessors: how many of its multiprocessors the kernels of this device may run on at least: the driver
             rounds up, and `DeviceInfo.multiprocessors` says to what. None for all, not set apart from other devices'.
+        place: where among the shares of other processes the share lies; None for the first that the driver gives, which
+            other processes are given too.
+        jit: whether the driver's own compiler may take PTX that ptxas cannot, or where there is no ptxas. It runs in
+            this process and is known to crash.
 
     Raises:
-        InvalidArgs: a share of fewer than one multiprocessor.
+        InvalidArgs: a share of fewer than one multiprocessor, or a place without a share.
         DeviceUnavailable: there is no such GPU, it or its driver is too old, or it cannot be used; says what to do.
     """
-    return open_with(
-        load_driver(), ordinal, lambda: find_assembler(settings.current().ptxas, os.environ), multiprocessors
-    )
+    driver = load_driver()
+    find = partial(find_assembler, settings.current().ptxas, os.environ)
+    return open_with(driver, ordinal, find, multiprocessors, place=place, jit=jit)
 
 
 def count_gpus() -> int:
@@ -75,6 +82,9 @@ def open_with(
     ordinal: int,
     find: Callable[[], Assembler | None] = lambda: None,
     multiprocessors: int | None = None,
+    *,
+    place: Place | None = None,
+    jit: bool = True,
 ) -> CudaDevice:
     """Open a GPU through a given driver.
 
@@ -83,20 +93,30 @@ def open_with(
         ordinal: the GPU's index.
         find: looks for a ptxas once the GPU is known to be usable; None for the driver's own compiler.
         multiprocessors: as `open_cuda`.
+        place: likewise.
+        jit: likewise.
 
     Raises:
         InvalidArgs: as `open_cuda`.
         DeviceUnavailable: as `open_cuda`.
     """
+    if place is not None and multiprocessors is None:
+        raise InvalidArgs("only a share of a GPU has a place on it")
     try:
-        return _open(driver, ordinal, find, multiprocessors)
+        return _open(driver, ordinal, find, multiprocessors, place, jit=jit)
     except DriverFailure as failure:
         error = translate(failure)
         raise DeviceUnavailable(describe(failure)) from (None if isinstance(error, DeviceUnavailable) else error)
 
 
 def _open(
-    driver: Driver, ordinal: int, find: Callable[[], Assembler | None], multiprocessors: int | None
+    driver: Driver,
+    ordinal: int,
+    find: Callable[[], Assembler | None],
+    multiprocessors: int | None,
+    place: Place | None,
+    *,
+    jit: bool,
 ) -> CudaDevice:
     cuda = _require_driver(driver)
     device = _require_device(driver, ordinal)
@@ -108,11 +128,30 @@ def _open(
         traits = describe_memory(driver, device, ordinal, cuda)
     geometry = _geometry(driver, device)
     assembler = find()
+    if not jit:
+        info = replace(info, ptx_version=_readable(assembler, info, cuda))
     context: Context = primary
     if multiprocessors is not None:
-        context = share = take_share(driver, primary, device, multiprocessors, cuda)
+        context = share = take_share(driver, primary, device, multiprocessors, cuda, place)
         info = replace(info, multiprocessors=share.multiprocessors)
-    return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler))
+    return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler, jit))
+
+
+def _readable(assembler: Assembler | None, info: DeviceInfo, cuda: tuple[int, int]) -> tuple[int, int]:
+    """Return the newest PTX ISA of a device whose driver is not to compile.
+
+    Raises:
+        DeviceUnavailable: nobody else can.
+    """
+    if assembler is not None and assembler.serves(info.compute_capability, cuda):
+        return min(info.ptx_version, isa_version(assembler.release))
+    lack = "there is no ptxas here"
+    if assembler is not None:
+        lack = f"ptxas here is of release {spell_version(assembler.release)}, which does not serve this GPU and driver"
+    raise DeviceUnavailable(
+        f"tenants are to share a process, in which the driver must not compile their PTX, and {lack}: install the "
+        f"ptxas of a CUDA {cuda[0]} toolkit (TENSOR_WASM_PTXAS is its path), or use isolation='process'"
+    )
 
 
 def _require_driver(driver: Driver) -> tuple[int, int]:

@@ -3,11 +3,17 @@
 Kernels of streams that belong to it run on its multiprocessors alone; memory and faults are shared with the primary
 context that it stands on.
 
+The driver keeps no book of which multiprocessors are taken: whoever asks for a group of so many gets the same ones. So
+shares of several processes are set apart by their places. Every process splits the GPU in the same way, which gives the
+same groups in the same order, and takes those after the ones that the shares before its own need. What a split leaves
+over is not used: the driver promises nothing of it.
+
 Source: CUDA Driver API, "Green Contexts".
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, Final
 
@@ -15,6 +21,7 @@ from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.context import PrimaryContext
 from tensorwasm.gpu.cuda.results import DriverFailure, Scope, describe, meaning
+from tensorwasm.values import Place
 
 MINIMUM_CUDA: Final = (12, 5)
 """First release with streams that belong to a green context; driver 555 is the first."""
@@ -28,7 +35,9 @@ class Share:
         multiprocessors: how many it really has: the driver rounds up.
     """
 
-    def __init__(self, driver: Driver, primary: PrimaryContext, device: Any, multiprocessors: int) -> None:
+    def __init__(
+        self, driver: Driver, primary: PrimaryContext, device: Any, multiprocessors: int, place: Place | None
+    ) -> None:
         """Take a share.
 
         Args:
@@ -36,15 +45,17 @@ class Share:
             primary: the context it stands on.
             device: the driver's device.
             multiprocessors: how many at least.
+            place: where among other processes' shares; None for the first group of that many.
 
         Raises:
             DriverFailure: the driver does not divide the device.
-            DeviceUnavailable: the device has fewer, or the driver does not know shares.
+            DeviceUnavailable: the device has fewer, or none left for this share, or the driver does not know shares.
         """
         self._driver = driver
         self._primary = primary
         self._device = device
         self._asked = multiprocessors
+        self._place = place
         self._lock = threading.Lock()
         self._make()
 
@@ -98,8 +109,8 @@ class Share:
     def _make(self) -> None:
         generation = self._primary.generation
         api = self._driver.api
-        group = self._group()
-        description = self._driver.call("cuDevResourceGenerateDesc", [group], 1)
+        groups = self._groups()
+        description = self._driver.call("cuDevResourceGenerateDesc", groups, len(groups))
         flags = api.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         green = self._driver.call("cuGreenCtxCreate", description, self._device, flags)
         try:
@@ -108,42 +119,73 @@ class Share:
             self._driver.attempt("cuGreenCtxDestroy", green)
             raise
         self._green = green
-        self.multiprocessors = int(group.sm.smCount)
+        self.multiprocessors = sum(_count(group) for group in groups)
         self._generation = generation
 
-    def _group(self) -> Any:
-        """Return that many multiprocessors as a resource of the driver."""
+    def _groups(self) -> list[Any]:
+        """Return that many multiprocessors as resources of the driver, all of one split."""
         kind = self._driver.api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         whole = self._driver.call("cuDeviceGetDevResource", self._device, kind)
-        count = int(whole.sm.smCount)
+        count = _count(whole)
         if self._asked > count:
             raise DeviceUnavailable(f"the device has {count} multiprocessors, not {self._asked}; ask for fewer")
-        if self._asked == count:
-            return whole
-        groups, made, _ = self._driver.call("cuDevSmResourceSplitByCount", 1, whole, 0, self._asked)
-        if made < 1:
+        if self._asked == count and not (self._place and self._place.before):
+            return [whole]
+        if self._place is None:
+            return self._split(whole, 1, self._asked)
+        return self._groups_at(self._place, whole)
+
+    def _groups_at(self, place: Place, whole: Any) -> list[Any]:
+        """Return this share's groups of the split that all shares are cut from."""
+        _, most, _ = self._driver.call("cuDevSmResourceSplitByCount", 0, whole, 0, place.unit)  # how many there are
+        groups = self._split(whole, int(most), place.unit)
+        size = _count(groups[0])  # of all of them
+        first = sum(math.ceil(share / size) for share in place.before)
+        end = first + math.ceil(self._asked / size)
+        if end > len(groups):
+            others = min(first, len(groups))
             raise DeviceUnavailable(
-                f"the device cannot set {self._asked} multiprocessors apart; ask for another number"
+                f"the shares exceed the GPU: its {_count(whole)} multiprocessors make {len(groups)} groups of {size}, "
+                f"{others} of them others', and there is no room for {self._asked} more; give smaller shares or fewer "
+                "workers"
             )
-        return groups[0]
+        return groups[first:end]
+
+    def _split(self, whole: Any, wanted: int, least: int) -> list[Any]:
+        """Return so many groups of at least so many multiprocessors, or as many as can be made, but one at least."""
+        groups, made, _ = self._driver.call("cuDevSmResourceSplitByCount", max(1, wanted), whole, 0, least)
+        if made < 1:
+            raise DeviceUnavailable(f"the device cannot set {least} multiprocessors apart; ask for another number")
+        return list(groups[: int(made)])
+
+
+def _count(resource: Any) -> int:
+    return int(resource.sm.smCount)
 
 
 def take_share(
-    driver: Driver, primary: PrimaryContext, device: Any, multiprocessors: int, cuda: tuple[int, int]
+    driver: Driver,
+    primary: PrimaryContext,
+    device: Any,
+    multiprocessors: int,
+    cuda: tuple[int, int],
+    place: Place | None = None,
 ) -> Share:
     """Return a share of a GPU of at least that many multiprocessors.
 
     Raises:
-        InvalidArgs: fewer than one.
+        InvalidArgs: fewer than one, or no such place.
         DeviceUnavailable: the driver or the device has no such share; says what to do.
         DriverFailure: the device is lost.
     """
     if multiprocessors < 1:
         raise InvalidArgs(f"a share of {multiprocessors} multiprocessors: at least 1")
+    if place is not None and min(place.unit, *place.before, 1) < 1:
+        raise InvalidArgs("a place among shares: its unit and the shares before it are at least 1")
     if cuda < MINIMUM_CUDA:
         raise DeviceUnavailable("this driver cannot divide a GPU; upgrade it to 555 or later, or open the whole device")
     try:
-        return Share(driver, primary, device, multiprocessors)
+        return Share(driver, primary, device, multiprocessors, place)
     except DriverFailure as failure:
         if meaning(failure).scope is not Scope.CALL:
             raise

@@ -28,16 +28,15 @@ from tensorwasm.runtime.workers.frames import (
     TO_WORKER,
     BrokenFrame,
     Frame,
-    Ready,
     Setup,
     Splitter,
     Stop,
     Unfit,
     encode,
 )
+from tensorwasm.runtime.workers.introduction import introduce
 from tensorwasm.runtime.workers.outcomes import clean
-from tensorwasm.settings import package_version
-from tensorwasm.values import DeviceInfo
+from tensorwasm.values import Place
 
 _PR_SET_PDEATHSIG: Final = 1
 _READ_BYTES: Final = 256 << 10
@@ -87,12 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not isinstance(setup, Setup) or setup.protocol != PROTOCOL:
         return 2
     try:
-        runtime = Runtime(device=setup.device, multiprocessors=setup.multiprocessors)
+        place = Place(*setup.place) if setup.place is not None else None
+        runtime = Runtime(setup.device, multiprocessors=setup.multiprocessors, place=place, jit=setup.jit)
         info = runtime.device
     except TensorWasmError as error:
         line.send(Unfit(error.kind, clean(error.message)))
         return 0
-    line.send(_introduce(info))
+    line.send(introduce(info))
     _serve(line, frames, runtime, setup)
     return 0
 
@@ -107,23 +107,6 @@ def _serve(line: Line, frames: Iterator[Frame], runtime: Runtime, setup: Setup) 
             break
         counter.take(frame)
     stopped.set()
-
-
-def _introduce(info: DeviceInfo) -> Ready:
-    return Ready(
-        protocol=PROTOCOL,
-        version=package_version(),
-        kind=info.kind,
-        ordinal=info.ordinal,
-        name=info.name,
-        compute_capability=info.compute_capability,
-        ptx_version=info.ptx_version,
-        memory_bytes=info.memory_bytes,
-        multiprocessors=info.multiprocessors,
-        max_shared_bytes=info.max_shared_bytes,
-        concurrent_managed_access=info.concurrent_managed_access,
-        driver=info.driver,
-    )
 
 
 def _confine(link: socket.socket) -> None:

@@ -57,6 +57,8 @@ class Setup(Frame, frozen=True):
         protocol: `PROTOCOL` of the sender.
         device: ``emulator`` or ``cuda:N``.
         multiprocessors: its share of the device's, None for all.
+        place: where the share lies, `tensorwasm.values.Place` as unit and what is before; None for wherever.
+        jit: whether the device's driver may compile PTX of guests in the worker's process.
         places: calls at a time.
         beat_s: seconds between its heartbeats.
     """
@@ -64,6 +66,8 @@ class Setup(Frame, frozen=True):
     protocol: Count
     device: Word
     multiprocessors: Identity | None
+    place: tuple[Identity, tuple[Identity, ...]] | None
+    jit: bool
     places: Identity
     beat_s: float
 

@@ -17,7 +17,9 @@ from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.ticket import Listener, Ticket
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.lifecycle import State
 from tensorwasm.runtime.workers.placement import Isolation, Load, Refuse, Start, choose
+from tensorwasm.runtime.workers.shares import Shares
 from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
 
 Kernels = Literal["untrusted", "trusted"]
@@ -39,13 +41,17 @@ class WorkerExecutor:
 
     Isolation is ``shared`` by default on the emulator, which confines every kernel, and ``process`` on CUDA, where
     kernels are not guarded yet: tenants in one process could read and break each other's memory on the GPU. Choose
-    ``shared`` there only for tenants who trust each other.
+    ``shared`` there only for tenants who trust each other. It needs a ptxas for the GPU on this machine: the driver's
+    own compiler, known to crash, would run in the process that they share.
+
+    Workers with shares of one GPU run on multiprocessors of their own, as long as all of them have shares; one without
+    runs on all. A worker whose share no longer fits beside the others is given up as `DeviceUnavailable` at its start.
 
     Args:
         device: ``emulator``, ``cuda:N``, or ``cuda`` for every GPU of this machine; or several of these.
         isolation: who shares a worker; None for the device's default.
         workers: most workers of one device under isolation by process, at least 1; under ``shared`` there is one.
-        options: what else a worker's processes are; the device is put in.
+        options: what else a worker's processes are, and how many requests it holds; device and place are put in.
         mps: have workers join the MPS daemon. Only with trusted kernels: under MPS a fault ends the neighbours too.
         kernels: ``trusted`` if the operator vouches for every kernel; none is guarded yet.
         shares: multiprocessors, at least so many, by tenant, for the workers of tenants that are not to have what
@@ -73,7 +79,9 @@ class WorkerExecutor:
         self._isolation: Isolation = isolation or ("shared" if emulated else "process")
         self._most = workers
         self._shares = dict(shares or {})
-        _check(workers, self._isolation, self._shares)
+        _check(workers, self._isolation, self._shares, self._options)
+        sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
+        self._rows = [Shares(sizes) for _ in self._devices]
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
         self._leaving: list[Worker] = []
@@ -160,12 +168,21 @@ class WorkerExecutor:
             idle = self._seats.pop(start.instead_of).worker
             idle.drain(0.0)
             self._leaving.append(idle)
+            self._rows[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
         number = next(self._numbers)
-        share = self._shares.get(tenant, self._options.multiprocessors)
-        options = replace(self._options, device=self._devices[start.device], multiprocessors=share)
+        options = self._specify(start.device, number, self._shares.get(tenant, self._options.multiprocessors))
         worker = Worker(number, options, tenant if self._isolation == "process" else None)
         seat = self._seats[number] = _Seat(worker, start.device)
         return seat
+
+    def _specify(self, device: int, number: int, share: int | None) -> WorkerOptions:
+        """Return what a new worker's processes are, with a place for its share on a GPU."""
+        row, name = self._rows[device], self._devices[device]
+        for other, seat in self._seats.items():
+            if seat.device == device and seat.worker.state is State.FAILED:
+                row.leave(other)
+        place = row.take(number, share) if share is not None and name != "emulator" else None
+        return replace(self._options, device=name, multiprocessors=share, place=place)
 
     def _explain(self, tenant: str) -> TensorWasmError:
         """Return why a tenant's request finds no worker."""
@@ -188,9 +205,12 @@ class _Seat:
         return Load(number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.takes, self.used_at)
 
 
-def _check(workers: int, isolation: Isolation, shares: Mapping[str, int]) -> None:
+def _check(workers: int, isolation: Isolation, shares: Mapping[str, int], options: WorkerOptions) -> None:
     if workers < 1:
         raise InvalidArgs(f"a device has 1 worker or more, not {workers}")
+    multiprocessors = 1 if options.multiprocessors is None else options.multiprocessors
+    if min(options.places, options.requests, multiprocessors) < 1:
+        raise InvalidArgs("a worker has 1 place, 1 request and 1 multiprocessor or more")
     if shares and isolation != "process":
         raise InvalidArgs("a tenant has a share of its own only where it has workers of its own: isolation='process'")
     if small := [tenant for tenant, multiprocessors in shares.items() if multiprocessors < 1]:

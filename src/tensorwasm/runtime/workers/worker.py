@@ -33,13 +33,11 @@ from tensorwasm.runtime.executor import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation, Ending, Patience
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import PROTOCOL, Failed, Ready, Setup, Unfit
+from tensorwasm.runtime.workers.introduction import read_introduction
 from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
-from tensorwasm.runtime.workers.outcomes import clean, rebuild_error
+from tensorwasm.runtime.workers.outcomes import rebuild_error
 from tensorwasm.runtime.workers.process import PROGRAM, Process, make_environment
-from tensorwasm.values import DeviceInfo
-
-MAX_LOAD: Final = 256
-"""Requests that one worker holds, waiting ones included."""
+from tensorwasm.values import DeviceInfo, Place
 
 _LONGEST_WAIT_S: Final = 3600.0
 
@@ -53,8 +51,11 @@ class WorkerOptions:
     Attributes:
         device: ``emulator`` or ``cuda:N``.
         multiprocessors: share of the device's, None for all.
+        place: where the share lies among those of the device's other workers; None for wherever.
         pipes: folder of the MPS daemon that they join, None to join none.
-        places: calls at a time.
+        places: calls without a device at a time.
+        requests: most that the worker holds, those that wait for a place or for its process included; one more is
+            refused as `CapacityExhausted`.
         patience: how long a process gets.
         backoff: how it is started again.
         program: what Python runs.
@@ -62,8 +63,10 @@ class WorkerOptions:
 
     device: str = "emulator"
     multiprocessors: int | None = None
+    place: Place | None = None
     pipes: str | None = None
     places: int = PLACES
+    requests: int = 256
     patience: Patience = Patience()  # noqa: RUF009 - immutable
     backoff: Backoff = Backoff()  # noqa: RUF009 - immutable
     program: Sequence[str] = PROGRAM
@@ -108,7 +111,8 @@ class Worker:
     Args:
         number: for people and for placement.
         options: what its processes are.
-        tenant: whose alone it is, None for anybody's.
+        tenant: whose alone it is, None for anybody's. Where tenants share a worker, no driver compiles PTX in it: its
+            compiler is known to crash, and what one tenant wrote would end the calls of the others.
     """
 
     def __init__(self, number: int, options: WorkerOptions, tenant: str | None = None) -> None:
@@ -171,8 +175,11 @@ class Worker:
         with self._lock:
             if not self._lifecycle.takes:
                 raise self.refusal()
-            if self.load >= MAX_LOAD:
-                raise CapacityExhausted(f"worker {self.number} has {MAX_LOAD} requests")
+            if self.load >= self._options.requests:
+                raise CapacityExhausted(
+                    f"worker {self.number} on {self._options.device} holds {self._options.requests} requests, which is "
+                    "as many as WorkerOptions.requests lets it; try again when some have ended"
+                )
             self._waiting.append(flight)
         self._wake()
 
@@ -280,7 +287,7 @@ class Worker:
         except DeviceUnavailable as error:
             self._conclude((), Ending(f"did not start: {error.message}", blamed=False))
             return
-        setup = Setup(PROTOCOL, options.device, options.multiprocessors, options.places, options.patience.beat_s)
+        setup = self._set_up()
         self._pid = process.pid
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
         ending = talk.hold()
@@ -288,9 +295,21 @@ class Worker:
         self._answered += talk.answered
         self._conclude(tuple(talk.flights.values()), ending)
 
+    def _set_up(self) -> Setup:
+        options = self._options
+        return Setup(
+            protocol=PROTOCOL,
+            device=options.device,
+            multiprocessors=options.multiprocessors,
+            place=(options.place.unit, options.place.before) if options.place is not None else None,
+            jit=self.tenant is not None,
+            places=options.places,
+            beat_s=options.patience.beat_s,
+        )
+
     def ready(self, info: Ready) -> None:
         """The process takes requests. For the conversation."""
-        self._info = _describe(info)
+        self._info = read_introduction(info)
         if self._lifecycle.state is State.STARTING:
             self._lifecycle.ready()
 
@@ -373,18 +392,3 @@ def drop(link: socket.socket) -> None:
     """Take what waits on a socket, and forget it."""
     with contextlib.suppress(BlockingIOError):
         link.recv(4096)
-
-
-def _describe(ready: Ready) -> DeviceInfo:
-    return DeviceInfo(
-        kind=ready.kind,
-        ordinal=ready.ordinal,
-        name=clean(ready.name),
-        compute_capability=ready.compute_capability,
-        ptx_version=ready.ptx_version,
-        memory_bytes=ready.memory_bytes,
-        multiprocessors=ready.multiprocessors,
-        max_shared_bytes=ready.max_shared_bytes,
-        concurrent_managed_access=ready.concurrent_managed_access,
-        driver=clean(ready.driver),
-    )

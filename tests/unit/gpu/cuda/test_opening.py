@@ -6,6 +6,7 @@ import pytest
 from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda import binding, opening
+from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 
@@ -116,6 +117,41 @@ except DeviceUnavailable as error:
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said == "cuda-bindings is not installed; pip install 'tensor-wasm[cuda]'\n"
+
+
+def ptxas(release):
+    return lambda: Assembler("/opt/cuda/bin/ptxas", release)
+
+
+@pytest.mark.parametrize(
+    ("found", "capability", "cuda", "words"),
+    [
+        (lambda: None, (9, 0), 13000, "there is no ptxas here"),
+        (ptxas((12, 0)), (10, 0), 13000, "ptxas here is of release 12.0, which does not serve this GPU and driver"),
+        (ptxas((13, 0)), (9, 0), 12090, "of a CUDA 12 toolkit"),
+    ],
+)
+def test_where_the_driver_is_not_to_compile_a_gpu_without_its_ptxas_is_refused(found, capability, cuda, words):
+    fake = FakeDriver(cuda=cuda)
+    fake.attributes |= dict(zip(("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"), capability, strict=True))
+    with pytest.raises(DeviceUnavailable, match=words) as refused:
+        open_with(Driver(fake), 0, found, 8, jit=False)
+    for what_to_do in ("TENSOR_WASM_PTXAS", "isolation='process'"):
+        assert what_to_do in refused.value.message
+    assert "/opt" not in refused.value.message
+    assert fake.leftovers() == []
+    open_with(Driver(fake), 0, found, 8).close()
+
+
+@pytest.mark.parametrize(("release", "cuda", "isa"), [((12, 4), 13000, (8, 4)), ((13, 2), 13000, (9, 0))])
+def test_where_the_driver_is_not_to_compile_a_device_takes_the_ptx_that_ptxas_knows(release, cuda, isa):
+    driver = Driver(FakeDriver(cuda=cuda))
+    device = open_with(driver, 0, ptxas(release), jit=False)
+    assert device.info.ptx_version == isa
+    device.close()
+    device = open_with(driver, 0, ptxas(release))
+    assert device.info.ptx_version == (9, 0)
+    device.close()
 
 
 def test_a_gpu_that_was_lost_stays_lost_for_the_process():

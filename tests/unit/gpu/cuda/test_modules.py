@@ -1,0 +1,76 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.driver import FakeDriver
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.cuda.assembler import Assembler
+from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.modules import Compiler
+from tensorwasm.gpu.cuda.opening import open_with
+from tensorwasm.ptx.parser import parse
+from tensorwasm.values import NEVER
+
+TEXT = ".version {}.{}\n.target sm_80\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
+ISAS = [(7, 0), (8, 0), (8, 4), (8, 5), (8, 8), (9, 0)]
+
+
+@pytest.fixture
+def assembled(monkeypatch):
+    """What ptxas was given."""
+    texts = []
+
+    def assemble(self, text, architecture, deadline):
+        texts.append(text)
+        return b"cubin"
+
+    monkeypatch.setattr(Assembler, "assemble", assemble)
+    return texts
+
+
+def module(isa):
+    return parse(TEXT.format(*isa))
+
+
+@given(st.sampled_from(ISAS), st.sampled_from([None, (12, 0), (12, 4), (12, 9), (13, 0), (14, 0)]), st.booleans())
+def test_the_driver_gets_ptx_only_where_it_may_compile(isa, release, jit):
+    driver = Driver(FakeDriver())
+    device = open_with(driver, 0)
+    assembler = None if release is None else Assembler("ptxas", release)
+    compiler = Compiler(driver, device.info, (13, 0), assembler, jit)
+    suits = assembler is not None and assembler.suits((9, 0), isa, (13, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Assembler, "assemble", lambda *_: b"cubin")
+        if suits:
+            assert compiler.compile(module(isa), NEVER) == b"cubin"
+        elif jit:
+            assert compiler.compile(module(isa), NEVER).startswith(b".version")
+        else:
+            with pytest.raises(UnsupportedPtx, match="ptxas does not take the module"):
+                compiler.compile(module(isa), NEVER)
+    device.close()
+
+
+def test_a_device_whose_driver_is_not_to_compile_loads_what_ptxas_made_and_refuses_the_rest(assembled):
+    fake = FakeDriver()
+    device = open_with(Driver(fake), 0, lambda: Assembler("ptxas", (12, 4)), jit=False)
+    loaded = device.load(module((8, 4)), NEVER)
+    with pytest.raises(UnsupportedPtx, match=r"8\.5"):
+        device.load(module((8, 5)), NEVER)
+    device.unload(loaded)
+    device.close()
+    assert len(assembled) == 1
+    assert fake.images == [b"cubin"]
+
+
+def test_a_crash_of_ptxas_does_not_bring_the_driver_into_it(monkeypatch):
+    def crash(*_):
+        raise MalformedPtx("ptxas crashed on the module (signal 11)")
+
+    monkeypatch.setattr(Assembler, "assemble", crash)
+    fake = FakeDriver()
+    device = open_with(Driver(fake), 0, lambda: Assembler("ptxas", (12, 9)))
+    with pytest.raises(MalformedPtx, match="crashed"):
+        device.load(module((8, 0)), NEVER)
+    device.close()
+    assert fake.images == []
