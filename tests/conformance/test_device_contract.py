@@ -136,6 +136,7 @@ def test_new_memory_is_zero_and_aligned(device, memory, stream):
         assert read(device, address, size, stream) == bytes(size)
 
 
+@pytest.mark.rule("4-device")
 def test_memory_that_was_used_before_is_zero_again(device, memory, stream):
     size = 1 << 16
     for _ in range(4):
@@ -162,6 +163,7 @@ def test_a_copy_outside_an_allocation_is_refused(device, memory, stream, offset,
         device.read(address + offset, memoryview(bytearray(size)), stream)
 
 
+@pytest.mark.rule("13-memory")
 def test_more_memory_than_there_is_is_a_quota_and_leaves_no_trace(device):
     before = device.statistics()
     with pytest.raises(QuotaExceeded):

@@ -225,6 +225,7 @@ def test_what_is_not_allowed_while_a_stream_records_leaves_the_recording_as_it_w
     assert puppet.unload(work.nap_kernel) == 0
 
 
+@pytest.mark.rule("5-recorded")
 def test_a_refused_launch_is_not_recorded_and_ends_nothing(puppet, work, stream):
     with recorded(puppet, stream) as graph:
         assert work.affine(2, 1, stream) == 0
@@ -283,6 +284,7 @@ def test_a_graph_is_launched_into_a_stream_that_exists(puppet, work, stream):
     assert puppet.sync() == 0
 
 
+@pytest.mark.rule("3-kernel")
 def test_a_graph_is_destroyed_once_its_replays_have_ended(puppet, work, stream):
     with recorded(puppet, stream) as graph:
         assert work.nap(ENOUGH_S, stream) == 0
@@ -294,6 +296,7 @@ def test_a_graph_is_destroyed_once_its_replays_have_ended(puppet, work, stream):
     assert puppet.graph_launch(*graph, stream) == -11
 
 
+@pytest.mark.rule("5-recorded")
 def test_a_graph_cannot_be_launched_when_its_kernel_is_gone(puppet, work, stream):
     with recorded(puppet, stream) as graph:
         assert work.affine(0, 1, stream) == 0
@@ -306,6 +309,7 @@ def test_a_graph_cannot_be_launched_when_its_kernel_is_gone(puppet, work, stream
     assert puppet.graph_destroy(*graph) == 0
 
 
+@pytest.mark.rule("5-recorded")
 def test_a_graph_cannot_be_launched_when_its_buffer_is_gone(puppet, work, stream):
     keep, gone, copied = (work.buffer(bytes(4)) for _ in range(3))
     with recorded(puppet, stream) as by_kernel:

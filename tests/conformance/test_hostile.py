@@ -158,6 +158,7 @@ def test_a_geometry_that_cannot_be_is_refused(puppet, kernel, grid, block, share
     assert works(puppet, kernel)
 
 
+@pytest.mark.rule("13-lanes")
 def test_two_to_the_31_blocks_end_at_the_deadline_without_being_allocated(device):
     with Puppet(device) as puppet:
         kernel = puppet.load(SPIN, b"spin")
@@ -194,6 +195,7 @@ GOOD_BYTES = encode_argv(GOOD)
         (encode_argv((Window(A + 1, BYTES), *GOOD[1:])), -5),
     ],
 )
+@pytest.mark.rule("5-owned", "5-aligned")
 def test_damaged_arguments_are_refused_with_their_code(puppet, kernel, argv, code):
     assert puppet.start(kernel, argv) == code
     assert puppet.error()
@@ -201,6 +203,7 @@ def test_damaged_arguments_are_refused_with_their_code(puppet, kernel, argv, cod
 
 
 @pytest.mark.hardware("BUG-pointer")
+@pytest.mark.rule("5-first")
 def test_plain_heap_memory_as_a_kernel_argument_never_reaches_the_device(puppet, kernel):
     heap = ctypes.create_string_buffer(4096)
     argv = encode_argv((u64(ctypes.addressof(heap) & ~15), *GOOD[1:]))
@@ -209,6 +212,7 @@ def test_plain_heap_memory_as_a_kernel_argument_never_reaches_the_device(puppet,
 
 
 @pytest.mark.hardware("BUG-pointer")
+@pytest.mark.rule("5-owned")
 def test_another_guests_memory_and_buffers_are_nobodys(device, puppet, kernel):
     with Puppet(device) as victim:
         theirs = victim.load(VECTOR_ADD, b"vector_add")
@@ -237,6 +241,7 @@ def test_the_last_window_may_end_with_the_memory_and_an_empty_one_lie_at_its_end
     assert works(puppet, kernel)
 
 
+@pytest.mark.rule("1-regions")
 def test_memory_grown_between_launches_is_reached(puppet, kernel):
     assert works(puppet, kernel)
     assert puppet.grow(4) == PAGES
@@ -247,6 +252,7 @@ def test_memory_grown_between_launches_is_reached(puppet, kernel):
 
 
 @pytest.mark.hardware("H5")
+@pytest.mark.rule("4-device")
 def test_device_buffers_go_there_and_back_and_are_zeroed_and_freed_once(puppet, kernel):
     first = puppet.alloc(BYTES, 0)
     assert first > 0
@@ -279,6 +285,7 @@ def test_more_kernels_than_the_limit_are_refused_and_nothing_is_lost(device):
         assert ids[256] == -6
 
 
+@pytest.mark.rule("15-grant")
 def test_without_the_grant_everything_answers_not_available(device):
     with Puppet(device, granted=False) as puppet:
         assert puppet.load(VECTOR_ADD, b"vector_add") == -1
@@ -312,6 +319,7 @@ def test_a_long_error_is_cut_and_a_short_buffer_gets_its_start(loader):
     assert loader.last_error_len() == length
 
 
+@pytest.mark.rule("13-deadline")
 def test_a_kernel_that_never_ends_ends_the_call_on_the_emulator():
     device, _ = open_device("emulator")
     with Puppet(device) as puppet:
@@ -341,10 +349,12 @@ def ends_in_time(device, text, limit_s):
 
 
 @pytest.mark.parametrize("text", [straight, nested])
+@pytest.mark.rule("13-reading")
 def test_a_text_that_takes_too_long_to_read_ends_the_call_and_harms_nothing(device, text):
     assert ends_in_time(device, text(7 << 20), 0.5)
 
 
+@pytest.mark.rule("13-reading")
 def test_a_text_that_takes_too_long_to_load_ends_the_call_and_harms_nothing():
     device, _ = open_device("emulator")
     assert ends_in_time(device, straight(7 << 20), 7.0)

@@ -123,6 +123,7 @@ def test_starting_does_not_wait_and_synchronizing_does(puppet, work):
     assert work.word == 9
 
 
+@pytest.mark.rule("3-stream")
 def test_destroying_a_stream_waits_for_what_it_was_given(puppet, work):
     stream = puppet.stream_create()
     assert work.nap(ENOUGH_S, stream) == 0
@@ -253,6 +254,7 @@ def test_checks_of_an_asynchronous_launch_come_in_order(puppet, work):
     assert launch(1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == -3
 
 
+@pytest.mark.rule("2-argv")
 def test_records_may_be_overwritten_while_the_launch_waits_for_its_turn(puppet, work):
     stream = puppet.stream_create()
     work.word = 4
@@ -388,6 +390,7 @@ def test_copies_from_and_to_buffers_that_are_gone(puppet, work):
         assert puppet.memcpy_d2h_async(WORD_AT, gone, 0, 1, 0) == -11
 
 
+@pytest.mark.rule("3-buffer")
 def test_freeing_waits_for_the_work_that_could_reach_the_buffer(puppet, work):
     stream, handle = puppet.stream_create(), work.buffer(bytes(4))
     assert work.nap(ENOUGH_S, stream) == 0
@@ -423,6 +426,7 @@ def test_kernels_that_do_not_exist(puppet, bad):
     assert puppet.unload(bad) == -3
 
 
+@pytest.mark.rule("3-kernel")
 def test_unloading_waits_for_the_kernel(puppet, work):
     stream = puppet.stream_create()
     work.word = 1

@@ -436,6 +436,7 @@ def test_a_real_worker_finds_out_that_its_device_is_lost_and_is_replaced():
         assert worker.starts >= 2
 
 
+@pytest.mark.rule("3-worker")
 def test_a_crash_refunds_what_the_tenants_were_charged_for(puppets):
     hold(puppets, export="charged")
     (ann,) = puppets.statistics().tenants
@@ -504,6 +505,7 @@ def test_a_full_device_makes_room_for_another_tenant_only_by_an_idle_worker():
         assert [worker.tenant for worker in executor.workers()] == ["bob"]
 
 
+@pytest.mark.rule("11-secrets")
 def test_a_worker_gets_no_key_no_other_descriptor_and_no_way_to_a_daemon_of_mps(puppets, monkeypatch):
     monkeypatch.setenv("TENSOR_WASM_API_SNAPSHOT_HMAC_KEY", "secret")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")

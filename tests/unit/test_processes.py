@@ -26,6 +26,7 @@ def test_what_is_looked_for_is_seen(text):
     assert FORBIDDEN & set(words(ast.parse(text)))
 
 
+@pytest.mark.rule("11-spawn")
 def test_no_process_is_forked():
     assert len(FILES) > 100
     found = {(path.name, word) for path in FILES for word in FORBIDDEN & set(words(ast.parse(path.read_text())))}

@@ -61,6 +61,7 @@ def test_sandboxes_of_one_tenant_share_a_kernel(shared, device):
     assert "unload" not in device.calls
 
 
+@pytest.mark.rule("8-kernels")
 def test_tenants_do_not_share(shared, device):
     with shared.open_session() as one, shared.open_session("other") as two:
         one.kernels.load(FILL, "fill", NEVER)
@@ -84,6 +85,7 @@ def test_other_architectures_are_other_kernels(shared, device):
 
 
 @pytest.mark.parametrize("text", [with_global(4), CONSTANT], ids=["global", "const"])
+@pytest.mark.rule("4-variables")
 def test_a_module_with_variables_is_loaded_for_each_and_parsed_once(shared, device, ledger, text):
     models = []
     load = device.load

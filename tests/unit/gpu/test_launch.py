@@ -153,6 +153,7 @@ def test_values_that_are_no_addresses_pass_as_they_are(data):
         pytest.param(id(REGIONS) & ~7, id="heap"),  # an object of the host
     ],
 )
+@pytest.mark.rule("5-owned")
 def test_a_number_used_as_a_pointer_is_refused_unless_it_is_the_guests(value):
     with pytest.raises(LaunchRefused):
         bind_one(POINTER, u64(value))
@@ -169,6 +170,7 @@ def test_a_number_may_point_at_the_last_byte():
 
 
 @pytest.mark.parametrize("argument", [u64(GUEST.address + 2), HostWindow(GUEST.address + 1, 8), BufferOffset(1, 6)])
+@pytest.mark.rule("5-aligned")
 def test_misaligned_pointers_are_refused(argument):
     with pytest.raises(LaunchRefused, match="alignment"):
         bind_one(POINTER, argument)
@@ -187,6 +189,7 @@ def test_a_buffer_that_does_not_exist_is_no_argument(param, handle):
 
 @pytest.mark.parametrize("param", [POINTER, LONG])
 @pytest.mark.parametrize("offset", [100, 104, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 4])
+@pytest.mark.rule("5-owned")
 def test_an_offset_past_its_buffer_does_not_land_in_the_next(param, offset):
     with pytest.raises(LaunchRefused):
         bind_one(param, BufferOffset(1, offset))
@@ -233,6 +236,7 @@ near = st.builds(lambda edge, by: max(0, min(edge + by, (1 << 64) - 1)), st.samp
     | st.builds(BufferOffset, st.integers(0, 3), st.integers(0, 110) | near),
     st.sampled_from([1, 2, 4, 8, 16]),
 )
+@pytest.mark.rule("5-owned", "5-aligned")
 def test_what_reaches_the_device_is_owned_and_aligned(argument, align):
     try:
         (value,) = bind_one(replace(POINTER, access_align_bytes=align), argument)

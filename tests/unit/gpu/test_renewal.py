@@ -146,6 +146,7 @@ def run(world, session, program) -> list[object]:
 
 
 @given(st.lists(programs | plain, min_size=1, max_size=4), programs)
+@pytest.mark.rule("4-session")
 def test_whoever_comes_later_sees_what_whoever_came_first_saw(earlier, program):
     world, other = World(), World()
     session = world.open()
@@ -193,6 +194,7 @@ def test_what_is_left_on_the_pad_is_what_the_session_keeps(program):
         ["allocate", "load", "submit"],
     ],
 )
+@pytest.mark.rule("4-session")
 def test_a_session_that_gave_a_number_away_serves_nobody_else(world, left):
     session = world.open()
     run(world, session, left)
@@ -262,6 +264,7 @@ def test_the_budget_is_within_the_limit_of_text():
     world.close()
 
 
+@pytest.mark.rule("4-variables")
 def test_a_kernel_with_variables_is_offered_to_nobody(world):
     session = renewed(world, [(with_global(64), "nothing")])
     assert offered(session) == []

@@ -163,6 +163,7 @@ def test_bytes_come_back_as_they_went(session):
     assert into == b"ab345678"
 
 
+@pytest.mark.rule("5-copies")
 def test_a_copy_is_no_longer_than_its_buffer(session, device):
     handle = session.buffers.allocate(8)
     with pytest.raises(InvalidArgs):
@@ -352,6 +353,7 @@ def test_grown_memory_is_registered_anew_so_that_a_window_may_span_old_and_new(s
     assert device.launched[-1].regions == (GROWN,)
 
 
+@pytest.mark.rule("3-registration")
 def test_growth_while_work_is_in_flight_waits_and_keeps_its_place(session, device, gate):
     kernel = session.kernels.load(FILL, "fill", NEVER)
     session.kernels.submit(kernel, ONE, lambda: (HostWindow(MEMORY.address, 4), word(1)), MEMORY, NEVER)
@@ -398,6 +400,7 @@ def test_memory_that_is_not_whole_pages_is_a_bug_here(session):
 @pytest.mark.parametrize(
     "pointer", [0, 4096, 1 << 46, (1 << 46) + (1 << 16), (1 << 64) - 8, pytest.param(id(FILL) & ~7, id="heap")]
 )
+@pytest.mark.rule("5-first")
 def test_a_number_for_a_pointer_is_refused_before_the_device_sees_it(session, device, pointer):
     kernel = session.kernels.load(FILL, "fill", NEVER)
     with pytest.raises(LaunchRefused):
@@ -406,6 +409,7 @@ def test_a_number_for_a_pointer_is_refused_before_the_device_sees_it(session, de
     assert session.failure is None
 
 
+@pytest.mark.rule("5-owned")
 def test_another_sessions_buffer_is_refused(session, device):
     with Session(device, ledger=Ledger()) as other:
         other.buffers.allocate(64)
@@ -589,6 +593,7 @@ def test_an_unused_session_asks_nothing_of_the_device(device):
     assert device.calls == []
 
 
+@pytest.mark.rule("3-registration", "3-buffer")
 def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
     ledger, gate = Ledger(), Gate(1)
     session = Session(device, ledger=ledger, gate=gate)

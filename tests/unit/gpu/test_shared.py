@@ -133,6 +133,7 @@ def test_memory_that_is_to_be_staged_is_never_registered(world):
         assert world.address not in world.device.registered
 
 
+@pytest.mark.rule("3-pinned")
 def test_pinned_memory_is_registered_for_the_smallest_window(world):
     with world.open("pinned") as session:
         world.fill(session, session.kernels.load(FILL, "fill", NEVER), 0, 5)
@@ -144,6 +145,7 @@ def test_pinned_memory_is_registered_for_the_smallest_window(world):
         assert world.account.statistics().pinned_bytes == SIZE
 
 
+@pytest.mark.rule("3-pinned")
 def test_pinned_bytes_over_the_tenants_cap_are_refused_and_change_nothing():
     world = World(pinned_bytes=SIZE // 2)
     with world.open("pinned") as session:
@@ -291,6 +293,7 @@ def compiled_work(world, pad, run=lambda: None, number=0):
     pad.launched += 1
 
 
+@pytest.mark.rule("3-buffer")
 def test_work_of_compiled_code_is_waited_for_and_counted(world):
     pad = PadLayout()
     with world.open(pad=pad) as session:
@@ -311,6 +314,7 @@ def test_work_of_compiled_code_is_waited_for_and_counted(world):
         assert session.statistics().kernels_launched == 0, "counters only grow; sessions begin anew"
 
 
+@pytest.mark.rule("4-staging")
 def test_a_staged_launch_of_compiled_code_is_finished(world):
     pad = PadLayout()
     with world.open(pad=pad) as session:
@@ -415,6 +419,7 @@ def test_drained_streams_serve_the_next_session(world):
     assert "close_stream" not in world.device.calls
 
 
+@pytest.mark.rule("3-stream")
 def test_streams_of_a_session_that_failed_serve_nobody(world):
     session = world.open()
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
@@ -425,6 +430,7 @@ def test_streams_of_a_session_that_failed_serve_nobody(world):
     assert not world.device.streams
 
 
+@pytest.mark.rule("3-staging")
 def test_a_slot_that_lost_work_may_still_write_to_serves_nobody():
     world = World()
     session = world.open("staged")
@@ -465,6 +471,7 @@ def test_buffers_are_cut_from_the_tenants_slab_under_its_cap(world):
         assert len(world.device.calls) == calls, "a refusal does not reach the device"
 
 
+@pytest.mark.rule("4-device")
 def test_a_buffer_that_another_sandbox_had_is_zeros(world):
     with world.open() as session:
         handle = session.buffers.allocate(4)

@@ -78,6 +78,7 @@ def test_no_stream_is_lent_after_it_was_released_or_twice_when_alone(steps):
     assert device.statistics().streams == 0
 
 
+@pytest.mark.rule("3-stream")
 def test_a_discarded_stream_serves_nobody_again_whoever_of_its_users_leaves_last():
     streams, device = stock(1)
     first, second = streams.take(), streams.take()

@@ -181,6 +181,7 @@ def test_waiting_for_one_stream_leaves_the_others_alone(session, device, gate, k
     assert gate.in_use == 0
 
 
+@pytest.mark.rule("3-stream")
 def test_a_stream_is_closed_once_it_has_drained(session, device, kernel, buffer):
     stream = session.streams.open()
     fill(session, kernel, buffer, 5, stream)
@@ -190,6 +191,7 @@ def test_a_stream_is_closed_once_it_has_drained(session, device, kernel, buffer)
         session.streams.synchronize(NEVER, stream)
 
 
+@pytest.mark.rule("4-device")
 def test_a_new_buffer_is_zeros_on_every_stream(session, device, kernel):
     before = session.streams.open()
     buffer = session.buffers.allocate(4)
@@ -203,6 +205,7 @@ def test_a_new_buffer_is_zeros_on_every_stream(session, device, kernel):
     assert value_of(session, buffer) == 9
 
 
+@pytest.mark.rule("4-device")
 def test_a_stream_that_was_there_comes_to_a_new_buffer_behind_its_clearing(session, device, kernel):
     stream = session.streams.open()
     mine = max(device.streams, key=lambda each: each.number)
@@ -212,6 +215,7 @@ def test_a_stream_that_was_there_comes_to_a_new_buffer_behind_its_clearing(sessi
     assert value_of(session, buffer) == 9
 
 
+@pytest.mark.rule("3-buffer")
 def test_work_in_any_stream_ends_before_a_buffer_goes(session, device, kernel, buffer):
     fill(session, kernel, buffer, 1, session.streams.open())
     session.buffers.free(buffer, NEVER)
@@ -232,6 +236,7 @@ def test_copies_go_both_ways_in_the_order_of_their_stream(session, kernel, buffe
     assert session.statistics().pinned_bytes == MEMORY.size_bytes
 
 
+@pytest.mark.rule("5-copies")
 def test_a_copy_is_within_its_ends(session, device, buffer):
     for handle, offset, window, error in [
         (9, 0, HostWindow(ADDRESS, 4), InvalidHandle),
@@ -375,6 +380,7 @@ def test_compiled_code_gives_nothing_to_a_session_that_records(device):
         assert (pad.graphs[graph].handle, pad.graphs[graph + 1].launches) == (graph, 0)
 
 
+@pytest.mark.rule("5-recorded")
 def test_a_recorded_launch_is_checked_like_any_other(session, device, kernel, buffer):
     session.graphs.begin(0)
     with pytest.raises(InvalidHandle):
@@ -415,6 +421,7 @@ def test_the_numbers_are_the_abis():
 
 
 @pytest.mark.parametrize("pad", [None, PadLayout()])
+@pytest.mark.rule("5-recorded")
 def test_a_graph_is_dead_once_what_it_uses_has_gone(device, pad):
     with Session(device, ledger=Ledger(), pad=pad) as session:
         kernel, other = session.kernels.load(FILL, "fill", NEVER), session.kernels.load(FILL, "fill", NEVER)

@@ -183,6 +183,7 @@ def test_a_deadline_ends_a_guest_that_spins(reactor, job):
     assert isinstance(outcome(one), InvokeTimeout)
 
 
+@pytest.mark.rule("3-pad")
 def test_a_deadline_ends_a_guest_that_waits_and_its_pad_outlives_it_until_notified(reactor, job, stream):
     one = job(ECHO, "go", 1, deadline=Deadline.after(0.05))
     spawn(reactor, one)
@@ -263,6 +264,7 @@ def test_stack_overflow_in_a_fiber_is_a_trap(reactor, job):
     assert outcome(one).trap == "stack_overflow"
 
 
+@pytest.mark.rule("12-nested")
 def test_a_host_function_of_a_fiber_cannot_run_a_guest(reactor, job, engine):
     inner = Linker(engine).prepare(engine.compile(bytes(wat2wasm('(module (func (export "f")))'))))
 
@@ -379,6 +381,7 @@ def test_what_a_host_function_raises_ends_its_guest_alone(reactor, job, raised):
         assert type(outcome(one)) is expected
 
 
+@pytest.mark.rule("3-memory")
 def test_a_sandbox_is_kept_until_work_in_its_memory_is_done(reactor, job):
     begun, go_on = threading.Event(), threading.Event()
 
@@ -533,6 +536,7 @@ def test_a_guest_needs_one_timer_however_often_it_waits_for_its_turn(reactor, jo
 # ----------------------------------------------------------------------------------------------- the end
 
 
+@pytest.mark.rule("3-memory")
 def test_a_sandbox_that_something_still_reaches_is_kept(code, engine, job):
     before = engine.free_slots
     reactor = Reactor(code)

@@ -267,6 +267,7 @@ def test_waiting_for_a_turn_ends_at_the_deadline(spawn):
     assert outcome == [[]]
 
 
+@pytest.mark.rule("12-nested")
 def test_a_host_function_cannot_call_back_or_close(spawn):
     instances: list[Instance] = []
     errors: list[InternalError] = []
@@ -357,6 +358,7 @@ def test_a_forgotten_sandbox_gives_its_slot_back(engine, wat):
     assert engine.free_slots == free
 
 
+@pytest.mark.rule("4-memory")
 def test_nothing_of_one_sandbox_is_left_for_the_next(engine, wat):
     wasm = wat(
         """(module (memory (export "memory") 64) (global $g (mut i32) (i32.const 5)) (table 10 funcref) (func $f)

@@ -103,6 +103,7 @@ def test_a_guest_traps_at_the_exact_byte_and_finds_zeros_where_it_grew(prepared,
                 guest.call("store", [edge, 7])
 
 
+@pytest.mark.rule("4-memory")
 def test_what_one_guest_wrote_is_not_there_for_the_next(prepared):
     backings = Backings()
     for _ in range(3):
@@ -156,6 +157,7 @@ def test_a_provider_that_refuses_is_what_the_caller_sees(prepared):
     assert kinds.live() == 0
 
 
+@pytest.mark.rule("3-shared")
 def test_memory_stays_while_a_device_may_still_reach_it(prepared):
     backings = Backings()
     with kinds.supplying(backings, LIMIT):

@@ -19,6 +19,7 @@ def memory(spawn):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=offsets, length=offsets)
+@pytest.mark.rule("1-regions")
 def test_a_region_is_readable_exactly_when_it_lies_inside(memory, offset, length):
     inside = offset >= 0 and length >= 0 and offset + length <= SIZE
     for access in (memory.read, memory.view):

@@ -52,6 +52,7 @@ class Witness:
 
 
 @pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.rule("12-python")
 def test_no_python_is_on_a_fiber_while_its_guest_waits(in_steps):
     witness, code, engine = Witness(), make_code(), Engine.shared(EngineConfig(slots=8, fibers=True))
     steps = witness.steps if in_steps else None

@@ -185,6 +185,7 @@ def test_what_is_no_request_is_refused_at_once_by_every_executor(executor, reque
             assert workers.workers() == ()
 
 
+@pytest.mark.rule("8-modules")
 def test_many_at_once_compile_a_module_once(executor, monkeypatch):
     compiled = []
     load = executor._runtime.load

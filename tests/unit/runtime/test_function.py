@@ -49,6 +49,7 @@ def runtime():
         yield runtime
 
 
+@pytest.mark.rule("4-memory")
 def test_every_invocation_starts_from_nothing(runtime):
     function = runtime.load(wat2wasm(COUNTER), name="counter")
     assert [function.invoke("bump").values for _ in range(3)] == [(1,)] * 3

@@ -135,6 +135,7 @@ def test_results_are_the_guests(function, options):
 
 
 @pytest.mark.parametrize("options", [{}, GPU])
+@pytest.mark.rule("4-memory")
 def test_no_guest_finds_what_another_left(function, options):
     assert {function.invoke("residue", **options).values for _ in range(5)} == {(1 + 1 + 2,)}
     assert len(idle(function)) == 1
@@ -175,6 +176,7 @@ def test_numbers_begin_anew_for_each_guest(function):
     assert idle(function) == []
 
 
+@pytest.mark.rule("4-session")
 def test_the_last_error_is_the_guests_own(function):
     assert function.invoke("err", **GPU).values[0] > 0
     assert function.invoke("last", **GPU).values == (0,)
@@ -184,6 +186,7 @@ def test_the_last_error_is_the_guests_own(function):
     assert function.invoke("err", **GPU).gpu.kernels_launched == 0
 
 
+@pytest.mark.rule("8-sessions")
 def test_no_tenant_comes_where_another_has_been(function, runtime):
     for tenant in ("ann", "bob"):
         runtime.accounts.register(tenant, 1 << 20)

@@ -196,6 +196,7 @@ def test_closing_the_runtime_ends_what_runs():
 
 @fibers_only
 @pytest.mark.parametrize("nested", ["submit", "invoke"])
+@pytest.mark.rule("12-nested")
 def test_what_a_guest_calls_cannot_run_another(fiber_runtime, nested):
     function = load(fiber_runtime)
     error = function.submit(on_chunk=lambda _: getattr(function, nested)("add", (1, 2.0))).exception(SOON_S)
@@ -220,6 +221,7 @@ def test_limits_hold_in_a_fiber(fiber_runtime):
 
 
 @fibers_only
+@pytest.mark.rule("3-memory")
 def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
     with Runtime("emulator", slots=4) as runtime:
         wasm = bytes(wat2wasm(WORK))

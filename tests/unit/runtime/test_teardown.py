@@ -59,6 +59,7 @@ def run(device, wasm, monkeypatch):
 
 
 @pytest.mark.parametrize("wasm", [AT_START, IN_CALL], ids=["start", "call"])
+@pytest.mark.rule("3-registration")
 def test_memory_is_unregistered_before_it_goes_back_to_the_pool(wasm, monkeypatch):
     device, free = Witness(), Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots
     with pytest.raises(GuestTrap):
@@ -70,6 +71,7 @@ def test_memory_is_unregistered_before_it_goes_back_to_the_pool(wasm, monkeypatc
 
 
 @pytest.mark.parametrize("wasm", [AT_START, IN_CALL], ids=["start", "call"])
+@pytest.mark.rule("3-memory")
 def test_memory_that_a_kernel_may_still_reach_is_never_used_again(wasm, monkeypatch):
     device, free = Witness(), Engine.shared(EngineConfig(fibers=may_have_fibers())).free_slots
     device.endless = True

@@ -56,6 +56,7 @@ def expired() -> Deadline:
 # ------------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.rule("4-device")
 def test_memory_is_zeroed_before_a_stream_sees_it(device, stream):
     address = device.allocate(1000)
     into = bytearray(b"x" * 1000)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def test_whatever_a_compiler_writes_is_short_printable_ascii(log):
 
 
 @given(st.lists(st.sampled_from(["home", "a.b", "x-1", "tmp"]), min_size=1, max_size=5))
+@pytest.mark.rule("16-messages")
 def test_no_path_survives(parts):
     path = "/" + "/".join(parts)
     assert path not in summarize(f"error in {path}: bad".encode())

@@ -57,6 +57,7 @@ def test_many_functions_deep_without_recursion_is_fine(emulation):
     assert emulation.run(text, 4, block=(4, 1, 1)).tolist() == [100, 101, 102, 103]
 
 
+@pytest.mark.rule("4-local-memory")
 def test_local_variables_of_two_calls_are_not_shared(emulation):
     function = """
     .func (.reg .b32 %o) f(.reg .b32 %i)

@@ -34,6 +34,7 @@ INCREMENT = kernel(
 
 @pytest.mark.parametrize("block", [(1, 1, 1), (256, 1, 1), (1024, 1, 1)])
 @pytest.mark.parametrize("grid", [((1 << 31) - 1, 1, 1), ((1 << 31) - 1, 65535, 65535)])
+@pytest.mark.rule("13-lanes")
 def test_a_giant_grid_allocates_nothing_of_its_size(emulation, grid, block):
     region = emulation.buffer([0])
     text = kernel("ld.param.u64 %rd0, [p0]; red.global.max.u32 [%rd0], %r0;")
@@ -72,6 +73,7 @@ def test_no_more_threads_run_side_by_side_than_may_or_than_a_block_has(monkeypat
     assert max(geometry.lanes for geometry in found) == most
 
 
+@pytest.mark.rule("13-memory")
 def test_memory_bounds_how_many_blocks_run_side_by_side(emulation):
     # 64 KiB of local memory per thread: 16,384 lanes would take 2 GiB.
     text = kernel(
@@ -231,6 +233,7 @@ def test_threads_launch_at_the_same_time_each_on_its_own_memory(emulation):
 
 
 @pytest.mark.parametrize("access", ["ld.global.u32 %r2, [%rd1];", "atom.global.add.u32 %r2, [%rd1], 1;"])
+@pytest.mark.rule("13-deadline")
 def test_the_deadline_is_kept_when_every_lane_accesses_an_allocation_of_its_own(emulation, access):
     threads = 4 * 1024
     places = "".join(f".global .u32 v{index};" for index in range(threads))
@@ -243,6 +246,7 @@ def test_the_deadline_is_kept_when_every_lane_accesses_an_allocation_of_its_own(
     assert time.process_time() - started_s < 2
 
 
+@pytest.mark.rule("13-deadline")
 def test_the_deadline_is_kept_when_calls_open_large_frames(emulation):
     names = [f"a{index}" for index in range(20_000)]
     declared = "".join(f".local .b8 {name};" for name in names)
@@ -258,6 +262,7 @@ def test_the_deadline_is_kept_when_calls_open_large_frames(emulation):
     assert time.process_time() - started_s < 0.7
 
 
+@pytest.mark.rule("13-memory")
 def test_the_places_that_deep_calls_return_to_count_as_memory_of_a_lane(emulation):
     def lane_bytes(depth):
         functions = "".join(f".func f{index}() {{ call f{index - 1}; }}" for index in range(1, depth))

@@ -98,11 +98,13 @@ def test_a_block_that_waits_for_another_one_of_its_batch(emulation):
         "again: shfl.sync.idx.b32 %r1, %r0, 0, 31, -1; bra again;",
     ],
 )
+@pytest.mark.rule("13-deadline")
 def test_a_kernel_that_never_ends_stops_at_its_deadline(emulation, body):
     with pytest.raises(InvokeTimeout):
         emulation.launch(kernel(body, before=".global .u32 lock;"), emulation.buffer([0]), seconds=0.1)
 
 
+@pytest.mark.rule("13-deadline")
 def test_straight_code_is_cut_where_the_clock_is_due():
     blocks = arrange([lambda _machine: None] * 1000, 7)
     assert sum(len(block.steps) for block in blocks) == 1000
@@ -110,6 +112,7 @@ def test_straight_code_is_cut_where_the_clock_is_due():
     assert [block.end(None) for block in blocks] == [8 + index for index in range(len(blocks))]
 
 
+@pytest.mark.rule("4-registers")
 def test_registers_that_nothing_wrote_are_zero(emulation):
     assert emulation.run(kernel(store_result("%r5")), 32).tolist() == [0] * 32
 

@@ -195,6 +195,7 @@ def test_opaque_variables_load_unless_used(emulation, variable):
     emulation.device.load(parse(HEAD + variable + ".entry k() { ret; }"), NEVER)
 
 
+@pytest.mark.rule("13-memory")
 def test_a_variable_beyond_the_budget_is_refused_at_load():
     emulation = Emulation(memory_bytes=1 << 20)
     with pytest.raises(UnsupportedPtx):
@@ -248,6 +249,7 @@ def test_a_long_chain_of_calls_loads_about_as_fast_as_functions_that_call_nothin
 
 
 @pytest.mark.parametrize("text", [straight, nested])
+@pytest.mark.rule("13-reading")
 def test_a_deadline_ends_a_load_and_leaves_nothing(emulation, text):
     module = parse(text(2 << 20).replace(".entry", ".global .u32 x = 1; .entry", 1))
     before = emulation.device.statistics()
@@ -258,6 +260,7 @@ def test_a_deadline_ends_a_load_and_leaves_nothing(emulation, text):
     assert emulation.device.statistics() == before
 
 
+@pytest.mark.rule("13-reading")
 def test_wherever_a_deadline_ends_a_load_nothing_stays(emulation, monkeypatch):
     module = parse(HEAD + ".global .u32 x[3] = { 1, 2, 3 }; .func f() { L: bra L; } .entry k() { call f; ret; }")
     before, looks = emulation.device.statistics(), []

@@ -172,6 +172,7 @@ def test_a_region_that_is_no_memory_is_refused(emulation):
         ("brkpt;", "breakpoint"),
     ],
 )
+@pytest.mark.rule("4-shared-memory", "4-local-memory")
 def test_faults_of_other_spaces(emulation, body, part):
     text = kernel(body, before=".const .b32 c[2] = {1, 2};")
     message = emulation.fault(text, emulation.buffer([0]))
@@ -189,6 +190,7 @@ def test_padding_that_travels_with_its_structure_is_no_fault(emulation):
     assert emulation.run(text, 1, block=(1, 1, 1)).tolist() == [7]
 
 
+@pytest.mark.rule("4-local-memory")
 def test_local_memory_of_one_batch_is_not_initialised_for_the_next(emulation):
     # More blocks than run side by side: the second batch must not see what the first one stored.
     text = kernel(
@@ -230,6 +232,7 @@ def test_vectors_of_bytes_and_doubles(emulation):
         (0, "call %rd1, (), p", "calls a host address, which is no function it may call"),
     ],
 )
+@pytest.mark.rule("16-messages")
 def test_a_fault_does_not_tell_where_host_memory_lies(emulation, offset, access, part):
     pages = mmap.mmap(-1, 4096)
     base = addressof(c_char.from_buffer(pages))

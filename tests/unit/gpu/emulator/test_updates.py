@@ -113,6 +113,7 @@ def test_sums_of_floats_round_after_every_access(memory, operations):
     np.testing.assert_array_equal(memory, expected)
 
 
+@pytest.mark.rule("13-deadline")
 def test_every_long_update_looks_at_the_clock():
     looks = []
     index, ones = np.zeros(5000, np.int64), np.arange(5000, dtype=np.uint32)

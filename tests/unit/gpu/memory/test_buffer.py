@@ -193,6 +193,7 @@ def test_device_memory_does_not_grow(device):
 
 
 @given(st.sampled_from(GROWING_KINDS), st.integers(1, ROOM), st.lists(st.integers(0, ROOM + 1), max_size=6))
+@pytest.mark.rule("4-memory")
 def test_growing_keeps_data_and_address_and_shows_zeros(kind, size, steps):
     device = FakeMemory()
     account = Accounts(Ledger()).register("a", 1 << 20, 1 << 20)
@@ -364,6 +365,7 @@ def test_a_closed_buffer_is_empty_and_ended(device, kind):
             use()
 
 
+@pytest.mark.rule("3-shared")
 def test_a_buffer_that_a_stream_may_reach_is_not_closed(device, account, kind):
     drained = []
     buffer = UnifiedBuffer.allocate(device, 100, kind, account=account, drained=lambda: bool(drained))
@@ -419,6 +421,7 @@ def test_parts_that_were_released_are_not_released_twice(device, account, failin
     assert len(calls) == 4
 
 
+@pytest.mark.rule("4-memory")
 def test_host_memory_is_zeroed_before_it_goes(device, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -104,6 +104,7 @@ def test_any_bytes_are_read_exactly_or_refused(data):
 @example((1 << 32) - 1, 1, 1 << 32)
 @example((1 << 32) - 1, 2, 1 << 32)
 @example((1 << 32) - 1, (1 << 32) - 1, 65536)
+@pytest.mark.rule("1-regions")
 def test_a_window_is_inside_the_memory_or_refused(offset, length, size):
     try:
         (argument,) = resolve_args([Window(offset, length)], ADDRESS, size)

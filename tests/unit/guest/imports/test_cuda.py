@@ -116,6 +116,7 @@ def huge():
 
 
 @pytest.mark.parametrize("key", sorted(FUNCTIONS))
+@pytest.mark.rule("15-grant")
 def test_without_the_grant_everything_is_not_available(key):
     function = FUNCTIONS[key]
     assert function.body(FakeCall(None), *(-1 for _ in function.params)) == -1
@@ -585,6 +586,7 @@ def test_any_numbers_answer_a_documented_code_and_leave_the_guest_as_it_was(data
 
 @settings(max_examples=300)
 @given(st.lists(records, max_size=4) | st.binary(max_size=64), st.integers(0, 3))
+@pytest.mark.rule("5-owned")
 def test_any_records_answer_a_code_or_reach_the_device_with_owned_addresses(args, cut):
     guest = Guest()
     guest.alloc(64)

@@ -262,6 +262,7 @@ def test_a_guest_without_memory_has_no_windows(guest):
     assert guest.session.calls == []
 
 
+@pytest.mark.rule("2-text")
 def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them():
     session = FakeSession()
     call = FakeCall(services={"cuda": CudaService(session)})
@@ -272,6 +273,7 @@ def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them()
     assert type(session.calls[0][1]) is bytes
 
 
+@pytest.mark.rule("2-argv")
 def test_argument_records_are_copied_and_resolved_late(guest):
     argv = encode_argv([Window(16, 4), BufferOffset(2, 8), Number("u32", struct.pack("<I", 9))])
     guest.call.memory.write(256, argv)

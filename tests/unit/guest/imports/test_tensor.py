@@ -48,6 +48,7 @@ def test_chunks_arrive_whole_and_in_order(call, sink):
     assert sink.flushes == 1
 
 
+@pytest.mark.rule("2-chunk")
 def test_a_chunk_is_a_copy(call, sink):
     emit_chunk(call, 0, 2)
     call.memory.write(0, b"zz")

@@ -178,6 +178,7 @@ PRESET = {"yield": YieldVerdict.STOP, "deadline-remaining-ms": 0}
 
 
 @pytest.mark.parametrize("name", compiled.SOURCES)
+@pytest.mark.rule("1-preset")
 def test_until_all_is_done_the_answer_is_a_failure(addresses, name):
     put, params, answer = CALLS[name]
     caller = Caller()
@@ -189,6 +190,7 @@ def test_until_all_is_done_the_answer_is_a_failure(addresses, name):
 
 
 @pytest.mark.parametrize("name", [name for name, source in compiled.SOURCES.items() if source.starts])
+@pytest.mark.rule("1-preset")
 def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, name):
     put, params, _ = CALLS[name]
     caller = Caller()
@@ -199,6 +201,7 @@ def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, nam
 
 
 @pytest.mark.parametrize("name", ["wasi_cuda_launch", "wasi_cuda_launch_async"])
+@pytest.mark.rule("2-argv")
 def test_memory_that_changes_after_the_records_were_copied_changes_nothing(addresses, name):
     """The guest's memory lies where the function itself writes the values: whatever it reads there again is another."""
     caller, numbers = Caller(), [struct.pack("<Q", 0x0101_0101_0101_0101 * (index + 3)) for index in range(16)]

@@ -25,6 +25,7 @@ def use(monkeypatch):
     return make
 
 
+@pytest.mark.rule("11-cache")
 def test_the_folder_is_for_its_owner_alone(tmp_path, use):
     use(tmp_path / "new")
     folder = cache.open_folder(["a", 1])
@@ -87,6 +88,7 @@ def inner_open_to_others(_tmp_path):
         (inner_open_to_others, "mode 770"),
     ],
 )
+@pytest.mark.rule("11-cache")
 def test_a_folder_that_others_could_write_to_is_refused(tmp_path, use, damage, reason):
     use(tmp_path)
     damage(tmp_path)
@@ -94,6 +96,7 @@ def test_a_folder_that_others_could_write_to_is_refused(tmp_path, use, damage, r
         cache.open_folder([])
 
 
+@pytest.mark.rule("11-cache")
 def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
     use(tmp_path)
     (tmp_path / "native").mkdir(mode=0o700)
@@ -102,6 +105,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
         cache.open_folder([])
 
 
+@pytest.mark.rule("11-cache")
 def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
     use(tmp_path / "mine")
     (tmp_path / "mine").mkdir(mode=0o700)
@@ -111,6 +115,7 @@ def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
         cache.open_folder([])
 
 
+@pytest.mark.rule("11-cache")
 def test_nor_may_anybody_move_a_folder_further_up(tmp_path, use):
     use(tmp_path / "open" / "mine")
     (tmp_path / "open").mkdir()

@@ -38,6 +38,7 @@ def code() -> dict[str, str]:
     }
 
 
+@pytest.mark.rule("1-raise", "1-integers", "1-addresses")
 def test_every_function_that_is_compiled_is_looked_at(monkeypatch):
     seen = []
     for module in (compiled, visits, waiting):
@@ -54,11 +55,13 @@ class Compiled:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.rule("1-integers")
 def test_no_number_goes_through_a_float(code, name):
     assert not FLOATS.search(code[name])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.rule("1-raise")
 def test_nothing_can_raise(code, name):
     """An exception is a status that is not 0; Numba's wrapper would print it and answer 0, which is success."""
     bodies = re.findall(r"^define [^\n]* i32 @_ZN[^\n]*\{\n(.*?)^\}", code[name], re.MULTILINE | re.DOTALL)
@@ -69,6 +72,7 @@ def test_nothing_can_raise(code, name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.rule("1-addresses")
 def test_no_address_of_this_process_is_a_constant(code, name):
     constants = {int(number) for number in re.findall(r"\bi64 (-?\d+)\b", code[name])}
     assert not [number for number in constants if (1 << 40) < number < (1 << 48)]

@@ -43,6 +43,7 @@ def expected_copy(bench, kind: str, offset: int, length: int, address: int = BUF
 )
 @example(kind="h2d", pages=1 << 16, handle=(1 << 63) - 1, offset=(1 << 32) - 8, length=8, reached=1.0)
 @example(kind="d2h", pages=1 << 16, handle=257, offset=1 << 31, length=1 << 31, reached=1.0)
+@pytest.mark.rule("1-twin", "5-compiled")
 def test_a_copy_is_made_when_both_ends_hold_it(make_bench, kind, pages, handle, offset, length, reached):
     bench = make_bench(pages)
     for each, size in BUFFERS.items():

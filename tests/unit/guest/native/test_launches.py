@@ -60,6 +60,7 @@ def cases(draw):
 @settings(max_examples=300, deadline=None)
 @given(case=cases(), own=st.booleans())
 @example(case=(1 << 16, ONE, LAST, 1 << 32), own=True)
+@pytest.mark.rule("1-twin", "5-compiled")
 def test_a_launch_is_what_python_would_make_of_it_or_left_to_python(make_bench, case, own):
     pages, signature, asked, reach_bytes = case
     bench = make_bench(pages)

@@ -69,6 +69,7 @@ def test_each_load_has_an_id_of_its_own_until_the_budget_is_spent(bench):
 
 
 @given(st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=2)), max_size=OFFER_ROWS), st.data())
+@pytest.mark.rule("1-twin")
 def test_nothing_is_taken_for_something_else(make_bench, offers, data):
     bench = make_bench(1)
     offered = Offered(bench, offers)
@@ -94,6 +95,7 @@ def test_nothing_is_taken_for_something_else(make_bench, offers, data):
         {"loads": LOAD_ROWS},
     ],
 )
+@pytest.mark.rule("2-text")
 def test_a_session_that_is_not_ready_is_pythons(bench, unready):
     for name, value in unready.items():
         setattr(bench.pad, name, value)
@@ -132,6 +134,7 @@ def test_a_deadline_that_is_near_is_pythons(bench):
         (TEXT_AT, 0xFFFF_FFFF),
     ],
 )
+@pytest.mark.rule("1-twin")
 def test_what_is_not_inside_the_memory_is_pythons(bench, text_at, entry_at):
     bench.call(LOAD, signed(text_at), len(TEXT), signed(entry_at), len(ENTRY))
     assert not bench.went_native()

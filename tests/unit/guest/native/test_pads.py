@@ -33,6 +33,7 @@ def prepared(wat):
     return linker.prepare(engine.compile(wat(text)))
 
 
+@pytest.mark.rule("4-session")
 def test_a_recycled_pad_is_all_zeros():
     pad = draw_pad()
     ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(PadLayout))
@@ -83,6 +84,7 @@ def test_the_memory_is_known_once_it_was_looked_for(prepared):
     assert list(pad.memory) == [0, 0, 0]
 
 
+@pytest.mark.rule("3-pad")
 def test_a_pad_that_something_may_still_reach_is_not_recycled(prepared):
     pad = draw_pad()
     Instance(prepared, pad=pad, drain=lambda: False).close()

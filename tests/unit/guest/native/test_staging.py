@@ -70,6 +70,7 @@ def kernel_over(windows, before: bytearray, seen: list):
 @example(windows=[Window(0, 256), Window(256, 256)], seed=bytes(range(64)))  # touching
 @example(windows=[Window(10, 5), Window(10, 5), Window(12, 1)], seed=bytes(range(64)))
 @example(windows=[Window(300, 1), Window(100, 300)], seed=bytes(range(64)))
+@pytest.mark.rule("4-staging")
 def test_a_kernel_sees_the_guests_memory_and_what_it_writes_comes_back(make_bench, slot, windows, seed):
     bench = make_bench(16)
     open_slot(bench, slot)

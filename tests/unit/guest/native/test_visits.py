@@ -136,6 +136,7 @@ def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_visit,
     assert (drained, contexts.stack, engine.free_slots) == ([1], [OTHER], slots)
 
 
+@pytest.mark.rule("3-memory")
 def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
     visit, drained = make_visit(), []
     pad = visit._state.pad
@@ -147,6 +148,7 @@ def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
     assert drained == [1, 1]
 
 
+@pytest.mark.rule("3-memory", "3-pad")
 def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engine):
     visit, slots = make_visit(), engine.free_slots
     pad = visit._state.pad
@@ -157,6 +159,7 @@ def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engi
     assert STATES[ctypes.addressof(pad)] is visit._state
 
 
+@pytest.mark.rule("4-staging")
 def test_what_a_slot_was_used_for_is_cleared(make_visit):
     visit, slot = make_visit(), ctypes.create_string_buffer(b"x" * 64, 64)
     pad = visit._state.pad

@@ -40,6 +40,7 @@ def test_what_a_worker_says_arrives_as_it_was_in_whatever_pieces(said, sizes):
 
 
 @given(st.lists(nearly_frames(), min_size=1, max_size=4), st.lists(st.integers(0, 40), max_size=10))
+@pytest.mark.rule("11-types")
 def test_hostile_bytes_give_frames_or_a_broken_frame_and_nothing_else(pieces, sizes):
     splitter = Splitter(FROM_WORKER)
     try:
@@ -50,12 +51,14 @@ def test_hostile_bytes_give_frames_or_a_broken_frame_and_nothing_else(pieces, si
 
 
 @given(to_worker)
+@pytest.mark.rule("11-types")
 def test_a_worker_may_not_say_what_a_parent_says(frame):
     with pytest.raises(BrokenFrame, match="unknown kind"):
         list(Splitter(FROM_WORKER).feed(encode(frame)))
 
 
 @pytest.mark.parametrize("code", sorted(FROM_WORKER | TO_WORKER))
+@pytest.mark.rule("11-length")
 def test_a_length_over_the_kinds_limit_is_refused_before_its_body_is_there(code):
     kinds = FROM_WORKER if code in FROM_WORKER else TO_WORKER
     limit = kinds[code].limit_bytes
@@ -81,6 +84,7 @@ def test_a_length_over_the_kinds_limit_is_refused_before_its_body_is_there(code)
     ],
     ids=repr,
 )
+@pytest.mark.rule("11-types")
 def test_a_body_with_other_fields_is_refused(fields):
     body = msgspec.msgpack.encode(fields)
     with pytest.raises(BrokenFrame, match="no Cancel"):

@@ -41,6 +41,7 @@ def test_an_error_crosses_with_its_class_its_text_and_what_it_carries(kind):
     st.text(max_size=300),
     st.dictionaries(st.sampled_from(["trap", "code", "line", "column", "__class__"]), st.integers(0, 9) | st.text()),
 )
+@pytest.mark.rule("11-claims")
 def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind, message, details):
     try:
         rebuilt = rebuild_error(Failed(1, kind, message, details))
@@ -61,6 +62,7 @@ def test_an_error_that_is_not_of_the_tree_is_a_bug():
     assert "ZeroDivisionError" in rebuilt.message
 
 
+@pytest.mark.rule("11-claims")
 def test_a_message_has_no_control_characters_and_an_end():
     rebuilt = rebuild_error(Failed(1, "internal", "\x1b[31m" + "x" * 4096))
     assert "\x1b" not in rebuilt.message
@@ -105,6 +107,7 @@ def done(**changes):
     ],
     ids=repr,
 )
+@pytest.mark.rule("11-claims")
 def test_what_is_no_result_of_the_call_is_refused(frame):
     with pytest.raises(BrokenFrame):
         rebuild_result(frame, "f", b"", b"", ())

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def situations(draw):
 
 
 @given(situations(), st.sampled_from(TENANTS))
+@pytest.mark.rule("4-process")
 def test_no_tenant_gets_anothers_worker_and_no_device_too_many(situation, tenant):
     loads, isolation, devices, most = situation
     decision = choose(loads, tenant, isolation, devices, most)

@@ -19,6 +19,7 @@ def readable(file):
     return bool(select.select([file], [], [], 60)[0])
 
 
+@pytest.mark.rule("11-secrets")
 def test_a_worker_gets_the_variables_of_the_list_and_no_other():
     kept = make_environment({"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, None)
     assert kept == {"PATH": "/bin", "CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
@@ -54,6 +55,7 @@ def test_the_worker_has_a_group_of_its_own():
     process.end()
 
 
+@pytest.mark.rule("11-socket")
 def test_a_worker_refuses_a_parent_that_did_not_start_it():
     code = (
         "import socket, subprocess, sys\n"
