@@ -299,6 +299,7 @@ def test_shares_that_exceed_the_gpu_are_an_error_at_the_start_and_harm_nobody():
         assert multiprocessors == {"ann": 64, "bob": 64}
 
 
+@pytest.mark.rule("10-compiler")
 def test_the_drivers_compiler_is_left_to_workers_of_one_tenant():
     with WorkerExecutor("cuda:0", isolation="shared", options=options()) as executor:
         assert told(executor, "ann")["jit"] is False
@@ -306,6 +307,7 @@ def test_the_drivers_compiler_is_left_to_workers_of_one_tenant():
         assert told(executor, "ann")["jit"] is True
 
 
+@pytest.mark.rule("10-compiler")
 def test_without_ptxas_tenants_do_not_share_a_worker_on_a_gpu():
     with (
         WorkerExecutor("cuda:0", isolation="shared", options=options("gpu", beat_s=1.0)) as executor,

@@ -33,6 +33,7 @@ def module(isa):
 
 
 @given(st.sampled_from(ISAS), st.sampled_from([None, (12, 0), (12, 4), (12, 9), (13, 0), (14, 0)]), st.booleans())
+@pytest.mark.rule("10-compiler")
 def test_the_driver_gets_ptx_only_where_it_may_compile(isa, release, jit):
     driver = Driver(FakeDriver())
     device = open_with(driver, 0)
@@ -51,6 +52,7 @@ def test_the_driver_gets_ptx_only_where_it_may_compile(isa, release, jit):
     device.close()
 
 
+@pytest.mark.rule("10-compiler")
 def test_a_device_whose_driver_is_not_to_compile_loads_what_ptxas_made_and_refuses_the_rest(assembled):
     fake = FakeDriver()
     device = open_with(Driver(fake), 0, lambda: Assembler("ptxas", (12, 4)), jit=False)

@@ -131,6 +131,7 @@ def ptxas(release):
         (ptxas((13, 0)), (9, 0), 12090, "of a CUDA 12 toolkit"),
     ],
 )
+@pytest.mark.rule("10-compiler")
 def test_where_the_driver_is_not_to_compile_a_gpu_without_its_ptxas_is_refused(found, capability, cuda, words):
     fake = FakeDriver(cuda=cuda)
     fake.attributes |= dict(zip(("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"), capability, strict=True))
