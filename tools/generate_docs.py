@@ -14,6 +14,7 @@ import typer
 
 import claims
 from hardware import HARDWARE
+from safety import SAFETY
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
@@ -88,6 +89,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": render_errors,
     "cli.md": render_commands,
     "hardware.md": partial(claims.render, HARDWARE),
+    "safety.md": partial(claims.render, SAFETY),
 }
 
 

@@ -1,6 +1,7 @@
 """Tables of claims and the tests that show them: what is missing, strange or there twice is an error."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def _load(name):
 
 
 claims = _load("claims")
+safety = _load("safety")
 TABLE = claims.Table("rule", "Rules", "Why.", (claims.Claim("1-a", "One."), claims.Claim("2", "Two.")))
 
 SHOWN = {
@@ -88,3 +90,10 @@ def test_a_claim_that_is_listed_twice_is_an_error(folder):
 def test_marks_of_another_table_are_not_this_ones(folder):
     other = claims.Table("hardware", "Silicon", "Why.", (claims.Claim("other", "It."),))
     assert claims.render(other, folder).endswith("| other | It. | `unit/test_one.py::test_second` |\n")
+
+
+def test_every_safety_rule_of_the_design_has_parts_that_are_shown_and_no_other_has():
+    rules = re.findall(r"^- \*\*(\d+)\.\*\* ", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    parts = [claim.id.partition("-")[0] for claim in safety.SAFETY.claims]
+    assert rules == sorted(set(rules), key=int) != []
+    assert list(dict.fromkeys(parts)) == rules
