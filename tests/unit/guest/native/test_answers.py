@@ -12,7 +12,7 @@ import pytest
 from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
 from tensorwasm.gpu.pad import OfferRow, PadLayout, Scratch
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
-from tensorwasm.guest.imports.argv import Number, encode_argv
+from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native.environment import Environment
 from tensorwasm.values import KernelParam, KernelSignature
 
@@ -64,6 +64,7 @@ class Caller:
         self.cells = (_i64 * 32)()
         self.scratch = Scratch()
         self.memory = ctypes.create_string_buffer(1 << 16)
+        self.slot = ctypes.create_string_buffer(1)
         self.memory_at, self.memory_bytes = ctypes.addressof(self.memory), len(self.memory)
         self.pad = PadLayout()
         self.driver = Watched()
@@ -198,6 +199,90 @@ def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, nam
     caller.driver.results["stream_query"] = FAULT
     assert caller.call(addresses[name], *params) % (1 << 32) == FAILED % (1 << 32)
     assert (caller.twins, len(caller.driver.calls)) == (0, 1)
+
+
+END, LENGTH = 8192, 16
+"""Of the guest's memory, behind which there is more that can be read; and of what lies at it."""
+NUMBERS = encode_argv([Number("u64", bytes(8))])
+
+
+def put_records(caller: Caller, end: int) -> tuple[int, ...]:
+    put_kernel(caller, params=1)
+    ctypes.memmove(caller.memory_at + end - len(NUMBERS), NUMBERS, len(NUMBERS))
+    return KERNEL, *ONES, 0, end - len(NUMBERS), len(NUMBERS), 0
+
+
+def put_window(caller: Caller, end: int) -> tuple[int, ...]:
+    caller.hand.put_kernel(KERNEL, KernelSignature("k", (KernelParam("p", 8, 8, pointer=True),)), kernel_of())
+    argv = encode_argv([Window(end - LENGTH, LENGTH)])
+    ctypes.memmove(caller.memory_at, argv, len(argv))
+    caller.reach()
+    return KERNEL, *ONES, 0, 0, len(argv), 0
+
+
+def put_staged_window(caller: Caller, end: int) -> tuple[int, ...]:
+    params = put_window(caller, end)
+    caller.slot = ctypes.create_string_buffer(1 << 13)
+    first = -(-ctypes.addressof(caller.slot) // 256) * 256
+    caller.pad.stage_at, caller.pad.stage_bytes = first + caller.memory_at % 256, 4096
+    caller.pad.reach_at = caller.pad.reach_bytes = 0
+    return params
+
+
+def put_text(caller: Caller, end: int) -> tuple[int, ...]:
+    caller.put_offer()
+    ctypes.memmove(caller.memory_at + end - len(TEXT), TEXT, len(TEXT))
+    return end - len(TEXT), len(TEXT), ENTRY_AT, len(ENTRY)
+
+
+def put_entry(caller: Caller, end: int) -> tuple[int, ...]:
+    caller.put_offer()
+    ctypes.memmove(caller.memory_at + end - len(ENTRY), ENTRY, len(ENTRY))
+    return TEXT_AT, len(TEXT), end - len(ENTRY), len(ENTRY)
+
+
+def put_source(caller: Caller, end: int) -> tuple[int, ...]:
+    put_buffer(caller)
+    return BUFFER, 0, end - LENGTH, LENGTH
+
+
+def put_target(caller: Caller, end: int) -> tuple[int, ...]:
+    put_buffer(caller)
+    return end - LENGTH, BUFFER, 0, LENGTH
+
+
+def put_long(caller: Caller, end: int) -> tuple[int, ...]:
+    caller.hand.put_buffer(BUFFER, 1 << 40, LENGTH)
+    caller.reach()
+    return BUFFER, 0, 0, LENGTH + end - END
+
+
+ENDS = {
+    "records": ("wasi_cuda_launch", put_records),
+    "records, and nobody waits": ("wasi_cuda_launch_async", put_records),
+    "window": ("wasi_cuda_launch", put_window),
+    "window, and nobody waits": ("wasi_cuda_launch_async", put_window),
+    "window in the slot": ("wasi_cuda_launch", put_staged_window),
+    "text": ("wasi_cuda_load_ptx", put_text),
+    "entry": ("wasi_cuda_load_ptx", put_entry),
+    "source": ("wasi_cuda_memcpy_h2d", put_source),
+    "target": ("wasi_cuda_memcpy_d2h", put_target),
+    "buffer": ("wasi_cuda_memcpy_h2d", put_long),
+}
+"""What ends with the guest's memory, or with its buffer, and the function that it is for."""
+
+
+@pytest.mark.rule("1-regions", "1-twin")
+@pytest.mark.parametrize("what", ENDS)
+@pytest.mark.parametrize("beyond", [0, 1, 8])
+def test_what_ends_with_the_memory_is_taken_and_what_ends_beyond_it_is_pythons(addresses, what, beyond):
+    name, put = ENDS[what]
+    caller = Caller()
+    params = put(caller, END + beyond)
+    caller.memory_bytes = END
+    caller.call(addresses[name], *params)
+    assert caller.twins == (beyond > 0)
+    assert not (beyond and caller.driver.calls)
 
 
 @pytest.mark.parametrize("name", ["wasi_cuda_launch", "wasi_cuda_launch_async"])
