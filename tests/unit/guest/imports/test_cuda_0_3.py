@@ -273,13 +273,23 @@ def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them()
     assert type(session.calls[0][1]) is bytes
 
 
+@pytest.mark.parametrize("name", ["launch", "launch_async"])
 @pytest.mark.rule("2-argv")
-def test_argument_records_are_copied_and_resolved_late(guest):
+def test_argument_records_are_copied_and_resolved_late(guest, monkeypatch, name):
     argv = encode_argv([Window(16, 4), BufferOffset(2, 8), Number("u32", struct.pack("<I", 9))])
     guest.call.memory.write(256, argv)
-    assert guest("launch_async", 7, *ONE, *ONE, 0, 256, len(argv), 0) == 0
-    (asked,) = guest.session.calls
-    assert asked[3] == (HostWindow(MEMORY_ADDRESS + 16, 4), BufferOffset(2, 8), Scalar(struct.pack("<I", 9)))
+    resolved = []
+
+    def wait_for_a_place(_kernel, _config, arguments, *_rest, **_named):
+        guest.call.memory.write(256, b"\xff" * len(argv))
+        resolved.append(arguments())
+        guest.call.memory.write(256, bytes(len(argv)))
+
+    for method in ("launch", "submit"):
+        monkeypatch.setattr(guest.session.kernels, method, wait_for_a_place)
+    stream = () if name == "launch" else (0,)
+    assert guest(name, 7, *ONE, *ONE, 0, 256, len(argv), *stream) == 0
+    assert resolved == [(HostWindow(MEMORY_ADDRESS + 16, 4), BufferOffset(2, 8), Scalar(struct.pack("<I", 9)))]
 
 
 @pytest.mark.parametrize(("at", "length"), [(PAGE, 1), (-1, 1), (0, PAGE + 1)])

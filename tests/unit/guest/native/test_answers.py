@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
+from tensorwasm.gpu.launch import BufferOffset
 from tensorwasm.gpu.pad import OfferRow, PadLayout, Scratch
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
@@ -257,6 +258,14 @@ def put_long(caller: Caller, end: int) -> tuple[int, ...]:
     return BUFFER, 0, 0, LENGTH + end - END
 
 
+def put_place(caller: Caller, end: int) -> tuple[int, ...]:
+    caller.hand.put_kernel(KERNEL, KernelSignature("k", (KernelParam("p", 8, 8, pointer=True),)), kernel_of())
+    caller.hand.put_buffer(BUFFER, 1 << 40, LENGTH)
+    argv = encode_argv([BufferOffset(BUFFER, LENGTH - 1 + end - END)])
+    ctypes.memmove(caller.memory_at, argv, len(argv))
+    return KERNEL, *ONES, 0, 0, len(argv), 0
+
+
 ENDS = {
     "records": ("wasi_cuda_launch", put_records),
     "records, and nobody waits": ("wasi_cuda_launch_async", put_records),
@@ -268,6 +277,7 @@ ENDS = {
     "source": ("wasi_cuda_memcpy_h2d", put_source),
     "target": ("wasi_cuda_memcpy_d2h", put_target),
     "buffer": ("wasi_cuda_memcpy_h2d", put_long),
+    "place in a buffer": ("wasi_cuda_launch", put_place),
 }
 """What ends with the guest's memory, or with its buffer, and the function that it is for."""
 
