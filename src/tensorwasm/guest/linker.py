@@ -230,7 +230,6 @@ def make_trampoline(function: HostFunction) -> Trampoline:
     result = WRITE[function.results[0]] if function.results else None
 
     def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
-        state = None
         try:
             context = _caller_context(caller)
             state = STATES[_context_get_data(context)]
@@ -247,8 +246,10 @@ def make_trampoline(function: HostFunction) -> Trampoline:
             if result is not None:
                 result.from_address(cells).value = answer
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
-            if state is not None:
-                state.error = as_raised(error, f"host function {function.module}.{function.name}")
+            # Looked up anew: an interrupt may have come before there was a name for it.
+            guest = STATES.get(_context_get_data(_caller_context(caller)))
+            if guest is not None:
+                guest.error = as_raised(error, f"host function {function.module}.{function.name}")
             trap: int = _trap_new(b"host", 4)
             return trap
         return None

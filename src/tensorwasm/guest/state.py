@@ -230,15 +230,15 @@ def as_raised(error: BaseException, where: str) -> BaseException:
 
 def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
     """Let a guest go on, or stop it. wasmtime calls this when the ticks it granted have run out."""
-    state = None
     try:
         state = STATES[token]
         state.check()
         ctypes.c_uint64.from_address(delta).value = state.engine.ticks(state.deadline_ns)
         ctypes.c_uint8.from_address(kind).value = capi.EPOCH_CONTINUE
     except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
-        if state is not None:
-            state.error = error
+        guest = STATES.get(token)  # looked up anew: an interrupt may have come before there was a name for it
+        if guest is not None:
+            guest.error = error
         stop: int = _error_new(b"stopped")
         return stop
     return None

@@ -28,6 +28,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.emulator.native import EmulatedNative
 from tensorwasm.gpu.limits import PIN_PRICE_BYTES
+from tensorwasm.guest import linker, state
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native import pads
 from tensorwasm.guest.state import STATES
@@ -372,6 +373,48 @@ def test_ctrl_c_ends_a_guest_on_the_main_thread(function, handler, capfd, export
         interrupter.join()
         assert function.invoke("twice", [1], **options).values == (2,)
     assert "ignored" not in capfd.readouterr().err
+
+
+def interrupted_once(function):
+    """Return a function whose first call is interrupted when it is over."""
+    interrupts = [KeyboardInterrupt]
+
+    def call(*args):
+        answer = function(*args)
+        if interrupts:
+            raise interrupts.pop()
+        return answer
+
+    return call
+
+
+class Interrupted:
+    """Sandboxes, the first look at which is interrupted."""
+
+    def __init__(self, states):
+        self.get = states.get
+        self._find = interrupted_once(states.__getitem__)
+
+    def __getitem__(self, token):
+        return self._find(token)
+
+
+def test_an_interrupt_before_a_host_function_knows_its_guest_is_not_lost(function, monkeypatch):
+    function.invoke("buffer", **GPU)
+    monkeypatch.setattr(linker, "_caller_context", interrupted_once(linker._caller_context))
+    with pytest.raises(KeyboardInterrupt):
+        function.invoke("buffer", **GPU)
+    assert function.invoke("buffer", **GPU).values == (1,)
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_an_interrupt_before_the_clock_knows_its_guest_is_not_lost(function, monkeypatch, options):
+    function.invoke("nothing", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "STATES", Interrupted(STATES))
+        with pytest.raises(KeyboardInterrupt):
+            function.invoke("spin", **options)
+    assert function.invoke("twice", [1], **options).values == (2,)
 
 
 @pytest.mark.parametrize("options", [{}, GPU])
