@@ -89,7 +89,7 @@ def test_a_child_that_does_not_finish_is_ended(ptxas, folders):
 def test_a_deadline_before_its_own_limit_ends_the_child(ptxas, tmp_path, folders):
     assembler = ptxas(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass")
     with pytest.raises(InvokeTimeout, match="while ptxas compiled"):
-        assembler.assemble(KERNEL, "sm_90", Deadline.after(0.5))
+        assembler.assemble(KERNEL, "sm_90", Deadline.after(3))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
     assert list(folders.iterdir()) == []
