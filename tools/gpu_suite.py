@@ -2,23 +2,31 @@
 
 Every suite runs, whatever the one before it did; each has a log of its own beside the report. A skipped test
 counts as a failure here: on a machine with a GPU there is nothing to skip.
+
+Suites can be run one by one: the report keeps what the others came to on the same GPU with the same sources, and says
+ok only if all have run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+SOURCES = ("examples", "pyproject.toml", "src", "tests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class Suite:
 
 
 # A call into a driver may hang and hold the interpreter's lock: the dump of where it does needs no lock.
-HANGS = ("--timeout", "120", "-o", "faulthandler_timeout=60")
+HANGS = ("--timeout", "120", "--timeout-method", "thread", "-o", "faulthandler_timeout=60")
 PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", *HANGS)
 SPREAD = ("-n", "8", "--dist", "worksteal")
 SUITES = (
@@ -123,6 +131,27 @@ def describe_device() -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
+def digest_sources(root: Path = ROOT) -> str:
+    """Return what tells one state of the sources from another."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        for path in sorted((root / name).rglob("*")) if (root / name).is_dir() else [root / name]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def kept(reports: Sequence[Path], device: dict[str, object], sources: str) -> dict[str, dict[str, object]]:
+    """Return what suites came to on the same device with the same sources, as reports have it; the last one wins."""
+    found = {}
+    for path in reports:
+        report = json.loads(path.read_text()) if path.exists() else {}
+        if (report.get("device"), report.get("sources")) == (device, sources):
+            found |= {suite["suite"]: suite for suite in report["suites"]}
+    return found
+
+
 def versions() -> dict[str, str]:
     """Return versions that results depend on."""
     from tensorwasm.bench.figures import versions as found  # noqa: PLC0415 - only once PYTHONPATH is set
@@ -140,26 +169,34 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     device = describe_device()
     name = str(device["name"]).lower().replace(" ", "-")
-    outcomes = []
-    for suite in SUITES:
-        if options.suites and suite.name not in options.suites:
-            continue
-        outcomes.append(run(suite, options.out, name))
-        last = outcomes[-1]
-        print(
-            f"{last.suite:14}{'ok' if last.ok else 'FAILED':8}{last.passed:6} passed {last.failed:4} failed "
-            f"{last.skipped:4} skipped {last.seconds:8} s",
-            flush=True,
-        )
+    file, sources = f"gpu-{name}.json", digest_sources()
+    outcomes = kept((ROOT / "bench" / "results" / file, options.out / file), device, sources)
+    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    for suite in chosen:
+        outcome = run(suite, options.out, name)
+        outcomes[suite.name] = asdict(outcome)
+        show(outcome)
     report = {
         "device": device,
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ok": all(outcome.ok for outcome in outcomes),
-        "suites": [asdict(outcome) for outcome in outcomes],
+        "sources": sources,
+        "ok": all(suite.name in outcomes and outcomes[suite.name]["ok"] for suite in SUITES),
+        "suites": [outcomes[suite.name] for suite in SUITES if suite.name in outcomes],
     }
-    (options.out / f"gpu-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if report["ok"] else 1
+    (options.out / file).write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(outcomes[suite.name]["ok"] for suite in chosen) else 1
+
+
+def show(outcome: Outcome) -> None:
+    """Print a line, and what failed."""
+    print(
+        f"{outcome.suite:14}{'ok' if outcome.ok else 'FAILED':8}{outcome.passed:6} passed {outcome.failed:4} failed "
+        f"{outcome.skipped:4} skipped {outcome.seconds:8} s",
+        *outcome.failures,
+        sep="\n    ",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
