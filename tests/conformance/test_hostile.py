@@ -158,11 +158,10 @@ def test_a_geometry_that_cannot_be_is_refused(puppet, kernel, grid, block, share
     assert works(puppet, kernel)
 
 
-@pytest.mark.rule("13-lanes")
-def test_two_to_the_31_blocks_end_at_the_deadline_without_being_allocated(device):
+def test_two_to_the_31_blocks_are_one_too_many(device):
     with Puppet(device) as puppet:
         kernel = puppet.load(SPIN, b"spin")
-        assert puppet.start(kernel, b"", grid=(-2147483648, 1, 1)) == -8  # 2**31 read as unsigned is one too many
+        assert puppet.start(kernel, b"", grid=(-2147483648, 1, 1)) == -8  # 2**31, read as unsigned
 
 
 GOOD_BYTES = encode_argv(GOOD)

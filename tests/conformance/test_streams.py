@@ -254,7 +254,6 @@ def test_checks_of_an_asynchronous_launch_come_in_order(puppet, work):
     assert launch(1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == -3
 
 
-@pytest.mark.rule("2-argv")
 def test_records_may_be_overwritten_while_the_launch_waits_for_its_turn(puppet, work):
     stream = puppet.stream_create()
     work.word = 4

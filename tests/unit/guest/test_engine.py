@@ -126,7 +126,6 @@ def test_proposals_that_are_off(engine, wat, text):
         engine.compile(wat(text))
 
 
-@pytest.mark.rule("16-messages")
 def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     body = bytearray(wat('(module (func (export "f") (result i32) (i32.const 1)))'))
