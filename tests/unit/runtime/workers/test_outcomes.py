@@ -41,7 +41,6 @@ def test_an_error_crosses_with_its_class_its_text_and_what_it_carries(kind):
     st.text(max_size=300),
     st.dictionaries(st.sampled_from(["trap", "code", "line", "column", "__class__"]), st.integers(0, 9) | st.text()),
 )
-@pytest.mark.rule("11-claims")
 def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind, message, details):
     try:
         rebuilt = rebuild_error(Failed(1, kind, message, details))
@@ -51,6 +50,24 @@ def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind,
     assert type(rebuilt).__module__ == "tensorwasm.errors"
 
 
+@pytest.mark.rule("11-claims")
+@pytest.mark.parametrize(
+    ("kind", "details"),
+    [
+        (errors.GuestExit, {"code": "3"}),
+        (errors.GuestExit, {}),
+        (errors.GuestExit, {"code": 3, "args": 4}),
+        (errors.GuestTrap, {"trap": 3}),
+        (errors.MalformedPtx, {"line": 3, "column": "4"}),
+        (errors.InternalError, {"code": 3}),
+    ],
+)
+def test_an_error_that_does_not_carry_what_its_kind_does_is_refused(kind, details):
+    with pytest.raises(BrokenFrame):
+        rebuild_error(Failed(1, kind.kind, "text", details))
+
+
+@pytest.mark.rule("11-claims")
 @pytest.mark.parametrize("kind", ["", "SystemExit", "KeyboardInterrupt", "tensorwasm.errors.GuestTrap", "__class__"])
 def test_an_unknown_kind_is_a_bug(kind):
     assert type(rebuild_error(Failed(1, kind, "text"))) is errors.InternalError
