@@ -15,7 +15,7 @@ from typing import Any
 from tensorwasm.errors import InvokeTimeout, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.facets import NativeKernel, NativeTable
-from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 INFO = DeviceInfo(
     kind="emulator",
@@ -204,17 +204,17 @@ class FakeDevice:
             self.broken.append("pages were unregistered while work could reach them")
         del self.registered[address]
 
-    def write(self, address: int, data: bytes | memoryview, stream: FakeStream) -> None:
+    def write(
+        self, address: int, data: bytes | memoryview, stream: FakeStream | None, deadline: Deadline = NEVER
+    ) -> None:
         self.begin("write")
-        self._own(stream)
-        self.finish(stream)
+        self._come_behind(stream, address, len(data))
         if not self.cleared.write(address, bytes(data)):
             self.broken.append("write out of bounds")
 
-    def read(self, address: int, into: memoryview, stream: FakeStream) -> None:
+    def read(self, address: int, into: memoryview, stream: FakeStream | None, deadline: Deadline = NEVER) -> None:
         self.begin("read")
-        self._own(stream)
-        self.finish(stream)
+        self._come_behind(stream, address, len(into))
         data = self.cleared.read(address, len(into))
         if data is None:
             self.broken.append("read out of bounds")
@@ -332,6 +332,13 @@ class FakeDevice:
     def close(self) -> None:
         self.begin("close")
 
+    def _come_behind(self, stream: FakeStream | None, address: int, size_bytes: int) -> None:
+        if stream is not None:
+            self._own(stream)
+            self.finish(stream)
+        elif self.reachable(address, size_bytes):
+            self.broken.append("a copy behind nothing, while work could reach its memory")
+
     def _own(self, stream: FakeStream) -> None:
         if stream not in self.streams:
             self.broken.append("work for a stream that is not there")
@@ -405,10 +412,17 @@ class Cleared:
 
 
 class FakeEvents:
-    """Implements `Events`."""
+    """Implements `Events`.
+
+    Attributes:
+        until: the patience with every event.
+        waits: deadlines that events were waited for with.
+    """
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
+        self.until = NEVER
+        self.waits: list[Deadline] = []
 
     def open_event(self) -> FakeEvent:
         self._device.begin("open_event")
@@ -436,7 +450,11 @@ class FakeEvents:
         self._device.begin("event_reached")
         return event.mark is None or event.mark[1] not in event.mark[0].steps
 
+    def patience(self, event: FakeEvent) -> Deadline:
+        return self.until
+
     def synchronize_event(self, event: FakeEvent, deadline: Deadline) -> None:
+        self.waits.append(deadline)
         self._device.begin("synchronize_event")
         while event.mark is not None and event.mark[1] in event.mark[0].steps:
             self._device._run(event.mark[0])

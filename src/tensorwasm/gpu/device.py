@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tensorwasm.gpu.facets import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,21 @@ class Device(Protocol):
     def unregister(self, address: int) -> None:
         """Undo `register`. No stream may still use the pages."""
 
-    def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
-        """Copy host bytes into device memory, after the work already in the stream. Blocks until done."""
+    def write(self, address: int, data: bytes | memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """Copy host bytes into device memory, after the work already in the stream. Blocks until done.
 
-    def read(self, address: int, into: memoryview, stream: Stream) -> None:
-        """Fill a writable host buffer from device memory, after the work already in the stream. Blocks until done."""
+        Args:
+            address: in device memory.
+            data: what is copied.
+            stream: None if all work on that memory has been waited for: then the copy waits for nobody's.
+            deadline: when the copy must have begun; a device that is busy with others' work may come to it late.
+
+        Raises:
+            InvokeTimeout: the deadline passed; nothing was copied.
+        """
+
+    def read(self, address: int, into: memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """Fill a writable host buffer from device memory; as `write`."""
 
     def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
         """Start filling device memory with zeros, behind the work already in the stream."""

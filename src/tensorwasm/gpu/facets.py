@@ -61,6 +61,12 @@ class Events(Protocol):
             DeviceLost: the device does not answer.
         """
 
+    def patience(self, event: Event) -> Deadline:
+        """Return until when the work before the mark may take before the device itself is given up for it.
+
+        No deadline if there is no such moment, or nothing before the mark.
+        """
+
     def synchronize_event(self, event: Event, deadline: Deadline) -> None:
         """Wait for the work before the mark.
 

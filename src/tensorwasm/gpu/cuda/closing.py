@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.graphs import CudaGraphs
 from tensorwasm.gpu.cuda.ledger import Ranges
@@ -94,5 +95,7 @@ class Closing:
             release(*args)
         except DriverFailure as failure:
             self._core.judge(failure)
+            return False
+        except CapacityExhausted:
             return False
         return True

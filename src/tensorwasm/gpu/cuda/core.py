@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from tensorwasm.errors import (
+    CapacityExhausted,
     DeviceLost,
     DeviceUnavailable,
     InvalidHandle,
@@ -32,6 +33,9 @@ from tensorwasm.values import Deadline
 
 _Item = TypeVar("_Item")
 _log: Final = logging.getLogger(__name__)
+
+POOL_LIMIT_S: Final = 5.0
+"""How long memory of a pool is waited for. Nothing runs in front of it, but kernels may hold up what feeds the GPU."""
 
 OVERRUN_GRACE_NS: Final = 900_000_000
 """How long past its deadline a kernel may run before the GPU is given up: less than a session waits at its end."""
@@ -97,6 +101,24 @@ class Core:
             raise InvalidHandle("the module is not loaded on this device")
         return loaded
 
+    # -------------------------------------------------------------------------------------------- giving
+
+    def give(self, own: CudaStream, deadline: Deadline, function: str, *args: Any) -> None:
+        """Give kernels to a stream, and count them. The context must be bound.
+
+        Raises:
+            DriverFailure: the driver refuses them.
+        """
+        dues = own.dues
+        if dues.outlast(deadline):  # a deadline of work that nobody saw end is not to be taken for this work's
+            self.streams.drained(own)
+        number = dues.begin(deadline)
+        try:
+            self.driver.call(function, *args)
+        finally:
+            dues.given(number)
+        self.ledger.count_launch()
+
     # ------------------------------------------------------------------------------------------- waiting
 
     def drain(self, own: CudaStream, deadline: Deadline) -> None:
@@ -110,16 +132,29 @@ class Core:
         with self.waiting:
             ended = self.streams.wait(own, deadline)
         if not ended:
-            self.overrun(own.deadline)
+            due = own.dues.latest
+            if due is not None:
+                self.overrun(due)
             raise InvokeTimeout("the deadline passed and the kernel is still running")
+
+    def drain_pools(self) -> None:
+        """Wait for the stream on which pools allocate and free. The context must be bound.
+
+        Raises:
+            DriverFailure: the work failed.
+            CapacityExhausted: the driver does not come to it; it is to be tried again later.
+        """
+        if not self.streams.wait(self.streams.pooling(), Deadline.after(POOL_LIMIT_S)):
+            raise CapacityExhausted("the GPU is too busy for a change of memory: its driver does not come to it")
 
     def overrun(self, deadline: Deadline) -> None:
         """Count the device as lost if work that is still running should have ended long ago: nothing can stop it.
 
-        Whoever's deadline it missed is told at once. The device is given up later, because most kernels do end.
+        Whoever's deadline it missed is told at once. The device is given up later, because most kernels do end, and
+        because it may be others' work, which stands before it and may take longer.
 
         Args:
-            deadline: of the work; without one there is nothing to wait for.
+            deadline: the latest of the work; without one there is nothing to wait for.
         """
         if deadline.at_ns is None or time.monotonic_ns() >= deadline.at_ns + OVERRUN_GRACE_NS:
             self.context.lose("a kernel ran past its deadline and cannot be stopped")

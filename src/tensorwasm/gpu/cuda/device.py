@@ -14,6 +14,7 @@ from tensorwasm.errors import InternalError, InvokeTimeout, LaunchRefused, Quota
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.closing import Closing
 from tensorwasm.gpu.cuda.context import Context, bound
+from tensorwasm.gpu.cuda.copies import CudaCopies
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.events import CudaEvents
 from tensorwasm.gpu.cuda.functions import Geometry, LoadedKernels
@@ -29,7 +30,7 @@ from tensorwasm.gpu.cuda.unified import CudaUnified
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.facets import LoadedModule, Stream
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 
 class CudaDevice:
@@ -53,8 +54,15 @@ class CudaDevice:
         traits: MemoryTraits,
         compiler: Compiler,
     ) -> None:
-        """Take over an open GPU; nothing is allocated yet."""
+        """Take over an open GPU; nothing is allocated yet.
+
+        Raises:
+            DriverFailure: the driver has no stream for it.
+        """
         self._core = Core(driver, context)
+        with bound(context):
+            self._core.streams.open()
+        self._copies = CudaCopies(self._core)
         self._memory = DeviceMemory(self._core, traits)
         self._core.on_reset = self._forget
         self._geometry = geometry
@@ -128,43 +136,50 @@ class CudaDevice:
         core = self._core
         core.give_back(core.ledger.registrations, address, lambda start: core.release("cuMemHostUnregister", start))
 
-    def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
-        """See `Device.write`. Waits for the stream's earlier work no longer than its last launch may run.
+    def write(self, address: int, data: bytes | memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """See `Device.write`. Waits for the stream's earlier work no longer than that may run.
 
         Raises:
             InvalidPointer: the range is not inside one live allocation.
             LaunchRefused: the stream records.
             KernelFault: a kernel faulted; the device is lost.
-            InvokeTimeout: the earlier work did not end in time; the device is lost.
+            InvokeTimeout: the earlier work did not end in time, or the deadline passed; nothing was copied.
             DeviceLost: the device does not answer.
         """
         host = memoryview(data).cast("B")
-        self._copy_now("cuMemcpyHtoDAsync", stream, address, host, (address, host))
+        self._copy_now("cuMemcpyHtoDAsync", stream, address, host, (address, host), deadline)
 
-    def read(self, address: int, into: memoryview, stream: Stream) -> None:
-        """See `Device.read`. Waits for the stream's earlier work no longer than its last launch may run.
+    def read(self, address: int, into: memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """See `Device.read`. Waits for the stream's earlier work no longer than that may run.
 
         Raises:
             InvalidPointer: the range is not inside one live allocation.
             LaunchRefused: the stream records.
             KernelFault: a kernel faulted; the device is lost.
-            InvokeTimeout: the earlier work did not end in time; the device is lost.
+            InvokeTimeout: the earlier work did not end in time, or the deadline passed; nothing was copied.
             DeviceLost: the device does not answer.
         """
         if into.readonly:
             raise InternalError("a read needs a buffer that can be written")
         host = into.cast("B")
-        self._copy_now("cuMemcpyDtoHAsync", stream, address, host, (host, address))
+        self._copy_now("cuMemcpyDtoHAsync", stream, address, host, (host, address), deadline)
 
-    def _copy_now(self, function: str, stream: Stream, address: int, host: memoryview, ends: tuple[Any, Any]) -> None:
-        core, own = self._core, self._core.running(stream)
+    def _copy_now(
+        self,
+        function: str,
+        stream: Stream | None,
+        address: int,
+        host: memoryview,
+        ends: tuple[Any, Any],
+        deadline: Deadline,
+    ) -> None:
+        core = self._core
+        own = None if stream is None else core.running(stream)
         core.ledger.require(address, host.nbytes)
-        core.drain(own, own.deadline)
+        if own is not None:
+            core.drain(own, deadline.earlier(own.dues.latest))
         if host.nbytes:
-            with core.waiting:
-                core.streams.order(own)
-                core.driver.call(function, *ends, host.nbytes, own.handle)
-                core.driver.call("cuStreamSynchronize", own.handle)
+            self._copies.copy(function, ends, host.nbytes, deadline)
 
     def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
         """See `Device.fill`.
@@ -293,10 +308,11 @@ class CudaDevice:
             core.streams.order(own)
             packed = function.pack(args)
             shape = (*config.grid, *config.block, config.shared_bytes)
-            core.driver.call("cuLaunchKernel", function.handle, *shape, own.handle, packed.address, 0)
-            if not own.recording:
-                own.deadline = deadline
-                core.ledger.count_launch()
+            call = "cuLaunchKernel", function.handle, *shape, own.handle, packed.address, 0
+            if own.recording:
+                core.driver.call(*call)
+            else:
+                core.give(own, deadline, *call)
 
     def ended(self, stream: Stream) -> bool:
         """See `Device.ended`.
@@ -309,7 +325,7 @@ class CudaDevice:
         """
         core, own = self._core, self._core.running(stream)
         with core.waiting:
-            return core.streams.ended("cuStreamQuery", own.handle)
+            return core.streams.drained(own)
 
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """See `Device.synchronize`. Other threads run meanwhile.

@@ -6,10 +6,10 @@ Source: CUDA Driver API, "Event Management".
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidHandle, InvokeTimeout
-from tensorwasm.gpu.cuda.core import Core
+from tensorwasm.gpu.cuda.core import OVERRUN_GRACE_NS, Core
 from tensorwasm.gpu.cuda.handles import CudaEvent
 from tensorwasm.gpu.facets import Event, Stream
-from tensorwasm.values import Deadline
+from tensorwasm.values import NEVER, Deadline
 
 
 class CudaEvents:
@@ -52,8 +52,9 @@ class CudaEvents:
         """
         core, mark, own = self._core, self._own(event), self._core.running(stream)
         with core.calling:
+            number = own.dues.mark()
             core.driver.call("cuEventRecord", mark.handle, own.handle)
-            mark.deadline = own.deadline
+            mark.source, mark.number, mark.deadline = own, number, own.dues.latest
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """See `Events.wait_event`.
@@ -66,7 +67,8 @@ class CudaEvents:
         core, mark, own = self._core, self._own(event), self._core.running(stream)
         with core.calling:
             core.driver.call("cuStreamWaitEvent", own.handle, mark.handle, 0)
-            own.deadline = _later(own.deadline, mark.deadline)
+            if mark.deadline is not None:
+                own.dues.add(mark.deadline)
 
     def event_reached(self, event: Event) -> bool:
         """See `Events.event_reached`.
@@ -78,7 +80,19 @@ class CudaEvents:
         """
         core, own = self._core, self._own(event)
         with core.waiting:
-            return core.streams.ended("cuEventQuery", own.handle)
+            reached = core.streams.ended("cuEventQuery", own.handle)
+        if reached:
+            _end(own)
+        return reached
+
+    def patience(self, event: Event) -> Deadline:
+        """See `Events.patience`: the latest deadline of the work before the mark, and what it may overrun that by.
+
+        Raises:
+            InvalidHandle: the event is not open here.
+        """
+        due = self._own(event).deadline
+        return NEVER if due is None or due.at_ns is None else Deadline(due.at_ns + OVERRUN_GRACE_NS)
 
     def synchronize_event(self, event: Event, deadline: Deadline) -> None:
         """See `Events.synchronize_event`. Other threads run meanwhile.
@@ -94,9 +108,10 @@ class CudaEvents:
         with core.waiting:
             reached = core.streams.wait_event(own.handle, deadline)
         if not reached:
-            if own.deadline.expired():
+            if own.deadline is not None and own.deadline.expired():
                 core.overrun(own.deadline)
             raise InvokeTimeout("the deadline passed and the work before the event is still running")
+        _end(own)
 
     def _destroy(self, event: CudaEvent) -> None:
         if not self._core.streams.condemn(event.handle):
@@ -108,8 +123,7 @@ class CudaEvents:
         return event
 
 
-def _later(one: Deadline, other: Deadline) -> Deadline:
-    """Return whichever of two deadlines comes last; no deadline never comes."""
-    if one.at_ns is None or other.at_ns is None:
-        return Deadline()
-    return Deadline(max(one.at_ns, other.at_ns))
+def _end(event: CudaEvent) -> None:
+    """Forget the work before a mark that was reached."""
+    if event.source is not None:
+        event.source.dues.end(event.number)

@@ -90,9 +90,7 @@ class CudaGraphs:
             raise InvokeTimeout("the deadline passed before the replay")
         with core.calling:
             core.streams.order(own)
-            core.driver.call("cuGraphLaunch", made.handle, own.handle)
-            own.deadline = deadline
-            core.ledger.count_launch()
+            core.give(own, deadline, "cuGraphLaunch", made.handle, own.handle)
 
     def graph_handle(self, graph: Graph) -> int:
         """See `Graphs.graph_handle`.

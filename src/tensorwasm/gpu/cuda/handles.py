@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.gpu.cuda.dues import Dues
+from tensorwasm.values import Deadline
 
 
 @dataclass(eq=False, slots=True)
@@ -15,14 +16,14 @@ class CudaStream:
     Attributes:
         handle: the driver's stream.
         event: marks the end of the work that is waited for.
-        deadline: when the work given last must have stopped.
+        dues: when its work must have stopped.
         cleared: how many clearings of new memory the stream is ordered behind.
         recording: whether what is given to it is recorded instead of run.
     """
 
     handle: Any
     event: Any
-    deadline: Deadline = NEVER
+    dues: Dues = field(default_factory=Dues)
     cleared: int = 0
     recording: bool = False
 
@@ -33,11 +34,15 @@ class CudaEvent:
 
     Attributes:
         handle: the driver's event.
-        deadline: when the work before the mark must have stopped.
+        deadline: when the work before the mark must have stopped; None without work that has a deadline.
+        source: the stream that the mark is in.
+        number: of the mark among that stream's work.
     """
 
     handle: Any
-    deadline: Deadline = NEVER
+    deadline: Deadline | None = None
+    source: CudaStream | None = None
+    number: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -131,7 +131,7 @@ class CudaNative:
         Raises:
             InvalidHandle: the stream is not open here.
         """
-        self._core.stream(stream).deadline = deadline
+        self._core.stream(stream).dues.add(deadline)
 
     def notify(self, stream: Stream, function: int, argument: int) -> None:
         """See `Native.notify`. The driver calls the function itself: cuda-bindings would take the GIL around it.

@@ -134,7 +134,11 @@ def _open(
     if multiprocessors is not None:
         context = share = take_share(driver, primary, device, multiprocessors, cuda, place)
         info = replace(info, multiprocessors=share.multiprocessors)
-    return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler, jit))
+    try:
+        return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler, jit))
+    except DriverFailure:
+        context.close()
+        raise
 
 
 def _readable(assembler: Assembler | None, info: DeviceInfo, cuda: tuple[int, int]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from tensorwasm.gpu.cuda.memory import DeviceMemory, create_pool
 from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits
 from tensorwasm.gpu.facets import Pool
-from tensorwasm.values import MIB, NEVER
+from tensorwasm.values import MIB
 
 _GRAIN_BYTES: Final = 32 * MIB
 """What a pool of the driver grows by: a cap that is no multiple would leave its last part out of reach."""
@@ -69,6 +69,7 @@ class CudaPools:
         Raises:
             InvalidHandle: the pool is not open here.
             QuotaExceeded: over the pool's cap, or the device has no memory left.
+            CapacityExhausted: the driver did not come to it in `POOL_LIMIT_S`; nothing is allocated.
             DeviceLost: the device does not answer.
         """
         core, own = self._core, self._own(pool)
@@ -106,6 +107,7 @@ class CudaPools:
 
         Raises:
             InvalidHandle: the pool is not open here, or memory of it is still allocated.
+            CapacityExhausted: the driver did not come to its frees in `POOL_LIMIT_S`; it is still open.
             DeviceLost: the device does not answer.
         """
         core, own = self._core, self._own(pool)
@@ -118,10 +120,11 @@ class CudaPools:
 
         Raises:
             DriverFailure: it still exists.
+            CapacityExhausted: likewise, because the driver did not come to its frees in time.
         """
         core = self._core
         try:
-            core.streams.wait(core.streams.pooling(), NEVER)  # frees under way: the driver would keep the pool for them
+            core.drain_pools()  # frees under way: the driver would keep the pool for them
         except DriverFailure as failure:
             core.note_kept(failure)
             raise
@@ -133,7 +136,7 @@ class CudaPools:
         stream = core.streams.pooling()
         address = self._memory.take(pool.handle, size_bytes, stream)
         try:
-            core.streams.wait(stream, NEVER)
+            core.drain_pools()
         except Exception:
             core.undo("cuMemFreeAsync", address, stream.handle)
             raise

@@ -1,7 +1,8 @@
 """Streams of a GPU: order, zeros in new memory, and waits that end at a deadline.
 
-Two streams are the device's own: one on which new memory is cleared and given back, one on which pools of tenants
-allocate and free. Neither ever has a kernel of a guest in front of what it is given.
+Three streams are the device's own: one on which new memory is cleared and given back, one on which pools of tenants
+allocate and free, one for copies that their callers wait for. None ever has a kernel of a guest in front of what it is
+given. They are made when the device is opened, for a driver may make none while a kernel runs.
 
 Source: CUDA Driver API, "Stream Management", "Event Management"; "Stream synchronization behavior" (a non-blocking
 stream is not held up by the work of other libraries on the default stream).
@@ -47,6 +48,7 @@ class Streams:
         self._lock = threading.RLock()
         self._clearing: CudaStream | None = None
         self._pooling: CudaStream | None = None
+        self._copying: CudaStream | None = None
 
     def make(self) -> CudaStream:
         """Return a new stream.
@@ -92,6 +94,33 @@ class Streams:
                 self._pooling = self.make()
             return self._pooling
 
+    def copying(self) -> CudaStream:
+        """Return the stream for copies that their callers wait for, which no kernel is in front of either.
+
+        Raises:
+            DriverFailure: the driver has none.
+        """
+        with self._lock:
+            if self._copying is None:
+                self._copying = self.make()
+            return self._copying
+
+    def open(self) -> None:
+        """Make the device's own streams, before any kernel runs: the driver may make none while one does.
+
+        Raises:
+            DriverFailure: the driver has none.
+        """
+        try:
+            for make in (self.clearing, self.pooling, self.copying):
+                make()
+        except DriverFailure:
+            for stream in self.own():
+                self._driver.attempt("cuStreamDestroy", stream.handle)
+                self._driver.attempt("cuEventDestroy", stream.event)
+            self.forget()
+            raise
+
     def clear(self, pointer: Any, size_bytes: int) -> None:
         """Start filling new memory with zeros, on the stream that no kernel is in front of.
 
@@ -126,10 +155,38 @@ class Streams:
         Raises:
             DriverFailure: the work failed.
         """
-        if self._ends_soon("cuStreamQuery", stream.handle, deadline):
-            return True
+        mark = stream.dues.mark()
+        if not self._ends_soon("cuStreamQuery", stream.handle, deadline):
+            mark = stream.dues.mark()
+            self._driver.call("cuEventRecord", stream.event, stream.handle)
+            if not self._wait_long(stream.event, deadline):
+                return False
+        stream.dues.end(mark)
+        return True
+
+    def wait_turn(self, stream: CudaStream, deadline: Deadline) -> bool:
+        """Return whether the stream came to its next piece of work before the deadline.
+
+        An empty stream need not come to it at once: streams share what feeds the GPU, and one whose kernel runs holds
+        up the others there.
+
+        Raises:
+            DriverFailure: the work failed.
+        """
         self._driver.call("cuEventRecord", stream.event, stream.handle)
-        return self._wait_long(stream.event, deadline)
+        return self.wait_event(stream.event, deadline)
+
+    def drained(self, stream: CudaStream) -> bool:
+        """Return whether the stream has nothing to do now.
+
+        Raises:
+            DriverFailure: the work failed.
+        """
+        mark = stream.dues.mark()
+        if not self.ended("cuStreamQuery", stream.handle):
+            return False
+        stream.dues.end(mark)
+        return True
 
     def wait_event(self, event: Any, deadline: Deadline) -> bool:
         """Return whether the work before an event's mark ended before the deadline.
@@ -161,11 +218,11 @@ class Streams:
     def forget(self) -> None:
         """Forget the device's own streams: they are released, or an earlier context took them with it."""
         with self._lock:
-            self._clearing = self._pooling = None
+            self._clearing = self._pooling = self._copying = None
 
     def own(self) -> list[CudaStream]:
         """Return the device's own streams that were made so far."""
-        return [stream for stream in (self._clearing, self._pooling) if stream is not None]
+        return [stream for stream in (self._clearing, self._pooling, self._copying) if stream is not None]
 
     def close(self) -> None:
         """End the threads that wait."""

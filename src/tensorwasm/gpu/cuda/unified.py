@@ -14,7 +14,6 @@ from tensorwasm.gpu.cuda.ranges import GrowableRanges
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place
 from tensorwasm.gpu.facets import Advice, Stream
 from tensorwasm.gpu.memory import pages
-from tensorwasm.values import NEVER
 
 _ADVICE: Final[dict[Advice, str]] = {
     Advice.READ_MOSTLY: "SET_READ_MOSTLY",
@@ -171,7 +170,7 @@ class CudaUnified:
             return
         stream = core.streams.pooling()
         core.driver.call("cuMemsetD8Async", address, 0, size_bytes, stream.handle)
-        core.streams.wait(stream, NEVER)
+        core.drain_pools()
 
     def _require_free(self, size_bytes: int) -> None:
         """Check that there is as much, after the device's own pool has given back what it keeps.

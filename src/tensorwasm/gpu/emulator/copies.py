@@ -72,8 +72,8 @@ class Copies:
         self._allocations = allocations
         self._queues = queues
 
-    def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
-        """Copy host bytes into device memory behind the work in the stream; wait for it.
+    def write(self, address: int, data: bytes | memoryview, stream: Stream | None) -> None:
+        """Copy host bytes into device memory behind the work in the stream, if there is one; wait for it.
 
         Raises:
             LaunchRefused: the range is not inside one allocation, or the stream is recording.
@@ -82,8 +82,8 @@ class Copies:
         source = np.frombuffer(data, np.uint8)
         self._now(Copy(self._allocations, self._span(address, source.size), source), stream)
 
-    def read(self, address: int, into: memoryview, stream: Stream) -> None:
-        """Fill a writable host buffer from device memory behind the work in the stream; wait for it.
+    def read(self, address: int, into: memoryview, stream: Stream | None) -> None:
+        """Fill a writable host buffer from device memory behind the work in the stream, if there is one; wait for it.
 
         Raises:
             LaunchRefused: the range is not inside one allocation, or the stream is recording.
@@ -137,12 +137,15 @@ class Copies:
     def _later(self, action: Action, stream: Stream) -> None:
         self._queues.give(self._queues.own(stream), Work(action))
 
-    def _now(self, action: Action, stream: Stream) -> None:
+    def _now(self, action: Action, stream: Stream | None) -> None:
+        if stream is None:
+            action.run(NOWHERE, NEVER)
+            return
         own = self._queues.own(stream)
         self._queues.mark(own)
         self._queues.run_to(self._queues.give(own, Work(action)), NEVER)
 
-    def _fetch(self, target: Bytes, address: int, stream: Stream) -> None:
+    def _fetch(self, target: Bytes, address: int, stream: Stream | None) -> None:
         self._now(Copy(self._allocations, target, self._span(address, target.size)), stream)
 
     def _span(self, address: int, size_bytes: int) -> Reach:

@@ -20,7 +20,7 @@ from tensorwasm.gpu.emulator.queues import EmulatedStream, Queues, Work
 from tensorwasm.gpu.emulator.unified import EmulatedMemory
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.select import check_compatible
-from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 MULTIPROCESSORS: Final = 132
 
@@ -127,7 +127,13 @@ class EmulatorDevice:
         """
         self._allocations.unregister(address)
 
-    def write(self, address: int, data: bytes | memoryview, stream: Stream) -> None:
+    def write(
+        self,
+        address: int,
+        data: bytes | memoryview,
+        stream: Stream | None,
+        deadline: Deadline = NEVER,  # noqa: ARG002 - nobody's work is in front of it but the stream's
+    ) -> None:
         """Copy host bytes into device memory behind the work in the stream, which this thread runs first.
 
         Raises:
@@ -137,7 +143,13 @@ class EmulatorDevice:
         """
         self._copies.write(address, data, stream)
 
-    def read(self, address: int, into: memoryview, stream: Stream) -> None:
+    def read(
+        self,
+        address: int,
+        into: memoryview,
+        stream: Stream | None,
+        deadline: Deadline = NEVER,  # noqa: ARG002 - nobody's work is in front of it but the stream's
+    ) -> None:
         """Fill a writable host buffer from device memory behind the work in the stream, which this thread runs first.
 
         Raises:

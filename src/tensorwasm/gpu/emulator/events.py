@@ -8,7 +8,7 @@ from tensorwasm.errors import InvalidHandle
 from tensorwasm.gpu.emulator.background import Background
 from tensorwasm.gpu.emulator.queues import Mark, Queues, Work
 from tensorwasm.gpu.facets import Event, Stream
-from tensorwasm.values import Deadline
+from tensorwasm.values import NEVER, Deadline
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +82,15 @@ class EmulatedEvents:
             return True
         self._background.ask(mark)
         return False
+
+    def patience(self, event: Event) -> Deadline:
+        """Return no deadline: the device is never given up for its work, which is stopped.
+
+        Raises:
+            InvalidHandle: no such event.
+        """
+        self._own(event)
+        return NEVER
 
     def synchronize_event(self, event: Event, deadline: Deadline) -> None:
         """Wait for the work before the mark, running it.

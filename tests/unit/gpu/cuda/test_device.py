@@ -68,10 +68,10 @@ def test_every_stream_is_ordered_behind_every_clearing_once(device, fake, stream
     other = device.open_stream()
     address = device.allocate(8)
     for used in (stream, stream, other):
-        device.write(address, b"12345678", used)
+        device.fill(address, 8, used)
     assert [len(used.handle.waits) for used in (stream, other)] == [1, 1]
     device.allocate(8)
-    device.write(address, b"12345678", stream)
+    device.fill(address, 8, stream)
     assert [len(used.handle.waits) for used in (stream, other)] == [2, 1]
 
 

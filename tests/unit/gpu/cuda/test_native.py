@@ -97,7 +97,7 @@ def test_compiled_code_works_behind_the_clearing_of_what_it_may_touch(device, st
 def test_work_of_compiled_code_is_waited_for_as_long_as_it_may_take(device, stream):
     deadline = Deadline.after(10)
     device.native.started(stream, deadline)
-    assert stream.deadline == deadline
+    assert stream.dues.latest == deadline
 
 
 def test_a_call_back_comes_once_when_the_work_has_ended(device, fake, stream, work):
