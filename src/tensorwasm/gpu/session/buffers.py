@@ -113,7 +113,7 @@ class Buffers:
         self._work.drain(deadline)
         if data:
             self._windows.prefer(memory, len(data), deadline)
-            self._device.write(region.address + offset_bytes, data, self._work.find(OWN).stream)
+            self._device.write(region.address + offset_bytes, data, None, deadline)
 
     @in_turn()
     def read(
@@ -144,7 +144,7 @@ class Buffers:
         self._work.drain(deadline)
         if into:
             self._windows.prefer(memory, len(into), deadline)
-            self._device.read(region.address + offset_bytes, into, self._work.find(OWN).stream)
+            self._device.read(region.address + offset_bytes, into, None, deadline)
 
     @in_turn(recording=True)
     def copy_in(
