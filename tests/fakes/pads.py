@@ -12,6 +12,7 @@ from tensorwasm.gpu.pad import (
     GRAPH_ROWS,
     KERNEL_ROWS,
     STREAM_ROWS,
+    UNBOUNDED,
     BufferRow,
     DriverTable,
     GraphRow,
@@ -129,6 +130,7 @@ class HandPad:
             setattr(pad, name, 0)
         pad.armed = pad.placed = 1
         pad.stage_left = WITHOUT_END
+        pad.most_pending = UNBOUNDED
         pad.driver = ctypes.addressof(self._table)
         self.put_stream(0, OWN_STREAM)
         self.driver.calls.clear()
@@ -152,9 +154,9 @@ class HandPad:
         """Write a row for a buffer."""
         self.pad.buffers[handle % BUFFER_ROWS] = BufferRow(handle, address, size_bytes)
 
-    def put_graph(self, handle: int, graph: int, launches: int) -> None:
+    def put_graph(self, handle: int, graph: int, launches: int, steps: int = 1) -> None:
         """Write a row for a graph."""
-        self.pad.graphs[handle % GRAPH_ROWS] = GraphRow(handle, graph, launches)
+        self.pad.graphs[handle % GRAPH_ROWS] = GraphRow(handle, graph, launches, steps)
 
 
 def kernel_of(max_threads: int = 1024) -> NativeKernel:

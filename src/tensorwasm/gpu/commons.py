@@ -11,6 +11,7 @@ from typing import Final
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.accounts import Account, Accounts
+from tensorwasm.gpu.backlog import Backlog
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.facets import Event
 from tensorwasm.gpu.kernels import KernelCache
@@ -62,6 +63,7 @@ class Commons:
         events: unused ones.
         ring: slots for small windows.
         parking: sessions that wait for their next guests.
+        backlog: room for the work of guests whose thread must not wait in the driver.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Commons:
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
         self.parking = Parking()
+        self.backlog = Backlog()
         self._lock = threading.Lock()
         self._tenancies: dict[str, Tenancy] = {}
         self._driver: DriverTable | None = None

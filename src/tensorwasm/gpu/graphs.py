@@ -185,7 +185,7 @@ class GraphBook:
                 self._sheet.hide_graph(number)
             else:
                 handle = self._device.graphs.graph_handle(found.graph)
-                self._sheet.show_graph(number, handle, found.needs.launches)
+                self._sheet.show_graph(number, handle, found.needs.launches, found.needs.steps)
 
     def hide(self) -> None:
         """Let compiled code replay nothing."""

@@ -204,7 +204,7 @@ class Launcher:
         self._work.lanes.require(stream)
         with self._work.admitted(deadline):
             lane = self._work.find(stream)
-            with self._work.giving(lane):
+            with self._work.giving(lane, max(found.needs.steps, 1)):
                 regions = self._holdings.regions.snapshot()
                 self._device.graphs.replay(found.graph, lane.stream, regions, deadline)
         self.launched += found.needs.launches

@@ -28,6 +28,8 @@ WAIT_PARAMS: Final = 16
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16
 NO_DEADLINE_NS: Final = (1 << 64) - 1
+UNBOUNDED: Final = 1 << 62
+"""More than can ever be pending."""
 
 _u64 = ctypes.c_uint64
 
@@ -85,9 +87,9 @@ class StreamRow(ctypes.Structure):
 
 
 class GraphRow(ctypes.Structure):
-    """A graph that may be replayed now, and how many launches it holds."""
+    """A graph that may be replayed now, how many launches it holds, and how many launches and copies."""
 
-    _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64))
+    _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64), ("steps", _u64))
 
 
 class WindowRow(ctypes.Structure):
@@ -151,7 +153,9 @@ class PadLayout(ctypes.Structure):
         memory: the ``wasmtime_memory_t`` of the guest's exported memory; zeros until known.
         reach_at, reach_bytes: part of linear memory that the device reaches under the host's addresses; 0 for none.
         placed: 1 while the session holds a place at the gate. The gate may take it back while nothing is pending.
-        pending: launches and copies given to any stream since all were last seen drained.
+        pending: launches, copies and marks given to any stream since all were last seen drained; of a replayed graph
+            all that it holds.
+        most_pending: how many may be; `UNBOUNDED` for a guest that has a thread of its own to wait in the driver.
         launched, replayed, copied_bytes, refusals: counters that only grow; Python reads them.
         driver: address of a `DriverTable`.
         scratch: address of the `Scratch` of the thread that runs the guest now.
@@ -176,6 +180,7 @@ class PadLayout(ctypes.Structure):
         ("reach_bytes", _u64),
         ("placed", _u64),
         ("pending", _u64),
+        ("most_pending", _u64),
         ("launched", _u64),
         ("replayed", _u64),
         ("copied_bytes", _u64),

@@ -16,6 +16,7 @@ from tensorwasm.gpu.pad import (
     NO_DEADLINE_NS,
     OFFER_ROWS,
     STREAM_ROWS,
+    UNBOUNDED,
     BufferRow,
     GraphRow,
     KernelImage,
@@ -44,6 +45,7 @@ _REACH_AT: Final = _word("reach_at")
 _REACH_BYTES: Final = _word("reach_bytes")
 _PLACED: Final = _word("placed")
 _PENDING: Final = _word("pending")
+_MOST_PENDING: Final = _word("most_pending")
 _LAUNCHED: Final = _word("launched")
 _REPLAYED: Final = _word("replayed")
 _REFUSALS: Final = _word("refusals")
@@ -88,6 +90,7 @@ class Sheet:
         self._pad = pad if pad is not None else PadLayout()
         self._words = words = memoryview(self._pad).cast("B").cast("Q")
         words[_DEADLINE_NS] = NO_DEADLINE_NS
+        words[_MOST_PENDING] = UNBOUNDED
         self._used = self._buffers_used = False
         self._first = words[_LAUNCHED], words[_REPLAYED], words[_REFUSALS]
         if pad is not None and driver_at:
@@ -100,6 +103,15 @@ class Sheet:
     def pending(self) -> int:
         """Work given to any stream that was not seen to end."""
         return self._words[_PENDING]
+
+    @property
+    def most_pending(self) -> int:
+        """How much may be pending, whoever gives it."""
+        return self._words[_MOST_PENDING]
+
+    @most_pending.setter
+    def most_pending(self, pieces: int) -> None:
+        self._words[_MOST_PENDING] = pieces
 
     @property
     def placed(self) -> bool:
@@ -261,15 +273,15 @@ class Sheet:
         """Return how much work a stream was given since it was last seen drained."""
         return self._words[row + 2]
 
-    def count_started(self, row: int) -> None:
+    def count_started(self, row: int, pieces: int = 1) -> None:
         """Count work given to a stream."""
-        self._words[row + 2] += 1
-        self._words[_PENDING] += 1
+        self._words[row + 2] += pieces
+        self._words[_PENDING] += pieces
 
-    def count_refused(self, row: int) -> None:
+    def count_refused(self, row: int, pieces: int = 1) -> None:
         """Take back one `count_started`."""
-        self._words[row + 2] -= 1
-        self._words[_PENDING] -= 1
+        self._words[row + 2] -= pieces
+        self._words[_PENDING] -= pieces
 
     def count_drained(self, row: int) -> None:
         """Count off all work of a stream."""
@@ -297,11 +309,12 @@ class Sheet:
         """Take a kernel out, if it is in."""
         self._hide(_KERNELS + kernel_id % KERNEL_ROWS * _KERNEL_WORDS, kernel_id)
 
-    def show_graph(self, number: int, handle: int, launches: int) -> None:
+    def show_graph(self, number: int, handle: int, launches: int, steps: int) -> None:
         """Enter a graph that may be replayed; the newest of a row wins."""
         self._used = True
         row = _GRAPHS + number % GRAPH_ROWS * _GRAPH_WORDS
-        self._words[row], self._words[row + 1], self._words[row + 2] = number, handle, launches
+        self._words[row], self._words[row + 1] = number, handle
+        self._words[row + 2], self._words[row + 3] = launches, steps
 
     def hide_graph(self, number: int) -> None:
         """Take a graph out, if it is in."""
@@ -310,7 +323,7 @@ class Sheet:
     def wipe(self) -> None:
         """Leave nothing of the session on the pad but the counters: it may serve another session now."""
         words = self._words
-        words[_ARMED] = words[_DRIVER] = words[_PLACED] = words[_PENDING] = 0
+        words[_ARMED] = words[_DRIVER] = words[_PLACED] = words[_PENDING] = words[_MOST_PENDING] = 0
         words[_REACH_AT] = words[_REACH_BYTES] = 0
         words[_STAGE_AT] = words[_STAGE_BYTES] = words[_STAGE_USED] = words[_STAGED] = 0
         words[_STAGE_LEFT] = 0

@@ -288,15 +288,21 @@ class Lanes:
         """Return whether a stream was given work that was not seen to end."""
         return self._sheet.given(lane.row) != 0
 
-    def count_started(self, lane: Lane) -> None:
-        """Count work that Python gives a stream."""
-        lane.started += 1
-        self._sheet.count_started(lane.row)
+    @property
+    def busiest(self) -> Lane | None:
+        """The stream that was given most, None if nothing is known to be on any."""
+        lane = max(self, key=lambda one: self._sheet.given(one.row), default=None)
+        return lane if lane is not None and self.busy(lane) else None
 
-    def count_refused(self, lane: Lane) -> None:
+    def count_started(self, lane: Lane, pieces: int = 1) -> None:
+        """Count work that Python gives a stream."""
+        lane.started += pieces
+        self._sheet.count_started(lane.row, pieces)
+
+    def count_refused(self, lane: Lane, pieces: int = 1) -> None:
         """Take back the last count: what was to be started was refused, so that nothing of it runs."""
-        lane.started -= 1
-        self._sheet.count_refused(lane.row)
+        lane.started -= pieces
+        self._sheet.count_refused(lane.row, pieces)
 
     def count_drained(self, lane: Lane) -> None:
         """Count off all work of a stream."""

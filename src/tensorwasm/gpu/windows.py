@@ -92,7 +92,7 @@ class Windows:
             return
         if self._kind == "staged":
             raise LaunchRefused("this function's memory is staged: only a launch that waits can have windows on it")
-        if self.reach.pinned_bytes:
+        if self._outdated(memory):
             self._work.wait_all(deadline)
         try:
             self.reach.extend(memory)
@@ -126,6 +126,30 @@ class Windows:
         if memory is not None and (self._kind == "pinned" or length_bytes >= PIN_COPY_BYTES):
             with suppress(QuotaExceeded, LaunchRefused):
                 self.extend(memory, deadline)
+
+    # ----------------------------------------------------------------------------- what has to end before
+
+    def before_start(self, memory: Region) -> list[int]:
+        """Return the streams, by their numbers, that drain before work with windows on the memory can be started."""
+        return self._busy() if self._outdated(memory) else []
+
+    def before_launch(self, memory: Region) -> list[int]:
+        """Return the same for a launch that waits."""
+        staging = self._kind in _RENT_BYTES and self.reach.region is None
+        return self._busy() if staging or self._outdated(memory) else []
+
+    def before_copy(self, memory: Region, stream: int) -> list[int]:
+        """Return the same for a copy that is given to a stream."""
+        if self._kind == "staged":
+            return [number for number in self._busy() if number == stream]
+        return self.before_start(memory)
+
+    def _outdated(self, memory: Region) -> bool:
+        """Return whether pages are registered, and not those of the memory as it is now."""
+        return bool(memory.size_bytes and self.reach.pinned_bytes) and memory != self.reach.region
+
+    def _busy(self) -> list[int]:
+        return [lane.number for lane in self._work.lanes if self._work.lanes.busy(lane)]
 
     # ------------------------------------------------------------------------------------------ staged
 

@@ -147,13 +147,13 @@ class Work:
             self._device.events.wait_event(lane.stream, event)
 
     @contextmanager
-    def giving(self, lane: Lane) -> Iterator[None]:
-        """Count a piece of work as started, before the device has it; not if the device refuses it."""
-        self.lanes.count_started(lane)
+    def giving(self, lane: Lane, pieces: int = 1) -> Iterator[None]:
+        """Count work as started, before the device has it; not if the device refuses it."""
+        self.lanes.count_started(lane, pieces)
         try:
             yield
         except (CallerError, LimitError, KernelFault):  # nothing of it runs: refused, or ended by its fault
-            self.lanes.count_refused(lane)
+            self.lanes.count_refused(lane, pieces)
             raise
 
     @contextmanager
@@ -221,6 +221,19 @@ class Work:
             self.lanes.count_drained(lane)
             self.place.settle()
         return True
+
+    def conclude(self, lane: Lane) -> None:
+        """Count off all work of a stream, which is over because the device has notified of it; never waits.
+
+        What the device still has on a stream that is shared is others'.
+
+        Raises:
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the device does not answer.
+        """
+        if not self.ended(lane):
+            self.lanes.count_drained(lane)
+            self.place.settle()
 
     def notify(self, lane: Lane, function: int, argument: int) -> bool:
         """Have a C function called when the work that a stream has now is over; return whether there is any.

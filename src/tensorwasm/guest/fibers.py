@@ -12,7 +12,6 @@ not the device (``drain`` sees to that), not a notification that has yet to arri
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import threading
 import time
@@ -28,6 +27,7 @@ from tensorwasm.guest import traps
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.mailbox import Inbox
 from tensorwasm.guest.native.pads import recycle_pad
+from tensorwasm.guest.signals import Signals
 from tensorwasm.guest.state import as_raised
 from tensorwasm.guest.suspension import Signal, Sleep, Turn, Wait, WaitingCode, Work
 from tensorwasm.guest.task import FiberStatistics, Job, Task
@@ -40,8 +40,6 @@ BATCH: Final = 64
 """Guests that are polled between two looks at what has arrived."""
 BATCH_NS: Final = 2_000_000
 """Longest time between two such looks, but for one slice of a guest."""
-PULSE_S: Final = 0.5
-"""How often one of the guests that wait for a device looks whether it has failed: then it notifies nobody."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,20 +56,17 @@ class Reactor:
         Raises:
             InternalError: the system has no descriptor left.
         """
-        self._code = code
         self._inbox = Inbox.open(code)
         self._calls: deque[Callable[[], None]] = deque()
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
-        self._notified: dict[int, Task] = {}
         self._timers = Timers()
         self._turns = Turns(self._call, self._timers, self._step)
-        self._pulse = 0
+        self._signals = Signals(self._call, self._timers, self._step, code.complete)
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
         self._closing = False
         self._polls = 0
-        self._notifications = 0
         self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
         self._closers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fiber-ends")
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
@@ -108,16 +103,16 @@ class Reactor:
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot."""
-        ready, tasks = len(self._ready), list(self._tasks)
+        ready, tasks, signals = len(self._ready), list(self._tasks), self._signals
         return FiberStatistics(
             running=ready,
             waiting=max(0, sum(not task.over for task in tasks) - ready),
-            on_device=sum(not task.over for task in list(self._notified.values())),
+            on_device=sum(not task.over for task in signals.asked) + signals.in_line,
             in_line=sum(task.turn is not None for task in tasks),
             wakes=self._inbox.wakes,
             polls=self._polls,
-            notifications=self._notifications,
-            orphans=sum(task.gone for task in list(self._notified.values())),
+            notifications=signals.taken,
+            orphans=sum(task.gone for task in signals.asked),
         )
 
     def close(self) -> None:
@@ -141,7 +136,7 @@ class Reactor:
             self._take_timers()
             self._run_some()
         self._stack.close()
-        self._inbox.close(len(self._notified))
+        self._inbox.close(self._signals.close())
 
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.append(function)
@@ -154,9 +149,7 @@ class Reactor:
 
     def _take_notifications(self) -> None:
         for address in self._inbox.take():
-            self._notifications += 1
-            task = self._notified.pop(address)
-            task.notified_at = 0
+            task = self._signals.take(address)
             if task.gone:
                 _recycle(task)
             elif not task.over and task.signal is not None:
@@ -166,7 +159,7 @@ class Reactor:
     def _take_timers(self) -> None:
         for number, task in self._timers.take_due():
             if task is None:
-                self._feel_pulse()
+                self._signals.feel_pulse()
             elif task.asleep == number:
                 task.asleep = 0
                 self._step(task, None)
@@ -261,21 +254,7 @@ class Reactor:
     # ---------------------------------------------------------------- waiting
 
     def _start_signal(self, task: Task, wait: Signal) -> bool:
-        fiber = task.fiber
-        if fiber is None or task.notified_at:
-            raise InternalError("a guest waits for a second notification before the first")
-        address = _address_of(fiber)
-        self._notified[address], task.notified_at, task.signal = task, address, wait
-        started = False
-        try:
-            started = wait.start(self._code.complete, address)
-        finally:
-            if not started:
-                del self._notified[address]
-                task.notified_at, task.signal = 0, None
-            elif not self._pulse:
-                self._pulse = self._timers.add_in(PULSE_S, None)
-        return started
+        return self._signals.start(task, wait)
 
     def _start_sleep(self, task: Task, wait: Sleep) -> bool:
         task.asleep = self._timers.add_in(wait.seconds, task)
@@ -304,26 +283,16 @@ class Reactor:
         else:
             self._step(task, value, error)
 
-    def _feel_pulse(self) -> None:
-        """Have one guest look whether its device has failed, and if so, all: those whose device has are told."""
-        waiting = [task for task in self._notified.values() if task.signal is not None and not task.over]
-        self._pulse = self._timers.add_in(PULSE_S, None) if waiting else 0
-        if waiting and _failure(waiting[0]) is not None:
-            for task in waiting:
-                error = _failure(task)
-                if error is not None:
-                    task.signal = None
-                    self._step(task, None, error)
-
     # ---------------------------------------------------------------- the end
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         """The guest runs no more. Its sandbox goes once no other thread is at work in its memory."""
         if task.over:
             return
-        task.over, task.error, task.signal = True, error, None
+        task.over, task.error = True, error
         self._timers.count_stale()
         self._turns.end(task)
+        self._signals.end(task)
         if task.fiber is not None:
             task.fiber.stop()
         if task.steps is not None:
@@ -371,19 +340,6 @@ def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> Non
         pool.submit(function)
     except RuntimeError:  # the interpreter is about to end and takes no more work
         function()
-
-
-def _failure(task: Task) -> Exception | None:
-    if task.signal is not None:
-        try:
-            task.signal.check()
-        except Exception as error:  # noqa: BLE001 - the steps decide what it means
-            return error
-    return None
-
-
-def _address_of(fiber: Fiber) -> int:
-    return ctypes.addressof(fiber.wait)
 
 
 def _recycle(task: Task) -> None:

@@ -86,7 +86,7 @@ class FiberStatistics:
     Attributes:
         running: guests that can go on.
         waiting: guests that wait: for a device, a time, their turn, or work on another thread.
-        on_device: those of them that a device will notify.
+        on_device: those of them that a device will notify, or will be asked to when there is room.
         in_line: those of them that wait for their turn.
         wakes: how often the reactor's thread was woken.
         polls: how often a guest was run.

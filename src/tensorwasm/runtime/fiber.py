@@ -212,6 +212,7 @@ class InvocationJob:
             memory_kind=call.memory,
             pad=pad,
         )
+        self._session.share.bound()  # the reactor serves all guests, and must not wait in the driver for one
         call.services["cuda"] = CudaService(self._session)
         self._session.enter(call.ends)
 

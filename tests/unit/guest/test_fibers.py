@@ -25,7 +25,7 @@ from tensorwasm.errors import (
     InvokeTimeout,
     MissingExport,
 )
-from tensorwasm.guest import fibers, timers
+from tensorwasm.guest import signals, timers
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.hostfunc import HostFunction
@@ -59,12 +59,20 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def reactor(code, engine) -> Iterator[Reactor]:
+def room(monkeypatch) -> signals.Room:
+    made = signals.Room(SLOTS)
+    monkeypatch.setattr(signals, "PROCESS_ROOM", made)
+    return made
+
+
+@pytest.fixture
+def reactor(code, engine, room) -> Iterator[Reactor]:
     before = engine.free_slots
     made = Reactor(code)
     yield made
     made.close()
     assert engine.free_slots == before
+    assert len(room) == 0
 
 
 @pytest.fixture
@@ -402,7 +410,7 @@ def test_a_sandbox_is_kept_until_work_in_its_memory_is_done(reactor, job):
 
 
 def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job, stream, monkeypatch):
-    monkeypatch.setattr(fibers, "PULSE_S", 0.02)
+    monkeypatch.setattr(signals, "PULSE_S", 0.02)
     reactor = Reactor(code)
     healthy = FakeStream()
     fine = job(ECHO, "go", 1, functions=(healthy.function(),))

@@ -198,3 +198,8 @@ class Buffers:
         """
         place = BufferOffset(handle, offset_bytes)
         self._launcher.copy(window, memory, place, deadline, stream, inward=False)
+
+    @in_turn(recording=True)
+    def before_copy(self, memory: Region, stream: int) -> list[int]:
+        """Return the streams, by their numbers, that `copy_in` and `copy_out` on a stream wait for first."""
+        return self._windows.before_copy(memory, stream)

@@ -89,3 +89,13 @@ class Graphs:
         self._book.find(graph)
         self._work.drain(deadline)
         self._book.close(graph)
+
+    @in_turn(recording=True)
+    def steps(self, graph: int) -> int:
+        """Return how many launches and copies a graph holds.
+
+        Raises:
+            InvalidHandle: no such graph.
+            DeviceLost: the session is over.
+        """
+        return self._book.find(graph).needs.steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
+from tensorwasm.gpu.backlog import Share
 from tensorwasm.gpu.graphs import GraphBook
 from tensorwasm.gpu.holdings import Holdings
 from tensorwasm.gpu.launch import Argument, check_geometry
@@ -29,9 +30,10 @@ class Kernels:
         work: the streams.
         book: told which graphs may be replayed no more.
         launcher: of launches and copies.
+        share: of what may be pending.
     """
 
-    __slots__ = ("_book", "_holdings", "_launcher", "_sheet", "_turns", "_windows", "_work")
+    __slots__ = ("_book", "_holdings", "_launcher", "_share", "_sheet", "_turns", "_windows", "_work")
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Kernels:
         work: Work,
         book: GraphBook,
         launcher: Launcher,
+        share: Share,
     ) -> None:
         self._turns = turns
         self._sheet = sheet
@@ -50,6 +53,7 @@ class Kernels:
         self._work = work
         self._book = book
         self._launcher = launcher
+        self._share = share
 
     @in_turn(InvokeTimeout, DeviceUnavailable)
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
@@ -78,6 +82,7 @@ class Kernels:
         kernel_id = self._holdings.load(text, entry, deadline)
         if not self._sheet.placed:
             self._work.place.offer()
+        self._share.offer()
         self._windows.offer()
         return kernel_id
 
@@ -187,6 +192,16 @@ class Kernels:
         check_geometry(config)
         start = self._launcher.submit if self._launcher.recording is None else self._launcher.record
         start(kernel_id, config, arguments, memory, deadline, stream)
+
+    @in_turn(recording=True)
+    def before_launch(self, memory: Region) -> list[int]:
+        """Return the streams, by their numbers, that `launch` waits for if it has windows on the memory."""
+        return self._windows.before_launch(memory)
+
+    @in_turn(recording=True)
+    def before_submit(self, memory: Region) -> list[int]:
+        """Return the streams, by their numbers, that `submit` waits for if it has windows on the memory."""
+        return self._windows.before_start(memory)
 
     @in_turn()
     def finish_staged(self, memory: Region, deadline: Deadline) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
 from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.backlog import Share
 from tensorwasm.gpu.commons import Commons
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.events import Marks
@@ -100,8 +101,9 @@ class Session:
         self._marks = marks = Marks(commons.events, limits.events)
         self._turns = turns = Turns(sheet, holdings, launcher)
         self.buffers = Buffers(turns, device, holdings, windows, work, book, launcher)
-        self.kernels = Kernels(turns, sheet, holdings, windows, work, book, launcher)
-        self.streams = Streams(turns, work)
+        self._share = share = Share(commons.backlog, sheet)
+        self.kernels = Kernels(turns, sheet, holdings, windows, work, book, launcher, share)
+        self.streams = Streams(turns, work, share)
         self.events = Events(turns, device, work, marks)
         self.graphs = Graphs(turns, work, book, launcher)
         self._native = 0, 0, 0
@@ -127,6 +129,11 @@ class Session:
     def place(self) -> Place:
         """The place at the gate, for whoever waits for it without a thread."""
         return self._work.place
+
+    @property
+    def share(self) -> Share:
+        """The share of what may be pending on the device; without a bound until somebody sets one."""
+        return self._share
 
     @property
     def pad(self) -> PadLayout | None:
@@ -244,6 +251,7 @@ class Session:
             stopped = self._launcher.stop_recording()
             ended, trusted = self._work.has_ended()
             if ended:
+                self._share.leave()
                 self._release(stopped, trusted=trusted)
             self._abandoned = not (ended and trusted) or self._windows.reach.region is not None
             self._sheet.wipe()

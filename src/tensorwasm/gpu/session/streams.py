@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidArgs
+from tensorwasm.gpu.backlog import Share
 from tensorwasm.gpu.session.turns import Turns, in_turn
 from tensorwasm.gpu.streams import OWN
 from tensorwasm.gpu.work import Work
@@ -15,12 +16,14 @@ class Streams:
     Args:
         turns: of the session.
         work: the streams.
+        share: of what may be pending.
     """
 
-    __slots__ = ("_turns", "_work")
+    __slots__ = ("_share", "_turns", "_work")
 
-    def __init__(self, turns: Turns, work: Work) -> None:
+    def __init__(self, turns: Turns, work: Work, share: Share) -> None:
         self._turns = turns
+        self._share = share
         self._work = work
 
     @property
@@ -107,3 +110,44 @@ class Streams:
         """
         lane = self._work.known(stream)
         return lane is not None and self._work.notify(lane, function, argument)
+
+    @in_turn()
+    def conclude(self, stream: int) -> None:
+        """Count off all work of a stream, because a call that `notify` promised has come and nothing was given since.
+
+        Never waits: on a stream that sessions share, work of others may go on.
+
+        Raises:
+            InvalidHandle: no such stream.
+            InvalidArgs: a stream records.
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        lane = self._work.known(stream)
+        if lane is not None:
+            self._work.conclude(lane)
+            self._share.settle()
+
+    @in_turn()
+    def make_room(self, pieces: int) -> bool:
+        """Return whether so many pieces of work may be given now, looking for what has ended; never waits.
+
+        If not, and the session has no share yet (`Session.share`), there is a line for it to stand in; else there is
+        work to wait for, that of the `busiest` stream.
+
+        Raises:
+            InvalidArgs: a stream records.
+            KernelFault: a kernel broke a rule.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        if self._share.fits(pieces):
+            return True
+        for lane in self._work.lanes:
+            self._work.ended(lane)
+        return self._share.take(pieces) or (self._share.held and self._work.lanes.busiest is None)
+
+    @property
+    def busiest(self) -> int:
+        """Number of the stream that was given most since it was seen drained."""
+        lane = self._work.lanes.busiest
+        return OWN if lane is None else lane.number

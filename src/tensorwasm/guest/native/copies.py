@@ -32,7 +32,7 @@ from tensorwasm.guest.native.layout import (
     SUCCESS,
     ZERO,
 )
-from tensorwasm.guest.native.work import add_to, count_started, drain, drain_all
+from tensorwasm.guest.native.work import add_to, count_started, drain, drain_all, has_room
 
 
 @compiled
@@ -50,6 +50,8 @@ def find_ends(env: int, context: int, pad: int, handle: int, offset: int, length
         return ZERO, ZERO
     if not is_reached(pad, base + offset, length) or load_u64(pad + PAD.pending) != load_u64(row + STREAM.pending):
         return ZERO, ZERO
+    if not has_room(pad, ONE):
+        return ZERO, ZERO
     return base + offset, load_u64(buffer + BUFFER.address)
 
 
@@ -59,7 +61,7 @@ def start_copy(pad: int, function: int, target: int, source: int, length: int) -
     row = find_stream(pad, ZERO)
     if function == ZERO or call_i32(function, (target, source, length, load_u64(row + STREAM.stream))) != SUCCESS:
         return False
-    count_started(pad, row)
+    count_started(pad, row, ONE)
     add_to(pad + PAD.copied_bytes, length)
     return True
 

@@ -47,7 +47,7 @@ from tensorwasm.guest.native.layout import (
     ZERO,
 )
 from tensorwasm.guest.native.staging import stage, unstage
-from tensorwasm.guest.native.work import add_to, count_started, drain
+from tensorwasm.guest.native.work import add_to, count_started, drain, has_room
 
 GRID_AT = uint64(1)
 BLOCK_AT = uint64(4)
@@ -58,9 +58,9 @@ STREAM_AT = uint64(10)
 
 
 @compiled
-def may_start(env: int, pad: int) -> bool:
-    """Return whether work may be given to the device now."""
-    return is_armed(pad) and load_u64(pad + PAD.placed) != ZERO and has_time(env, pad)
+def may_start(env: int, pad: int, pieces: int) -> bool:
+    """Return whether so much work may be given to the device now."""
+    return is_armed(pad) and load_u64(pad + PAD.placed) != ZERO and has_room(pad, pieces) and has_time(env, pad)
 
 
 @compiled
@@ -138,7 +138,7 @@ def prepare(pad: int, head: int, cells: int, base: int, size_bytes: int, staging
 @compiled
 def start(env: int, context: int, pad: int, kernel_id: int, cells: int, row: int, staging: bool) -> int:
     """Check everything and launch. Return the address of the guest's memory, 0 if nothing was launched."""
-    if row == ZERO or not may_start(env, pad):
+    if row == ZERO or not may_start(env, pad, ONE):
         return ZERO
     base, size_bytes = find_memory(env, context, pad)
     head = find_kernel(pad, kernel_id)
@@ -147,7 +147,7 @@ def start(env: int, context: int, pad: int, kernel_id: int, cells: int, row: int
     if call_driver(pad, row, head, cells) != SUCCESS:
         store_u64(pad + PAD.staged, ZERO)
         return ZERO
-    count_started(pad, row)
+    count_started(pad, row, ONE)
     add_to(pad + PAD.launched, ONE)
     return base
 
@@ -183,7 +183,10 @@ def launch_async(env: int, caller: int, cells: int, count: int) -> int:
 @compiled
 def replay(env: int, pad: int, graph: int, row: int) -> bool:
     """Give a graph to a stream. Return whether the driver took it."""
-    if graph == ZERO or row == ZERO or not may_start(env, pad):
+    if graph == ZERO or row == ZERO:
+        return False
+    steps = max(load_u64(graph + GRAPH.steps), ONE)
+    if not may_start(env, pad, steps):
         return False
     function = load_u64(load_u64(pad + PAD.driver) + DRIVER.graph_launch)
     if (
@@ -191,7 +194,7 @@ def replay(env: int, pad: int, graph: int, row: int) -> bool:
         or call_i32(function, (load_u64(graph + GRAPH.graph), load_u64(row + STREAM.stream))) != SUCCESS
     ):
         return False
-    count_started(pad, row)
+    count_started(pad, row, steps)
     add_to(pad + PAD.launched, load_u64(graph + GRAPH.launches))
     add_to(pad + PAD.replayed, ONE)
     return True

@@ -14,10 +14,16 @@ def add_to(at: int, number: int) -> None:
 
 
 @compiled
-def count_started(pad: int, row: int) -> None:
-    """Count a launch or copy that a stream was given."""
-    add_to(row + STREAM.pending, ONE)
-    add_to(pad + PAD.pending, ONE)
+def has_room(pad: int, pieces: int) -> bool:
+    """Return whether so much more may be pending, so that the driver takes it at once."""
+    return load_u64(pad + PAD.pending) + pieces <= load_u64(pad + PAD.most_pending)
+
+
+@compiled
+def count_started(pad: int, row: int, pieces: int) -> None:
+    """Count what a stream was given."""
+    add_to(row + STREAM.pending, pieces)
+    add_to(pad + PAD.pending, pieces)
 
 
 @compiled

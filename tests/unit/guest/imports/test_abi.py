@@ -134,9 +134,9 @@ def test_functions_that_two_versions_have_look_alike():
 def test_functions_that_may_wait():
     waiting = {function.name.removeprefix("wasi_cuda_") for function in host_functions() if function.waits}
     assert waiting == {
-        "load_ptx", "unload", "launch", "launch_async", "sync", "free", "memcpy_h2d", "memcpy_d2h",
-        "memcpy_h2d_async", "memcpy_d2h_async", "stream_destroy", "stream_sync", "event_sync", "graph_launch",
-        "graph_destroy",
+        "load_ptx", "unload", "launch", "launch_async", "sync", "alloc", "free", "memcpy_h2d", "memcpy_d2h",
+        "memcpy_h2d_async", "memcpy_d2h_async", "stream_create", "stream_destroy", "stream_sync", "stream_wait_event",
+        "event_record", "event_sync", "graph_launch", "graph_destroy",
     }  # fmt: skip
 
 

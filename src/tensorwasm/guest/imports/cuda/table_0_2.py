@@ -85,6 +85,7 @@ FUNCTIONS: Final = (
         ("alloc", "func(size: u64) -> result<device-handle, abi-error>"),
         "Allocate zeroed device memory. Answers its handle, which is positive.",
         (Code.NOT_AVAILABLE, Code.QUOTA_EXCEEDED, Code.INTERNAL, Code.INVALID_ARGS),
+        waits=True,
     ),
     Function(
         "wasi_cuda_free",

@@ -102,6 +102,7 @@ STREAMS: Final = (
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         result="i64",
+        waits=True,
     ),
     _function(
         "stream_destroy",
@@ -159,6 +160,7 @@ EVENTS: Final = (
         "Set an event behind what the stream was given so far.",
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
+        waits=True,
     ),
     _function(
         "stream_wait_event",
@@ -167,6 +169,7 @@ EVENTS: Final = (
         "Put what the stream is given next behind an event. Does not wait itself.",
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
+        waits=True,
     ),
     _function(
         "event_sync",
