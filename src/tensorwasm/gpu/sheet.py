@@ -48,6 +48,7 @@ _PENDING: Final = _word("pending")
 _MOST_PENDING: Final = _word("most_pending")
 _LAUNCHED: Final = _word("launched")
 _REPLAYED: Final = _word("replayed")
+_COPIED_BYTES: Final = _word("copied_bytes")
 _REFUSALS: Final = _word("refusals")
 _DRIVER: Final = _word("driver")
 _STAGE_AT: Final = _word("stage_at")
@@ -126,6 +127,11 @@ class Sheet:
         """Return launches, replays and refusals of compiled code in this session."""
         words, first = self._words, self._first
         return words[_LAUNCHED] - first[0], words[_REPLAYED] - first[1], words[_REFUSALS] - first[2]
+
+    @property
+    def traffic(self) -> tuple[int, int, int]:
+        """What only grows when compiled code gives work: launches, replays and bytes of copies on this pad."""
+        return self._words[_LAUNCHED], self._words[_REPLAYED], self._words[_COPIED_BYTES]
 
     @property
     def deadline(self) -> Deadline:

@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from tensorwasm.errors import InvalidHandle, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device import Device, Stream
+from tensorwasm.gpu.facets import Event
 from tensorwasm.gpu.pad import STREAM_ROWS
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.sheet import Sheet
@@ -99,6 +100,7 @@ class StreamStock:
         self._alive = 0
         self._lock = threading.Lock()
         self._users: dict[int, int] = {}
+        self._announcers: dict[int, list[Callable[[], None]]] = {}
         self._condemned: set[int] = set()
         self._idle: list[Stream] = []
         self._lent: deque[Stream] = deque()
@@ -153,6 +155,31 @@ class StreamStock:
         """
         self._return(stream, condemned=True)
 
+    def shared(self, stream: Stream) -> bool:
+        """Return whether a stream that was taken has several users."""
+        return self._users[id(stream)] > 1
+
+    def join(self, stream: Stream, announce: Callable[[], None]) -> None:
+        """Say how the device is told of a user's work on a stream, before others wait behind that; until `part`."""
+        if self._most:
+            with self._lock:
+                self._announcers.setdefault(id(stream), []).append(announce)
+
+    def part(self, stream: Stream, announce: Callable[[], None]) -> None:
+        """Take back what `join` said."""
+        if self._most:
+            with self._lock:
+                self._announcers[id(stream)].remove(announce)
+                if not self._announcers[id(stream)]:
+                    del self._announcers[id(stream)]
+
+    def announce(self, stream: Stream) -> None:
+        """Have the device told of all work on a stream, whoever gave it: its deadlines count for who waits behind."""
+        with self._lock:
+            announcers = tuple(self._announcers.get(id(stream), ()))
+        for announce in announcers:
+            announce()
+
     def close(self) -> list[Exception]:
         """Release what is kept; return what the device raised."""
         idle, self._idle = self._idle, []
@@ -191,15 +218,23 @@ class Lane:
         stream: the device's.
         row: of the sheet.
         started: work that Python gave it since it was last seen drained; compiled code may have given more.
+        announced: what compiled code had given when the device was last told of it.
+        announce: tells the device.
+        mark: behind the session's work, if the stream is shared.
+        marked: what the session had given when the mark was set, None if more was given since.
     """
 
-    __slots__ = ("number", "row", "started", "stream")
+    __slots__ = ("announce", "announced", "mark", "marked", "number", "row", "started", "stream")
 
     def __init__(self, number: int, stream: Stream, row: int) -> None:
         self.number = number
         self.stream = stream
         self.row = row
         self.started = 0
+        self.announced: tuple[int, ...] = ()
+        self.announce: Callable[[], None] | None = None
+        self.mark: Event | None = None
+        self.marked: tuple[int, ...] | None = None
 
 
 class Lanes:
@@ -297,6 +332,7 @@ class Lanes:
     def count_started(self, lane: Lane, pieces: int = 1) -> None:
         """Count work that Python gives a stream."""
         lane.started += pieces
+        lane.marked = None
         self._sheet.count_started(lane.row, pieces)
 
     def count_refused(self, lane: Lane, pieces: int = 1) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.commons import Commons
+from tensorwasm.gpu.ends import Ends
 from tensorwasm.gpu.facets import Event, Stream
 from tensorwasm.gpu.place import Place
 from tensorwasm.gpu.regions import RegionTable
@@ -18,7 +19,7 @@ from tensorwasm.gpu.streams import OWN, Lane, Lanes
 from tensorwasm.values import Deadline, Region
 
 CLOSE_GRACE_S: Final = 1.0
-"""How long the end of a session waits for work that is still running."""
+"""How long the end of a session waits at least for work that is still running."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Work:
         place: at the gate.
     """
 
-    __slots__ = ("_aside", "_commons", "_device", "_filled", "_regions", "_sheet", "lanes", "place")
+    __slots__ = ("_aside", "_commons", "_device", "_ends", "_filled", "_regions", "_sheet", "lanes", "place")
 
     def __init__(self, commons: Commons, sheet: Sheet, regions: RegionTable, streams: int) -> None:
         self._commons = commons
@@ -47,6 +48,7 @@ class Work:
         self._filled: Event | None = None
         self._aside: Stream | None = None
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
+        self._ends = Ends(commons.device, commons.streams, commons.events, sheet)
         self.place = Place(commons.gate, sheet)
 
     @property
@@ -87,6 +89,7 @@ class Work:
         lane = self.lanes.get(number)
         if lane is None:
             lane = self.lanes.find(number)
+            self._ends.watch(lane)
             self._confine(lane)
         return lane
 
@@ -107,6 +110,7 @@ class Work:
             DeviceLost: the device does not answer.
         """
         lane = self.lanes.open()
+        self._ends.watch(lane)
         if self._filled is not None:
             self.put_behind(lane, self._filled)
         self._confine(lane)
@@ -180,8 +184,7 @@ class Work:
             DeviceLost: the device does not answer.
         """
         if self.lanes.busy(lane):
-            self._announce(lane)
-            self._device.synchronize(lane.stream, deadline)
+            self._ends.synchronize(lane, deadline)
             self.lanes.count_drained(lane)
 
     def wait_all(self, deadline: Deadline) -> None:
@@ -215,8 +218,7 @@ class Work:
             DeviceLost: the device does not answer.
         """
         if self.lanes.busy(lane):
-            self._announce(lane)
-            if not self._device.ended(lane.stream):
+            if not self._ends.reached(lane):
                 return False
             self.lanes.count_drained(lane)
             self.place.settle()
@@ -285,10 +287,14 @@ class Work:
         """
         self.wait(lane, deadline)
         self.place.settle()
+        self._ends.forget(lane)
         self.lanes.close(lane)
 
     def has_ended(self) -> tuple[bool, bool]:
-        """Wait at the end of a session, a second at most.
+        """Wait at the end of a session: a second at most, or on a stream that is shared for what is ahead.
+
+        That is others' work too, and may be waited for until its deadlines have passed, and what the device lets it
+        overrun them by. Nobody can take the session's work out of the stream, and it may yet reach its memory.
 
         Returns:
             Whether nothing runs any more, as far as anybody knows, and whether that can be trusted.
@@ -299,7 +305,8 @@ class Work:
         ended, trusted, limit = True, True, Deadline.after(CLOSE_GRACE_S)
         for lane in self.lanes:
             try:
-                self.wait(lane, limit)
+                if self.lanes.busy(lane):
+                    self.wait(lane, self._ends.patience(lane, limit))
             except KernelFault:
                 self.lanes.count_drained(lane)
             except DeviceLost:
@@ -320,7 +327,8 @@ class Work:
 
     def release(self, *, healthy: bool) -> list[Exception]:
         """Give the streams back, which have drained; return what the device raised."""
-        failures = self.lanes.release(healthy=healthy)
+        failures = [error for lane in self.lanes for error in self._ends.forget(lane)]
+        failures += self.lanes.release(healthy=healthy)
         if self._filled is not None:
             failures += attempt(self._commons.events.give if healthy else self._commons.events.discard, self._filled)
             self._filled = None
@@ -336,15 +344,10 @@ class Work:
     def _broke_off(self, lane: Lane) -> bool:
         """Return whether a stream has nothing running although it cannot be waited for."""
         try:
-            return self._device.ended(lane.stream)
+            return self._ends.reached(lane)
         except (KernelFault, InvokeTimeout):
             return (
                 True  # asking waits for nothing: the work was stopped at its own deadline, and is remembered for that
             )
         except Exception:  # noqa: BLE001 - as above: an answer that cannot be trusted
             return False
-
-    def _announce(self, lane: Lane) -> None:
-        """Tell the device of work that only compiled code knows of."""
-        if self._sheet.given(lane.row) != lane.started:
-            self._device.native.started(lane.stream, self._sheet.deadline)
