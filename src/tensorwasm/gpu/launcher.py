@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -142,12 +143,14 @@ class Launcher:
         with self._work.admitted(deadline):
             reached = self._windows.extend_for_copy(window, memory, deadline)
             lane = self._work.find(stream)
-            if not reached:
-                # From memory that is not registered the driver copies when the stream comes to it, and waits for that
-                # in the call, without a deadline.
+            if reached:
+                with self._work.giving(lane):
+                    self._copy(window, address, lane.stream, inward=inward)
+            else:
+                # From memory that is not registered the driver copies when a stream comes to it, and waits for that in
+                # the call, without a deadline: not behind kernels, neither the guest's nor of who shares its stream.
                 self._work.wait(lane, deadline)
-            with self._work.giving(lane):
-                self._copy(window, address, lane.stream, inward=inward)
+                self._copy_now(window, address, deadline, inward=inward)
 
     # ---------------------------------------------------------------------------------------- recorded
 
@@ -261,6 +264,13 @@ class Launcher:
             self._device.copy_in(address, window.address, window.length_bytes, stream)
         else:
             self._device.copy_out(window.address, address, window.length_bytes, stream)
+
+    def _copy_now(self, window: HostWindow, address: int, deadline: Deadline, *, inward: bool) -> None:
+        host = memoryview((ctypes.c_char * window.length_bytes).from_address(window.address)).cast("B")
+        if inward:
+            self._device.write(address, host, None, deadline)
+        else:
+            self._device.read(address, host, None, deadline)
 
     def _require_recording(self, stream: int) -> Recording:
         self._work.lanes.require(stream)
