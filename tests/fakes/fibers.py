@@ -120,6 +120,7 @@ class FakeJob:
     wasi_config: WasiConfig = field(default_factory=WasiConfig)
     drain: Callable[[], bool] | None = None
     blocks: bool = False
+    lingers: bool = False
     future: Future[list[int | float]] = field(default_factory=Future)
     finished_on: int = 0
 

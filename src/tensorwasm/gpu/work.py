@@ -56,6 +56,11 @@ class Work:
         """Whether all that the session had on the device is its own stream, with nothing to do."""
         return not self._sheet.pending and self.lanes.unused and self._filled is None and self._aside is None
 
+    @property
+    def lingers(self) -> bool:
+        """Whether there is work on a stream that others use too."""
+        return self._sheet.pending != 0 and any(map(self._ends.behind, self.lanes))
+
     # ----------------------------------------------------------------------------------- compiled code
 
     def begin_call(self, deadline: Deadline) -> None:

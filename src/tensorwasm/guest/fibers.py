@@ -35,7 +35,8 @@ from tensorwasm.guest.timers import Timers
 from tensorwasm.guest.turns import Turns
 
 THREADS: Final = 8
-"""Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU."""
+"""Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU:
+the end of a guest that may wait there for others' work has a thread of its own."""
 BATCH: Final = 64
 """Guests that are polled between two looks at what has arrived."""
 BATCH_NS: Final = 2_000_000
@@ -306,10 +307,11 @@ class Reactor:
             self._end(task, _cancelled("the runtime was closed"))
 
     def _finish(self, task: Task) -> None:
-        if task.job.blocks:
-            _on_thread_of(self._closers, partial(self._close_sandbox, task))
-        else:
-            self._close_sandbox(task)
+        close = partial(self._close_sandbox, task)
+        if not task.job.blocks:
+            close()
+        elif not (task.job.lingers and _on_own_thread(close)):
+            _on_thread_of(self._closers, close)
 
     def _close_sandbox(self, task: Task) -> None:
         released = False
@@ -333,6 +335,15 @@ _STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
     Work: Reactor._start_work,  # noqa: SLF001
 }
 """How each kind of wait begins; whether the guest has to wait at all."""
+
+
+def _on_own_thread(function: Callable[[], None]) -> bool:
+    """Return whether there is a thread for it."""
+    try:
+        threading.Thread(target=function, name="tensorwasm-fiber-late-end", daemon=True).start()
+    except RuntimeError:  # the system has none
+        return False
+    return True
 
 
 def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:

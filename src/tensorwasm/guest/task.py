@@ -17,6 +17,10 @@ class Job(Protocol):
     def blocks(self) -> bool:
         """Whether `finish` may wait, so that it is called on another thread."""
 
+    @property
+    def lingers(self) -> bool:
+        """Whether `finish` may wait for long, so that the thread is to be its own; asked if it blocks."""
+
     def begin(self) -> Fiber:
         """Return the sandbox; called on the reactor's thread."""
 

@@ -155,6 +155,11 @@ class InvocationJob:
         """Whether a GPU session has to be closed."""
         return self._session is not None
 
+    @property
+    def lingers(self) -> bool:
+        """Whether its end may wait for work of others."""
+        return self._session is not None and self._session.lingers
+
     def begin(self) -> Fiber:
         """Open what the grants give, and return the sandbox.
 

@@ -218,3 +218,15 @@ def test_the_end_of_a_session_leaves_the_others_work_and_their_stream(device, pa
     second.streams.synchronize(NEVER)
     second.session.close()
     assert device.statistics().streams == 1
+
+
+def test_an_end_that_may_wait_for_others_is_known_before(device, shared, parties):
+    first, second = parties
+    assert first.session.lingers
+    assert second.session.lingers
+    second.streams.synchronize(NEVER)
+    assert not second.session.lingers
+    second.session.close()
+    assert not first.session.lingers, "the stream is its own again"
+    first.session.close()
+    assert not first.session.lingers

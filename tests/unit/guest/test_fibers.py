@@ -25,7 +25,7 @@ from tensorwasm.errors import (
     InvokeTimeout,
     MissingExport,
 )
-from tensorwasm.guest import signals, timers
+from tensorwasm.guest import fibers, signals, timers
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.hostfunc import HostFunction
@@ -567,6 +567,27 @@ def test_what_may_block_at_the_end_does_not_hold_up_the_reactor(reactor, job, st
     go_on.set()
     assert isinstance(outcome(slow), InvokeTimeout)
     assert slow.finished_on != threading.get_ident()
+
+
+@pytest.mark.parametrize("threads", ["there are", "there are none"])
+def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, threads):
+    reactor, go_on = Reactor(code), threading.Event()
+    count = 2 * fibers.THREADS if threads == "there are" else 2
+    if threads == "there are none":
+        monkeypatch.setattr(fibers, "_on_own_thread", lambda _function: False)
+    late = [job(ECHO, "spin", deadline=Deadline.after(0.02), blocks=True, lingers=True) for _ in range(count)]
+    for one in late:
+        one.drain = lambda: go_on.wait(SOON_S)
+        spawn(reactor, one)
+    soon = job(ECHO, "spin", deadline=Deadline.after(0.05), drain=lambda: True, blocks=True)
+    spawn(reactor, soon)
+    assert isinstance(outcome(soon), InvokeTimeout)
+    assert not any(one.future.done() for one in late)
+    closing = threading.Thread(target=reactor.close)
+    closing.start()
+    go_on.set()
+    closing.join()
+    assert all(one.future.done() for one in late), "a reactor closes when the last of its guests has gone"
 
 
 def test_output_reaches_its_sink_and_one_that_raises_ends_the_call(reactor, job):

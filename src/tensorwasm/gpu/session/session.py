@@ -136,6 +136,11 @@ class Session:
         return self._share
 
     @property
+    def lingers(self) -> bool:
+        """Whether `close` would wait behind others' work, of sessions that share a stream; for who runs the guest."""
+        return not self._turns.closed and self._work.lingers
+
+    @property
     def pad(self) -> PadLayout | None:
         """The pad that is kept true, or None."""
         return self._sheet.pad
@@ -237,6 +242,10 @@ class Session:
 
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
+
+        On a stream that sessions share, work of others may be ahead of this session's. There it waits for as long as
+        the latest of it may run: until its deadline, and what the device lets it overrun that by before the GPU is
+        given up (`Events.patience`); a second at least, and no longer if there is no deadline.
 
         Call it before the guest's pages go, and look at `SessionStatistics.abandoned` before they are used again: what
         running work can reach stays allocated, registered and charged, for no moment is safe to release it.
