@@ -155,6 +155,11 @@ class StreamStock:
         """
         self._return(stream, condemned=True)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the device has so many streams and no more."""
+        return self._most > 0
+
     def shared(self, stream: Stream) -> bool:
         """Return whether a stream that was taken has several users."""
         return self._users[id(stream)] > 1

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.device import INFO, FakeDevice
 from strategies.kernels import NOTHING
-from tensorwasm.errors import DeviceLost, InvokeTimeout
+from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.quota import Gate
 from tensorwasm.gpu.shared import SharedDevice
@@ -218,6 +218,18 @@ def test_the_end_of_a_session_leaves_the_others_work_and_their_stream(device, pa
     second.streams.synchronize(NEVER)
     second.session.close()
     assert device.statistics().streams == 1
+
+
+@pytest.mark.parametrize(("error", "left"), [(InvokeTimeout("late"), 1), (KernelFault("thread 0"), 0)])
+def test_a_deadline_that_passed_takes_no_stream_from_a_device_that_has_so_many_and_no_more(device, shared, error, left):
+    party = Party(shared)
+    party.launch()
+    device.failures["synchronize"] = error
+    with pytest.raises(type(error)):
+        party.streams.synchronize(NEVER)
+    party.session.close()
+    assert not party.session.abandoned
+    assert device.statistics().streams == left
 
 
 def test_an_end_that_may_wait_for_others_is_known_before(device, shared, parties):
