@@ -117,6 +117,10 @@ class Holdings:
         self.regions.add(region)
         return handle, region
 
+    def at_hand(self, size_bytes: int) -> bool:
+        """Return whether the device need not be asked for so much memory."""
+        return self._tenancy.slab.has(size_bytes)
+
     def show(self, handle: int) -> None:
         """Let compiled code use a buffer, whose contents are defined now."""
         self._sheet.show_buffer(handle, self._buffers[handle])

@@ -143,6 +143,11 @@ class Slab:
                 address = self._cut_after_growth(size_bytes, taken_bytes, reservation)
         return Region(address, size_bytes, host=False)
 
+    def has(self, size_bytes: int) -> bool:
+        """Return whether so much could be cut from the chunks that there are, without asking the device."""
+        with self._turn:
+            return self._spans.longest_bytes() >= _rounded(size_bytes)
+
     def free(self, region: Region) -> None:
         """Take back what `allocate` returned. No stream may still use it.
 

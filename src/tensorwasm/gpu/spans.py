@@ -71,6 +71,10 @@ class Spans:
             address = before
         self._insert(chunk, address, size_bytes)
 
+    def longest_bytes(self) -> int:
+        """Return the bytes of the longest span, 0 without any."""
+        return self._by_size[-1][0] if self._by_size else 0
+
     def free_bytes(self) -> int:
         """Return the bytes of all spans."""
         return sum(size_bytes for size_bytes, _, _ in self._by_size)

@@ -426,6 +426,113 @@ def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job
     reactor.close()
 
 
+# ------------------------------------------------------------------------------ more than a driver queues
+
+
+@pytest.fixture
+def narrow(code, engine, monkeypatch) -> Iterator[Callable[[], Reactor]]:
+    """Reactors of a process that asks for two notifications at a time."""
+    room, made = signals.Room(2), []
+    monkeypatch.setattr(signals, "PROCESS_ROOM", room)
+
+    def make() -> Reactor:
+        made.append(Reactor(code))
+        return made[-1]
+
+    yield make
+    for reactor in made:
+        reactor.close()
+    assert len(room) == 0
+
+
+def suspended(reactor: Reactor, count: int) -> None:
+    settle(reactor, lambda: reactor.statistics().on_device == count)
+
+
+def test_no_more_are_asked_for_than_a_driver_queues_and_the_others_in_their_order(narrow, job, stream):
+    reactor = narrow()
+    jobs = [job(ECHO, "go", number) for number in range(5)]
+    for number, one in enumerate(jobs):
+        spawn(reactor, one)
+        suspended(reactor, number + 1)
+    for number, one in enumerate(jobs):
+        assert len(stream.waiting) == min(2, 5 - number)
+        stream.end_work(1)
+        assert outcome(one) == [2 * number + 1]
+        stream.await_waiters(min(2, 4 - number))
+    assert reactor.statistics().notifications == 5
+
+
+def test_reactors_of_a_process_share_the_room(narrow, job, stream):
+    first, second = narrow(), narrow()
+    for reactor in (first, second):
+        jobs = [job(ECHO, "go", 1), job(ECHO, "go", 1)]
+        spawn(reactor, *jobs)
+        suspended(reactor, 2)
+    assert len(stream.waiting) == 2
+    stream.end_work()
+    stream.await_waiters(2)
+    stream.end_work()
+    assert [outcome(one) for one in jobs] == [[3], [3]]
+
+
+def test_a_guest_that_ends_in_line_is_never_asked_for(narrow, job, stream):
+    reactor = narrow()
+    jobs = [job(ECHO, "go", number) for number in range(4)]
+    tasks = spawn(reactor, *jobs)
+    suspended(reactor, 4)
+    reactor.cancel(tasks[2])
+    assert outcome(jobs[2]).trap == "cancelled"
+    stream.end_work(1)
+    stream.await_waiters(2)
+    stream.end_work()
+    assert outcome(jobs[3]) == [7]
+    settle(reactor, lambda: not reactor.statistics().orphans)
+
+
+def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow, job, stream):
+    def steps(_call, value):
+        return 10 + (yield Signal(lambda _function, _argument: False, lambda: None)) + value
+
+    done = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
+
+    def broken(_call, value):
+        try:
+            yield Signal(lambda _function, _argument: 1 // 0, lambda: None)
+        except ZeroDivisionError:
+            return value
+
+    failed = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=broken)
+    reactor = narrow()
+    jobs = [job(ECHO, "go", 1), job(ECHO, "go", 1), job(ECHO, "go", 1, functions=(done,)),
+            job(ECHO, "go", 1, functions=(failed,)), job(ECHO, "go", 1)]  # fmt: skip
+    for number, one in enumerate(jobs):
+        spawn(reactor, one)
+        suspended(reactor, number + 1)
+    stream.end_work(1)
+    assert [outcome(one) for one in jobs[2:4]] == [[12], [2]]
+    stream.await_waiters(2)
+    stream.end_work()
+    assert outcome(jobs[4]) == [3]
+
+
+def test_a_failed_device_ends_the_waits_in_line_too_and_frees_the_room(narrow, job, stream, monkeypatch):
+    monkeypatch.setattr(signals, "PULSE_S", 0.02)
+    reactor, healthy = narrow(), FakeStream()
+    lost = [job(ECHO, "go", number) for number in range(4)]
+    fine = job(ECHO, "go", 1, functions=(healthy.function(),))
+    spawn(reactor, *lost)
+    suspended(reactor, 4)
+    stream.failure = DeviceLost("fell off the bus")
+    assert {type(outcome(one)) for one in lost} == {DeviceLost}
+    spawn(reactor, fine)
+    healthy.await_waiters(1)
+    healthy.end_work()
+    assert outcome(fine) == [3]
+    stream.end_work()
+    settle(reactor, lambda: reactor.statistics().orphans == 0)
+
+
 # ------------------------------------------------------------------------------------------------- lines
 
 

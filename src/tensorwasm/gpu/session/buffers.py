@@ -203,3 +203,8 @@ class Buffers:
     def before_copy(self, memory: Region, stream: int) -> list[int]:
         """Return the streams, by their numbers, that `copy_in` and `copy_out` on a stream wait for first."""
         return self._windows.before_copy(memory, stream)
+
+    @in_turn(recording=True)
+    def at_hand(self, size_bytes: int) -> bool:
+        """Return whether `allocate` need not ask the device for so much memory, and so waits for nothing."""
+        return self._holdings.at_hand(size_bytes)

@@ -267,3 +267,19 @@ def test_a_buffer_is_judged_by_its_own_row(bench):
         argv = encode_argv([BufferOffset(handle, 60), Number("u32", b"\0" * 4)])
         bench.instance.memory.write(0, argv)
         assert ask(bench, Asked(LaunchConfig((1, 1, 1), (1, 1, 1)), argv, 0, len(argv))) == answer
+
+
+def test_what_there_is_no_room_for_is_pythons(bench):
+    """Python waits for room where a call of the driver would wait for a kernel to end."""
+    bench.hand.put_stream(34, 0x34)
+    bench.hand.put_graph(3, 0x6A, 2, steps=5)
+    asked = put_simple(bench)
+    bench.pad.most_pending = 7
+    assert ask(bench, asked, stream=34) == 0
+    assert bench.call("wasi_cuda_graph_launch", 3, 34) == 0
+    assert bench.pad.pending == bench.pad.streams[2].pending == 6
+    assert bench.call("wasi_cuda_graph_launch", 3, 34) == -99
+    assert ask(bench, asked, stream=34) == 0
+    assert ask(bench, asked, stream=34) == -99
+    assert ask(bench, asked) == -99
+    assert (bench.pad.pending, len(bench.driver.calls)) == (7, 3)

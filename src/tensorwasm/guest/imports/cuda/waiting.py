@@ -20,7 +20,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
-from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64, whole
 from tensorwasm.guest.native.finish import finish as finish_started
 from tensorwasm.guest.suspension import Signal, Steps, Turn, Work
 from tensorwasm.values import Region
@@ -158,10 +158,13 @@ def _when_roomy(body: Callable[..., int], pieces: _Pieces) -> Callable[..., Step
 
 
 @answering_in_steps
-def alloc(call: HostCall, service: CudaService, *size: int) -> Steps:
-    """Allocate device memory, which the driver may have to be asked for."""
-    yield from _room(call, service.session, _clearing(service.session))
-    handle: int = yield Work(partial(buffers.alloc, call, *size))
+def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> Steps:
+    """Allocate device memory: on another thread if the driver has to be asked for it."""
+    session = service.session
+    yield from _room(call, session, _clearing(session))
+    if session.buffers.at_hand(whole(size_lo, size_hi)):
+        return buffers.alloc(call, size_lo, size_hi)
+    handle: int = yield Work(partial(buffers.alloc, call, size_lo, size_hi))
     return handle
 
 
@@ -189,7 +192,7 @@ def _one_launch(_session: Session, *_params: int) -> int:
     return _LAUNCH_PIECES
 
 
-def _clearing(session: Session, *_params: int) -> int:
+def _clearing(session: Session) -> int:
     """Count the zeros in new memory, the mark behind them, and that every other stream is put behind it."""
     return len(session.streams.numbers) + 2
 

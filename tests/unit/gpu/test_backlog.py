@@ -1,0 +1,196 @@
+"""Shares of what may wait in the driver's queues: what a session may have pending, and what all have together."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.device import FakeDevice
+from strategies.kernels import NOTHING
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.gpu.backlog import LUMP_PIECES, LUMPS, PIECES, Backlog, Share
+from tensorwasm.gpu.commons import Commons
+from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.pad import UNBOUNDED, PadLayout
+from tensorwasm.gpu.session import Session
+from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+PAGES = mmap.mmap(-1, 2 * WASM_PAGE_BYTES)
+ROW = Sheet(None).open_stream(0, 1)
+"""Of stream 0, on every sheet."""
+ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(PAGES))
+MEMORY = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
+GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
+
+
+def share_of(backlog: Backlog, *, pending: int = 0) -> tuple[Share, Sheet]:
+    sheet = Sheet(PadLayout())
+    share = Share(backlog, sheet)
+    share.bound()
+    sheet.count_started(sheet.open_stream(0, 1), pending)
+    return share, sheet
+
+
+def test_a_session_without_a_bound_has_room_for_anything():
+    backlog, sheet = Backlog(0, 0), Sheet(PadLayout())
+    share = Share(backlog, sheet)
+    assert share.fits(1 << 40)
+    assert sheet.most_pending == UNBOUNDED
+    share.offer()
+    share.leave()
+    assert sheet.most_pending == UNBOUNDED
+
+
+@given(wanted=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.booleans())), lumps=st.integers(0, 20))
+def test_together_sessions_have_no_more_pending_than_there_is_room(wanted, lumps):
+    backlog = Backlog(4, lumps)
+    sessions = [share_of(backlog) for _ in range(6)]
+    for index, pieces, ends in wanted:
+        share, sheet = sessions[index]
+        if share.take(pieces) and share.fits(pieces):
+            sheet.count_started(ROW, pieces)
+        if ends:
+            sheet.count_drained(ROW)
+            share.settle()
+        assert all(sheet.pending <= sheet.most_pending <= PIECES + LUMPS * LUMP_PIECES for _, sheet in sessions)
+        assert sum(sheet.most_pending for _, sheet in sessions) <= 4 * PIECES + lumps * LUMP_PIECES
+    for share, _ in sessions:
+        share.leave()
+    assert (backlog.gate.in_use, backlog.lumps) == (0, lumps)
+
+
+def test_a_share_grows_by_what_is_lent_as_far_as_it_goes():
+    backlog = Backlog(1, 2)
+    share, sheet = share_of(backlog, pending=PIECES)
+    assert not share.fits(1)
+    assert share.take(1)
+    assert sheet.most_pending == PIECES + LUMP_PIECES
+    assert not share.take(2 * LUMP_PIECES + 1)
+    assert backlog.lumps == 0
+    share.leave()
+    assert (backlog.lumps, backlog.gate.in_use, sheet.most_pending) == (2, 0, 0)
+
+
+def test_what_is_larger_than_any_share_has_room_when_nothing_else_is_pending():
+    share, sheet = share_of(Backlog(1, 0))
+    assert share.take(1000)
+    sheet.count_started(ROW, 1)
+    assert not share.take(1000)
+
+
+def test_whoever_finds_no_share_stands_in_line_until_one_is_given_back():
+    backlog, told = Backlog(1, 0), []
+    first, _ = share_of(backlog, pending=1)
+    second, _ = share_of(backlog)
+    assert first.take(1)
+    assert not second.take(1)
+    assert not second.held
+    assert second.join(lambda: told.append(1), NEVER)
+    first.leave()
+    assert told == [1]
+    assert second.take(1)
+    assert second.held
+
+
+def test_a_share_with_nothing_pending_is_for_whoever_needs_it():
+    backlog = Backlog(1, 2)
+    first, sheet = share_of(backlog)
+    second, _ = share_of(backlog)
+    assert first.take(PIECES + 1)
+    assert second.take(1)
+    assert (first.held, sheet.most_pending, backlog.lumps) == (False, 0, 2)
+    first.abandon()
+    assert second.held
+
+
+# ------------------------------------------------------------------------------------- in a session
+
+
+@pytest.fixture
+def device():
+    device = FakeDevice(effects=True)
+    yield device
+    assert device.broken == []
+
+
+def submit(session, kernel, memory=None, windows=(), stream=0):
+    session.kernels.submit(kernel, ONE, lambda: list(windows), memory, NEVER, stream=stream)
+
+
+def test_what_was_notified_is_counted_off_though_others_go_on_in_the_stream(device, monkeypatch):
+    commons = Commons(device, streams=1)
+    with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
+        submit(first, first.kernels.load(NOTHING, "nothing", NEVER))
+        submit(second, second.kernels.load(NOTHING, "nothing", NEVER))
+        with monkeypatch.context() as patch:
+            patch.setattr(device, "synchronize", lambda *_: pytest.fail("it waits"))
+            first.streams.conclude(0)
+            first.streams.synchronize(NEVER)
+        assert not second.streams.ended(0)
+    assert commons.close() == []
+
+
+def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(device):
+    with Session(device) as session:
+        kernel = session.kernels.load(NOTHING, "nothing", NEVER)
+        session.share.bound()
+        assert session.streams.make_room(1)
+        session.graphs.begin(0)
+        for _ in range(5):
+            submit(session, kernel)
+        graph = session.graphs.end(0)
+        assert session.graphs.steps(graph) == 5
+        for give, pieces in [
+            (lambda: session.buffers.allocate(64), 2),
+            (lambda: session.events.record(session.events.open(), 0), 1),
+            (lambda: submit(session, kernel), 1),
+            (lambda: session.graphs.replay(graph, None, NEVER), 5),
+        ]:
+            before = session._sheet.pending
+            give()
+            assert session._sheet.pending - before == pieces
+        assert session.streams.busiest == 0
+        assert not session.streams.make_room(LUMPS * LUMP_PIECES)
+        session.streams.synchronize(NEVER)
+        assert session.streams.make_room(LUMPS * LUMP_PIECES)
+
+
+def test_while_a_stream_records_there_is_no_room_to_ask_for(device):
+    with Session(device) as session:
+        session.share.bound()
+        session.graphs.begin(0)
+        with pytest.raises(InvalidArgs):
+            session.streams.make_room(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reached", "now", "expected"),
+    [
+        ("pinned", None, MEMORY, ([], [], [])),
+        ("pinned", MEMORY, MEMORY, ([], [], [])),
+        ("pinned", MEMORY, GROWN, ([0, 1], [0, 1], [0, 1])),
+        ("auto", None, MEMORY, ([0, 1], [], [])),
+        ("auto", MEMORY, MEMORY, ([], [], [])),
+        ("auto", MEMORY, GROWN, ([0, 1], [0, 1], [0, 1])),
+        ("staged", None, MEMORY, ([0, 1], [], [1])),
+    ],
+)
+def test_what_has_to_end_before_is_what_the_session_waits_for(device, kind, reached, now, expected):
+    with Session(device, memory_kind=kind) as session:
+        kernel = session.kernels.load(NOTHING, "nothing", NEVER)
+        if reached is not None:
+            handle = session.buffers.allocate(64)
+            session.buffers.copy_in(handle, 0, HostWindow(reached.address, 4), reached, NEVER)
+        stream = session.streams.open()
+        submit(session, kernel)
+        submit(session, kernel, stream=stream)
+        asked = session.kernels.before_launch(now), session.kernels.before_submit(now)
+        assert tuple(map(sorted, (*asked, session.buffers.before_copy(now, stream)))) == expected
+        session.streams.synchronize(NEVER)
+        assert session.kernels.before_launch(now) == []

@@ -1,0 +1,89 @@
+"""The steps of functions that wait: what is left to do once the device has told that the guest's work is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.device import FakeDevice
+from fakes.guest import FakeCall
+from strategies.kernels import NOTHING
+from tensorwasm.gpu.commons import Commons
+from tensorwasm.gpu.session import Session
+from tensorwasm.guest.imports.cuda import CudaService, kernels
+from tensorwasm.guest.imports.cuda import streams as bodies
+from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
+from tensorwasm.guest.suspension import Signal, Turn
+from tensorwasm.values import NEVER, LaunchConfig
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+WAITS = [
+    lambda call, _event: STEPS[bodies.sync](call),
+    lambda call, _event: STEPS[bodies.stream_sync](call, 0),
+    STEPS[bodies.event_sync],
+    lambda call, _event: FINISH[kernels.launch](call),
+]
+
+
+@pytest.fixture
+def shared():
+    """Two sessions on the one stream of a device; whoever would wait for it fails."""
+    device = FakeDevice()
+    commons = Commons(device, streams=1)
+    with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
+        yield device, first, second
+    assert commons.close() == []
+
+
+def submit(session):
+    kernel = session.kernels.load(NOTHING, "nothing", NEVER)
+    session.kernels.submit(kernel, ONE, list, None, NEVER)
+
+
+def call_of(session):
+    return FakeCall(deadline=NEVER, services={"cuda": CudaService(session)})
+
+
+@pytest.mark.parametrize("steps", WAITS, ids=["sync", "stream_sync", "event_sync", "finish"])
+def test_after_the_notification_nothing_waits_for_what_others_gave(shared, monkeypatch, steps):
+    device, first, second = shared
+    submit(first)
+    event = first.events.open()
+    first.events.record(event, 0)
+    submit(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "synchronize", lambda *_: pytest.fail("it waits for the stream"))
+        patch.setattr(device.events, "synchronize_event", lambda *_: pytest.fail("it waits for an event"))
+        going = steps(call_of(first), event)
+        assert isinstance(next(going), Signal)
+        with pytest.raises(StopIteration) as answered:
+            going.send(True)
+    assert answered.value.value == 0
+
+
+def test_a_guest_waits_for_room_before_it_gives_more(shared):
+    _device, first, _second = shared
+    first.share.bound()
+    event = first.events.open()
+    call = call_of(first)
+    given, wait = 0, None
+    while wait is None:
+        going = STEPS[bodies.event_record](call, event, 0)
+        wait = next(going, None)
+        given += wait is None
+    assert isinstance(wait, Signal)
+    assert given == first._sheet.pending == first._sheet.most_pending
+    with pytest.raises(StopIteration):
+        going.send(True)
+    assert first._sheet.pending == 1
+
+
+def test_a_guest_without_a_share_stands_in_line_for_one():
+    device = FakeDevice()
+    commons = Commons(device)
+    with Session(device, commons=commons) as session:
+        session.share.bound()
+        commons.backlog.gate._capacity = 0
+        wait = next(STEPS[bodies.event_record](call_of(session), session.events.open(), 0))
+        assert isinstance(wait, Turn)
+        assert wait.line is session.share
+    assert commons.close() == []
