@@ -97,6 +97,7 @@ class FakeDevice:
         failing: error that every call of that method raises.
         launched: every launch that was accepted, recorded ones as often as they were replayed.
         broken: rules of the port that the caller broke; tests assert that there are none.
+        excuses: answers of `delayed`, the next one last; False when there is none.
         effects: whether the kernel ``fill`` and copies touch memory, host memory included, which must be real then.
     """
 
@@ -117,6 +118,7 @@ class FakeDevice:
     next_address: int = FIRST_ADDRESS
     next_stream: int = 1
     effects: bool = False
+    excuses: list[bool] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     nth: dict[tuple[str, int], BaseException] = field(default_factory=dict)
 
@@ -302,6 +304,11 @@ class FakeDevice:
             stream.steps.clear()
             raise
         return not stream.steps
+
+    def delayed(self, stream: FakeStream) -> bool:
+        self._own(stream)
+        self.begin("delayed")
+        return self.excuses.pop() if self.excuses else False
 
     def synchronize(self, stream: FakeStream, deadline: Deadline) -> None:
         if stream.recorded is not None:

@@ -180,6 +180,15 @@ class Device(Protocol):
             DeviceLost: the device does not answer.
         """
 
+    def delayed(self, stream: Stream) -> bool:
+        """Return whether work in a stream that has missed its deadline may only be held up by others' work.
+
+        That is so for a limited time: what others give after this was first asked or found out is no excuse.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """Wait for the work in a stream.
 

@@ -47,10 +47,6 @@ class Ends:
         mark, lane.mark, lane.marked = lane.mark, None, None
         return [] if mark is None else attempt(self._events.give, mark)
 
-    def behind(self, lane: Lane) -> bool:
-        """Return whether the session has work on a stream that may be behind others'."""
-        return self._sheet.given(lane.row) != 0 and self._streams.shared(lane.stream)
-
     def synchronize(self, lane: Lane, deadline: Deadline) -> None:
         """Wait for the session's work on a stream that has some.
 

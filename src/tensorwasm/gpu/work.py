@@ -58,8 +58,8 @@ class Work:
 
     @property
     def lingers(self) -> bool:
-        """Whether there is work on a stream that others use too."""
-        return self._sheet.pending != 0 and any(map(self._ends.behind, self.lanes))
+        """Whether there is work that was not seen to end: others' may be ahead of it, or in its way."""
+        return self._sheet.pending != 0
 
     # ----------------------------------------------------------------------------------- compiled code
 
@@ -296,10 +296,11 @@ class Work:
         self.lanes.close(lane)
 
     def has_ended(self) -> tuple[bool, bool]:
-        """Wait at the end of a session: a second at most, or on a stream that is shared for what is ahead.
+        """Wait at the end of a session: a second at most, or for as long as others' work may hold up the session's.
 
-        That is others' work too, and may be waited for until its deadlines have passed, and what the device lets it
-        overrun them by. Nobody can take the session's work out of the stream, and it may yet reach its memory.
+        On a stream that is shared, and on a device that is busy, that may be until the deadlines of that work have
+        passed, and what the device lets it overrun them by. Nobody can take the session's work out of a stream, and it
+        may yet reach its memory.
 
         Returns:
             Whether nothing runs any more, as far as anybody knows, and whether that can be trusted.
@@ -310,8 +311,7 @@ class Work:
         ended, trusted, limit = True, True, Deadline.after(CLOSE_GRACE_S)
         for lane in self.lanes:
             try:
-                if self.lanes.busy(lane):
-                    self.wait(lane, self._ends.patience(lane, limit))
+                self._await_end(lane, limit)
             except KernelFault:
                 self.lanes.count_drained(lane)
             except DeviceLost:
@@ -329,6 +329,19 @@ class Work:
         else:
             self.place.keep()
         return ended, trusted
+
+    def _await_end(self, lane: Lane, limit: Deadline) -> None:
+        """Wait for a stream at the end of a session, and on while others' work may be what holds it up."""
+        until = self._ends.patience(lane, limit) if self.lanes.busy(lane) else limit
+        while True:
+            try:
+                self.wait(lane, until)
+            except InvokeTimeout:
+                if not self._device.delayed(lane.stream):
+                    raise
+                until = Deadline.after(CLOSE_GRACE_S)
+            else:
+                return
 
     def release(self, *, healthy: bool) -> list[Exception]:
         """Give the streams back, which have drained; return what the device raised."""

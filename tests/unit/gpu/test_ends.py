@@ -232,13 +232,35 @@ def test_a_deadline_that_passed_takes_no_stream_from_a_device_that_has_so_many_a
     assert device.statistics().streams == left
 
 
-def test_an_end_that_may_wait_for_others_is_known_before(device, shared, parties):
+def test_an_end_that_may_wait_is_known_before(device, shared, parties):
     first, second = parties
     assert first.session.lingers
     assert second.session.lingers
     second.streams.synchronize(NEVER)
     assert not second.session.lingers
     second.session.close()
-    assert not first.session.lingers, "the stream is its own again"
     first.session.close()
     assert not first.session.lingers
+
+
+@pytest.mark.parametrize("excuses", [0, 1, 3])
+def test_an_end_waits_on_while_others_may_be_what_holds_it_up(device, shared, excuses):
+    party = Party(shared)
+    party.launch()
+    for nth in range(1, excuses + 1):
+        device.fail("synchronize", nth, InvokeTimeout("late"))
+    device.excuses = [True] * excuses
+    party.session.close()
+    assert not party.session.abandoned
+    assert device.counts["synchronize"] == excuses + 1
+
+
+def test_an_end_without_an_excuse_is_not_waited_for_again(device, shared):
+    party = Party(shared)
+    party.launch()
+    device.failing["synchronize"] = InvokeTimeout("late")
+    device.failing["ended"] = DeviceLost("no answer")
+    device.excuses = [False, True]
+    party.session.close()
+    assert party.session.abandoned
+    assert device.counts["synchronize"] == 2

@@ -21,6 +21,7 @@ from tensorwasm.errors import (
     LaunchRefused,
     TensorWasmError,
 )
+from tensorwasm.gpu.cuda import delays
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.context import Call, Context
 from tensorwasm.gpu.cuda.functions import LoadedKernels
@@ -36,9 +37,6 @@ _log: Final = logging.getLogger(__name__)
 
 POOL_LIMIT_S: Final = 5.0
 """How long memory of a pool is waited for. Nothing runs in front of it, but kernels may hold up what feeds the GPU."""
-
-OVERRUN_GRACE_NS: Final = 900_000_000
-"""How long past its deadline a kernel may run before the GPU is given up: less than a session waits at its end."""
 
 
 class Core:
@@ -61,6 +59,7 @@ class Core:
         self.context = context
         self.ledger = Ledger()
         self.streams = Streams(driver, context)
+        self._delays = delays.Delays(self.streams, lambda: list(self.ledger.streams))
         self.calling = Call(context, self._require_usable, self.judge)
         self.waiting = Call(context, self._require_usable, self._judge_wait)
         self.closed = False
@@ -134,7 +133,7 @@ class Core:
         if not ended:
             due = own.dues.latest
             if due is not None:
-                self.overrun(due)
+                self.overrun(own, due)
             raise InvokeTimeout("the deadline passed and the kernel is still running")
 
     def drain_pools(self) -> None:
@@ -147,17 +146,32 @@ class Core:
         if not self.streams.wait(self.streams.pooling(), Deadline.after(POOL_LIMIT_S)):
             raise CapacityExhausted("the GPU is too busy for a change of memory: its driver does not come to it")
 
-    def overrun(self, deadline: Deadline) -> None:
+    def overrun(self, own: CudaStream, deadline: Deadline) -> None:
         """Count the device as lost if work that is still running should have ended long ago: nothing can stop it.
 
         Whoever's deadline it missed is told at once. The device is given up later, because most kernels do end, and
-        because it may be others' work, which stands before it and may take longer.
+        because it may be others' work, which stands before it or fills the GPU, and may take longer.
 
         Args:
+            own: the stream.
             deadline: the latest of the work; without one there is nothing to wait for.
+
+        Raises:
+            DeviceLost: the device does not answer.
         """
-        if deadline.at_ns is None or time.monotonic_ns() >= deadline.at_ns + OVERRUN_GRACE_NS:
+        if deadline.at_ns is None or (
+            time.monotonic_ns() >= deadline.at_ns + delays.OVERRUN_GRACE_NS and not self.excuses(own)
+        ):
             self.context.lose("a kernel ran past its deadline and cannot be stopped")
+
+    def excuses(self, own: CudaStream) -> bool:
+        """Return whether others' work may be what a stream with overdue work waits for.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+        with self.waiting:
+            return self._delays.excuse(own)
 
     # ----------------------------------------------------------------------------------------- releasing
 

@@ -327,6 +327,15 @@ class CudaDevice:
         with core.waiting:
             return core.streams.drained(own)
 
+    def delayed(self, stream: Stream) -> bool:
+        """See `Device.delayed`.
+
+        Raises:
+            InvalidHandle: the stream is not open here.
+            DeviceLost: the device does not answer.
+        """
+        return self._core.excuses(self._core.stream(stream))
+
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """See `Device.synchronize`. Other threads run meanwhile.
 

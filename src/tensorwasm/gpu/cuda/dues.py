@@ -18,14 +18,18 @@ class Dues:
 
     Several sessions may share the stream. Work that is given first must have ended before what is behind it can, so of
     two deadlines the earlier one counts only while it belongs to the later work.
+
+    Attributes:
+        period: how often there was work again after all had been seen to end.
     """
 
-    __slots__ = ("_given", "_giving", "_latest", "_lock")
+    __slots__ = ("_ended", "_given", "_giving", "_latest", "_lock", "period")
 
     def __init__(self) -> None:
         """Know of no work."""
+        self.period = 0
         self._lock = threading.Lock()
-        self._given = 0
+        self._given = self._ended = 0
         self._giving: set[int] = set()
         self._latest: deque[tuple[int, float]] = deque()  # numbers rise, deadlines fall
 
@@ -49,6 +53,7 @@ class Dues:
         with self._lock:
             self._given += 1
             entries = self._latest
+            self.period += not entries
             while entries and entries[-1][1] <= at_ns:
                 entries.pop()
             if len(entries) >= _MOST:
@@ -71,9 +76,15 @@ class Dues:
         with self._lock:
             return min(self._giving) - 1 if self._giving else self._given
 
+    def holds(self, mark: int) -> bool:
+        """Return whether work up to a mark was not seen to end."""
+        with self._lock:
+            return self._ended < mark
+
     def end(self, mark: int) -> None:
         """Forget the work up to a mark: it has been seen to end."""
         with self._lock:
+            self._ended = max(self._ended, mark)
             while self._latest and self._latest[0][0] <= mark:
                 self._latest.popleft()
 

@@ -6,7 +6,8 @@ Source: CUDA Driver API, "Event Management".
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidHandle, InvokeTimeout
-from tensorwasm.gpu.cuda.core import OVERRUN_GRACE_NS, Core
+from tensorwasm.gpu.cuda import delays
+from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.handles import CudaEvent
 from tensorwasm.gpu.facets import Event, Stream
 from tensorwasm.values import NEVER, Deadline
@@ -92,7 +93,7 @@ class CudaEvents:
             InvalidHandle: the event is not open here.
         """
         due = self._own(event).deadline
-        return NEVER if due is None or due.at_ns is None else Deadline(due.at_ns + OVERRUN_GRACE_NS)
+        return NEVER if due is None or due.at_ns is None else Deadline(due.at_ns + delays.OVERRUN_GRACE_NS)
 
     def synchronize_event(self, event: Event, deadline: Deadline) -> None:
         """See `Events.synchronize_event`. Other threads run meanwhile.
@@ -108,8 +109,8 @@ class CudaEvents:
         with core.waiting:
             reached = core.streams.wait_event(own.handle, deadline)
         if not reached:
-            if own.deadline is not None and own.deadline.expired():
-                core.overrun(own.deadline)
+            if own.source is not None and own.deadline is not None and own.deadline.expired():
+                core.overrun(own.source, own.deadline)
             raise InvokeTimeout("the deadline passed and the work before the event is still running")
         _end(own)
 

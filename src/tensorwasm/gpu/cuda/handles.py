@@ -19,6 +19,7 @@ class CudaStream:
         dues: when its work must have stopped.
         cleared: how many clearings of new memory the stream is ordered behind.
         recording: whether what is given to it is recorded instead of run.
+        overdue: what is known of its work that has missed its deadline, if any has.
     """
 
     handle: Any
@@ -26,6 +27,37 @@ class CudaStream:
     dues: Dues = field(default_factory=Dues)
     cleared: int = 0
     recording: bool = False
+    overdue: Overdue | None = None
+
+
+@dataclass(slots=True)
+class Rival:
+    """Work of another stream, which may hold up what is overdue.
+
+    Attributes:
+        stream: the other.
+        mark: the last of that work, as `Dues.mark` counts; None if only the stream itself can tell.
+        until_ns: when it is no excuse any more.
+    """
+
+    stream: CudaStream
+    mark: int | None
+    until_ns: int
+
+
+@dataclass(slots=True)
+class Overdue:
+    """Work that has missed its deadline.
+
+    Attributes:
+        period: of the stream's `Dues`: later work is another matter.
+        rivals: what may hold it up, of what had been given when it was first found overdue.
+        excused_until_ns: how long it is excused.
+    """
+
+    period: int
+    rivals: list[Rival]
+    excused_until_ns: int = 0
 
 
 @dataclass(eq=False, slots=True)

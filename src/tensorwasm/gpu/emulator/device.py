@@ -261,6 +261,15 @@ class EmulatorDevice:
         self._background.ask(mark)
         return False
 
+    def delayed(self, stream: Stream) -> bool:
+        """Return False: work is stopped at its own deadline, whoever's work was ahead of it.
+
+        Raises:
+            InvalidHandle: no such stream.
+        """
+        self._queues.own(stream)
+        return False
+
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
         """Run the work in a stream, and what it waits for.
 

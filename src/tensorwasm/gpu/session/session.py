@@ -138,7 +138,7 @@ class Session:
 
     @property
     def lingers(self) -> bool:
-        """Whether `close` would wait behind others' work, of sessions that share a stream; for who runs the guest."""
+        """Whether `close` would wait for work, perhaps behind others'; for who runs the guest."""
         return not self._turns.closed and self._work.lingers
 
     @property
@@ -246,7 +246,8 @@ class Session:
 
         On a stream that sessions share, work of others may be ahead of this session's. There it waits for as long as
         the latest of it may run: until its deadline, and what the device lets it overrun that by before the GPU is
-        given up (`Events.patience`); a second at least, and no longer if there is no deadline.
+        given up (`Events.patience`); a second at least, and no longer if there is no deadline. It waits on, too, while
+        others' work is what may keep this session's from ending at all (`Device.delayed`).
 
         Call it before the guest's pages go, and look at `SessionStatistics.abandoned` before they are used again: what
         running work can reach stays allocated, registered and charged, for no moment is safe to release it.

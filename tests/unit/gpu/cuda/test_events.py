@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from tensorwasm.errors import DeviceLost, InvalidHandle, InvokeTimeout, KernelFault, LaunchRefused
-from tensorwasm.gpu.cuda import core
+from tensorwasm.gpu.cuda import delays
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.values import NEVER, Deadline
 
@@ -58,7 +58,7 @@ def test_a_wait_blocks_in_the_driver_and_not_in_a_loop(device, fake, event, stre
 def test_a_wait_ends_at_its_deadline_and_the_device_is_lost_only_long_after_the_works_own(
     device, fake, event, stream, work, own, monkeypatch
 ):
-    monkeypatch.setattr(core, "OVERRUN_GRACE_NS", 0 if own == "long ago" else 10**12)
+    monkeypatch.setattr(delays, "OVERRUN_GRACE_NS", 0 if own == "long ago" else 10**12)
     work(stream, Deadline.after(1000 if own == "ahead" else 0.001))
     device.events.record(event, stream)
     fake.begin()

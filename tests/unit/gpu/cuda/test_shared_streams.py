@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from tensorwasm.errors import CapacityExhausted, DeviceLost, InvokeTimeout, KernelFault
-from tensorwasm.gpu.cuda import core
+from tensorwasm.gpu.cuda import core, delays
 from tensorwasm.values import MIB, NEVER, Deadline
 
 
 @pytest.fixture
 def soon(monkeypatch):
     """Give the GPU up at once when work has overrun."""
-    monkeypatch.setattr(core, "OVERRUN_GRACE_NS", 0)
+    monkeypatch.setattr(delays, "OVERRUN_GRACE_NS", 0)
 
 
 def past() -> Deadline:
@@ -119,7 +119,7 @@ def test_the_patience_with_a_mark_is_the_latest_deadline_before_it_and_the_grace
     work(stream, second)
     device.events.record(event, stream)
     work(stream, Deadline.after(1000))
-    assert device.events.patience(event) == Deadline(first.at_ns + core.OVERRUN_GRACE_NS)
+    assert device.events.patience(event) == Deadline(first.at_ns + delays.OVERRUN_GRACE_NS)
 
 
 def test_work_without_a_deadline_has_no_end_to_its_patience(device, stream, work):
