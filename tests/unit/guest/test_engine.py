@@ -23,7 +23,7 @@ BUSY = """(module (memory (export "memory") 1 4) (table 2 funcref) (global (mut 
 
 def test_equal_configurations_share_an_engine(engine):
     assert Engine.shared(EngineConfig(slots=64)) is engine
-    assert Engine.shared(EngineConfig(slots=63)) is not engine
+    assert Engine.shared(EngineConfig(slots=8)) is not engine
 
 
 def test_the_number_of_engines_is_bounded(monkeypatch):

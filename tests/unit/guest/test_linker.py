@@ -55,7 +55,7 @@ def test_two_host_functions_of_one_name_are_refused(engine):
 
 
 def test_a_module_of_another_engine_is_refused(engine, wat):
-    other = Engine.shared(EngineConfig(slots=63))
+    other = Engine.shared(EngineConfig(slots=8))
     with pytest.raises(InternalError, match="another engine"):
         Linker(engine).prepare(other.compile(wat("(module)")))
 

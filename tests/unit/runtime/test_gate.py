@@ -124,7 +124,7 @@ class World:
 @pytest.fixture(params=["python", "compiled"])
 def world(request, monkeypatch):
     monkeypatch.setattr(tensorwasm.runtime.fiber, "wants_compiled", lambda _shared: request.param == "compiled")
-    with Runtime("emulator", limits=Limits(wall_s=SOON_S), slots=256) as runtime:
+    with Runtime("emulator", limits=Limits(wall_s=SOON_S), slots=400) as runtime:
         world = World(runtime)
         yield world
         settle(lambda: world.gate.in_use == 0)

@@ -155,7 +155,7 @@ def test_a_guest_that_is_cancelled_leaves_none(notes):
 @fibers_only
 def test_memory_that_a_kernel_may_still_reach_is_nobodys_next(notes, monkeypatch):
     monkeypatch.setattr(tensorwasm.runtime.fiber, "end_session", lambda session: session.close() and False)
-    with Runtime("emulator", slots=6) as runtime:
+    with Runtime("emulator", slots=8) as runtime:
         function = runtime.load(bytes(wat2wasm(GUEST)))
         with pytest.raises(InvokeTimeout):
             function.submit("spin", (1,), deadline=Deadline.after(0.1), **PINNED).result(SOON_S)
