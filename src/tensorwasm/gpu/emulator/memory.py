@@ -22,7 +22,7 @@ from tensorwasm.gpu.emulator.faults import Site, fault
 from tensorwasm.gpu.emulator.frames import STRIDE_BYTES, Frames
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, pick
-from tensorwasm.gpu.emulator.planes import GLOBAL_BASE, WINDOW_BYTES, Plane, shown_address
+from tensorwasm.gpu.emulator.planes import WINDOW_BYTES, Plane, show_place, tell_nearest
 from tensorwasm.gpu.emulator.reach import Ground
 from tensorwasm.gpu.emulator.shadow import Shadow
 
@@ -35,7 +35,6 @@ Addresses = NDArray[np.uint64]
 Index = int | slice | NDArray[np.int64]
 Intent = Literal["load", "store", "atomic load", "atomic store", "update"]
 Place = tuple[Plane, Index]
-_NEAR_BYTES: Final = 1 << 16
 _LOADS: Final = ("load", "atomic load")
 _STORES: Final = ("store", "atomic store")
 _PLAIN: Final = ("load", "store")
@@ -328,7 +327,7 @@ class Memory:
     def _check_alignment(self, site: Site, who: Selection, addresses: Addresses, size: int) -> None:
         if int(np.bitwise_or.reduce(addresses)) & (size - 1):
             at = int((addresses & np.uint64(size - 1)).astype(np.bool_).argmax())
-            reason = f"accesses {size} bytes at {self._shown(int(addresses[at]))}, which is misaligned"
+            reason = f"accesses {size} bytes at {show_place(self._planes, int(addresses[at]))}, which is misaligned"
             self._fault(site, who, at, reason)
 
     def _check_overlaps(
@@ -351,36 +350,10 @@ class Memory:
 
     def _out_of_bounds(self, site: Site, who: Selection, addresses: Addresses, position: int, size: int) -> NoReturn:
         address = int(addresses[position])
-        self._fault(site, who, position, f"accesses {size} bytes at {self._shown(address)}{self._nearest(address)}")
-
-    def _nearest_plane(self, address: int) -> Plane | None:
-        return min(self._planes, key=lambda one: max(one.base - address, address - one.end + 1, 0), default=None)
-
-    def _shown(self, address: int) -> str:
-        """Return an address for a message; a place in this process only as the byte of a host region that is near."""
-        plane = self._nearest_plane(address)
-        if plane is None or plane.base >= GLOBAL_BASE:
-            return shown_address(address)
-        if plane.base - _NEAR_BYTES < address < plane.end + _NEAR_BYTES:
-            return f"byte {address - plane.base} of {plane.label}"
-        return f"{shown_address(address)} far from {plane.label}"
-
-    def _nearest(self, address: int) -> str:
+        where = show_place(self._planes, address)
         freed = self._allocations.freed_near(address)
-        if freed is not None:
-            return f", {freed}"
-        plane = self._nearest_plane(address)
-        if plane is None:
-            return ", and the kernel may touch no memory"
-        if plane.base < GLOBAL_BASE:
-            return ""
-        if address < plane.base:
-            where = f", {plane.base - address} bytes before"
-        elif address >= plane.end:
-            where = f", {address - plane.end} bytes past the end of"
-        else:
-            where = f", at the last {plane.end - address} bytes of"
-        return f"{where} {plane.label} at {plane.base:#x}"
+        near = tell_nearest(self._planes, address) if freed is None else f", {freed}"
+        self._fault(site, who, position, f"accesses {size} bytes at {where}{near}")
 
 
 def _ascending(addresses: Addresses, low: int, high: int, size: int) -> bool:

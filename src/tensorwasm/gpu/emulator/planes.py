@@ -7,6 +7,7 @@ free is recognised and named. Host pages keep their real addresses.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ GLOBAL_BASE: Final = 1 << 52
 CONST_WINDOW: Final = 1 << 56
 WINDOW_BYTES: Final = 1 << 52
 HOST_BASE: Final = 1 << 16  # below it no system maps memory
+_NEAR_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -68,3 +70,33 @@ def host_bytes(address: int, size_bytes: int) -> NDArray[np.uint8]:
 def shown_address(address: int) -> str:
     """Return an address for a message, unless it may tell where memory of this process lies."""
     return "a host address" if HOST_BASE <= address < GLOBAL_BASE else f"{address:#x}"
+
+
+def show_place(planes: Iterable[Plane], address: int) -> str:
+    """Return an address for a message; a place in this process only as the byte of a host region that is near."""
+    plane = _nearest(planes, address)
+    if plane is None or plane.base >= GLOBAL_BASE:
+        return shown_address(address)
+    if plane.base - _NEAR_BYTES < address < plane.end + _NEAR_BYTES:
+        return f"byte {address - plane.base} of {plane.label}"
+    return f"{shown_address(address)} far from {plane.label}"
+
+
+def tell_nearest(planes: Iterable[Plane], address: int) -> str:
+    """Return the end of a message: which memory an address misses, and by how much."""
+    plane = _nearest(planes, address)
+    if plane is None:
+        return ", and the kernel may touch no memory"
+    if plane.base < GLOBAL_BASE:
+        return ""
+    if address < plane.base:
+        where = f", {plane.base - address} bytes before"
+    elif address >= plane.end:
+        where = f", {address - plane.end} bytes past the end of"
+    else:
+        where = f", at the last {plane.end - address} bytes of"
+    return f"{where} {plane.label} at {plane.base:#x}"
+
+
+def _nearest(planes: Iterable[Plane], address: int) -> Plane | None:
+    return min(planes, key=lambda one: max(one.base - address, address - one.end + 1, 0), default=None)
