@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.quota import Gate, Holder
 from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.values import Deadline
 
@@ -77,13 +78,14 @@ class Share:
         sheet: says how much is pending, and tells compiled code how much may be.
     """
 
-    __slots__ = ("_backlog", "_bounded", "_held", "_lumps", "_sheet")
+    __slots__ = ("_backlog", "_bounded", "_held", "_lumps", "_needed", "_sheet")
 
     def __init__(self, backlog: Backlog, sheet: Sheet) -> None:
         self._backlog = backlog
         self._sheet = sheet
         self._bounded = False
         self._held = False
+        self._needed = False
         self._lumps = 0
 
     @property
@@ -98,8 +100,8 @@ class Share:
 
     def offer(self) -> None:
         """Have a share for compiled code to find, if there is a free one; whoever needs it may have it back."""
-        if self._bounded and not self._held and self._backlog.gate.offer(self):
-            self._hold()
+        if self._bounded and not self._held:
+            self._change(self._backlog.gate.offer, lambda: None)
 
     def fits(self, pieces: int) -> bool:
         """Return whether so much more may be pending."""
@@ -111,32 +113,26 @@ class Share:
         Returns:
             Whether there is room. If not, and no share is `held`, there is a line to stand in, else work to wait for.
         """
-        if not self._held and not self._backlog.gate.request(self):
-            return False
-        if not self._held:
-            self._hold()
-        while not self.fits(pieces) and self._lumps < LUMPS and self._backlog.lend():
-            self._lumps += 1
-            self._hold()
-        return self.fits(pieces) or not self._sheet.pending
+        return self._change(self._backlog.gate.request, partial(self._borrow, pieces)) and (
+            self.fits(pieces) or not self._sheet.pending
+        )
 
     def settle(self) -> None:
         """Give back what was lent once nothing is pending, where others may need it."""
         if self._lumps and not self._sheet.pending and self._backlog.lumps < LENT_LUMPS // 2:
-            self._give_lumps()
-            self._hold()
+            self._change(self._backlog.gate.offer, self._give_lumps)
 
     def leave(self) -> None:
-        """Give the share back: nothing is pending, and nothing will be."""
-        if self._held:
+        """Give the share back, also one that came and was not taken: nothing is pending, and nothing will be."""
+        if self._bounded:
+            self._backlog.gate.leave(self)  # first: nobody asks for it any more
             self._give_lumps()
             self._held = False
             self._sheet.most_pending = 0
-            self._backlog.gate.leave(self)
 
     def vacate(self) -> bool:
         """See `tensorwasm.gpu.quota.Holder`."""
-        if self._sheet.pending:
+        if self._needed or self._sheet.pending:
             return False
         self._give_lumps()
         self._held = False
@@ -166,9 +162,27 @@ class Share:
         if not self._held:
             self._backlog.gate.leave(self)
 
-    def _hold(self) -> None:
-        self._held = True
-        self._sheet.most_pending = PIECES + self._lumps * LUMP_PIECES
+    def _change(self, ask: Callable[[Holder], bool], change: Callable[[], None]) -> bool:
+        """Have the share and change what it is worth, while nobody takes it back; return whether it could be had."""
+        # Said before the gate looks: what it says then holds until this is over.
+        self._needed = True
+        try:
+            if not ask(self):
+                return False
+            change()
+            self._held = True
+            self._sheet.most_pending = PIECES + self._lumps * LUMP_PIECES
+        finally:
+            self._needed = False
+        return True
+
+    def _borrow(self, pieces: int) -> None:
+        while (
+            self._sheet.pending + pieces > PIECES + self._lumps * LUMP_PIECES
+            and self._lumps < LUMPS
+            and self._backlog.lend()
+        ):
+            self._lumps += 1
 
     def _give_lumps(self) -> None:
         lumps, self._lumps = self._lumps, 0

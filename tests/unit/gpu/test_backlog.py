@@ -109,6 +109,53 @@ def test_a_share_with_nothing_pending_is_for_whoever_needs_it():
     assert second.held
 
 
+def test_a_share_in_which_room_is_made_is_nobody_elses_meanwhile(monkeypatch):
+    backlog = Backlog(1, 2)
+    first, _ = share_of(backlog)
+    second, _ = share_of(backlog)
+    assert first.take(1)
+    lend = backlog.lend
+
+    def lend_while_another_asks():
+        assert not second.held
+        second.take(1)
+        return lend()
+
+    monkeypatch.setattr(backlog, "lend", lend_while_another_asks)
+    assert first.take(PIECES + 1)
+    assert (first.held, second.held) == (True, False)
+
+
+def test_what_was_lent_is_given_back_once_whoever_asks_meanwhile(monkeypatch):
+    backlog = Backlog(1, 2)
+    first, sheet = share_of(backlog)
+    second, _ = share_of(backlog)
+    assert first.take(PIECES + 1)
+    take_back = backlog.take_back
+
+    def take_back_while_another_asks(lumps):
+        take_back(lumps)
+        monkeypatch.setattr(backlog, "take_back", take_back)
+        second.take(1)
+
+    monkeypatch.setattr(backlog, "take_back", take_back_while_another_asks)
+    first.settle()
+    assert (first.held, second.held, sheet.most_pending) == (True, False, PIECES)
+    assert backlog.lumps == 2
+
+
+def test_a_share_that_came_and_was_not_taken_ends_with_its_session():
+    backlog = Backlog(1, 0)
+    first, _ = share_of(backlog, pending=1)
+    second, _ = share_of(backlog)
+    assert first.take(1)
+    assert second.join(lambda: None, NEVER)
+    first.leave()
+    assert backlog.gate.in_use == 1
+    second.leave()
+    assert backlog.gate.in_use == 0
+
+
 # ------------------------------------------------------------------------------------- in a session
 
 
