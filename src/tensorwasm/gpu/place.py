@@ -79,9 +79,9 @@ class Place:
             self.leave()
 
     def leave(self) -> None:
-        """Give the place back."""
-        self._needed = False
-        if self._sheet.placed:
+        """Give the place back, also one that came by `join` and was not taken."""
+        came, self._needed = self._needed, False
+        if came or self._sheet.placed:
             self._sheet.placed = False
             self._gate.leave(self)
 
