@@ -256,7 +256,7 @@ class Launcher:
         """Move large windows on managed memory ahead of a kernel: work of its own, which the stream has to end too."""
         reach = self._windows.reach
         if spans := reach.movable(windows):
-            with self._work.giving(lane):
+            with self._work.giving(lane, len(spans)):
                 reach.move(spans, lane.stream)
 
     def _copy(self, window: HostWindow, address: int, stream: Stream, *, inward: bool) -> None:

@@ -101,6 +101,14 @@ def test_a_large_window_is_moved_ahead_of_each_launch_on_its_stream(device, sess
     assert session.statistics().kernels_launched == 2
 
 
+def test_every_move_counts_as_pending(session, kernel, pad, moves):
+    parts = [HostWindow(BASE + number * PREFETCH_BYTES, PREFETCH_BYTES // 2) for number in range(4)]
+    submit(session, kernel, 4, memory=GROWN)
+    before = pad.pending
+    session._launcher._prefetch(parts, session._work.find(0))
+    assert pad.pending - before == len(moves) == 4
+
+
 def test_small_windows_are_not_moved(session, kernel, moves):
     submit(session, kernel, PREFETCH_BYTES - 4 * mmap.PAGESIZE)
     assert moves == []

@@ -26,6 +26,8 @@ Whether the host has touched them since they were moved last, nobody knows: a gu
 launch asks, also for what is there already. Fewer bytes arrive by faults in a quarter of a millisecond, which
 is not worth asking at every launch.
 """
+MOST_MOVES: Final = 4
+"""Parts that are moved ahead of one launch: each takes room in the driver's queues, as a launch does."""
 
 _REFUSALS: Final = (CallerError, LimitError, InternalError)
 _log: Final = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class Prefetch:
         self.effective = device.info.concurrent_managed_access
 
     def choose(self, windows: Iterable[tuple[int, int]], memory: Region) -> list[Region]:
-        """Return the parts that are worth moving, ascending and apart: none if all windows together are small.
+        """Return the longest parts, ascending and apart, of what is worth moving: none if they are small together.
 
         Args:
             windows: first byte and length of each; they may overlap, and be empty.
@@ -65,7 +67,10 @@ class Prefetch:
                     start = spans[-1].address
                     end = max(end, spans.pop().end)
                 spans.append(Region(start, end - start, host=True))
-        return spans if sum(span.size_bytes for span in spans) >= PREFETCH_BYTES else []
+        longest = sorted(spans, key=lambda span: span.size_bytes)[-MOST_MOVES:]
+        if sum(span.size_bytes for span in longest) < PREFETCH_BYTES:
+            return []
+        return sorted(longest, key=lambda span: span.address)
 
     def start(self, spans: Sequence[Region], stream: Stream) -> None:
         """Start moving parts, behind the work in a stream that does not record.

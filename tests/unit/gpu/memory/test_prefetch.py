@@ -12,7 +12,7 @@ from fakes.unified import FakeMemory
 from tensorwasm.errors import DeviceLost, InternalError, InvalidPointer, KernelFault, QuotaExceeded
 from tensorwasm.gpu.memory import prefetch
 from tensorwasm.gpu.memory.pages import PAGE_BYTES
-from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES, Prefetch
+from tensorwasm.gpu.memory.prefetch import MOST_MOVES, PREFETCH_BYTES, Prefetch
 from tensorwasm.values import Region
 
 BASE = 1 << 40
@@ -33,7 +33,7 @@ def windows(draw):
     return BASE + first, second - first
 
 
-@given(st.lists(windows(), max_size=5))
+@given(st.lists(windows(), max_size=MOST_MOVES))
 def test_what_is_moved_are_the_pages_of_the_windows_once_or_nothing(asked):
     spans = Prefetch(FakeMemory()).choose(asked, MEMORY)
     touched = {
@@ -49,6 +49,18 @@ def test_what_is_moved_are_the_pages_of_the_windows_once_or_nothing(asked):
     assert all(before.end < after.address for before, after in pairwise(spans))
     moved = {page for span in spans for page in range(span.address // PAGE_BYTES, span.end // PAGE_BYTES)}
     assert moved == touched
+
+
+@given(st.lists(st.integers(0, 40), min_size=MOST_MOVES + 1, max_size=12))
+def test_of_many_windows_apart_the_longest_are_moved(pages):
+    memory = Region(BASE, 100 * PREFETCH_BYTES, host=True)
+    unit = PREFETCH_BYTES // 8
+    asked = [(BASE + number * 8 * PREFETCH_BYTES, count * unit) for number, count in enumerate(pages)]
+    spans = Prefetch(FakeMemory()).choose(asked, memory)
+    longest = sorted((length for _, length in asked if length), reverse=True)[:MOST_MOVES]
+    worth = sum(longest) >= PREFETCH_BYTES
+    assert sorted((span.size_bytes for span in spans), reverse=True) == (longest if worth else [])
+    assert all(before.end < after.address for before, after in pairwise(spans))
 
 
 def test_nothing_beside_the_memory_is_moved(device):

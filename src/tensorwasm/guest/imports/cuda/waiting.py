@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.memory.prefetch import MOST_MOVES
 from tensorwasm.gpu.place import NoPlace
 from tensorwasm.gpu.quota import patience
 from tensorwasm.gpu.session import Session
@@ -27,8 +28,8 @@ from tensorwasm.values import Region
 
 _OWN_STREAM: Final = 0
 _ONE_PIECE: Final = 1
-_LAUNCH_PIECES: Final = 2
-"""A kernel, and the move of its windows on managed memory ahead of it."""
+_LAUNCH_PIECES: Final = 1 + MOST_MOVES
+"""A kernel, and the moves of its windows on managed memory ahead of it."""
 _R = TypeVar("_R")
 _Waiting = Generator[Signal, bool, None]
 _Pieces = Callable[..., int]
