@@ -76,12 +76,14 @@ class Share:
     Args:
         backlog: of the device.
         sheet: says how much is pending, and tells compiled code how much may be.
+        idle: says whether the session has nothing on the device.
     """
 
-    __slots__ = ("_backlog", "_bounded", "_held", "_lumps", "_needed", "_sheet")
+    __slots__ = ("_backlog", "_bounded", "_held", "_idle", "_lumps", "_needed", "_sheet")
 
-    def __init__(self, backlog: Backlog, sheet: Sheet) -> None:
+    def __init__(self, backlog: Backlog, sheet: Sheet, idle: Callable[[], bool]) -> None:
         self._backlog = backlog
+        self._idle = idle
         self._sheet = sheet
         self._bounded = False
         self._held = False
@@ -131,8 +133,8 @@ class Share:
             self._sheet.most_pending = 0
 
     def vacate(self) -> bool:
-        """See `tensorwasm.gpu.quota.Holder`."""
-        if self._needed or self._sheet.pending:
+        """See `tensorwasm.gpu.quota.Holder`. What is pending then has ended, and is counted off when the guest asks."""
+        if self._needed or not self._idle():
             return False
         self._give_lumps()
         self._held = False

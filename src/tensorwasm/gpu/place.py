@@ -29,15 +29,17 @@ class Place:
     Args:
         gate: of the process.
         sheet: says whether work is pending, and tells compiled code of the place.
+        idle: says whether the session has nothing on the device.
 
     Attributes:
         rejected: how often there was none.
     """
 
-    __slots__ = ("_gate", "_needed", "_patient", "_sheet", "rejected")
+    __slots__ = ("_gate", "_idle", "_needed", "_patient", "_sheet", "rejected")
 
-    def __init__(self, gate: Gate, sheet: Sheet) -> None:
+    def __init__(self, gate: Gate, sheet: Sheet, idle: Callable[[], bool]) -> None:
         self._gate = gate
+        self._idle = idle
         self._sheet = sheet
         self._needed = False
         self._patient = True
@@ -91,7 +93,7 @@ class Place:
 
     def vacate(self) -> bool:
         """See `tensorwasm.gpu.quota.Holder`."""
-        if self._needed or self._sheet.pending:
+        if self._needed or not self._idle():
             return False
         self._sheet.placed = False
         return True

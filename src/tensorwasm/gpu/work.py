@@ -11,6 +11,7 @@ from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFaul
 from tensorwasm.gpu.commons import Commons
 from tensorwasm.gpu.ends import Ends
 from tensorwasm.gpu.facets import Event, Stream
+from tensorwasm.gpu.idleness import Idleness
 from tensorwasm.gpu.place import Place
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
@@ -49,7 +50,7 @@ class Work:
         self._aside: Stream | None = None
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
         self._ends = Ends(commons.device, commons.streams, commons.events, sheet)
-        self.place = Place(commons.gate, sheet)
+        self.place = Place(commons.gate, sheet, Idleness(commons.device, self.lanes, sheet))
 
     @property
     def renewable(self) -> bool:

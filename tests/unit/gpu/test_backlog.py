@@ -31,7 +31,7 @@ GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 def share_of(backlog: Backlog, *, pending: int = 0) -> tuple[Share, Sheet]:
     sheet = Sheet(PadLayout())
-    share = Share(backlog, sheet)
+    share = Share(backlog, sheet, lambda: not sheet.pending)
     share.bound()
     sheet.count_started(sheet.open_stream(0, 1), pending)
     return share, sheet
@@ -39,7 +39,7 @@ def share_of(backlog: Backlog, *, pending: int = 0) -> tuple[Share, Sheet]:
 
 def test_a_session_without_a_bound_has_room_for_anything():
     backlog, sheet = Backlog(0, 0), Sheet(PadLayout())
-    share = Share(backlog, sheet)
+    share = Share(backlog, sheet, lambda: not sheet.pending)
     assert share.fits(1 << 40)
     assert sheet.most_pending == UNBOUNDED
     share.offer()

@@ -2,19 +2,77 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fakes.device import FakeDevice
+from fakes.gate import Sitter
+from strategies.kernels import NOTHING
+from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.place import Place
 from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.session import Session
 from tensorwasm.gpu.sheet import Sheet
-from tensorwasm.values import NEVER
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 
 
 def test_a_place_that_came_and_was_not_taken_ends_with_its_session():
     gate = Gate(1)
-    first, second = Place(gate, Sheet(PadLayout())), Place(gate, Sheet(PadLayout()))
+    first, second = (Place(gate, Sheet(PadLayout()), lambda: True) for _ in range(2))
     first.take(NEVER)
     assert second.join(lambda: None, NEVER)
     first.leave()
     assert (gate.in_use, gate.waiting) == (1, 0)
     second.leave()
     assert gate.in_use == 0
+
+
+@pytest.fixture
+def device():
+    device = FakeDevice()
+    yield device
+    assert device.broken == []
+
+
+def start_and_look_no_more(session):
+    kernel = session.kernels.load(NOTHING, "nothing", NEVER)
+    session.kernels.submit(kernel, ONE, list, None, NEVER)
+
+
+def test_who_never_looks_at_work_that_has_ended_keeps_nobody_out(device):
+    gate = Gate(1)
+    with Session(device, gate=gate, pad=PadLayout()) as squatter, Session(device, gate=gate) as other:
+        start_and_look_no_more(squatter)
+        (stream,) = device.busy
+        device.synchronize(stream, NEVER)
+        other.kernels.launch(other.kernels.load(NOTHING, "nothing", NEVER), ONE, list, None, Deadline.after(5))
+        squatter.streams.synchronize(NEVER)
+        assert squatter.pad.pending == 0
+    assert gate.in_use == 0
+
+
+def test_work_that_goes_on_keeps_its_place_and_the_device_is_not_asked_every_time(device):
+    gate = Gate(1)
+    with Session(device, gate=gate, pad=PadLayout()) as busy:
+        start_and_look_no_more(busy)
+        asked = device.calls.count("ended")
+        waiting = Sitter()
+        for _ in range(20):
+            assert not gate.request(waiting)
+        assert device.calls.count("ended") - asked == 1
+        assert busy.pad.placed
+        busy.streams.synchronize(NEVER)
+
+
+@pytest.mark.parametrize(("error", "idle"), [(KernelFault("no"), True), (DeviceLost("gone"), False)])
+def test_a_fault_has_ended_the_work_and_a_lost_device_says_nothing(device, error, idle):
+    gate = Gate(1)
+    with Session(device, gate=gate, pad=PadLayout()) as busy:
+        start_and_look_no_more(busy)
+        device.failures["ended"] = error
+        visitor = Sitter()
+        assert gate.request(visitor) is idle
+        assert busy.failure is None
+        gate.leave(visitor)

@@ -14,6 +14,7 @@ from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.events import Marks
 from tensorwasm.gpu.graphs import GraphBook
 from tensorwasm.gpu.holdings import Holdings
+from tensorwasm.gpu.idleness import Idleness
 from tensorwasm.gpu.launcher import Launcher
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.pad import PadLayout
@@ -102,7 +103,7 @@ class Session:
         self._marks = marks = Marks(commons.events, limits.events)
         self._turns = turns = Turns(sheet, holdings, launcher)
         self.buffers = Buffers(turns, device, holdings, windows, work, book, launcher)
-        self._share = share = Share(commons.backlog, sheet)
+        self._share = share = Share(commons.backlog, sheet, Idleness(device, work.lanes, sheet))
         self.kernels = Kernels(turns, sheet, holdings, windows, work, book, launcher, share)
         self.streams = Streams(turns, work, share)
         self.events = Events(turns, device, work, marks)
