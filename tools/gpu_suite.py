@@ -26,7 +26,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 
 
-SOURCES = ("examples", "pyproject.toml", "src", "tests")
+SOURCES = ("examples", "pyproject.toml", "src", "tests", "tools/gpu_suite.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class LocalExecutor:
 
         Raises:
             InvalidArgs: a field of the request is out of range.
-            CapacityExhausted: the executor is closed.
+            CapacityExhausted: the executor is closed, or the system has no thread left.
         """
         check_request(request)
         work = _Work()
@@ -207,7 +207,11 @@ class LocalExecutor:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             self._census.enter(request.tenant, ticket)
-            self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, ticket, work)
+            try:
+                self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, ticket, work)
+            except RuntimeError as error:
+                ticket.cancel()
+                raise CapacityExhausted(f"no thread for the call: {error}") from None
         return ticket
 
     def statistics(self) -> ExecutorStatistics:

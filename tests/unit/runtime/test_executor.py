@@ -213,6 +213,21 @@ def test_a_closed_executor_takes_nothing():
             submit(executor, "add", 1, 2)
 
 
+def test_a_call_that_gets_no_thread_is_refused_and_counted_nowhere(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with Runtime(device="emulator") as runtime:
+        executor = LocalExecutor(runtime)
+        with monkeypatch.context() as patch:
+            patch.setattr(executor._pool, "submit", refuse)
+            with pytest.raises(CapacityExhausted, match="no thread"):
+                submit(executor, "add", 1, 2)
+        assert executor.statistics().in_flight == 0
+        assert submit(executor, "add", 1, 2).result(SOON_S).values == (3,)
+        executor.close()
+
+
 def test_of_several_outcomes_the_first_counts():
     ticket = Ticket()
     ticket.settle(GuestTrap("first"))

@@ -41,11 +41,11 @@ class Delays:
         Raises:
             DriverFailure: work of one of them failed.
         """
-        now_ns, period = time.monotonic_ns(), own.dues.period
+        now_ns, ended = time.monotonic_ns(), own.dues.ended
         with self._lock:
             overdue = own.overdue
-            if overdue is None or overdue.period != period:
-                overdue = own.overdue = Overdue(period, self._find_rivals(own, now_ns))
+            if overdue is None or overdue.ended != ended:
+                overdue = own.overdue = Overdue(ended, self._find_rivals(own, now_ns))
             overdue.rivals = [rival for rival in overdue.rivals if now_ns < rival.until_ns and self._works(rival)]
             if overdue.rivals:
                 overdue.excused_until_ns = now_ns + OVERRUN_GRACE_NS

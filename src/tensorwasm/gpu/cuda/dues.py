@@ -18,16 +18,12 @@ class Dues:
 
     Several sessions may share the stream. Work that is given first must have ended before what is behind it can, so of
     two deadlines the earlier one counts only while it belongs to the later work.
-
-    Attributes:
-        period: how often there was work again after all had been seen to end.
     """
 
-    __slots__ = ("_ended", "_given", "_giving", "_latest", "_lock", "period")
+    __slots__ = ("_ended", "_given", "_giving", "_latest", "_lock")
 
     def __init__(self) -> None:
         """Know of no work."""
-        self.period = 0
         self._lock = threading.Lock()
         self._given = self._ended = 0
         self._giving: set[int] = set()
@@ -42,6 +38,11 @@ class Dues:
             at_ns = self._latest[0][1]
             return NEVER if at_ns == math.inf else Deadline(int(at_ns))
 
+    @property
+    def ended(self) -> int:
+        """How much work was seen to end; while that stays the same, it is the same work that has not."""
+        return self._ended
+
     def outlast(self, deadline: Deadline) -> bool:
         """Return whether known work may take longer than until a deadline."""
         latest = self.latest
@@ -53,7 +54,6 @@ class Dues:
         with self._lock:
             self._given += 1
             entries = self._latest
-            self.period += not entries
             while entries and entries[-1][1] <= at_ns:
                 entries.pop()
             if len(entries) >= _MOST:

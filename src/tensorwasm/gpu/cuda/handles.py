@@ -50,12 +50,12 @@ class Overdue:
     """Work that has missed its deadline.
 
     Attributes:
-        period: of the stream's `Dues`: later work is another matter.
+        ended: how much of the stream's work had been seen to end: what comes behind it is another matter.
         rivals: what may hold it up, of what had been given when it was first found overdue.
         excused_until_ns: how long it is excused.
     """
 
-    period: int
+    ended: int
     rivals: list[Rival]
     excused_until_ns: int = 0
 

@@ -128,6 +128,21 @@ def test_later_work_that_is_late_is_judged_anew(device, stream, other, third, wo
     assert [rival.stream for rival in stream.overdue.rivals] == [third]
 
 
+def test_late_work_is_judged_anew_once_what_was_ahead_of_it_has_ended(device, stream, other, third, work, find_late):
+    work(other, Deadline.after(LONG_S))
+    assert find_late()
+    event = device.events.open_event()
+    device.events.record(event, stream)
+    work(stream, Deadline.after(0.001))
+    stream.handle.worked = False
+    assert device.events.event_reached(event)
+    stream.handle.worked = True
+    end(device, other)
+    work(third, Deadline.after(LONG_S))
+    assert find_late.again()
+    assert [rival.stream for rival in stream.overdue.rivals] == [third]
+
+
 def test_a_stream_that_records_is_left_alone(device, other, find_late):
     device.graphs.begin_capture(other)
     assert not find_late()
