@@ -293,8 +293,10 @@ class Work:
         """
         self.wait(lane, deadline)
         self.place.settle()
-        self._ends.forget(lane)
+        failures = self._ends.forget(lane)
         self.lanes.close(lane)
+        if failures:
+            raise failures[0]
 
     def has_ended(self) -> tuple[bool, bool]:
         """Wait at the end of a session: a second at most, or for as long as others' work may hold up the session's.

@@ -264,3 +264,16 @@ def test_an_end_without_an_excuse_is_not_waited_for_again(device, shared):
     party.session.close()
     assert party.session.abandoned
     assert device.counts["synchronize"] == 2
+
+
+def test_a_stream_whose_mark_cannot_be_released_is_closed_and_says_so(device, shared):
+    party = Party(shared)
+    party.launch()
+    number = party.streams.open()
+    party.session.kernels.submit(party.kernel, ONE, tuple, None, NEVER, stream=number)
+    party.session._commons.events._most = 0
+    device.failures["close_event"] = DeviceLost("no answer")
+    with pytest.raises(DeviceLost, match="no answer"):
+        party.streams.close(number, NEVER)
+    assert party.streams.numbers == (0,)
+    party.session.close()
