@@ -23,7 +23,7 @@ from tensorwasm.runtime.streams import Chunks
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.guest.linker import Prepared
     from tensorwasm.values import Limits, MemoryKind
@@ -43,21 +43,24 @@ class Stay:
     Attributes:
         visit: the visit.
         session: its session, None without a GPU.
+        drain: ends the session; None without one.
+        left: what the session had when it was ended so, nothing before.
         services: what a guest finds that neither reads input nor sends chunks.
         confined: the session has to be told of each deadline.
     """
 
-    __slots__ = ("_service", "confined", "drain", "services", "session", "visit")
+    __slots__ = ("_service", "confined", "drain", "left", "services", "session", "visit")
 
     def __init__(self, visit: Visit, session: Session | None) -> None:
         self.visit = visit
         self.session = session
         self.drain: Callable[[], bool] | None = None
+        self.left: list[SessionStatistics] = []
         self.services: dict[str, object] = {}
         self._service: CudaService | None = None
         self.confined = session is not None and session.confined
         if session is not None:
-            self.drain = partial(end_session, session)
+            self.drain = partial(_end, session, self.left)
             self._service = self.services["cuda"] = CudaService(session)
 
     def renew(self) -> bool:
@@ -71,6 +74,11 @@ class Stay:
         if self.session is not None:
             self.session.close()
         self.visit.close()
+
+
+def _end(session: Session, left: list[SessionStatistics]) -> bool:
+    left.append(session.statistics())
+    return end_session(session)
 
 
 class Route:
@@ -132,7 +140,7 @@ class Route:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
             values = stay.visit.call(args, services, deadline, stay.drain)
-            gpu = session.statistics() if session is not None else None
+            gpu = stay.left[0] if stay.left else session.statistics() if session is not None else None
         except BaseException:
             stay.close()
             raise

@@ -142,6 +142,13 @@ def test_no_guest_finds_what_another_left(function, options):
     assert len(idle(function)) == 1
 
 
+def test_statistics_say_what_a_guest_had_when_it_left(function):
+    for _ in range(2):
+        left = function.invoke("buffer", **GPU).gpu
+        assert (left.allocations, left.device_bytes) == (1, 64)
+    assert function.invoke("nothing", **GPU).gpu.allocations == 0
+
+
 def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(function):
     before = function.invoke("fill", **GPU)
     (stay,) = idle(function)
