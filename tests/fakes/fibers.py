@@ -23,9 +23,10 @@ _NOTIFY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @dataclass
 class FakeStream:
-    """Guests that wait, in order, until `end_work`."""
+    """Guests that wait, in order, until `end_work`; ``idle`` if what is not yet asked for has ended."""
 
     waiting: list[tuple[int, int]] = field(default_factory=list)
+    idle: bool = False
     failure: BaseException | None = None
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
@@ -35,9 +36,10 @@ class FakeStream:
             self.arrived.notify_all()
         return True
 
-    def check(self) -> None:
+    def ended(self) -> bool:
         if self.failure is not None:
             raise self.failure
+        return self.idle
 
     def await_waiters(self, count: int) -> None:
         with self.arrived:
@@ -52,7 +54,7 @@ class FakeStream:
 
     def steps(self, _call: HostCall, value: int) -> Steps:
         """Wait, then answer the parameter and one."""
-        yield Signal(self.start, self.check)
+        yield Signal(self.start, self.ended)
         return value + 1
 
     def function(self, name: str = "wait") -> HostFunction:

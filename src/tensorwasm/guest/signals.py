@@ -18,11 +18,13 @@ from tensorwasm.guest.suspension import Signal
 from tensorwasm.guest.task import Task
 from tensorwasm.guest.timers import Timers
 
-MOST_ASKED: Final = 384
+MOST_ASKED: Final = 48
 """Notifications that a process asks for at a time, of all its devices and by all its reactors. A driver was seen to
-queue 448 on an H200; the rest is for who else may ask it for some."""
+hold 56 for each of its hardware queues on an H200, and all in one where streams wait for one event; the call that asks
+for one more waits, and every launch of the process with it. The rest is for who else may ask it for some."""
 PULSE_S: Final = 0.5
-"""How often one of the guests that wait for a device looks whether it has failed: then it notifies nobody."""
+"""How often the guests that wait for a device look whether it has failed, for then it notifies nobody, and those in
+line whether their work has ended."""
 
 
 class _Ticket:
@@ -144,18 +146,17 @@ class Signals:
         return ticket.task
 
     def feel_pulse(self) -> None:
-        """Have one guest look whether its device has failed, and if so, all: those whose device has are told."""
+        """Have all look: those whose device has failed are told, and those in line whose work has ended."""
         tickets = [*self._asked.values(), *self._line.values()]
         waiting = [one for one in tickets if one.task.signal is one.signal and not one.task.over]
         self._pulse = self._timers.add_in(PULSE_S, None) if waiting else 0
-        if waiting and _failure(waiting[0]) is not None:
-            for ticket in waiting:
-                error = _failure(ticket)
-                if error is not None:
-                    self._line.pop(ticket.task, None)
-                    self._room.leave(ticket)  # of who was asked for, nobody will call
-                    ticket.task.signal = None
-                    self._step(ticket.task, None, error)
+        for ticket in waiting:
+            ended, error = _look(ticket)
+            if error is not None or (ended and self._line.get(ticket.task) is ticket):
+                self._line.pop(ticket.task, None)
+                self._room.leave(ticket)  # of who was asked for, nobody will call
+                ticket.task.signal = None
+                self._step(ticket.task, None if error else False, error)
 
     def end(self, task: Task) -> None:
         """Have a guest that has ended leave the line; what a device was asked for still comes."""
@@ -203,10 +204,11 @@ class Signals:
             self._pulse = self._timers.add_in(PULSE_S, None)
 
 
-def _failure(ticket: _Ticket) -> Exception | None:
+def _look(ticket: _Ticket) -> tuple[bool, Exception | None]:
+    """Return whether what a guest still waits for has ended, and how its device has failed."""
     if ticket.task.signal is ticket.signal:
         try:
-            ticket.signal.check()
+            return ticket.signal.ended(), None
         except Exception as error:  # noqa: BLE001 - the steps decide what it means
-            return error
-    return None
+            return False, error
+    return False, None

@@ -95,7 +95,7 @@ class WaitingFunction:
         self._unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack_from
         self._size = capi.CELL_BYTES * len(function.params)
         self._result = WRITE[function.results[0]] if function.results else None
-        self._environment = make_environment(code.note_call, code.note_finish, _ASK_NOBODY_NS, _ASK_NOBODY_NS)
+        self._environment = make_environment(code.note_call, code.note_finish, _ASK_NOBODY_NS)
         self._suspension = Suspension(
             function=number,
             result=capi.VALUE_KINDS[function.results[0]] if function.results else _NO_RESULT,

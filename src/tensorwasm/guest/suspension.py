@@ -83,12 +83,12 @@ class Signal:
         start: called with the address of a C function ``void function(void *argument)`` and the argument. Returns
             whether it will be called, once, on any thread, perhaps already; if not, there is nothing to wait for. The
             steps are told the same.
-        check: called now and then during the wait. Raises if the function may never be called, because a device that
-            has failed calls nobody; that ends the wait.
+        ended: called now and then during the wait. Returns whether there is nothing to wait for any more. Raises if the
+            function may never be called, because a device that has failed calls nobody; that ends the wait.
     """
 
     start: Callable[[int, int], bool]
-    check: Callable[[], object]
+    ended: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def test_a_guest_may_wait_any_number_of_times(reactor, job, stream):
 
 def test_what_has_ended_already_does_not_wait(reactor, job):
     def steps(_call, value):
-        yield Signal(lambda _function, _argument: False, lambda: None)
+        yield Signal(lambda _function, _argument: False, lambda: False)
         return value * 2
 
     function = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
@@ -492,13 +492,13 @@ def test_a_guest_that_ends_in_line_is_never_asked_for(narrow, job, stream):
 
 def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow, job, stream):
     def steps(_call, value):
-        return 10 + (yield Signal(lambda _function, _argument: False, lambda: None)) + value
+        return 10 + (yield Signal(lambda _function, _argument: False, lambda: False)) + value
 
     done = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
 
     def broken(_call, value):
         try:
-            yield Signal(lambda _function, _argument: 1 // 0, lambda: None)
+            yield Signal(lambda _function, _argument: 1 // 0, lambda: False)
         except ZeroDivisionError:
             return value
 
@@ -514,6 +514,22 @@ def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow
     stream.await_waiters(2)
     stream.end_work()
     assert outcome(jobs[4]) == [3]
+
+
+def test_a_guest_in_line_behind_long_work_is_not_kept_once_its_own_has_ended(narrow, job, stream, monkeypatch):
+    monkeypatch.setattr(signals, "PULSE_S", 0.02)
+    reactor, short = narrow(), FakeStream()
+    long = [job(ECHO, "go", number) for number in range(3)]
+    quick = [job(ECHO, "go", number, functions=(short.function(),)) for number in range(2)]
+    spawn(reactor, *long, *quick)
+    suspended(reactor, 5)
+    short.idle = True
+    assert [outcome(one) for one in quick] == [[1], [3]]
+    assert (len(short.waiting), reactor.statistics().on_device) == (0, 3)
+    stream.idle = True  # of who was asked for, only the notification counts: it will come and needs its guest's wait
+    assert outcome(long[2]) == [5]
+    stream.end_work()
+    assert [outcome(one) for one in long[:2]] == [[1], [3]]
 
 
 def test_a_failed_device_ends_the_waits_in_line_too_and_frees_the_room(narrow, job, stream, monkeypatch):

@@ -46,7 +46,7 @@ class Witness:
         self.look()
         yield Sleep(0.0)
         self.look()
-        yield Signal(lambda _function, _argument: bool(self.look() - 1), lambda: None)
+        yield Signal(lambda _function, _argument: bool(self.look() - 1), lambda: False)
         self.look()
         return value + (yield Work(self.look))
 

@@ -72,7 +72,7 @@ def answer_copy(env: int, caller: int, cells: int, count: int, first: int, start
     if not started:
         return call_twin(env, caller, cells, count, first)
     pad = find_pad(env, find_context(env, caller))
-    if not drain(env, pad, find_stream(pad, ZERO), load_u64(env + ENV.copy_spin_ns)):
+    if not drain(env, pad, find_stream(pad, ZERO), load_u64(env + ENV.spin_ns)):
         return call_finish(env, caller, cells, count)
     store_u64(cells, ZERO)
     return ZERO

@@ -14,9 +14,8 @@ from typing import Any, Final
 from tensorwasm.guest import capi
 from tensorwasm.guest.hostfunc import ValType
 
-SPIN_NS: Final = 200_000
-COPY_SPIN_NS: Final = 5_000_000
-"""64 MiB take 1.2 ms over PCIe 5."""
+SPIN_NS: Final = 5_000_000
+"""A wait that sleeps comes back 0.1 to 0.4 ms late, which is a tenth of a kernel of this length."""
 
 
 class Environment(ctypes.Structure):
@@ -27,8 +26,8 @@ class Environment(ctypes.Structure):
             that code has had any effect.
         finish: of the same signature too. It waits in Python for what compiled code has started, and writes the answer.
         caller_context: ``wasmtime_caller_context``, and so on.
-        spin_ns: longest that a kernel is waited for before Python takes over; 0 does not even ask.
-        copy_spin_ns: the same for a copy, whose length is known.
+        sched_yield: lets another thread have the processor, if one wants it.
+        spin_ns: longest that a kernel or a copy is waited for before Python takes over; 0 does not even ask.
         compare: ``memcmp``.
         interpreter: address of the `Interpreter`, for twins that compiled code calls in Python; 0 for others.
         twin_object, finish_object: Python's functions then.
@@ -44,8 +43,8 @@ class Environment(ctypes.Structure):
             "memory_data",
             "memory_data_size",
             "clock_gettime",
+            "sched_yield",
             "spin_ns",
-            "copy_spin_ns",
             "compare",
             "interpreter",
             "twin_object",
@@ -82,17 +81,17 @@ def address_of(function: Any) -> int:
 
 _libc: Final = ctypes.CDLL(None)
 _clock: Final = address_of(_libc.clock_gettime)
+_yield: Final = address_of(_libc.sched_yield)
 _compare: Final = address_of(_libc.memcmp)
 
 
-def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_ns: int = COPY_SPIN_NS) -> Environment:
+def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS) -> Environment:
     """Return the addresses for one import; whoever defines the import keeps them alive.
 
     Args:
         twin: the import in Python.
         finish: what waits for it in Python, 0 if nothing has to.
         spin_ns: see `Environment`.
-        copy_spin_ns: likewise.
     """
     return Environment(
         twin=twin,
@@ -102,8 +101,8 @@ def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS, copy_spin_n
         memory_data=capi.address_of("wasmtime_memory_data"),
         memory_data_size=capi.address_of("wasmtime_memory_data_size"),
         clock_gettime=_clock,
+        sched_yield=_yield,
         spin_ns=spin_ns,
-        copy_spin_ns=copy_spin_ns,
         compare=_compare,
     )
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from numba import uint64
+
 from tensorwasm.guest.native.checks import compiled, now_ns
 from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
-from tensorwasm.guest.native.layout import DRIVER, NOT_READY, ONE, PAD, STREAM, STREAM_ROWS, SUCCESS, ZERO
+from tensorwasm.guest.native.layout import DRIVER, ENV, NOT_READY, ONE, PAD, STREAM, STREAM_ROWS, SUCCESS, ZERO
+
+EAGER_NS: Final = uint64(50_000)
+"""How long a wait keeps the processor to itself: most small kernels end sooner."""
 
 
 @compiled
@@ -48,14 +55,20 @@ def query(pad: int, row: int) -> int:
 
 @compiled
 def drain(env: int, pad: int, row: int, limit_ns: int) -> bool:
-    """Wait for a stream, spinning, for a while. Return whether it has drained; a failure is no drain."""
+    """Wait for a stream, spinning, for a while. Return whether it has drained; a failure is no drain.
+
+    After a moment every thread that wants the processor gets it first: who spins takes nothing from who works.
+    """
     if limit_ns == ZERO:
         return False
     result = query(pad, row)
     if result == NOT_READY:
-        started = now_ns(env, pad)
-        while result == NOT_READY and now_ns(env, pad) - started < limit_ns:
+        started, waited_ns = now_ns(env, pad), ZERO
+        while result == NOT_READY and waited_ns < limit_ns:
+            if waited_ns > EAGER_NS:
+                call_i32(load_u64(env + ENV.sched_yield), ())
             result = query(pad, row)
+            waited_ns = now_ns(env, pad) - started
     if result != SUCCESS:
         return False
     count_drained(pad, row)

@@ -82,10 +82,11 @@ class Caller:
             "memory_data": ctypes.CFUNCTYPE(_u64, _u64, _u64)(self._memory_data),
             "memory_data_size": ctypes.CFUNCTYPE(_u64, _u64, _u64)(lambda *_: self.memory_bytes),
             "clock_gettime": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, _at)(self._clock),
+            "sched_yield": ctypes.CFUNCTYPE(ctypes.c_int)(lambda: self.look() or 0),
             "compare": ctypes.CFUNCTYPE(ctypes.c_int, _u64, _u64, _u64)(self._compare),
         }
         addresses = {name: ctypes.cast(each, _at).value for name, each in self._kept.items()}
-        self.environment = Environment(**addresses, spin_ns=1000, copy_spin_ns=1000)
+        self.environment = Environment(**addresses, spin_ns=1000)
 
     def call(self, address: int, *params: int) -> int:
         """Call a host function; return what it answers."""

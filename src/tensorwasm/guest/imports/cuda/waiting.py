@@ -38,11 +38,11 @@ _Before = Callable[..., list[int]]
 """Which streams have to drain before a call: called with the call, the session and the parameters."""
 
 
-def _look(session: Session) -> None:
-    """Find out whether the device has failed, which notifies nobody."""
+def _look(session: Session, ended: Callable[[int], bool], number: int) -> bool:
+    """Return whether there is nothing to wait for on a stream or an event. Raise if the device has failed."""
     if session.failure is not None:
         raise DeviceLost(f"this GPU session ended with an earlier failure: {session.failure}")
-    session.streams.ended(_OWN_STREAM)
+    return ended(number)
 
 
 def _drained(session: Session, *numbers: int) -> _Waiting:
@@ -52,7 +52,8 @@ def _drained(session: Session, *numbers: int) -> _Waiting:
     others gave to a stream that sessions share may go on for long.
     """
     for number in numbers:
-        if (yield Signal(partial(session.streams.notify, number), partial(_look, session))):
+        ended = partial(_look, session, session.streams.ended, number)
+        if (yield Signal(partial(session.streams.notify, number), ended)):
             session.streams.conclude(number)
 
 
@@ -96,7 +97,8 @@ def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
 def event_sync(_call: HostCall, service: CudaService, event: int) -> Steps:
     """Wait for what is before an event."""
     session = service.session
-    if (yield Signal(partial(session.events.notify, u64(event)), partial(_look, session))):
+    ended = partial(_look, session, session.events.reached, u64(event))
+    if (yield Signal(partial(session.events.notify, u64(event)), ended)):
         session.events.reached(u64(event))  # raises if what was before it has failed
     return 0
 
