@@ -36,7 +36,7 @@ class Judge:
 
     def buys(self, asked, size):
         used = Placement([HostWindow(window.offset, window.length_bytes) for window in asked], 0).used_bytes
-        rents = used <= STAGE_SLOT_BYTES and self.staged + used <= size + PIN_PRICE_BYTES
+        rents = used <= STAGE_SLOT_BYTES and self.staged + used <= size // 2 + PIN_PRICE_BYTES
         self.bought = self.bought or not rents
         self.staged += 0 if self.bought else used
         return self.bought

@@ -26,12 +26,12 @@ MAX_GRAPH_LAUNCHES: Final = 4096
 
 STAGE_SLOTS: Final = 64
 STAGE_SLOT_BYTES: Final = 256 << 10
-PIN_PRICE_BYTES: Final = MIB
-"""What registering a guest's memory costs beside its size, in bytes that could have been staged for it.
+PIN_PRICE_BYTES: Final = 5 * MIB // 2
+"""What registering a guest's memory costs beside half its size, in bytes that could have been staged for it.
 
-Measured on an H200: registering costs 100 us and 0.08 ns a byte of the memory, staging 0.1 ns a byte of the windows. So
-once as many bytes have been staged as the memory has, and these, registering would have cost no more; whoever registers
-then pays at most twice what was best, whatever the guest does next.
+Measured on an H200: registering costs 250 us and 0.04 ns a byte of the memory, staging 0.09 ns a byte of the windows.
+So once half as many bytes have been staged as the memory has, and these, registering would have cost no more; whoever
+registers then pays at most twice what was best, whatever the guest does next.
 
 Source: Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", Algorithmica 3, 1988.
 """

@@ -23,7 +23,7 @@ from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, MemoryKind, Region
 
 _RENT_BYTES: Final[Mapping[MemoryKind, int]] = {"auto": PIN_PRICE_BYTES, "staged": 1 << 62}
-"""Kinds of memory that may be staged, and how many bytes may be beside as many as the memory has: or without end."""
+"""Kinds of memory that may be staged, and how many bytes may be beside half of what the memory has: or without end."""
 
 
 class Windows:
@@ -273,7 +273,7 @@ class Windows:
         """Return how many bytes may still be staged of a memory of that size."""
         grown_bytes = max(memory.size_bytes - self._counted, 0)
         self._counted += grown_bytes
-        self._sheet.stage_left += grown_bytes
+        self._sheet.stage_left += grown_bytes // 2
         return self._sheet.stage_left
 
     def _take_slot(self) -> None:

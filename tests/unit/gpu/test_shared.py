@@ -237,7 +237,7 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
         assert (buffer.handle, buffer.size_bytes) == (handle, 64)
         world.fill(session, kernel, 0, 9)
         assert (pad.stage_at % 4096, pad.stage_bytes) == (0, STAGE_SLOT_BYTES)
-        assert pad.stage_left == PIN_PRICE_BYTES + world.size - 4
+        assert pad.stage_left == PIN_PRICE_BYTES + world.size // 2 - 4
         assert (pad.reach_at, pad.reach_bytes) == (0, 0)
         assert (pad.placed, pad.pending) == (1, 0)
         world.fill(session, kernel, 0, 9, stream=0)

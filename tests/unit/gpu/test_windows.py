@@ -86,12 +86,12 @@ def test_memory_is_registered_when_the_rent_would_pass_the_price(pages, program)
             world.size = min(world.size + grown * WASM_PAGE_BYTES, MOST)
             length = min(asked, world.size)
             for _ in range(times):
-                rented = length <= STAGE_SLOT_BYTES and staged + length <= world.size + PIN_PRICE_BYTES
+                rented = length <= STAGE_SLOT_BYTES and staged + length <= world.size // 2 + PIN_PRICE_BYTES
                 bought = bought or not rented
                 staged += 0 if bought else length
                 world.fill(length)
                 assert world.pinned == (world.size if bought else 0)
-                assert world.left == (0 if bought else world.size + PIN_PRICE_BYTES - staged)
+                assert world.left == (0 if bought else world.size // 2 + PIN_PRICE_BYTES - staged)
 
 
 def test_the_next_guest_of_a_session_has_paid_nothing():
@@ -99,7 +99,7 @@ def test_the_next_guest_of_a_session_has_paid_nothing():
     with World(pad=pad) as world:
         assert pad.stage_left == PIN_PRICE_BYTES
         for _ in range(2):
-            assert world.pay(world.size + PIN_PRICE_BYTES) == 0
+            assert world.pay(world.size // 2 + PIN_PRICE_BYTES) == 0
             assert pad.stage_left == 0
             assert world.session.renew()
             assert pad.stage_left == PIN_PRICE_BYTES
@@ -112,7 +112,7 @@ def test_the_next_guest_of_a_session_has_paid_nothing():
 @pytest.mark.parametrize("refused", ["cap", "device"])
 def test_what_cannot_be_registered_is_staged_on_and_asked_for_again_at_the_price(refused):
     with World(0 if refused == "cap" else MOST) as world:
-        price = world.size + PIN_PRICE_BYTES
+        price = world.size // 2 + PIN_PRICE_BYTES
         world.pay(price)
         for _ in range(2):
             if refused == "device":
@@ -128,7 +128,7 @@ def test_what_cannot_be_registered_is_staged_on_and_asked_for_again_at_the_price
 
 def test_memory_that_has_outgrown_the_cap_is_staged():
     with World(MOST // 2) as world:
-        world.pay(world.size + PIN_PRICE_BYTES + 4)
+        world.pay(world.size // 2 + PIN_PRICE_BYTES + 4)
         before, world.size = world.session.statistics(), MOST
         world.fill(4)
         assert world.pinned == before.pinned_bytes == MOST // 2
@@ -142,11 +142,11 @@ def test_a_launch_that_is_refused_has_staged_nothing():
     with World() as world:
         with pytest.raises(CallerError):
             world.launch(HostWindow(world.address, 8))
-        assert world.left == PIN_PRICE_BYTES + world.size
+        assert world.left == PIN_PRICE_BYTES + world.size // 2
 
 
 @pytest.mark.parametrize(("kind", "pinned"), [("staged", 0), ("pinned", MOST // 2)])
 def test_other_kinds_have_no_account(kind, pinned):
     with World(kind=kind) as world:
         assert world.pay(4) == pinned
-        assert world.pay(world.size + PIN_PRICE_BYTES + 4) == pinned
+        assert world.pay(world.size // 2 + PIN_PRICE_BYTES + 4) == pinned
