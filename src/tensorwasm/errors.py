@@ -20,6 +20,8 @@
     │   ├── InvalidHandle        no such device buffer, stream, event or graph
     │   ├── LaunchRefused        a pointer that is not the caller's, or misaligned: the device never saw it
     │   ├── NotSupported         this kind of memory, or this device, cannot do that
+    │   ├── NotCapturable        what is live and cannot be saved, by name
+    │   ├── InvalidSnapshot      a saved state that contradicts itself or what it is restored into
     │   └── TooLarge             more memory at once than there can be (requested, limit)
     ├── GuestError               the guest program's own doing
     │   ├── GuestTrap            a Wasm trap
@@ -181,6 +183,19 @@ class NotSupported(CallerError):
     """This kind of memory, or this device, cannot do that; the message names both."""
 
     kind = "not_supported"
+
+
+class NotCapturable(CallerError):
+    """Something that is live cannot be saved; the message names it and says why. It goes on as before."""
+
+    kind = "not_capturable"
+    http_status = 409
+
+
+class InvalidSnapshot(CallerError):
+    """A saved state contradicts itself, or does not fit what it is restored into. Nothing of it was restored."""
+
+    kind = "invalid_snapshot"
 
 
 class TooLarge(CallerError):
