@@ -22,7 +22,8 @@
     │   ├── NotSupported         this kind of memory, or this device, cannot do that
     │   ├── NotCapturable        what is live and cannot be saved, by name
     │   ├── InvalidSnapshot      a saved state that contradicts itself or what it is restored into
-    │   └── TooLarge             more memory at once than there can be (requested, limit)
+    │   ├── TooLarge             more memory at once than there can be (requested, limit)
+    │   └── InvalidKey           no such key: wrong length, kind or text
     ├── GuestError               the guest program's own doing
     │   ├── GuestTrap            a Wasm trap
     │   ├── GuestExit            proc_exit with a code other than 0
@@ -37,6 +38,7 @@
         │   └── DeviceFault      a worker process went down with its device; another takes its place
         ├── TickerNotRunning     deadlines cannot be kept, so nothing is started
         ├── OutputClosed         nobody takes what is written any more
+        ├── UnsafeFile           a file or folder that must be this user's alone is not
         ├── EngineMismatch       the installed wasmtime is not the one this release is written for
         └── InternalError        a bug here
 """
@@ -216,6 +218,12 @@ class TooLarge(CallerError):
         self.limit_bytes = limit_bytes
 
 
+class InvalidKey(CallerError):
+    """No such key: it has the wrong length, is of another kind, or is not written as one. The message never has it."""
+
+    kind = "invalid_key"
+
+
 class GuestError(TensorWasmError):
     """The guest program's own doing.
 
@@ -345,6 +353,12 @@ class OutputClosed(HostError):
     """Nobody takes what is written any more: the reader has gone, or the disk is full."""
 
     kind = "output_closed"
+
+
+class UnsafeFile(HostError):
+    """A file or folder that must be this user's alone is not; the message says why and what to do."""
+
+    kind = "unsafe_file"
 
 
 class EngineMismatch(HostError):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
@@ -193,6 +194,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Folder where compiled host functions are kept; empty takes tensor-wasm in the user's cache folder.",
     ),
+    Setting(
+        "state",
+        "TENSOR_WASM_STATE_DIR",
+        _text,
+        "",
+        "Folder of this machine's keys; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
+    ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
@@ -219,6 +227,7 @@ class Settings:
     multiprocessors: int | None
     native: str
     cache: str
+    state: str
     ptxas: str
     traceback: bool
 
@@ -251,6 +260,13 @@ def _read(setting: Setting, environment: Mapping[str, str]) -> object:
 def current() -> Settings:
     """Return this process's settings, read from the environment once."""
     return Settings.from_environment(os.environ)
+
+
+def state_dir() -> Path:
+    """Return the folder of what this machine keeps to itself, keys above all; it may not be there yet."""
+    return Path(
+        current().state or Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "tensor-wasm"
+    ).expanduser()
 
 
 def package_version() -> str:

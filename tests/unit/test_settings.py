@@ -58,6 +58,7 @@ def test_every_setting_changes_what_it_says():
         "cuda_arch": ("sm_103", (10, 3)),
         "native": ("On", "on"),
         "cache": ("/var/cache/ours", "/var/cache/ours"),
+        "state": ("/var/lib/ours", "/var/lib/ours"),
         "gpu_memory": ("vmm", "vmm"),
         "gpu_quota_mib": ("24", 24),
         "multiprocessors": ("16", 16),
