@@ -28,9 +28,11 @@ MAX_TABLES: Final = 4
 MAX_TABLE_ELEMENTS: Final = 1 << 20
 POLL_S: Final = 0.25
 """Longest a guest runs between two looks at the clock and at whether it was cancelled."""
+MEMORY_RESERVATION_BYTES: Final = 1 << 32
+"""Address space that a linear memory has, whatever its size is."""
+GUARD_BYTES: Final = 32 * MIB
+"""What follows it and can never be accessed: compiled code relies on that instead of comparing."""
 
-_MEMORY_RESERVATION_BYTES: Final = 1 << 32
-_GUARD_BYTES: Final = 32 * MIB
 _TABLE_ENTRY_BYTES: Final = 8
 _KEEP_RESIDENT_BYTES: Final = 64 << 10
 _TABLE_KEEP_RESIDENT_BYTES: Final = 4 << 10  # a small table is cleared by hand: returning its page takes a system call
@@ -88,6 +90,7 @@ class EngineConfig:
         stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
         tick_s: how often the epoch advances: the precision of deadlines.
         host_memory: linear memories are made by `tensorwasm.guest.kinds` instead of wasmtime's pool.
+        images: they are made so too, and guarded like the pool's: mapped from `tensorwasm.guest.images`.
         fibers: every slot has a stack of its own too, so that its guest can be suspended (`tensorwasm.guest.fibers`).
     """
 
@@ -96,14 +99,15 @@ class EngineConfig:
     tick_s: float = 0.01
     host_memory: bool = False
     fibers: bool = False
+    images: bool = False
 
     @property
     def layout(self) -> PoolLayout:
         """The pool's sizes in address space."""
         return PoolLayout(
             slots=self.slots,
-            memory_bytes=_MEMORY_RESERVATION_BYTES,
-            guard_bytes=_GUARD_BYTES,
+            memory_bytes=MEMORY_RESERVATION_BYTES,
+            guard_bytes=GUARD_BYTES,
             table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
             stack_bytes=self.fiber_bytes if self.fibers else 0,
         )
@@ -264,13 +268,13 @@ def _configure(config: EngineConfig) -> int:
         "strategy": capi.STRATEGY_CRANELIFT,
         "async_stack_size": config.fiber_bytes,
         "max_wasm_stack": config.stack_bytes,
-        "memory_guard_size": _GUARD_BYTES,
-        "memory_reservation": _MEMORY_RESERVATION_BYTES,
+        "memory_guard_size": GUARD_BYTES,
+        "memory_reservation": MEMORY_RESERVATION_BYTES,
     }
     for name, number in numbers.items():
         capi.bind(f"wasmtime_config_{name}_set")(address, number)
-    if config.host_memory:
-        kinds.install(address)
+    if config.host_memory or config.images:
+        kinds.install(address, guarded=config.images)
     else:
         _pool(address, config)
     return address
@@ -289,7 +293,7 @@ def _pool_numbers(config: EngineConfig) -> dict[str, int]:
         "async_stack_keep_resident": 0,
         "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
         "max_memories_per_module": 1,
-        "max_memory_size": _MEMORY_RESERVATION_BYTES,
+        "max_memory_size": MEMORY_RESERVATION_BYTES,
         "max_tables_per_module": MAX_TABLES,
         "table_elements": MAX_TABLE_ELEMENTS,
         "table_keep_resident": _TABLE_KEEP_RESIDENT_BYTES,

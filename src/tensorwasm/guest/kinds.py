@@ -1,9 +1,9 @@
 """Linear memory that the host makes instead of wasmtime: managed memory and virtual ranges that the device shares.
 
-An engine whose memories are the host's asks here for every linear memory. There is no pool and there are no guard pages
-then: compiled code compares every access with the memory's size, so a guest still traps at the exact byte. Memory never
-moves, is zero when it is handed out, zero where it grows, and goes back when its store is deleted, which is after the
-device has let go of it.
+An engine whose memories are the host's asks here for every linear memory. There is no pool then, and for memory of a
+device there are no guard pages: compiled code compares every access with the memory's size, so a guest still traps at
+the exact byte. Memory never moves, is zero when it is handed out, but for that of `tensorwasm.guest.images`, zero where
+it grows, and goes back when its store is deleted, which is after the device has let go of it.
 
 Source: wasmtime C API, ``wasmtime_memory_creator_t``, ``wasmtime_linear_memory_t``.
 """
@@ -60,6 +60,7 @@ class _Supply(threading.local):
 
     provider: Provider | None = None
     capacity_bytes: int = MEMORY_BYTES
+    size_bytes: int = 0
     error: TensorWasmError | None = None
 
 
@@ -71,18 +72,20 @@ _error_new: Final = capi.bind("wasmtime_error_new")
 
 
 @contextmanager
-def supplying(provider: Provider | None, capacity_bytes: int) -> Iterator[None]:
+def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 0) -> Iterator[None]:
     """Let sandboxes that this thread instantiates inside the ``with`` have their memory from a provider.
 
     Args:
         provider: None leaves wasmtime to itself.
         capacity_bytes: most that a memory may grow to.
+        size_bytes: what it has from the start, if that is more than it declares; within the limits of the sandbox.
 
     Raises:
         TensorWasmError: what the provider raised, instead of the engine's error about it.
     """
-    before = (_supply.provider, _supply.capacity_bytes)
-    _supply.provider, _supply.capacity_bytes, _supply.error = provider, capacity_bytes, None
+    before = (_supply.provider, _supply.capacity_bytes, _supply.size_bytes)
+    _supply.provider, _supply.capacity_bytes, _supply.size_bytes = provider, capacity_bytes, size_bytes
+    _supply.error = None
     try:
         yield
     except TensorWasmError:
@@ -90,7 +93,7 @@ def supplying(provider: Provider | None, capacity_bytes: int) -> Iterator[None]:
             raise _supply.error from None
         raise
     finally:
-        (_supply.provider, _supply.capacity_bytes), _supply.error = before, None
+        (_supply.provider, _supply.capacity_bytes, _supply.size_bytes), _supply.error = before, None
 
 
 def live() -> int:
@@ -98,13 +101,15 @@ def live() -> int:
     return len(_live)
 
 
-def install(config: int) -> None:
+def install(config: int, *, guarded: bool = False) -> None:
     """Make an engine's configuration ask here for memory.
 
     Args:
         config: address of a ``wasm_config_t``.
+        guarded: every memory that is provided has as much address space as the configuration says, accessible to its
+            end and no further, so nothing has to be compared.
     """
-    for name, value in _SWITCHES.items():
+    for name, value in (_GUARDED_SWITCHES if guarded else _SWITCHES).items():
         capi.bind(f"wasmtime_config_{name}_set")(config, value)
     capi.bind("wasmtime_config_host_memory_creator_set")(config, ctypes.byref(_creator))
 
@@ -117,6 +122,7 @@ _SWITCHES: Final = {
     "memory_reservation": 0,
     "memory_reservation_for_growth": 0,
 }
+_GUARDED_SWITCHES: Final = {"memory_init_cow": False}
 
 
 class _LinearMemoryRecord(ctypes.Structure):
@@ -143,6 +149,8 @@ def _new_memory(
     if provider is None:
         _supply.error = InternalError("this engine's memories come from a provider, and none is there")
         return _refusal()
+    if size_bytes < _supply.size_bytes <= maximum_bytes:
+        size_bytes = _supply.size_bytes
     capacity_bytes = max(size_bytes, min(maximum_bytes, _supply.capacity_bytes, MEMORY_BYTES))
     try:
         memory = _LinearMemory(provider(size_bytes, capacity_bytes), size_bytes, capacity_bytes)

@@ -1,0 +1,113 @@
+"""Address space for linear memories that are not wasmtime's own: reserved, mapped, given back.
+
+Source: mmap(2), mprotect(2), madvise(2), munmap(2), memfd_create(2), "File sealing" in fcntl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from tensorwasm.errors import CapacityExhausted
+
+SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
+"""Whether this system can map a sealed file privately, again and again."""
+
+LARGE_BYTES: Final = 8 << 20
+"""From here on, returning pages may take long enough for others to have the GIL meanwhile."""
+
+_NO_ACCESS: Final = 0
+_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_FIXED: Final = 0x10
+_NO_RESERVE: Final = 0x4000
+_RETURN: Final = 4  # MADV_DONTNEED: what was written is gone; a private mapping shows its file again
+_FAILED: Final = ctypes.c_size_t(-1).value
+
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "mmap": (
+        ctypes.c_size_t,
+        (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    ),
+    "munmap": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t)),
+    "mprotect": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)),
+    "madvise": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)),
+}
+
+
+def reserve(size_bytes: int) -> int:
+    """Return the address of a range that nobody may touch yet, the caller's until `release`.
+
+    Raises:
+        CapacityExhausted: there is no such range, or no mapping left.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    address: int = _call("mmap")(0, size_bytes, _NO_ACCESS, flags, -1, 0)
+    if address == _FAILED:
+        raise CapacityExhausted("the system has no address space, or this process no mappings left; try again later")
+    return address
+
+
+def map_privately(address: int, size_bytes: int, descriptor: int, offset_bytes: int) -> None:
+    """Show part of a file in a reserved range; what is written there stays there.
+
+    Args:
+        address: in the range, page-aligned.
+        size_bytes: whole pages.
+        descriptor: of the file, which may be closed afterwards.
+        offset_bytes: in the file, page-aligned.
+
+    Raises:
+        CapacityExhausted: no mapping is left.
+    """
+    flags = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
+    if _call("mmap")(address, size_bytes, _READ_WRITE, flags, descriptor, offset_bytes) != address:
+        raise CapacityExhausted("this process has no mappings left (vm.max_map_count); try again later")
+
+
+def make_accessible(address: int, size_bytes: int) -> None:
+    """Let part of a reserved range be used; it is zeros.
+
+    Raises:
+        CapacityExhausted: no mapping is left.
+    """
+    if size_bytes and _call("mprotect")(address, size_bytes, _READ_WRITE):
+        raise CapacityExhausted("this process has no mappings left (vm.max_map_count); try again later")
+
+
+def rewind(address: int, size_bytes: int) -> bool:
+    """Forget what was written: a private mapping shows its file again, anonymous memory zeros. Return whether it did.
+
+    Args:
+        address: page-aligned.
+        size_bytes: whole pages.
+    """
+    return not _call("madvise", size_bytes)(address, size_bytes, _RETURN)
+
+
+def release(address: int, size_bytes: int, touched_bytes: int = 0) -> None:
+    """Give a range back.
+
+    Args:
+        address: what `reserve` returned.
+        size_bytes: what it was given.
+        touched_bytes: most that somebody may have written there.
+    """
+    _call("munmap", touched_bytes)(address, size_bytes)
+
+
+def _call(name: str, size_bytes: int = 0) -> Callable[..., int]:
+    return _bind(name, size_bytes >= LARGE_BYTES)
+
+
+@cache
+def _bind(name: str, releasing: bool) -> Callable[..., int]:  # noqa: FBT001 - half of a key
+    library = ctypes.CDLL(None) if releasing else ctypes.PyDLL(None)
+    function = library[name]
+    function.restype, function.argtypes = _SIGNATURES[name][0], list(_SIGNATURES[name][1])
+    call: Callable[..., int] = function
+    return call

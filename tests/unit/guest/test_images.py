@@ -1,0 +1,208 @@
+import ctypes
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wasmtime import wat2wasm
+
+from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidSnapshot
+from tensorwasm.guest import images, kinds
+from tensorwasm.guest.engine import GUARD_BYTES, MEMORY_RESERVATION_BYTES, Engine, EngineConfig
+from tensorwasm.guest.images import Image, ImageWriter, make_image
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.linker import Linker
+from tensorwasm.saved import Run
+from tensorwasm.values import WASM_PAGE_BYTES, Limits
+
+PAGE = mmap.PAGESIZE
+GUEST = """
+(module
+  (memory (export "memory") 1 64)
+  (func (export "load") (param i32) (result i32) (i32.load8_u (local.get 0)))
+  (func (export "far") (param i32) (result i32) (i32.load8_u offset=0x1ffffff (local.get 0)))
+  (func (export "store") (param i32 i32) (i32.store8 (local.get 0) (local.get 1)))
+  (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
+  (func (export "size") (result i32) (memory.size)))
+"""
+LIMIT = 32 * WASM_PAGE_BYTES
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    engine = Engine.shared(EngineConfig(slots=8, images=True))
+    return Linker(engine).prepare(engine.compile(bytes(wat2wasm(GUEST))))
+
+
+def spawn(prepared, image: Image) -> Instance:
+    with kinds.supplying(lambda _size, _capacity: image.map(), LIMIT, image.size_bytes):
+        return Instance(prepared, limits=Limits(memory_bytes=LIMIT))
+
+
+def contents(size_bytes: int, runs: list[Run]) -> bytearray:
+    data = bytearray(size_bytes)
+    for run in runs:
+        data[run.offset_bytes : run.offset_bytes + len(run.data)] = run.data
+    return data
+
+
+def mappings_within(address: int) -> int:
+    """Count the mappings of a reservation."""
+    end = address + MEMORY_RESERVATION_BYTES + GUARD_BYTES
+    starts = [int(line.split("-")[0], 16) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sum(address <= start < end for start in starts)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@st.composite
+def runs_of(draw, size_bytes: int) -> list[Run]:
+    edges = draw(st.lists(st.integers(0, size_bytes), max_size=8, unique=True).map(sorted))
+    pairs = zip(edges[::2], edges[1::2], strict=False)
+    return [Run(start, bytes([draw(st.integers(1, 255))]) * (end - start)) for start, end in pairs]
+
+
+@given(pages=st.integers(1, 20), data=st.data())
+@settings(max_examples=25)
+def test_a_sandbox_has_what_the_image_holds_to_the_byte(prepared, pages, data):
+    size = pages * WASM_PAGE_BYTES
+    runs = data.draw(runs_of(size))
+    image = make_image(size, runs)
+    with spawn(prepared, image) as guest:
+        assert guest.call("size") == [pages]
+        assert guest.memory.read(0, size) == contents(size, runs)
+        with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
+            guest.call("load", [size])
+        with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
+            guest.call("far", [0xFFFF_FFFF])
+    image.close()
+
+
+@given(writes=st.lists(st.tuples(st.integers(0, 2 * WASM_PAGE_BYTES - 1), st.integers(1, 255)), max_size=20))
+@settings(max_examples=20)
+def test_what_one_sandbox_writes_no_other_sees_before_or_after(prepared, writes):
+    size = 2 * WASM_PAGE_BYTES
+    image = make_image(size, [Run(100, b"seed"), Run(70_000, b"\xab" * 5000)])
+    before = contents(size, [Run(100, b"seed"), Run(70_000, b"\xab" * 5000)])
+    with spawn(prepared, image) as bystander:
+        with spawn(prepared, image) as guest:
+            address = guest.memory.address
+            for where, value in writes:
+                guest.call("store", [where, value])
+            assert bystander.memory.read(0, size) == before
+        with spawn(prepared, image) as later:
+            assert later.memory.address == address
+            assert later.memory.read(0, size) == before
+    image.close()
+
+
+def test_memory_grows_to_the_limit_with_zeros_and_then_not(prepared):
+    image = make_image(WASM_PAGE_BYTES, [Run(0, b"x" * WASM_PAGE_BYTES)])
+    for _ in range(2):
+        with spawn(prepared, image) as guest:
+            assert guest.call("grow", [2]) == [1]
+            assert guest.memory.read(WASM_PAGE_BYTES, 2 * WASM_PAGE_BYTES) == bytes(2 * WASM_PAGE_BYTES)
+            guest.call("store", [2 * WASM_PAGE_BYTES, 7])
+            assert guest.call("grow", [1]) == [3]
+            assert guest.call("load", [2 * WASM_PAGE_BYTES]) == [7]
+            assert guest.call("grow", [28]) == [4]
+            assert guest.call("grow", [1]) == [-1]
+            with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
+                guest.call("load", [LIMIT])
+    image.close()
+
+
+def test_nobody_can_write_to_an_image(prepared):
+    image = make_image(WASM_PAGE_BYTES, [Run(0, b"seed")])
+    with pytest.raises(PermissionError):
+        os.pwrite(image._descriptor, b"other", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(image._descriptor, 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(image._descriptor, WASM_PAGE_BYTES)
+    image.close()
+
+
+def test_zeros_between_runs_take_no_memory_and_no_more_than_sixteen_mappings():
+    step = 2 * images.GAP_BYTES
+    runs = [Run(index * step + 5, b"\x01") for index in range(40)]
+    image = make_image(40 * step, runs)
+    assert len(image.extents) == images.MAX_EXTENTS
+    memory = image.map()
+    assert mappings_within(memory.address) <= 2 * images.MAX_EXTENTS + 2
+    for run in runs:
+        assert ctypes.string_at(memory.address + run.offset_bytes, 1) == b"\x01"
+    memory.close()
+    image.close()
+    near = make_image(4 * step, [Run(0, b"a"), Run(3 * step, b"b" * 9000)])
+    assert near.extents == ((0, PAGE), (3 * step, 3 * PAGE))
+    assert near.held_bytes == 4 * PAGE
+    near.close()
+
+
+@given(st.integers(0, 3 * WASM_PAGE_BYTES), st.integers(0, 3 * WASM_PAGE_BYTES), st.integers(1, 9), st.integers(1, 9))
+def test_runs_that_overlap_or_reach_past_the_end_are_refused(first, second, first_length, second_length):
+    size = 2 * WASM_PAGE_BYTES
+    fits = first + first_length <= second and second + second_length <= size
+    runs = [Run(first, b"a" * first_length), Run(second, b"b" * second_length)]
+    if fits:
+        make_image(size, runs).close()
+    else:
+        with pytest.raises(InvalidSnapshot):
+            make_image(size, runs)
+
+
+@pytest.mark.parametrize("size", [-WASM_PAGE_BYTES, 1, WASM_PAGE_BYTES - 1, (1 << 32) + WASM_PAGE_BYTES, 1 << 63])
+def test_a_size_that_no_memory_has_is_refused_before_anything_is_allocated(size):
+    with pytest.raises(InvalidSnapshot):
+        ImageWriter(size)
+
+
+def test_an_image_that_is_closed_makes_no_more_sandboxes_and_keeps_nothing(prepared):
+    image = make_image(WASM_PAGE_BYTES, [Run(0, b"seed")])
+    held = open_files()
+    with spawn(prepared, image) as guest:
+        address = guest.memory.address
+        image.close()
+        assert guest.call("load", [0]) == [ord("s")]
+    assert mappings_within(address) == 0
+    assert open_files() == held - 1
+    with pytest.raises(CapacityExhausted, match="closed"):
+        spawn(prepared, image)
+
+
+def test_a_writer_that_is_left_alone_keeps_no_descriptor():
+    held = open_files()
+    with ImageWriter(WASM_PAGE_BYTES) as writer:
+        writer.write(0, b"seed")
+    assert open_files() == held
+
+
+def test_threads_share_an_image_and_none_sees_anothers_writes(prepared):
+    image = make_image(WASM_PAGE_BYTES, [Run(0, b"s")])
+    wrong: list[object] = []
+
+    def work(mark: int) -> None:
+        try:
+            for _ in range(50):
+                with spawn(prepared, image) as guest:
+                    seen = guest.call("load", [0]), guest.call("load", [9])
+                    guest.call("store", [9, mark])
+                    guest.call("store", [0, mark])
+                    if seen != ([ord("s")], [0]) or guest.call("load", [9]) != [mark]:
+                        wrong.append(seen)
+        except Exception as error:  # noqa: BLE001 - told to the test's own thread
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    image.close()
