@@ -14,13 +14,16 @@ class Marks:
     Args:
         stock: where they come from. A used one is as good as new: a number that was not recorded yet reaches no device.
         most: events at a time.
+
+    Attributes:
+        next_number: of the event that is opened next.
     """
 
     def __init__(self, stock: Stock[Event], most: int) -> None:
         self._stock = stock
         self._most = most
         self._events: dict[int, Event | None] = {}
-        self._next = 1
+        self.next_number = 1
 
     @property
     def count(self) -> int:
@@ -28,9 +31,14 @@ class Marks:
         return len(self._events)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the open events, ascending."""
+        return tuple(self._events)
+
+    @property
     def unused(self) -> bool:
         """Whether the guest never opened one."""
-        return self._next == 1
+        return self.next_number == 1
 
     def open(self) -> int:
         """Return the number of a new event, which counts as reached until it is recorded.
@@ -40,7 +48,7 @@ class Marks:
         """
         if len(self._events) >= self._most:
             raise QuotaExceeded(f"the guest already holds {len(self._events)} events")
-        number, self._next = self._next, self._next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         self._events[number] = None
         return number
 

@@ -108,6 +108,9 @@ class GraphBook:
         device: where they are.
         sheet: told which of them may be replayed.
         most: graphs at a time, one that is being recorded included.
+
+    Attributes:
+        next_number: of the graph that is recorded next.
     """
 
     def __init__(self, device: Device, sheet: Sheet, most: int) -> None:
@@ -115,7 +118,7 @@ class GraphBook:
         self._sheet = sheet
         self._most = most
         self._graphs: dict[int, Recorded] = {}
-        self._next = 1
+        self.next_number = 1
 
     @property
     def count(self) -> int:
@@ -125,7 +128,7 @@ class GraphBook:
     @property
     def unused(self) -> bool:
         """Whether the guest never recorded one."""
-        return self._next == 1
+        return self.next_number == 1
 
     def require_room(self) -> None:
         """Check that there may be one more.
@@ -138,7 +141,7 @@ class GraphBook:
 
     def add(self, graph: Graph, needs: Needs) -> int:
         """Take a new graph in; return its number."""
-        number, self._next = self._next, self._next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         self._graphs[number] = Recorded(graph, needs)
         return number
 

@@ -34,15 +34,13 @@ class Kernel:
     Attributes:
         shared: where it is, perhaps for other sessions too.
         reservation: the charge for the module's variables, None if it has none.
-        text: its text if the session's next guest may be offered it, else b"".
     """
 
-    __slots__ = ("reservation", "shared", "text")
+    __slots__ = ("reservation", "shared")
 
-    def __init__(self, shared: SharedKernel, reservation: Reservation | None, text: bytes = b"") -> None:
+    def __init__(self, shared: SharedKernel, reservation: Reservation | None) -> None:
         self.shared = shared
         self.reservation = reservation
-        self.text = text
 
     @property
     def signature(self) -> KernelSignature:
@@ -67,6 +65,7 @@ class Holdings:
 
     Attributes:
         regions: every address that the session's kernels may touch.
+        next_handle: of the buffer that is allocated next.
         device_bytes: charged for buffers and for the variables of modules.
         ptx_bytes: text charged for kernels.
     """
@@ -75,6 +74,7 @@ class Holdings:
         self, commons: Commons, tenancy: Tenancy, limits: SessionLimits, sheet: Sheet, architecture: tuple[int, int]
     ) -> None:
         self.regions = RegionTable()
+        self.next_handle = 1
         self.device_bytes = 0
         self.ptx_bytes = 0
         self._commons = commons
@@ -84,7 +84,6 @@ class Holdings:
         self._architecture = architecture
         self._buffers: dict[int, Region] = {}
         self._kernels: dict[int, Kernel] = {}
-        self._next_handle = 1
         self._offers = Offers(commons.kernels, sheet)
 
     @property
@@ -111,7 +110,7 @@ class Holdings:
             raise QuotaExceeded(f"the guest already holds {len(self._buffers)} device buffers")
         self._check_bytes(size_bytes)
         region = self._tenancy.slab.allocate(size_bytes)
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        handle, self.next_handle = self.next_handle, self.next_handle + 1
         self._buffers[handle] = region
         self.device_bytes += size_bytes
         self.regions.add(region)
@@ -182,8 +181,6 @@ class Holdings:
         self.device_bytes += kernel.shared.device_bytes
         if image is not None:
             self._sheet.show_kernel(kernel_id, image)
-            if len(text) <= MAX_OFFER_BYTES:
-                kernel.text = text
         self._allow_loads()
         return kernel_id
 
@@ -204,7 +201,7 @@ class Holdings:
     @property
     def renewable(self) -> bool:
         """Whether there were never any buffers."""
-        return self._next_handle == 1
+        return self.next_handle == 1
 
     def renew(self) -> None:
         """Give the kernels back, but offer them to the next guest.
@@ -213,9 +210,9 @@ class Holdings:
             DeviceLost: the device does not answer.
         """
         for kernel_id, kernel in list(self._kernels.items()):
-            if kernel.text:
+            if self._sheet.pad is not None and kernel.shared.text_bytes <= MAX_OFFER_BYTES:
                 image = kernel.shared.image(self._commons.device, NEVER)
-                self._offers.add(kernel.shared, kernel.text, image)
+                self._offers.add(kernel.shared, image)
             self.unload(kernel_id)
 
     def kernel(self, kernel_id: int) -> Kernel:

@@ -27,6 +27,7 @@ MAX_IDLE_BYTES: Final = 64 * MIB
 MAX_DRAFTS: Final = 16
 MAX_DRAFT_BYTES: Final = 256 << 10
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
+_WRITABLE_SPACES: Final = frozenset({"global"})
 
 Architecture = tuple[int, int]
 Key = tuple[str, bytes, str, Architecture]
@@ -40,16 +41,18 @@ class Draft:
     Attributes:
         module: the variant that suits the device best.
         signature: of the kernel that was asked for.
-        text_bytes: length of the text.
+        text: as the guest gave it.
         device_bytes: what the module's variables take in global and constant memory.
         private: whether it has any, so that what one sandbox leaves there would be there for the next.
+        writable: whether kernels may write to some of them.
     """
 
     module: Module
     signature: KernelSignature
-    text_bytes: int
+    text: bytes
     device_bytes: int
     private: bool
+    writable: bool
 
 
 class SharedKernel:
@@ -59,22 +62,40 @@ class SharedKernel:
         loaded: its module.
         signature: what its arguments are checked against.
         device_bytes: what the module's variables take.
-        text_bytes: length of its text.
+        text: as a guest gave it; what is kept for nobody is bounded by the texts.
         private: whether one sandbox only may have it.
+        writable: whether kernels may have written to the module's variables.
     """
 
-    __slots__ = ("_image", "_lock", "device_bytes", "holders", "key", "loaded", "private", "signature", "text_bytes")
+    __slots__ = (
+        "_image",
+        "_lock",
+        "device_bytes",
+        "holders",
+        "key",
+        "loaded",
+        "private",
+        "signature",
+        "text",
+        "writable",
+    )
 
     def __init__(self, loaded: LoadedModule, draft: Draft, key: Key) -> None:
         self.loaded = loaded
         self.signature = draft.signature
         self.device_bytes = draft.device_bytes
         self.private = draft.private
-        self.text_bytes = draft.text_bytes
+        self.writable = draft.writable
+        self.text = draft.text
         self.key = key
         self.holders = 1
         self._image: KernelImage | None = None
         self._lock = threading.Lock()
+
+    @property
+    def text_bytes(self) -> int:
+        """Length of its text."""
+        return len(self.text)
 
     def image(self, device: Device, deadline: Deadline) -> KernelImage:
         """Return what compiled code launches; lives as long as the kernel.
@@ -156,8 +177,10 @@ class KernelCache:
         variants = ptx.parse_variants(text, deadline)
         module = ptx.select(variants, architecture, self._device.info.ptx_version)
         signature = ptx.signature(module, entry, deadline)
-        sizes = _variable_sizes(module, Watch(deadline, "while the variables of the PTX were measured"))
-        draft = Draft(module, signature, len(text), sum(sizes), private=bool(sizes))
+        variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
+        size_bytes = sum(map(variable_bytes, variables))
+        writable = any(variable.space in _WRITABLE_SPACES for variable in variables)
+        draft = Draft(module, signature, text, size_bytes, private=bool(variables), writable=writable)
         if draft.private and len(text) <= MAX_DRAFT_BYTES:
             with self._lock:
                 self._drafts[key] = draft
@@ -254,14 +277,14 @@ def digest(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def _variable_sizes(module: Module, watch: Watch) -> list[int]:
-    """Return the bytes of each variable in device memory: a guest could otherwise declare what it may not allocate."""
+def _device_variables(module: Module, watch: Watch) -> list[Variable]:
+    """Return each variable in device memory: a guest could otherwise declare what it may not allocate."""
     bodies = [function.body for function in module.functions() if function.body is not None]
-    sizes = [variable_bytes(variable) for variable in module.variables() if variable.space in _CHARGED_SPACES]
+    found = [variable for variable in module.variables() if variable.space in _CHARGED_SPACES]
     while bodies:
         for statement in watch.over(bodies.pop()):
             if isinstance(statement, Block):
                 bodies.append(statement.body)
             elif isinstance(statement, Variable) and statement.space in _CHARGED_SPACES:
-                sizes.append(variable_bytes(statement))
-    return sizes
+                found.append(statement)
+    return found

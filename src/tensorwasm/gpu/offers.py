@@ -27,7 +27,8 @@ class Offer:
 
     __slots__ = ("_entry", "_text", "row", "shared")
 
-    def __init__(self, shared: SharedKernel, text: bytes, entry: bytes, image: KernelImage) -> None:
+    def __init__(self, shared: SharedKernel, image: KernelImage) -> None:
+        text, entry = shared.text, shared.signature.entry.encode()
         self.shared = shared
         self._text = ctypes.create_string_buffer(text, max(len(text), 1))
         self._entry = ctypes.create_string_buffer(entry, max(len(entry), 1))
@@ -64,16 +65,16 @@ class Offers:
         """Return the kernel that a row of the pad offers."""
         return self._offers[row].shared
 
-    def add(self, shared: SharedKernel, text: bytes, image: KernelImage) -> None:
+    def add(self, shared: SharedKernel, image: KernelImage) -> None:
         """Offer a kernel that the session holds, unless it is one guest's alone, in the place of the oldest offer."""
         if shared.private or any(offer.shared is shared for offer in self._offers.values()):
             return
         row, self._next = self._next, (self._next + 1) % OFFER_ROWS
         old = self._offers.get(row)
         self._cache.hold(shared)
-        self._offers[row] = offer = Offer(shared, text, shared.signature.entry.encode(), image)
+        self._offers[row] = offer = Offer(shared, image)
         self._sheet.show_offer(row, offer.row)
-        self.longest_bytes = max(self.longest_bytes, len(text))
+        self.longest_bytes = max(self.longest_bytes, shared.text_bytes)
         if old is not None:
             self._cache.release(old.shared)
 

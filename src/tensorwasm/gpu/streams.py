@@ -250,6 +250,9 @@ class Lanes:
         stock: where they come from.
         sheet: where work is counted.
         most: streams at a time, beside the instance's own.
+
+    Attributes:
+        next_number: from which the stream that is opened next takes the first number that may be.
     """
 
     def __init__(self, device: Device, stock: StreamStock, sheet: Sheet, most: int) -> None:
@@ -258,7 +261,7 @@ class Lanes:
         self._sheet = sheet
         self._most = most
         self._lanes: dict[int, Lane] = {}
-        self._next = 1
+        self.next_number = 1
 
     def __iter__(self) -> Iterator[Lane]:
         """Return the open streams."""
@@ -272,7 +275,7 @@ class Lanes:
     @property
     def unused(self) -> bool:
         """Whether the guest never opened one."""
-        return self._next == 1
+        return self.next_number == 1
 
     def get(self, number: int) -> Lane | None:
         """Return a stream if it is open; the instance's own may not be yet."""
@@ -309,9 +312,9 @@ class Lanes:
         """
         if self.count >= self._most:
             raise QuotaExceeded(f"the guest already holds {self.count} streams")
-        while not self._sheet.has_room(self._next) or self._next % STREAM_ROWS == OWN:
-            self._next += 1
-        number, self._next = self._next, self._next + 1
+        while not self._sheet.has_room(self.next_number) or self.next_number % STREAM_ROWS == OWN:
+            self.next_number += 1
+        number, self.next_number = self.next_number, self.next_number + 1
         return self._open(number)
 
     def close(self, lane: Lane) -> None:

@@ -39,6 +39,7 @@ class Windows:
         kind: of the guest's memory.
 
     Attributes:
+        kind: of the guest's memory.
         reach: what is reached in place.
     """
 
@@ -46,12 +47,12 @@ class Windows:
         "_commons",
         "_counted",
         "_graphs",
-        "_kind",
         "_regions",
         "_sheet",
         "_slot",
         "_tenancy",
         "_work",
+        "kind",
         "reach",
     )
 
@@ -72,7 +73,7 @@ class Windows:
         self._sheet = sheet
         self._work = work
         self._graphs = graphs
-        self._kind = kind
+        self.kind = kind
         self._slot: Slot | None = None
         self._renew_rent()
 
@@ -90,7 +91,7 @@ class Windows:
         """
         if not memory.size_bytes or memory == self.reach.region:
             return
-        if self._kind == "staged":
+        if self.kind == "staged":
             raise LaunchRefused("this function's memory is staged: only a launch that waits can have windows on it")
         if self._outdated(memory):
             self._work.wait_all(deadline)
@@ -113,7 +114,7 @@ class Windows:
             DeviceLost: the device does not answer.
         """
         require_inside(window, memory)
-        if self._kind != "staged":
+        if self.kind != "staged":
             self.extend(memory, deadline)
         return self.reach.holds(window.address, window.length_bytes)
 
@@ -123,7 +124,7 @@ class Windows:
         Raises:
             DeviceLost: the device does not answer.
         """
-        if memory is not None and (self._kind == "pinned" or length_bytes >= PIN_COPY_BYTES):
+        if memory is not None and (self.kind == "pinned" or length_bytes >= PIN_COPY_BYTES):
             with suppress(QuotaExceeded, LaunchRefused):
                 self.extend(memory, deadline)
 
@@ -135,12 +136,12 @@ class Windows:
 
     def before_launch(self, memory: Region) -> list[int]:
         """Return the same for a launch that waits."""
-        staging = self._kind in _RENT_BYTES and self.reach.region is None
+        staging = self.kind in _RENT_BYTES and self.reach.region is None
         return self._busy() if staging or self._outdated(memory) else []
 
     def before_copy(self, memory: Region, stream: int) -> list[int]:
         """Return the same for a copy that is given to a stream."""
-        if self._kind == "staged":
+        if self.kind == "staged":
             return [number for number in self._busy() if number == stream]
         return self.before_start(memory)
 
@@ -169,7 +170,7 @@ class Windows:
         """
         if not memory.size_bytes:
             return None
-        rents = self._kind in _RENT_BYTES
+        rents = self.kind in _RENT_BYTES
         if rents and self.reach.region is None:
             placement = self._stage(windows, memory)
             if placement is not None and placement.used_bytes <= self._count_rent(memory):
@@ -185,7 +186,7 @@ class Windows:
 
     def offer(self) -> None:
         """Have a slot for compiled code to find, if there are plenty and windows may be staged."""
-        if self._kind in _RENT_BYTES and self.reach.region is None and self._commons.ring.plenty:
+        if self.kind in _RENT_BYTES and self.reach.region is None and self._commons.ring.plenty:
             with suppress(CapacityExhausted):
                 self._take_slot()
 
@@ -253,13 +254,13 @@ class Windows:
         placement = Placement(windows, memory.address)
         slot_bytes = self._commons.ring.slot_bytes
         if placement.used_bytes > slot_bytes:
-            if self._kind == "staged":
+            if self.kind == "staged":
                 raise QuotaExceeded(f"windows of {placement.used_bytes} bytes: at most {slot_bytes} are staged")
             return None
         try:
             self._take_slot()
         except CapacityExhausted:
-            if self._kind == "staged":
+            if self.kind == "staged":
                 raise
             return None
         return placement
@@ -267,7 +268,7 @@ class Windows:
     def _renew_rent(self) -> None:
         """Let nothing be staged any more of memory that was bought, of other memory as much as its kind may."""
         self._counted = 0
-        self._sheet.stage_left = _RENT_BYTES.get(self._kind, 0) if self.reach.region is None else 0
+        self._sheet.stage_left = _RENT_BYTES.get(self.kind, 0) if self.reach.region is None else 0
 
     def _count_rent(self, memory: Region) -> int:
         """Return how many bytes may still be staged of a memory of that size."""

@@ -22,15 +22,19 @@ from tensorwasm.gpu.place import Place
 from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.gpu.session.buffers import Buffers
+from tensorwasm.gpu.session.capture import Capture
 from tensorwasm.gpu.session.events import Events
 from tensorwasm.gpu.session.graphs import Graphs
 from tensorwasm.gpu.session.kernels import Kernels
+from tensorwasm.gpu.session.numbers import Numbers
+from tensorwasm.gpu.session.restore import Restore
 from tensorwasm.gpu.session.streams import Streams
 from tensorwasm.gpu.session.turns import Turns
 from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.statistics import SessionStatistics, describe_compiled
 from tensorwasm.gpu.windows import Windows
 from tensorwasm.gpu.work import Work
+from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
 _LIMITS: Final = SessionLimits()
@@ -108,6 +112,9 @@ class Session:
         self.streams = Streams(turns, work, share)
         self.events = Events(turns, device, work, marks)
         self.graphs = Graphs(turns, work, book, launcher)
+        numbers = Numbers(holdings, sheet, work, marks, book)
+        self._capture = Capture(turns, device, sheet, holdings, windows, work, marks, book, launcher, numbers)
+        self._restore = Restore(turns, device, holdings, work, marks, book, numbers)
         self._native = 0, 0, 0
         self._release_failures = 0
         self._abandoned = False
@@ -182,6 +189,50 @@ class Session:
         with turns.lock:
             if not turns.closed and not self._sheet.pending:
                 self._work.place.leave()
+
+    def capture(self, deadline: Deadline, parent: SavedSession | None = None) -> SavedSession:
+        """Read the session into plain values, once all its work has ended; it goes on as before. Blocks.
+
+        Call it between two calls of the guest. An address that a kernel stored means nothing where the session is
+        restored: buffers and memory lie elsewhere there.
+
+        Args:
+            deadline: when the work must have ended; whoever waits for it then does not stop it.
+            parent: the whole of an earlier state of the session, or of what this one was restored from. Of a buffer
+                that it has, only pages that differ from it are read into the result.
+
+        Raises:
+            NotCapturable: the session is over, a stream records, there are graphs, or a kernel's module has variables
+                in global memory; the message says which.
+            InvalidSnapshot: the parent makes no sense, or is another session's.
+            InvokeTimeout: the work did not end in time; all is as before.
+            KernelFault: the work broke a rule.
+            DeviceLost: the device does not answer.
+        """
+        return self._capture.take(deadline, parent)
+
+    def restore(self, saved: SavedSession, deadline: Deadline) -> None:
+        """Make a new session what a saved one was, charged to this one's tenant and limits. Blocks.
+
+        Every number that the guest has means the same again, and none of them is given twice. Kernels go through the
+        checks of `Kernels.load`, for this device. The kind of memory is whatever this session was opened with.
+
+        Args:
+            saved: whole; what it says is checked like anything that comes from elsewhere.
+            deadline: when all of it must have been done.
+
+        Raises:
+            InvalidSnapshot: it contradicts itself.
+            InvalidArgs: the session is not new.
+            QuotaExceeded: over a limit of the session, the tenant or the process, or the device has no memory left.
+            MalformedPtx: a kernel's text does not parse, or the device's compiler refuses it.
+            UnsupportedPtx: a kernel, which is named, asks for what the device lacks.
+            InvalidKernel: a text has no such entry.
+            InvokeTimeout: the deadline passed. If contents were on their way already, the session is over.
+            DeviceUnavailable: this machine cannot assemble a kernel now.
+            DeviceLost: the session is over, or the device does not answer.
+        """
+        self._restore.put(saved, deadline)
 
     def statistics(self) -> SessionStatistics:
         """Return a snapshot."""
