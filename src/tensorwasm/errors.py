@@ -22,6 +22,8 @@
     │   ├── NotSupported         this kind of memory, or this device, cannot do that
     │   ├── NotCapturable        what is live and cannot be saved, by name
     │   ├── InvalidSnapshot      a saved state that contradicts itself or what it is restored into
+    │   ├── ArtifactNotFound     no such artifact of this tenant, or no such name
+    │   ├── ArtifactInUse        a name or another artifact still leads to it
     │   ├── TooLarge             more memory at once than there can be (requested, limit)
     │   └── InvalidKey           no such key: wrong length, kind or text
     ├── GuestError               the guest program's own doing
@@ -38,6 +40,8 @@
         │   └── DeviceFault      a worker process went down with its device; another takes its place
         ├── TickerNotRunning     deadlines cannot be kept, so nothing is started
         ├── OutputClosed         nobody takes what is written any more
+        ├── ArtifactCorrupt      what was stored is not what was put; it is never given out
+        ├── StoreUnavailable     the place where artifacts are kept does not answer, or has no room
         ├── UnsafeFile           a file or folder that must be this user's alone is not
         ├── EngineMismatch       the installed wasmtime is not the one this release is written for
         └── InternalError        a bug here
@@ -200,6 +204,20 @@ class InvalidSnapshot(CallerError):
     kind = "invalid_snapshot"
 
 
+class ArtifactNotFound(CallerError):
+    """This tenant has no such artifact, or no such name; another's are the same as none."""
+
+    kind = "artifact_not_found"
+    http_status = 404
+
+
+class ArtifactInUse(CallerError):
+    """A name or another artifact still leads to it, so it stays."""
+
+    kind = "artifact_in_use"
+    http_status = 409
+
+
 class TooLarge(CallerError):
     """More memory at once than there can be.
 
@@ -353,6 +371,20 @@ class OutputClosed(HostError):
     """Nobody takes what is written any more: the reader has gone, or the disk is full."""
 
     kind = "output_closed"
+
+
+class ArtifactCorrupt(HostError):
+    """What was stored is not what was put, or is gone. It is never given out, and putting it again mends it."""
+
+    kind = "artifact_corrupt"
+
+
+class StoreUnavailable(HostError):
+    """The place where artifacts are kept does not answer, refuses or has no room; the message says which."""
+
+    kind = "store_unavailable"
+    http_status = 503
+    retryable = True
 
 
 class UnsafeFile(HostError):

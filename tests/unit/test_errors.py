@@ -34,9 +34,11 @@ def test_a_malformed_ptx_says_where():
     assert errors.MalformedPtx("no .version").message == "no .version"
 
 
-def test_what_is_refused_for_now_or_lost_with_a_device_may_be_tried_again():
+def test_what_is_refused_for_now_or_lost_with_a_device_or_a_store_may_be_tried_again():
     retryable = {c for c in tree() if c.retryable}
-    assert retryable == {c for c in tree() if issubclass(c, (errors.LimitError, errors.DeviceLost))}
+    assert retryable == {
+        c for c in tree() if issubclass(c, (errors.LimitError, errors.DeviceLost, errors.StoreUnavailable))
+    }
 
 
 def test_a_device_fault_is_a_lost_device_that_says_so():
