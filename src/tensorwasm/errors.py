@@ -7,6 +7,7 @@
     │   ├── InvalidWasm          not a valid module under the enabled proposals
     │   ├── ModuleTooLarge       more bytes than the limit
     │   ├── ModuleMemoryTooLarge declares more memory than the limit
+    │   ├── CompileFailed        the compiler crashed on the module, or took more than it may
     │   ├── UnknownImport        asks for a host function that does not exist or was not granted
     │   ├── MissingExport        no such exported function
     │   ├── InvalidArgs          arguments do not fit the export's signature
@@ -100,6 +101,13 @@ class ModuleMemoryTooLarge(CallerError):
 
     kind = "module_memory_too_large"
     http_status = 413
+
+
+class CompileFailed(CallerError):
+    """The compiler crashed on the module, or took more than it may; the message names it by its hash."""
+
+    kind = "compile_failed"
+    http_status = 422
 
 
 class UnknownImport(CallerError):

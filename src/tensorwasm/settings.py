@@ -91,6 +91,12 @@ def _count(name: str, text: str) -> int:
     return checked_count(name, int(text))
 
 
+def _size(name: str, text: str) -> int:
+    if (size := int(text)) < 0:
+        raise InvalidArgs(f"{name} is at least 0, not {size}")
+    return size
+
+
 def _architecture(_name: str, text: str) -> tuple[int, int]:
     found = re.fullmatch(r"sm_(\d{1,3})(\d)[af]?", text, re.ASCII)
     if found is None:
@@ -192,7 +198,28 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "TENSOR_WASM_CACHE",
         _text,
         "",
-        "Folder where compiled host functions are kept; empty takes tensor-wasm in the user's cache folder.",
+        "Folder where compiled code is kept; empty takes tensor-wasm in the user's cache folder.",
+    ),
+    Setting(
+        "code_cache_mib",
+        "TENSOR_WASM_CODE_CACHE",
+        _size,
+        1024,
+        "Compiled modules that are kept there, in MiB; 0 keeps none.",
+    ),
+    Setting(
+        "compile_timeout_s",
+        "TENSOR_WASM_COMPILE_TIMEOUT",
+        _seconds,
+        60.0,
+        "Wall-clock seconds for compiling one module.",
+    ),
+    Setting(
+        "compile_memory_mib",
+        "TENSOR_WASM_COMPILE_MEMORY",
+        _count,
+        4096,
+        "Address space in MiB for compiling one module; wasmtime itself takes 256.",
     ),
     Setting(
         "state",
@@ -227,6 +254,9 @@ class Settings:
     multiprocessors: int | None
     native: str
     cache: str
+    code_cache_mib: int
+    compile_timeout_s: float
+    compile_memory_mib: int
     state: str
     ptxas: str
     traceback: bool
@@ -260,6 +290,11 @@ def _read(setting: Setting, environment: Mapping[str, str]) -> object:
 def current() -> Settings:
     """Return this process's settings, read from the environment once."""
     return Settings.from_environment(os.environ)
+
+
+def cache_dir() -> Path:
+    """Return the folder of what can be made again, compiled code above all; it may not be there yet."""
+    return Path(current().cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tensor-wasm").expanduser()
 
 
 def state_dir() -> Path:

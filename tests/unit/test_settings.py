@@ -36,6 +36,10 @@ def test_variables_are_ours_and_unique():
         ("TENSOR_WASM_GPU_MEMORY", "swap"),
         ("TENSOR_WASM_MULTIPROCESSORS", "0"),
         ("TENSOR_WASM_GPU_QUOTA", "0"),
+        ("TENSOR_WASM_CODE_CACHE", "-1"),
+        ("TENSOR_WASM_CODE_CACHE", "off"),
+        ("TENSOR_WASM_COMPILE_TIMEOUT", "0"),
+        ("TENSOR_WASM_COMPILE_MEMORY", "0"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(variable, text):
@@ -58,6 +62,9 @@ def test_every_setting_changes_what_it_says():
         "cuda_arch": ("sm_103", (10, 3)),
         "native": ("On", "on"),
         "cache": ("/var/cache/ours", "/var/cache/ours"),
+        "code_cache_mib": ("0", 0),
+        "compile_timeout_s": ("5", 5.0),
+        "compile_memory_mib": ("512", 512),
         "state": ("/var/lib/ours", "/var/lib/ours"),
         "gpu_memory": ("vmm", "vmm"),
         "gpu_quota_mib": ("24", 24),

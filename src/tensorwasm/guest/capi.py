@@ -109,6 +109,9 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_frame_func_name": ("p", "p"),
     "wasmtime_func_call_async": ("p", "pppzpzpp"),
     "wasmtime_func_call_unchecked": ("p", "pppzp"),
+    "wasmtime_func_to_raw": ("p", "pp"),
+    "wasmtime_global_get": ("v", "ppp"),
+    "wasmtime_global_set": ("p", "ppp"),
     "wasmtime_instance_export_get": ("b", "pppzp"),
     "wasmtime_instance_pre_delete": ("v", "p"),
     "wasmtime_instance_pre_instantiate": ("p", "pppp"),
@@ -123,7 +126,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_memory_data": ("p", "pp"),
     "wasmtime_memory_data_size": ("z", "pp"),
     "wasmtime_module_delete": ("v", "p"),
+    "wasmtime_module_deserialize": ("p", "ppzp"),
+    "wasmtime_module_deserialize_file": ("p", "ppp"),
     "wasmtime_module_new": ("p", "ppzp"),
+    "wasmtime_module_serialize": ("p", "pp"),
     "wasmtime_pooling_allocation_config_delete": ("v", "p"),
     "wasmtime_pooling_allocation_config_new": ("p", ""),
     "wasmtime_pooling_allocation_strategy_set": ("v", "pp"),
@@ -132,6 +138,10 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_store_epoch_deadline_callback": ("v", "pppp"),
     "wasmtime_store_limiter": ("v", "plllll"),
     "wasmtime_store_new": ("p", "ppp"),
+    "wasmtime_table_get": ("b", "ppLp"),
+    "wasmtime_table_grow": ("p", "ppLpp"),
+    "wasmtime_table_set": ("p", "ppLp"),
+    "wasmtime_table_size": ("L", "pp"),
     "wasmtime_trap_code": ("b", "pp"),
     "wasmtime_trap_new": ("p", "pz"),
 }
@@ -152,10 +162,12 @@ SIZES: Final = {
     "wasmtime_async_continuation_t": 24,
     "wasmtime_extern_t": 32,
     "wasmtime_func_t": 16,
+    "wasmtime_global_t": 24,
     "wasmtime_instance_t": 16,
     "wasmtime_linear_memory_t": 32,
     "wasmtime_memory_creator_t": 24,
     "wasmtime_memory_t": 24,
+    "wasmtime_table_t": 24,
     "wasmtime_val_raw_t": 16,
     "wasmtime_val_t": 32,
 }
@@ -164,6 +176,7 @@ VALUE_PAYLOAD_OFFSET: Final = 8
 CELL_BYTES: Final = SIZES["wasmtime_val_raw_t"]
 EXTERN_MEMORY: Final = 3
 VALUE_KINDS: Final = {"i32": 0, "i64": 1, "f32": 2, "f64": 3}
+GLOBAL_KINDS: Final = {**VALUE_KINDS, "v128": 4, "funcref": 5}
 STRATEGY_CRANELIFT: Final = 1
 EPOCH_CONTINUE: Final = 0
 
@@ -286,9 +299,10 @@ def _load() -> str:
     return path
 
 
-_PATH: Final = _load()
-_KEEPING: Final = ctypes.PyDLL(_PATH)
-_RELEASING: Final = ctypes.CDLL(_PATH)
+LIBRARY: Final = _load()
+"""Path of wasmtime's library."""
+_KEEPING: Final = ctypes.PyDLL(LIBRARY)
+_RELEASING: Final = ctypes.CDLL(LIBRARY)
 
 
 def bind(name: str) -> Callable[..., Any]:

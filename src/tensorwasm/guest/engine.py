@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -260,21 +261,30 @@ def check_declared(declared: Preamble, limits: Limits) -> None:
             raise ModuleMemoryTooLarge(f"the module declares a table of {table.minimum} elements; the limit is {most}")
 
 
-def _configure(config: EngineConfig) -> int:
-    address: int = capi.bind("wasm_config_new")()
-    for flag, value in _FLAGS.items():
-        capi.bind(f"wasmtime_config_{flag}_set")(address, value)
-    numbers = {
+def settings_of(config: EngineConfig) -> dict[str, int]:
+    """Return wasmtime's settings, by name, as far as they are numbers: all that shapes code is among them."""
+    switches: Mapping[str, int] = {}
+    if config.images:
+        switches = kinds.GUARDED_SWITCHES
+    elif config.host_memory:
+        switches = kinds.SWITCHES
+    return {
+        **_FLAGS,
         "strategy": capi.STRATEGY_CRANELIFT,
         "async_stack_size": config.fiber_bytes,
         "max_wasm_stack": config.stack_bytes,
         "memory_guard_size": GUARD_BYTES,
         "memory_reservation": MEMORY_RESERVATION_BYTES,
+        **switches,
     }
-    for name, number in numbers.items():
-        capi.bind(f"wasmtime_config_{name}_set")(address, number)
+
+
+def _configure(config: EngineConfig) -> int:
+    address: int = capi.bind("wasm_config_new")()
+    for name, value in settings_of(config).items():
+        capi.bind(f"wasmtime_config_{name}_set")(address, value)
     if config.host_memory or config.images:
-        kinds.install(address, guarded=config.images)
+        kinds.install(address)
     else:
         _pool(address, config)
     return address

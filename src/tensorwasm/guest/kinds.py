@@ -101,28 +101,26 @@ def live() -> int:
     return len(_live)
 
 
-def install(config: int, *, guarded: bool = False) -> None:
-    """Make an engine's configuration ask here for memory.
+def install(config: int) -> None:
+    """Make an engine's configuration ask here for memory; `SWITCHES` and `GUARDED_SWITCHES` say how it must be made.
 
     Args:
         config: address of a ``wasm_config_t``.
-        guarded: every memory that is provided has as much address space as the configuration says, accessible to its
-            end and no further, so nothing has to be compared.
     """
-    for name, value in (_GUARDED_SWITCHES if guarded else _SWITCHES).items():
-        capi.bind(f"wasmtime_config_{name}_set")(config, value)
     capi.bind("wasmtime_config_host_memory_creator_set")(config, ctypes.byref(_creator))
 
 
 # No reservation and no guard: every access is compared. Images are mapped only into wasmtime's own memories.
-_SWITCHES: Final = {
+SWITCHES: Final = {
     "memory_guard_size": 0,
     "memory_init_cow": False,
     "memory_may_move": True,  # it does not, but a memory without a reservation may not grow otherwise
     "memory_reservation": 0,
     "memory_reservation_for_growth": 0,
 }
-_GUARDED_SWITCHES: Final = {"memory_init_cow": False}
+GUARDED_SWITCHES: Final = {"memory_init_cow": False}
+"""Every memory that is provided has as much address space as the configuration says, accessible to its end and no
+further, so nothing has to be compared."""
 
 
 class _LinearMemoryRecord(ctypes.Structure):

@@ -54,7 +54,12 @@ def clean(text: str) -> str:
 
 def explain(error: int) -> str:
     """Return a wasmtime error's message and causes, without a backtrace or addresses, and free the error."""
-    text = capi.take_error(error).partition("Stack backtrace:")[0].replace("\nCaused by:\n", "\n")
+    return tell(capi.take_error(error))
+
+
+def tell(said: str) -> str:
+    """Return the text of a wasmtime error in the same way."""
+    text = said.partition("Stack backtrace:")[0].replace("\nCaused by:\n", "\n")
     causes = (_CAUSE_NUMBER.sub("", line) for line in text.split("\n") if line.strip() and not _FRAME.match(line))
     return clean(": ".join(causes))
 

@@ -7,18 +7,12 @@ like as us. So the folder is our own, or it is not used.
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 
-from tensorwasm import settings
-
-_OWNER_ONLY: Final = 0o700
-_ROOT: Final = 0
+from tensorwasm.guest import folders
 
 
 def open_folder(contents: Iterable[object]) -> Path:
@@ -30,42 +24,7 @@ def open_folder(contents: Iterable[object]) -> Path:
     Raises:
         OSError: it cannot be made, or others could write to it; the message says which folder and why.
     """
-    root = Path(settings.current().cache or _user_cache()) / "native"
-    folder = root / _digest(contents)
-    root.parent.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
-    parent = root.parent.resolve()
-    _require_kept(parent, stat.S_IWGRP | stat.S_IWOTH)
-    for above in parent.parents:
-        _require_kept(above, stat.S_IWOTH)  # a group may be the user's alone
-    for part in (root, folder):
-        part.mkdir(mode=_OWNER_ONLY, exist_ok=True)
-        _require_own(part)
-    return folder
-
-
-def _require_kept(folder: Path, others: int) -> None:
-    """Check that nobody else can put a folder of theirs in the place of what is in this one: not even its owner."""
-    found = folder.stat()
-    if found.st_mode & others and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"{folder} can be written by others")
-    # Who owns all there is can do so anyway, and in a container that may be nobody.
-    if found.st_uid not in {os.geteuid(), _ROOT} and folder != folder.parent:
-        raise PermissionError(f"{folder} belongs to somebody else")
-
-
-def _require_own(folder: Path) -> None:
-    """Check that a folder is ours alone, without following a link."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(f"{folder} is a link, or no folder")
-    if found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
-    if stat.S_IMODE(found.st_mode) != _OWNER_ONLY:
-        raise PermissionError(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}, not 700")
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tensor-wasm"
+    return folders.open_own("native", _digest(contents))
 
 
 def _digest(contents: Iterable[object]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from numba.core import config
 
 from tensorwasm import settings
+from tensorwasm.guest import folders
 from tensorwasm.guest.native import cache, compiled
 
 
@@ -109,7 +110,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
 def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
     use(tmp_path / "mine")
     (tmp_path / "mine").mkdir(mode=0o700)
-    monkeypatch.setattr(cache, "_ROOT", -1)
+    monkeypatch.setattr(folders, "_ROOT", -1)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(OSError, match=f"{re.escape(str(tmp_path.resolve() / 'mine'))} belongs to somebody else"):
         cache.open_folder([])

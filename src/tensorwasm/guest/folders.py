@@ -1,0 +1,57 @@
+"""Folders for compiled code: this user's alone, so that nobody else chooses what is run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from tensorwasm import settings
+
+_OWNER_ONLY: Final = 0o700
+_ROOT: Final = 0
+
+
+def open_own(*names: str) -> Path:
+    """Return a folder in the cache folder (`tensorwasm.settings.cache_dir`), made if it is not there.
+
+    Args:
+        names: of the folder in the cache folder, of the one in that, and so on. All get mode 0700.
+
+    Raises:
+        OSError: it cannot be made, or others could write to it; the message says which folder and why.
+    """
+    above = settings.cache_dir()
+    above.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+    parent = above.resolve()
+    _require_kept(parent, stat.S_IWGRP | stat.S_IWOTH)
+    for further in parent.parents:
+        _require_kept(further, stat.S_IWOTH)  # a group may be the user's alone
+    folder = above
+    for name in names:
+        folder /= name
+        folder.mkdir(mode=_OWNER_ONLY, exist_ok=True)
+        _require_own(folder)
+    return folder
+
+
+def _require_kept(folder: Path, others: int) -> None:
+    """Check that nobody else can put a folder of theirs in the place of what is in this one: not even its owner."""
+    found = folder.stat()
+    if found.st_mode & others and not found.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{folder} can be written by others")
+    # Who owns all there is can do so anyway, and in a container that may be nobody.
+    if found.st_uid not in {os.geteuid(), _ROOT} and folder != folder.parent:
+        raise PermissionError(f"{folder} belongs to somebody else")
+
+
+def _require_own(folder: Path) -> None:
+    """Check that a folder is ours alone, without following a link."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{folder} is a link, or no folder")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    if stat.S_IMODE(found.st_mode) != _OWNER_ONLY:
+        raise PermissionError(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}, not 700")
