@@ -26,7 +26,18 @@
     │   ├── ArtifactNotFound     no such artifact of this tenant, or no such name
     │   ├── ArtifactInUse        a name or another artifact still leads to it
     │   ├── TooLarge             more memory at once than there can be (requested, limit)
-    │   └── InvalidKey           no such key: wrong length, kind or text
+    │   ├── InvalidKey           no such key: wrong length, kind or text
+    │   └── SealRefused          a sealed file that is not taken: nothing in it was decompressed or parsed
+    │       ├── NotSealed        no sealed file, or one whose header contradicts itself
+    │       ├── UnknownVersion   of a version that this release does not read
+    │       ├── Unsigned         has no signature, and nobody asked for that
+    │       ├── UnknownKey       signed or encrypted under a key that is not on the ring
+    │       ├── WrongKeyKind     names a key of the ring, which is of another kind
+    │       ├── SignatureInvalid  the signature is not that key's
+    │       ├── Damaged          signed, and then cut, lengthened or changed
+    │       ├── WrongContent     holds something else
+    │       ├── WrongModule      belongs to another module
+    │       └── WrongParent      adds to a snapshot that is not there, is another one, or is too far down a chain
     ├── GuestError               the guest program's own doing
     │   ├── GuestTrap            a Wasm trap
     │   ├── GuestExit            proc_exit with a code other than 0
@@ -43,6 +54,7 @@
         ├── OutputClosed         nobody takes what is written any more
         ├── ArtifactCorrupt      what was stored is not what was put; it is never given out
         ├── StoreUnavailable     the place where artifacts are kept does not answer, or has no room
+        ├── SigningNotConfigured  there is no key that signs, or none that encrypts
         ├── UnsafeFile           a file or folder that must be this user's alone is not
         ├── EngineMismatch       the installed wasmtime is not the one this release is written for
         └── InternalError        a bug here
@@ -250,6 +262,78 @@ class InvalidKey(CallerError):
     kind = "invalid_key"
 
 
+class SealRefused(CallerError):
+    """A sealed file is not taken. Nothing in it was decompressed or parsed."""
+
+    kind = "snapshot_refused"
+
+
+class NotSealed(SealRefused):
+    """This is no sealed file, or its header contradicts itself."""
+
+    kind = "snapshot_malformed"
+
+
+class UnknownVersion(SealRefused):
+    """The file is of a version that this release does not read."""
+
+    kind = "snapshot_version_unknown"
+
+
+class Unsigned(SealRefused):
+    """The file has no signature, and nobody asked for files without."""
+
+    kind = "snapshot_unsigned"
+    http_status = 403
+
+
+class UnknownKey(SealRefused):
+    """The file is signed or encrypted under a key that is not on the ring; the message has its id."""
+
+    kind = "snapshot_key_unknown"
+    http_status = 403
+
+
+class WrongKeyKind(SealRefused):
+    """The file names a key of the ring, and another way of signing than that key's."""
+
+    kind = "snapshot_key_kind"
+    http_status = 403
+
+
+class SignatureInvalid(SealRefused):
+    """The signature is not that of the key that the file names."""
+
+    kind = "snapshot_signature_invalid"
+    http_status = 403
+
+
+class Damaged(SealRefused):
+    """The file was cut, lengthened or changed after it had been signed."""
+
+    kind = "snapshot_damaged"
+
+
+class WrongContent(SealRefused):
+    """The file holds another kind of content."""
+
+    kind = "snapshot_content_kind"
+
+
+class WrongModule(SealRefused):
+    """The file belongs to another module."""
+
+    kind = "snapshot_module_mismatch"
+    http_status = 409
+
+
+class WrongParent(SealRefused):
+    """The snapshot adds to another one, which is not there, is not that one, or is too far down a chain."""
+
+    kind = "snapshot_parent_mismatch"
+    http_status = 409
+
+
 class GuestError(TensorWasmError):
     """The guest program's own doing.
 
@@ -393,6 +477,13 @@ class StoreUnavailable(HostError):
     kind = "store_unavailable"
     http_status = 503
     retryable = True
+
+
+class SigningNotConfigured(HostError):
+    """There is no key that signs, or none that encrypts, where one was asked for."""
+
+    kind = "snapshot_signing_not_configured"
+    http_status = 503
 
 
 class UnsafeFile(HostError):

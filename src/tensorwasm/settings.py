@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -152,6 +152,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Sandboxes alive at once in one process; empty takes 1000, or as many as vm.max_map_count allows.",
     ),
     Setting(
+        "guest_threads",
+        "TENSOR_WASM_GUEST_THREADS",
+        _count,
+        None,
+        "Threads for submitted guests without a GPU that run long; empty takes the number of processors.",
+    ),
+    Setting(
         "emulator_memory_mib",
         "TENSOR_WASM_EMULATOR_MEMORY",
         _count,
@@ -228,6 +235,27 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Folder of this machine's keys; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
     ),
+    Setting(
+        "snapshot_key",
+        "TENSOR_WASM_SNAPSHOT_KEY",
+        _text,
+        "",
+        "Key that signs snapshots: hmac: or ed25519: and 64 hex digits or a file; empty takes the machine's own.",
+    ),
+    Setting(
+        "snapshot_trust",
+        "TENSOR_WASM_SNAPSHOT_TRUST",
+        _text,
+        "",
+        "Further keys whose snapshots are taken, separated by commas; ed25519-public: too.",
+    ),
+    Setting(
+        "snapshot_cipher_key",
+        "TENSOR_WASM_SNAPSHOT_CIPHER_KEY",
+        _text,
+        "",
+        "Keys that encrypt snapshots at rest, 64 hex digits or files, separated by commas; the first encrypts.",
+    ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
@@ -247,6 +275,7 @@ class Settings:
     timeout_s: float
     memory_mib: int
     pool_slots: int | None
+    guest_threads: int | None
     emulator_memory_mib: int
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind
@@ -258,6 +287,9 @@ class Settings:
     compile_timeout_s: float
     compile_memory_mib: int
     state: str
+    snapshot_key: str = field(repr=False)
+    snapshot_trust: str = field(repr=False)
+    snapshot_cipher_key: str = field(repr=False)
     ptxas: str
     traceback: bool
 

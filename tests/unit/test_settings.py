@@ -66,6 +66,9 @@ def test_every_setting_changes_what_it_says():
         "compile_timeout_s": ("5", 5.0),
         "compile_memory_mib": ("512", 512),
         "state": ("/var/lib/ours", "/var/lib/ours"),
+        "snapshot_key": ("hmac:" + "ab" * 32, "hmac:" + "ab" * 32),
+        "snapshot_trust": ("ed25519-public:/etc/key.pem", "ed25519-public:/etc/key.pem"),
+        "snapshot_cipher_key": ("cd" * 32, "cd" * 32),
         "gpu_memory": ("vmm", "vmm"),
         "gpu_quota_mib": ("24", 24),
         "multiprocessors": ("16", 16),
@@ -89,3 +92,10 @@ def test_the_package_says_its_version_even_from_a_tree_that_is_not_installed(mon
     assert package_version() == metadata.version("tensor-wasm")
     monkeypatch.setattr(metadata, "version", missing)
     assert package_version() == "source"
+
+
+def test_settings_show_no_key():
+    variables = [setting.variable for setting in SETTINGS if "_KEY" in setting.variable or "TRUST" in setting.variable]
+    settings = Settings.from_environment(dict.fromkeys(variables, "ab" * 32))
+    assert len(variables) == 3
+    assert "abab" not in repr(settings)

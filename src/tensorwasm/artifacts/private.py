@@ -13,8 +13,8 @@ from tensorwasm.errors import UnsafeFile
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _ROOT: Final = 0
 _POSIX: Final = hasattr(os, "geteuid")
 _OPEN: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -34,7 +34,7 @@ def open_folder(above: Path, name: str) -> Path:
     folder = above / name
     try:
         above.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        require_own(above.stat(), "the state folder (TENSOR_WASM_STATE_DIR)", _OTHERS_WRITE, "chmod go-w")
+        require_own(above.stat(), "the state folder (TENSOR_WASM_STATE_DIR)", OTHERS_WRITE, "chmod go-w")
         with suppress(FileExistsError):
             folder.mkdir(mode=FOLDER_MODE)
         found = folder.lstat()
@@ -43,7 +43,7 @@ def open_folder(above: Path, name: str) -> Path:
     what = f"the folder {name} in the state folder (TENSOR_WASM_STATE_DIR)"
     if not stat.S_ISDIR(found.st_mode):
         raise UnsafeFile(f"{what} is a link or no folder: remove it")
-    require_own(found, what, _OTHERS, "chmod 700")
+    require_own(found, what, OTHERS, "chmod 700")
     return folder
 
 
@@ -67,7 +67,7 @@ def require_own(found: os.stat_result, what: str, others: int, remedy: str) -> N
         raise UnsafeFile(f"{what} is open to others (mode {stat.S_IMODE(found.st_mode):o}): {remedy}")
 
 
-def read_file(path: Path, what: str, cap_bytes: int, *, others: int = _OTHERS, root: bool = False) -> bytes:
+def read_file(path: Path, what: str, cap_bytes: int, *, others: int = OTHERS, root: bool = False) -> bytes:
     """Return the bytes of a file that is this user's and closed to others: judged open, so it cannot change meanwhile.
 
     Args:
