@@ -8,7 +8,8 @@ from wasmtime import wat2wasm
 from oracles.guest import typed_error_of
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.preamble import HEADER, Export, FuncType, Import, MemoryType, Preamble, TableType, scan
+from tensorwasm.wasm.frame import HEADER
+from tensorwasm.wasm.preamble import Export, FuncType, Import, MemoryType, Preamble, TableType, scan
 
 FULL = bytes(
     wat2wasm(
@@ -157,7 +158,9 @@ def test_each_fault_is_named(body, message):
 
 
 def test_a_64_bit_and_shared_memory_is_read():
-    assert scan(HEADER + section(5, b"\x01\x07\x01" + leb(2**40))).memories == (MemoryType(1, 2**40),)
+    assert scan(HEADER + section(5, b"\x01\x07\x01" + leb(2**40))).memories == (
+        MemoryType(1, 2**40, shared=True, is_64=True),
+    )
 
 
 def test_custom_sections_are_skipped_anywhere():

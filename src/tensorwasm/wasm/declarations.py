@@ -1,0 +1,168 @@
+"""What a module declares before its code: imports and exports, and the vectors of types; read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.types import (
+    FuncType,
+    GlobalType,
+    MemoryType,
+    TableType,
+    read_func_type,
+    read_global_type,
+    read_memory_type,
+    read_table_type,
+    write_func_type,
+    write_global_type,
+    write_memory_type,
+    write_table_type,
+)
+from tensorwasm.wasm.writing import name, unsigned, vector
+
+_T = TypeVar("_T")
+
+KINDS: Final = ("func", "table", "memory", "global", "tag")
+MAX_TYPES: Final = 100_000
+MAX_IMPORTS: Final = 100_000
+MAX_EXPORTS: Final = 100_000
+MAX_FUNCTIONS: Final = 1_000_000
+MAX_TABLES: Final = 100
+MAX_MEMORIES: Final = 100
+
+ImportType = int | TableType | MemoryType | GlobalType
+"""What an import is: a function by the index of its type, or the type of anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import: two names, one of ``func``, ``table``, ``memory`` and ``global``, and the type that this kind has."""
+
+    module: str
+    name: str
+    kind: str
+    type: ImportType
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One export: its name, one of `KINDS`, and an index into the index space of that kind."""
+
+    name: str
+    kind: str
+    index: int
+
+
+def read_vector(cursor: Cursor, read: Callable[[Cursor], _T], maximum: int, what: str) -> tuple[_T, ...]:
+    """Read a vector of at most ``maximum`` items.
+
+    Raises:
+        InvalidWasm: there are more, or one of them is malformed.
+    """
+    return tuple([read(cursor) for _ in range(cursor.count(maximum, what))])
+
+
+def read_types(cursor: Cursor) -> tuple[FuncType, ...]:
+    """Read the type section."""
+    return read_vector(cursor, read_func_type, MAX_TYPES, "types")
+
+
+def write_types(types: tuple[FuncType, ...]) -> bytes:
+    """Encode the type section."""
+    return vector([write_func_type(signature) for signature in types])
+
+
+def read_kind(cursor: Cursor) -> str:
+    """Read the byte that says what is imported or exported."""
+    code = cursor.byte()
+    if code >= len(KINDS):
+        raise cursor.fail(f"unknown kind {code:#04x}", cursor.offset - 1)
+    return KINDS[code]
+
+
+def iterate_imports(cursor: Cursor) -> Iterator[Import]:
+    """Read the import section one by one: after each, the cursor is behind it."""
+    for _ in range(cursor.count(MAX_IMPORTS, "imports")):
+        module, field = cursor.name(), cursor.name()
+        kind = read_kind(cursor)
+        if kind == "tag":
+            raise cursor.fail("tags are imported, but the exceptions proposal is off")
+        yield Import(module, field, kind, _READ_IMPORT[kind](cursor))
+
+
+def read_imports(cursor: Cursor) -> tuple[Import, ...]:
+    """Read the import section."""
+    return tuple(iterate_imports(cursor))
+
+
+def write_imports(imports: tuple[Import, ...]) -> bytes:
+    """Encode the import section."""
+    return vector([_write_import(item) for item in imports])
+
+
+def _write_import(item: Import) -> bytes:
+    kind = bytes([KINDS.index(item.kind)])
+    return name(item.module) + name(item.name) + kind + _WRITE_IMPORT[item.kind](item.type)
+
+
+_READ_IMPORT: Final[dict[str, Callable[[Cursor], ImportType]]] = {
+    "func": Cursor.unsigned,
+    "table": read_table_type,
+    "memory": read_memory_type,
+    "global": read_global_type,
+}
+_WRITE_IMPORT: Final[dict[str, Callable[[Any], bytes]]] = {
+    "func": unsigned,
+    "table": write_table_type,
+    "memory": write_memory_type,
+    "global": write_global_type,
+}
+
+
+def read_functions(cursor: Cursor) -> tuple[int, ...]:
+    """Read the function section: the index of each one's type."""
+    return cursor.indices(MAX_FUNCTIONS, "functions")
+
+
+def write_functions(functions: tuple[int, ...]) -> bytes:
+    """Encode the function section."""
+    return vector([unsigned(index) for index in functions])
+
+
+def read_tables(cursor: Cursor) -> tuple[TableType, ...]:
+    """Read the table section."""
+    return read_vector(cursor, read_table_type, MAX_TABLES, "tables")
+
+
+def write_tables(tables: tuple[TableType, ...]) -> bytes:
+    """Encode the table section."""
+    return vector([write_table_type(table) for table in tables])
+
+
+def read_memories(cursor: Cursor) -> tuple[MemoryType, ...]:
+    """Read the memory section."""
+    return read_vector(cursor, read_memory_type, MAX_MEMORIES, "memories")
+
+
+def write_memories(memories: tuple[MemoryType, ...]) -> bytes:
+    """Encode the memory section."""
+    return vector([write_memory_type(memory) for memory in memories])
+
+
+def iterate_exports(cursor: Cursor) -> Iterator[Export]:
+    """Read the export section one by one: after each, the cursor is behind it."""
+    for _ in range(cursor.count(MAX_EXPORTS, "exports")):
+        yield Export(cursor.name(), read_kind(cursor), cursor.unsigned())
+
+
+def read_exports(cursor: Cursor) -> tuple[Export, ...]:
+    """Read the export section."""
+    return tuple(iterate_exports(cursor))
+
+
+def write_exports(exports: tuple[Export, ...]) -> bytes:
+    """Encode the export section."""
+    return vector([name(item.name) + bytes([KINDS.index(item.kind)]) + unsigned(item.index) for item in exports])

@@ -1,0 +1,146 @@
+"""Kinds of immediates: for each how it is read, how it is written, and the bytes that it can have.
+
+The pattern of a kind matches whatever its reader accepts, to the same end; it may match more, never another length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.types import (
+    REFERENCE_TYPES,
+    VALUE_CODES,
+    VALUE_TYPES,
+    read_reference_type,
+    read_value_types,
+    write_value_types,
+)
+from tensorwasm.wasm.writing import signed, unsigned, vector
+
+_EMPTY_BLOCK: Final = 0x40
+_HAS_MEMORY: Final = 0x40
+_LEB32: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
+_LEB64: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+_ALIGN: Final = rb"(?:[\x00-\x3f]|[\x80-\xbf]\x80{0,3}\x00)"
+_ALIGN_AND_MEMORY: Final = rb"(?:[\x40-\x7f]|[\xc0-\xff]\x80{0,3}\x00)"
+_SHORT_TABLE: Final = 0x80
+"""Labels of a ``br_table`` that the pattern can count; longer ones are read one by one."""
+
+MemArg = tuple[int, int, int]
+"""Alignment as a power of two, offset in bytes, index of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """How one kind of immediate is read and written, and the pattern of its bytes."""
+
+    read: Callable[[Cursor], Any]
+    write: Callable[[Any], bytes]
+    pattern: bytes
+
+
+def _read_memarg(cursor: Cursor) -> MemArg:
+    start = cursor.offset
+    flags = cursor.unsigned()
+    if flags >= 2 * _HAS_MEMORY:
+        raise cursor.fail("malformed memory operation flags", start)
+    memory = cursor.unsigned() if flags & _HAS_MEMORY else 0
+    return flags & ~_HAS_MEMORY, cursor.unsigned(64), memory
+
+
+def _write_memarg(argument: MemArg) -> bytes:
+    align, offset, memory = argument
+    if not 0 <= align < _HAS_MEMORY:
+        raise ValueError(f"alignment 2**{align}")
+    where = unsigned(align | _HAS_MEMORY) + unsigned(memory) if memory else unsigned(align)
+    return where + unsigned(offset)
+
+
+def _read_block(cursor: Cursor) -> str | int | None:
+    start = cursor.offset
+    value = cursor.signed(33)
+    if value >= 0:
+        return value
+    code = value & 0x7F if value >= -_EMPTY_BLOCK else 0
+    if code == _EMPTY_BLOCK:
+        return None
+    if code not in VALUE_TYPES:
+        raise cursor.fail("unknown block type", start)
+    return VALUE_TYPES[code]
+
+
+def _write_block(block: str | int | None) -> bytes:
+    if isinstance(block, int):
+        return signed(block)
+    return bytes([_EMPTY_BLOCK if block is None else VALUE_CODES[block]])
+
+
+def _read_labels(cursor: Cursor) -> tuple[int, ...]:
+    return (*cursor.indices(1 << 32, "labels"), cursor.unsigned())
+
+
+def _write_labels(labels: tuple[int, ...]) -> bytes:
+    *chosen, default = map(unsigned, labels)
+    return vector(chosen) + default
+
+
+def _labels_pattern() -> bytes:
+    counts = [b"\\x%02x(?:%b){%d}" % (count, _LEB32, count + 1) for count in range(_SHORT_TABLE)]
+    return b"(?:" + b"|".join(counts) + b")"
+
+
+def _read_float(code: str, size_bytes: int) -> Immediate:
+    layout = struct.Struct(code)
+    return Immediate(lambda cursor: layout.unpack(cursor.take(size_bytes))[0], layout.pack, b".{%d}" % size_bytes)
+
+
+def _read_bytes16(cursor: Cursor) -> bytes:
+    return cursor.take(16)
+
+
+def _write_bytes16(value: bytes) -> bytes:
+    if len(value) != 16:
+        raise ValueError(f"{len(value)} bytes for a v128")
+    return value
+
+
+def _integer(bits: int, pattern: bytes) -> Immediate:
+    def write(value: int) -> bytes:
+        if not -1 << (bits - 1) <= value < 1 << (bits - 1):
+            raise ValueError(f"{value} is not a signed number of {bits} bits")
+        return signed(value)
+
+    return Immediate(lambda cursor: cursor.signed(bits), write, pattern)
+
+
+def _write_reference(name: str) -> bytes:
+    if name not in REFERENCE_TYPES:
+        raise ValueError(f"{name} is not a reference type")
+    return bytes([VALUE_CODES[name]])
+
+
+IMMEDIATES: Final[dict[str, Immediate]] = {
+    "index": Immediate(Cursor.unsigned, unsigned, _LEB32),
+    "i32": _integer(32, _LEB32),
+    "i64": _integer(64, _LEB64),
+    "f32": _read_float("<I", 4),
+    "f64": _read_float("<Q", 8),
+    "bytes16": Immediate(_read_bytes16, _write_bytes16, b".{16}"),
+    "lane": Immediate(Cursor.byte, lambda lane: bytes([lane]), b"."),
+    "memarg": Immediate(
+        _read_memarg,
+        _write_memarg,
+        b"(?:%b|%b%b)%b" % (_ALIGN, _ALIGN_AND_MEMORY, _LEB32, _LEB64),
+    ),
+    "block": Immediate(_read_block, _write_block, _LEB32),
+    "labels": Immediate(_read_labels, _write_labels, _labels_pattern()),
+    "types": Immediate(read_value_types, write_value_types, rb"(?:\x00|\x01.)"),
+    "reference": Immediate(lambda cursor: read_reference_type(cursor, "reference type"), _write_reference, b"."),
+}
+"""By kind. Their values are: ``index``, ``i32``, ``i64``: a number; ``f32``, ``f64``: the number's bits; ``bytes16``:
+16 bytes; ``lane``: a number; ``memarg``: a `MemArg`; ``block``: the name of a value type, the index of a type, or
+None; ``labels``: a tuple, its last the default; ``types``: a tuple of names; ``reference``: a name."""

@@ -1,0 +1,161 @@
+"""Instruction streams: bytes to tuples and back.
+
+An instruction is a tuple: its name, then one value for each immediate. Most of a stream is cut into instructions by one
+regular expression and translated by a dictionary of what was seen before, both at the speed of C. What neither knows,
+`read` takes apart: it is the one definition of the format, and the one that says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Final
+
+from tensorwasm.errors import InvalidWasm
+from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.immediates import IMMEDIATES
+from tensorwasm.wasm.opcodes import BY_CODE, BY_NAME, OPCODES, PREFIXES, Opcode
+from tensorwasm.wasm.writing import unsigned
+
+Instruction = tuple[Any, ...]
+
+_CHUNK_BYTES: Final = 1 << 14
+"""What the expression cannot match swallows the rest of its chunk: the smaller, the less is cut twice."""
+_REMEMBERED: Final = 1 << 15
+_LONGEST_REMEMBERED: Final = 24  # bytes; longer than any but br_table
+
+
+def read(cursor: Cursor) -> Instruction:
+    """Read one instruction.
+
+    Raises:
+        InvalidWasm: there is no such instruction, or it is cut off.
+
+    Source: Wasm core 2.0, 5.4.
+    """
+    start = cursor.offset
+    prefix, code = 0, cursor.byte()
+    if code in PREFIXES:
+        prefix, code = code, cursor.unsigned()
+    opcode = BY_CODE.get((prefix, code))
+    if opcode is None:
+        raise cursor.fail(f"unknown instruction {f'{prefix:#04x} ' if prefix else ''}{code:#04x}", start)
+    return (opcode.name, *[IMMEDIATES[kind].read(cursor) for kind in opcode.immediates])
+
+
+def write(instruction: Instruction) -> bytes:
+    """Encode one instruction.
+
+    Raises:
+        KeyError: there is none of that name, or no such type.
+        ValueError: an immediate is missing, too many, or not of its kind.
+    """
+    name, *values = instruction
+    opcode = BY_NAME[name]
+    code = bytes([opcode.prefix]) + unsigned(opcode.code) if opcode.prefix else bytes([opcode.code])
+    return code + b"".join(
+        [IMMEDIATES[kind].write(value) for kind, value in zip(opcode.immediates, values, strict=True)]
+    )
+
+
+class _Readings(dict[bytes, Instruction]):
+    def __missing__(self, token: bytes) -> Instruction:
+        cursor = Cursor(token, 0, len(token))
+        instruction = read(cursor)
+        if not cursor.done():
+            raise cursor.fail("more than one instruction")
+        if len(token) <= _LONGEST_REMEMBERED:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[token] = instruction
+        return instruction
+
+
+class _Writings(dict[Instruction, bytes]):
+    def __missing__(self, instruction: Instruction) -> bytes:
+        encoded = write(instruction)
+        if len(encoded) <= _LONGEST_REMEMBERED:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[instruction] = encoded
+        return encoded
+
+
+_readings: Final = _Readings()
+_writings: Final = _Writings()
+
+
+def _charset(codes: Iterable[int]) -> bytes:
+    return b"[%b]" % b"".join(b"\\x%02x" % code for code in codes)
+
+
+def _numbers_pattern(codes: list[int]) -> bytes:
+    """Match unsigned LEB128 numbers below 2**14, each in any of its lengths."""
+    forms = []
+    for high, group in groupby(sorted(codes), lambda code: code >> 7):
+        low = [code & 0x7F for code in group]
+        more = _charset(code | 0x80 for code in low)
+        forms += [more + b"\\x%02x" % high, more + b"\\x%02x\\x80{0,2}\\x00" % (high | 0x80)]
+        if not high:
+            forms.insert(0, _charset(low))
+    return b"(?:" + b"|".join(forms) + b")"
+
+
+def _alternatives(opcodes: Iterable[Opcode]) -> bytes:
+    """Match instructions of one prefix, the kinds of immediates most often seen first."""
+    by_kinds: dict[tuple[str, ...], list[Opcode]] = {kinds: [] for kinds in _OFTEN_FIRST}
+    for opcode in opcodes:
+        by_kinds.setdefault(opcode.immediates, []).append(opcode)
+    return b"|".join(
+        (_numbers_pattern if group[0].prefix else _charset)([opcode.code for opcode in group])
+        + b"".join(IMMEDIATES[kind].pattern for kind in kinds)
+        for kinds, group in by_kinds.items()
+        if group
+    )
+
+
+def _stream_pattern() -> re.Pattern[bytes]:
+    """Match one instruction, or all that is left."""
+    forms = [_alternatives(opcode for opcode in OPCODES if not opcode.prefix)]
+    for prefix in PREFIXES:
+        rest = _alternatives(opcode for opcode in OPCODES if opcode.prefix == prefix)
+        forms.append(_charset([prefix]) + b"(?:" + rest + b")")
+    return re.compile(b"|".join([*forms, b".+"]), re.DOTALL)
+
+
+_OFTEN_FIRST: Final = (("index",), (), ("i32",), ("memarg",), ("block",))
+_cut: Final = _stream_pattern().findall
+
+
+def decode_stream(cursor: Cursor) -> list[Instruction]:
+    """Read instructions up to the cursor's end.
+
+    Raises:
+        InvalidWasm: there is no such instruction, or the last is cut off.
+
+    Source: Wasm core 2.0, 5.4.
+    """
+    instructions: list[Instruction] = []
+    while cursor.offset < cursor.end:
+        start, stop = cursor.offset, min(cursor.end, cursor.offset + _CHUNK_BYTES)
+        tokens: list[bytes] = _cut(cursor.data, start, stop)
+        last = tokens.pop()
+        try:
+            instructions += map(_readings.__getitem__, tokens)
+        except InvalidWasm:
+            while True:  # one by one, until it is found where that was
+                read(cursor)
+        cursor.offset = stop if last in _readings else stop - len(last)
+        instructions.append(_readings[last] if last in _readings else read(cursor))
+    return instructions
+
+
+def encode_stream(instructions: Iterable[Instruction]) -> bytes:
+    """Encode instructions one after the other.
+
+    Raises:
+        KeyError: there is none of that name, or no such type.
+        ValueError: an immediate is missing, too many, or not of its kind.
+    """
+    return b"".join(map(_writings.__getitem__, instructions))
