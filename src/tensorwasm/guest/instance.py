@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final, Self
 
-from tensorwasm.errors import InternalError, InvokeTimeout
+from tensorwasm.errors import InternalError, InvokeTimeout, NotCapturable
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.guest import capi, codec, stack, wasi
 from tensorwasm.guest.engine import check_declared
+from tensorwasm.guest.exports import Exports
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
@@ -189,6 +191,22 @@ class Instance:
             return codec.decode(plan.results, plan.unpack(frame, plan.CELLS)) if plan.results else []
         finally:
             self._leave()
+
+    @contextmanager
+    def resting(self) -> Iterator[Exports]:
+        """Keep the sandbox from being called, and yield what can be read and set of it meanwhile.
+
+        Raises:
+            NotCapturable: a call is in progress, the sandbox was never made, or it is closed.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise NotCapturable("a call is in progress: an instance is saved between two calls")
+        try:
+            if not self._store or self._state.instance is None:
+                raise NotCapturable("the sandbox is closed, or its guest has left before it was made")
+            yield Exports(self._state.context, self._state.instance)
+        finally:
+            self._lock.release()
 
     def cancel(self) -> None:
         """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
