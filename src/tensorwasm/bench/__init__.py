@@ -11,13 +11,18 @@ from tensorwasm.bench.figures import Report
 from tensorwasm.bench.job import measure_job
 from tensorwasm.bench.memory import measure_memory
 from tensorwasm.bench.quota import measure_quota
+from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.waiting import measure_waiting
 
-BENCHMARKS: Final[Mapping[str, Callable[[str], Report]]] = {
+BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "dispatch": measure_dispatch,
     "emulator": measure_emulator,
     "job": measure_job,
     "memory": measure_memory,
     "quota": measure_quota,
+    "sandbox": measure_sandbox,
     "waiting": measure_waiting,
 }
+"""Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
+
+TIMED: Final = frozenset({"sandbox"})

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm.bench.examples import read_guest
 from tensorwasm.bench.figures import Figure, Report
-from tensorwasm.errors import InternalError
+from tensorwasm.bench.process import resident_bytes
 from tensorwasm.gpu.device import Device, Stream
 from tensorwasm.gpu.facets import Event
 from tensorwasm.gpu.shared import SharedDevice
@@ -158,12 +156,12 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
     # Opened whatever happens: behind a closed gate nothing ends, and a driver lets nobody load, pin or free memory.
     with closing(host.close_gate()) as gate:
         gc.collect()
-        before = _resident_bytes()
+        before = resident_bytes()
         started = time.perf_counter()
         futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
         waiting = _await(lambda: _waiting(runtime.background), guests, patience_s)
         suspended_s = time.perf_counter() - started
-        each = (_resident_bytes() - before) / max(1, waiting)
+        each = (resident_bytes() - before) / max(1, waiting)
         opened = time.perf_counter()
         gate.open()
         right = sum(future.result(patience_s).values == (number + 1,) for number, future in enumerate(futures))
@@ -189,11 +187,3 @@ def _await(count: Callable[[], int], wanted: int, patience_s: float) -> int:
     while (seen := count()) < wanted and time.monotonic() < ends:
         threading.Event().wait(0.01)
     return seen
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        raise InternalError("only Linux tells how much memory is resident") from None
-    return pages * os.sysconf("SC_PAGE_SIZE")

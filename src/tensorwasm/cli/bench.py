@@ -9,17 +9,20 @@ from typing import Annotated
 import typer
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.settings import current
+from tensorwasm.settings import checked_seconds, current
 
 
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="What to measure: dispatch, emulator, job, memory, quota or waiting."),
+        typer.Argument(help="What to measure: dispatch, emulator, job, memory, quota, sandbox or waiting."),
     ],
     *,
     device: Annotated[
         str | None, typer.Option(help="For benchmarks that take one: auto, emulator, cuda, cuda:N.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="For sandbox: how long sandboxes are made at a steady rate, instead of 60.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
     plot_file: Annotated[
@@ -27,11 +30,14 @@ def bench(
     ] = None,
 ) -> None:
     """Measure, print one row per figure, and exit with 1 if a bar is missed."""
-    from tensorwasm.bench import BENCHMARKS  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.bench import BENCHMARKS, TIMED  # noqa: PLC0415 - keeps --help quick
 
     if name not in BENCHMARKS:
         raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
-    report = BENCHMARKS[name](device or current().device)
+    if seconds is not None and name not in TIMED:
+        raise InvalidArgs(f"--seconds is for {', '.join(sorted(TIMED))}, not for {name}")
+    timed = {} if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
+    report = BENCHMARKS[name](device or current().device, **timed)
     sys.stdout.write(report.to_text())
     if json_file:
         json_file.write_text(report.to_json())

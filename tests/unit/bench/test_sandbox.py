@@ -1,0 +1,55 @@
+import os
+import sys
+
+import pytest
+
+from tensorwasm.bench.endurance import endure
+from tensorwasm.bench.examples import read_guest
+from tensorwasm.bench.figures import Figure
+from tensorwasm.bench.living import keep_alive
+from tensorwasm.bench.sandbox import ROWS, Scale, measure_sandbox
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+TINY = Scale(samples=1, count=100, seconds=0.05, instances=16)
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    return {figure.name: figure for figure in measure_sandbox("emulator", scale=TINY).figures}
+
+
+def test_every_bar_of_a_sandbox_is_a_row(figures):
+    bars = [figure.bar for figure in figures.values() if figure.bar is not None]
+    assert bars == [0.15, 0.25, 3.0, 999.0, 128.0, 0.0, 0.0, 16, 100.0]
+    assert len(ROWS) == 5
+
+
+def test_what_is_compared_was_measured(figures):
+    assert all(figure.ratio is not None and figure.ratio > 0 for figure in figures.values() if figure.peer)
+    assert figures["the same against a process"].ratio < 1
+
+
+def test_nothing_is_gained_by_a_sandbox_that_leaves_nothing(figures):
+    assert figures["descriptors gained"].value <= 0
+    assert figures["fresh sandboxes per second, 0.05 s"].samples > 0
+
+
+def test_what_a_sandbox_leaves_is_seen():
+    left: list[bytearray | int] = []
+
+    def leave() -> None:
+        left.append(bytearray(4096))
+        left.append(os.open("/dev/null", os.O_RDONLY))
+
+    grown = {figure.name: figure for figure in endure(leave, 0.2)}
+    for opened in left[1::2]:
+        os.close(opened)
+    assert grown["descriptors gained"].met is False
+    assert grown["resident memory gained meanwhile"].met is False
+
+
+def test_instances_live_at_once_and_each_has_its_own_memory():
+    alive, each, _ = keep_alive(read_guest("page"), 16)
+    assert (alive.value, alive.met) == (16, True)
+    assert each.unit == "KiB"
