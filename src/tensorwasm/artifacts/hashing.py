@@ -16,6 +16,9 @@ def blake3(data: bytes | bytearray | memoryview) -> bytes:
     return bytes(hasher(data).digest())
 
 
-def hasher(data: bytes | bytearray | memoryview = b"") -> Any:
-    """Return a hasher with ``update(data)`` and ``digest()``, which has taken some bytes already."""
-    return importlib.import_module("blake3").blake3(data)
+def hasher(data: bytes | bytearray | memoryview = b"", *, threads: int = 1) -> Any:
+    """Return a hasher with ``update(data)`` and ``digest()``, which has taken some bytes already.
+
+    With more threads an update of a megabyte or more is hashed by several.
+    """
+    return importlib.import_module("blake3").blake3(data, max_threads=threads)
