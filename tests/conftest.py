@@ -16,6 +16,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # No test leaves compiled modules, or the key that signs them, on the machine that it runs on.
+    os.environ["TENSOR_WASM_CODE_CACHE"] = "0"
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "hardware(*ids): shows these claims of tools/hardware.py on a device")
     config.addinivalue_line("markers", "rule(*ids): shows these parts of the safety rules of tools/safety.py")

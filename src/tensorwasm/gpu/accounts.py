@@ -347,9 +347,18 @@ class Accounts:
                 del self._kept[tenant]
 
 
-def _check(tenant: str, max_bytes: int, max_pinned_bytes: int | None) -> None:
+def check_tenant(tenant: str) -> None:
+    """See that there can be a tenant of a name.
+
+    Raises:
+        InvalidArgs: there cannot.
+    """
     if not _TENANT.fullmatch(tenant):
         raise InvalidArgs(f"a tenant is 1 to 64 characters of A-Z a-z 0-9 . _ -, not {tenant[:64]!r}")
+
+
+def _check(tenant: str, max_bytes: int, max_pinned_bytes: int | None) -> None:
+    check_tenant(tenant)
     for cap_bytes in (max_bytes, max_pinned_bytes or 0):
         if not 0 <= cap_bytes <= MAX_CAP_BYTES:
             raise InvalidArgs(f"a cap is 0 to {MAX_CAP_BYTES} bytes, not {cap_bytes}")

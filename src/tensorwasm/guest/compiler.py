@@ -76,12 +76,12 @@ class Compiler:
                 status = _end(child)
         if answer is None:
             raise CompileFailed(f"compiling module {name} took more than {self._limits.wall_s:g} s")
-        if status or answer[:1] not in {compiling.CODE, compiling.REFUSED}:
-            raise CompileFailed(f"the compiler failed on module {name}: it {_describe(status)}")
-        if answer[:1] == compiling.REFUSED:
-            said = answer[1 : 1 + _REFUSAL_BYTES].decode("utf-8", "replace")
+        if not status and answer.startswith(compiling.CODE):
+            return bytes(memoryview(answer)[len(compiling.CODE) :])
+        if not status and answer.startswith(compiling.REFUSED):
+            said = answer[len(compiling.REFUSED) :][:_REFUSAL_BYTES].decode("utf-8", "replace")
             raise InvalidWasm(f"not a valid WebAssembly module: {traps.tell(said)}")
-        return bytes(memoryview(answer)[1:])
+        raise CompileFailed(f"the compiler failed on module {name}: it {_describe(status)}")
 
     def _start(self, settings: Mapping[str, int]) -> subprocess.Popen[bytes]:
         cpu_s = int(self._limits.wall_s * _threads()) + 1

@@ -6,12 +6,11 @@ Nothing above an executor knows whether a request runs here, in a worker process
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
@@ -20,16 +19,12 @@ from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.shelf import Shelf
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32
 """Calls that run at a time in one process; more wait for a place."""
-
-KEPT_MODULES: Final = 64
-KEPT_MODULE_BYTES: Final = 512 << 20
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,46 +86,6 @@ class Executor(Protocol):
 
         Every ticket has its outcome then, or gets it once its listener has taken what was written.
         """
-
-
-class Shelf(Generic[_Value]):
-    """A bounded store of what was made of modules; what was not used for longest goes first. Not thread-safe.
-
-    Args:
-        items: most entries.
-        size_bytes: most bytes of module, all together; one entry may be larger.
-    """
-
-    def __init__(self, items: int = KEPT_MODULES, size_bytes: int = KEPT_MODULE_BYTES) -> None:
-        self._entries: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
-        self._items = items
-        self._size_bytes = size_bytes
-        self._held_bytes = 0
-
-    def get(self, key: Hashable) -> _Value | None:
-        """Return an entry, None if it is not there."""
-        found = self._entries.get(key)
-        if found is None:
-            return None
-        self._entries.move_to_end(key)
-        return found[0]
-
-    def put(self, key: Hashable, value: _Value, size_bytes: int) -> list[_Value]:
-        """Add an entry that is not there; return those that had to go."""
-        self._entries[key] = value, size_bytes
-        self._held_bytes += size_bytes
-        gone = []
-        while len(self._entries) > 1 and (len(self._entries) > self._items or self._held_bytes > self._size_bytes):
-            _, (old, old_bytes) = self._entries.popitem(last=False)
-            self._held_bytes -= old_bytes
-            gone.append(old)
-        return gone
-
-    def drop(self, key: Hashable) -> None:
-        """Remove an entry, if it is there."""
-        found = self._entries.pop(key, None)
-        if found is not None:
-            self._held_bytes -= found[1]
 
 
 class Census:
@@ -293,7 +248,7 @@ class LocalExecutor:
         if found is not None:
             return found.result()
         try:
-            mine.set_result(self._runtime.load(request.module, request.name, request.limits))
+            mine.set_result(self._runtime.load(request.module, request.name, request.limits, request.tenant))
         except BaseException as error:
             mine.set_exception(error)
             with self._lock:

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
+from tensorwasm.gpu.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts, check_tenant
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.probe import open_device, parse_choice
@@ -24,6 +24,7 @@ from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.environment import NO_ENTRIES
 from tensorwasm.guest.native.loading import load_code, load_entries, load_passage, may_have_fibers
 from tensorwasm.guest.reservation import most_slots
+from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
@@ -81,6 +82,7 @@ class Runtime:
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
         self._engine = Engine.shared(replace(config, slots=slots))
+        self._deployer = Deployer(current)
         self.background = Background()
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
@@ -91,32 +93,46 @@ class Runtime:
         self._reason = ""
         self._closed = False
 
-    def load(self, module: Source, name: str | None = None, limits: Limits | None = None) -> Function:
-        """Compile a module.
+    def load(
+        self,
+        module: Source,
+        name: str | None = None,
+        limits: Limits | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Function:
+        """Deploy a module: compile it, or find what it was compiled to for this tenant before, in any process.
 
         Args:
             module: the binary, or the path of a file that holds it.
             name: for people; by default the file's name without its ending, or ``module``.
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
+            tenant: whose module it is: nobody else finds its code, or can tell that there is some.
 
         Raises:
-            InvalidWasm: not a valid module.
+            InvalidWasm: not a valid module, or precompiled code.
+            CompileFailed: the compiler crashed on it, or took more time or memory than it may.
+            CapacityExhausted: the system starts no process for the compiler.
             ModuleTooLarge: more bytes than the limit.
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
             UnknownImport: it imports what no grant provides.
-            InvalidArgs: the file cannot be read, or a limit is out of range.
+            InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant.
         """
+        check_tenant(tenant)
         host: Host = self
-        if limits is not None and limits != self.limits:
-            _check_limits(limits)
-            host = _Limited(self, limits)
+        if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
+            host = _Deployment(self, limits or self.limits, tenant)
+            _check_limits(host.limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
             name = path.stem if name is None else name
             module = _read(path, host.limits.module_bytes)
         wasm = bytes(module)
-        compiled = self._engine.compile(wasm, host.limits)
+        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant).module
         return Function(host, name or "module", wasm, _linker(self._engine).prepare(compiled))
+
+    def deploys(self) -> DeployStatistics:
+        """Return a snapshot of what `load` found compiled, and what it had to compile."""
+        return self._deployer.statistics()
 
     @property
     def device(self) -> DeviceInfo:
@@ -175,8 +191,8 @@ class Runtime:
                 self._shared = SharedDevice(device, accounts)
             return self._shared
 
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
-        """Compile and link a module for a form, None where there are no compiled host functions.
+    def prepare(self, wasm: bytes, module: Module, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
+        """Deploy and link a module for a form, None where there are no compiled host functions.
 
         Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they
         were never compiled here.
@@ -184,7 +200,8 @@ class Runtime:
         engine = self._engine
         if form.host_memory:
             engine = Engine.shared(replace(engine.config, host_memory=True))
-            module = engine.compile(wasm, Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm)))
+            limits = Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm))
+            module = self._deployer.deploy(engine, wasm, limits, tenant).module
         linker = _fiber_linker(engine, form.native) if form.fibers else _plain_linker(engine, form.native)
         return linker.prepare(module) if linker is not None else None
 
@@ -212,11 +229,12 @@ class Runtime:
 
 
 @dataclass(slots=True)
-class _Limited:
-    """A runtime, with other limits for the functions of one module."""
+class _Deployment:
+    """A runtime, as the functions of one module know it: with the module's limits and tenant."""
 
     runtime: Runtime
     limits: Limits
+    tenant: str
 
     @property
     def device_reason(self) -> str:
@@ -230,7 +248,7 @@ class _Limited:
         return self.runtime.share()
 
     def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
-        return self.runtime.prepare(wasm, module, form)
+        return self.runtime.prepare(wasm, module, form, self.tenant)
 
 
 _MAX_MEMORY_BYTES: Final = 1 << 32

@@ -46,6 +46,8 @@ INHERITED: Final = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "TENSOR_WASM_CACHE",
+    "TENSOR_WASM_COMPILE_MEMORY",
+    "TENSOR_WASM_COMPILE_TIMEOUT",
     "TENSOR_WASM_EMULATOR_MEMORY",
     "TENSOR_WASM_GPU_MEMORY",
     "TENSOR_WASM_GPU_QUOTA",
@@ -54,6 +56,9 @@ INHERITED: Final = (
     "TENSOR_WASM_PTXAS",
 )
 """Variables that a worker gets. A list of names, not of patterns: keys are kept in variables too."""
+
+KEYLESS: Final = {"TENSOR_WASM_CODE_CACHE": "0"}
+"""What is kept on the disk is signed, and no key is in a process with guests that a GPU may have let out."""
 
 _REAP_S: Final = 10.0
 
@@ -66,7 +71,7 @@ def make_environment(environment: Mapping[str, str], pipes: str | None) -> dict[
         pipes: folder of the MPS daemon that it is to join; None keeps it from joining any.
     """
     kept = {name: environment[name] for name in INHERITED if name in environment}
-    return kept | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
+    return kept | KEYLESS | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
 
 
 @dataclass(slots=True)

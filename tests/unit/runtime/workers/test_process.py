@@ -22,8 +22,10 @@ def readable(file):
 @pytest.mark.rule("11-secrets")
 def test_a_worker_gets_the_variables_of_the_list_and_no_other():
     kept = make_environment({"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, None)
-    assert kept == {"PATH": "/bin", "CUDA_MPS_PIPE_DIRECTORY": "/dev/null"}
-    assert make_environment({}, "/run/mps") == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    keyless = {"TENSOR_WASM_CODE_CACHE": "0"}
+    assert kept == {"PATH": "/bin", "CUDA_MPS_PIPE_DIRECTORY": "/dev/null"} | keyless
+    given = {"TENSOR_WASM_CODE_CACHE": "9", "TENSOR_WASM_STATE_DIR": "/keys"}
+    assert make_environment(given, "/run/mps") == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"} | keyless
     assert not [name for name in INHERITED if "KEY" in name or "TOKEN" in name or "SECRET" in name]
 
 

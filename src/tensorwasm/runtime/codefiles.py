@@ -1,0 +1,197 @@
+"""Precompiled code on the disk: signed with the machine's own key, verified before a byte of it is mapped.
+
+A file is the code, a note of whoever had the module compiled, and a trailer with the entry's key and a signature over
+all of it. It is written under another name, synchronised, renamed into place with mode 0400 and never written to
+again; it goes by being unlinked, which harms nobody who has it mapped. What does not check out is not there.
+
+The bytes that are verified are those that are mapped: the file is opened once, and wasmtime opens the same inode again
+through that descriptor. Between the two, and later, only two can change it: the superuser, and other processes of this
+user, who could as well read the key, attach to this process or change this package's own files. Against everybody else
+stand the modes, the folder, checked up to the root (`tensorwasm.guest.folders`), and the signature.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import stat
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from tensorwasm.artifacts.hashing import blake3, hasher
+from tensorwasm.artifacts.keys import Key
+
+SUFFIX: Final = ".cwasm"
+DRAFT_SUFFIX: Final = ".draft"
+DRAFT_S: Final = 3600.0
+"""Age at which a file that was never finished is removed."""
+
+_MODE: Final = 0o400
+_MAGIC: Final = b"twcode01"
+_TRAILER: Final = struct.Struct("<8sQQ32s32s")
+_OPEN: Final = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) if os.name == "posix" else os.O_RDONLY
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class UnfitFile(Exception):
+    """A file that is not what was kept under that name: cut, changed, of another key, or not a file of ours at all."""
+
+
+class _Trailer(NamedTuple):
+    magic: bytes
+    code_bytes: int
+    note_bytes: int
+    name: bytes
+    signature: bytes
+
+
+@dataclass(slots=True)
+class CodeFile:
+    """A verified file, open.
+
+    Attributes:
+        handle: its descriptor.
+        code: the code, mapped; valid until this is closed.
+        note: what was kept with it.
+    """
+
+    handle: int
+    code: memoryview
+    note: bytes
+    _mapped: mmap.mmap
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.code.release()
+        self._mapped.close()
+        os.close(self.handle)
+
+
+class CodeFolder:
+    """A folder of precompiled code, bounded; what was not used for longest goes first. Processes may share it.
+
+    Args:
+        path: this user's alone; see `tensorwasm.guest.folders.open_own`.
+        key: signs what is written; only what it signed is read.
+        cap_bytes: most bytes of files.
+    """
+
+    def __init__(self, path: Path, key: Key, cap_bytes: int) -> None:
+        self._path = path
+        self._key = key
+        self._cap_bytes = cap_bytes
+
+    def open(self, name: bytes) -> CodeFile | None:
+        """Return an entry, verified, and note that it was used; None if there is none.
+
+        Args:
+            name: 32 bytes.
+
+        Raises:
+            UnfitFile: there is something else in its place; the message says what.
+            OSError: the disk fails.
+        """
+        try:
+            handle = os.open(self._at(name), _OPEN)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UnfitFile(f"it cannot be opened, or is a link ({error.strerror})") from None
+        try:
+            return self._verify(name, handle)
+        except BaseException:
+            os.close(handle)
+            raise
+
+    def put(self, name: bytes, code: bytes, note: bytes) -> int:
+        """Keep code under a name; of several processes that do so at once, the last one's stays.
+
+        Returns:
+            Bytes of all entries, this one included, after those that had to go went.
+
+        Raises:
+            OSError: the disk is full, or read-only, or fails. Nothing of it is left then.
+        """
+        digest = hasher(code)
+        digest.update(note)
+        signature = self._key.sign(_message(name, len(code), len(note), digest.digest()))
+        trailer = _TRAILER.pack(_MAGIC, len(code), len(note), name, signature)
+        if len(code) + len(note) + len(trailer) <= self._cap_bytes:
+            self._write(name, (code, note, trailer))
+        return self._trim()
+
+    def _at(self, name: bytes) -> Path:
+        return self._path / (name.hex() + SUFFIX)
+
+    def _verify(self, name: bytes, handle: int) -> CodeFile:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != _MODE or found.st_uid != os.geteuid():
+            raise UnfitFile("it is not a file that this user alone may read and nobody write")
+        if found.st_size <= _TRAILER.size:
+            raise UnfitFile("it is cut")
+        mapped = mmap.mmap(handle, found.st_size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        with memoryview(mapped) as whole:
+            trailer = _Trailer._make(_TRAILER.unpack(whole[-_TRAILER.size :]))
+            body_bytes = found.st_size - _TRAILER.size
+            if trailer.magic != _MAGIC or trailer.name != name:
+                raise UnfitFile("it is cut, or another file")
+            if trailer.code_bytes + trailer.note_bytes != body_bytes:
+                raise UnfitFile("it is cut")
+            message = _message(name, trailer.code_bytes, trailer.note_bytes, blake3(whole[:body_bytes]))
+            if not self._key.verify(message, trailer.signature):
+                raise UnfitFile("this machine's key did not sign it")
+            note = bytes(whole[trailer.code_bytes : body_bytes])
+        with suppress(OSError):  # a disk that is only read keeps no order
+            os.utime(handle)
+        return CodeFile(handle, memoryview(mapped)[: trailer.code_bytes], note, mapped)
+
+    def _write(self, name: bytes, parts: tuple[bytes, ...]) -> None:
+        draft = self._path / f"{name.hex()}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
+        try:
+            with open(os.open(draft, _CREATE, _MODE), "wb") as file:  # noqa: PTH123 - of a descriptor
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            # The folder is not synchronised: a name that is lost with the power is compiled again.
+            draft.replace(self._at(name))
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+
+    def _trim(self) -> int:
+        """Remove what is too much, oldest use first, and what was never finished; return the bytes that stay."""
+        kept, now_s = [], time.time()
+        with os.scandir(self._path) as entries:
+            for entry in entries:
+                with suppress(OSError):  # another process was here first
+                    found = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(SUFFIX):
+                        kept.append((found.st_mtime_ns, found.st_size, entry.path))
+                    elif entry.name.endswith(DRAFT_SUFFIX) and now_s - found.st_mtime > DRAFT_S:
+                        Path(entry.path).unlink()
+        held_bytes = sum(size_bytes for _, size_bytes, _ in kept)
+        for _, size_bytes, path in sorted(kept):
+            if held_bytes <= self._cap_bytes:
+                break
+            with suppress(OSError):
+                Path(path).unlink()
+                held_bytes -= size_bytes
+        return held_bytes
+
+
+def _message(name: bytes, code_bytes: int, note_bytes: int, digest: bytes) -> bytes:
+    """Return what is signed: a trailer with the hash of the contents in the signature's place."""
+    return _TRAILER.pack(_MAGIC, code_bytes, note_bytes, name, digest)
