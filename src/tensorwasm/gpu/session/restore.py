@@ -62,7 +62,12 @@ class Restore:
         numbers = check_session(saved)
         with self._turns.lock:
             self._take(saved, numbers, deadline)
-            self._fill(saved.buffers, deadline)
+            try:
+                self._fill(saved.buffers, deadline)
+            except BaseException as error:
+                # Even if it was a refusal: buffers are half filled, and the device may be at work on them.
+                self._turns.fail(error)
+                raise
 
     @in_turn(InvokeTimeout, DeviceUnavailable)
     def _take(self, saved: SavedSession, numbers: dict[str, int], deadline: Deadline) -> None:
@@ -88,15 +93,13 @@ class Restore:
             self._numbers.set(numbers)
             undo.pop_all()
 
-    @in_turn()
     def _fill(self, buffers: Sequence[SavedBuffer], deadline: Deadline) -> None:
-        """Bring the contents back; a failure leaves the device at work on the buffers, and ends the session."""
+        """Bring the contents back, and only then let compiled code see them."""
         regions = self._holdings.buffers
         for buffer in buffers:
-            if sum(len(run.data) for run in buffer.runs) < buffer.size_bytes:
-                own, region = self._work.find(OWN), regions[buffer.handle]
-                with self._work.giving(own):
-                    self._device.fill(region.address, region.size_bytes, own.stream)
+            own, region = self._work.find(OWN), regions[buffer.handle]
+            with self._work.giving(own):
+                self._device.fill(region.address, region.size_bytes, own.stream)
         self._work.drain(deadline)
         for buffer in buffers:
             self._write(buffer, regions[buffer.handle].address, deadline)

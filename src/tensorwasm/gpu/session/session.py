@@ -228,7 +228,8 @@ class Session:
             MalformedPtx: a kernel's text does not parse, or the device's compiler refuses it.
             UnsupportedPtx: a kernel, which is named, asks for what the device lacks.
             InvalidKernel: a text has no such entry.
-            InvokeTimeout: the deadline passed. If contents were on their way already, the session is over.
+            InvokeTimeout: the deadline passed. If contents were on their way already, the session is over, as it is
+                after any other error from there on.
             DeviceUnavailable: this machine cannot assemble a kernel now.
             DeviceLost: the session is over, or the device does not answer.
         """

@@ -75,8 +75,12 @@ class Turns:
         if isinstance(error, QuotaExceeded):
             self.refused += 1
         if not isinstance(error, (*REFUSALS, *harmless)):
-            self.failure = error
-            self._sheet.disarm()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the session: nothing on it is sure any more."""
+        self.failure = error
+        self._sheet.disarm()
 
 
 class _Part(Protocol):
