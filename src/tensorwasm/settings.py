@@ -233,7 +233,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "TENSOR_WASM_STATE_DIR",
         _text,
         "",
-        "Folder of this machine's keys; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
+        "Folder of this machine's keys and artifacts; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
     ),
     Setting(
         "snapshot_key",
@@ -255,6 +255,27 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         _text,
         "",
         "Keys that encrypt snapshots at rest, 64 hex digits or files, separated by commas; the first encrypts.",
+    ),
+    Setting(
+        "artifacts",
+        "TENSOR_WASM_ARTIFACTS",
+        _text,
+        "",
+        "Where artifacts are kept: a folder or a URL (s3:, gs:, az:, memory:); empty takes the state folder's own.",
+    ),
+    Setting(
+        "artifacts_quota_mib",
+        "TENSOR_WASM_ARTIFACTS_QUOTA",
+        _count,
+        1024,
+        "Artifacts that a tenant may keep, in MiB as they were put.",
+    ),
+    Setting(
+        "artifacts_count",
+        "TENSOR_WASM_ARTIFACTS_COUNT",
+        _count,
+        10_000,
+        "Artifacts that a tenant may keep, and likewise names of them.",
     ),
     Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
@@ -290,6 +311,9 @@ class Settings:
     snapshot_key: str = field(repr=False)
     snapshot_trust: str = field(repr=False)
     snapshot_cipher_key: str = field(repr=False)
+    artifacts: str
+    artifacts_quota_mib: int
+    artifacts_count: int
     ptxas: str
     traceback: bool
 

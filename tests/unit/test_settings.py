@@ -72,6 +72,9 @@ def test_every_setting_changes_what_it_says():
         "gpu_memory": ("vmm", "vmm"),
         "gpu_quota_mib": ("24", 24),
         "multiprocessors": ("16", 16),
+        "artifacts": ("s3://bucket/prefix", "s3://bucket/prefix"),
+        "artifacts_quota_mib": ("64", 64),
+        "artifacts_count": ("100", 100),
         "ptxas": ("/opt/ptxas", "/opt/ptxas"),
         "traceback": ("true", True),
     }

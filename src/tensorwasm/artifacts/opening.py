@@ -1,0 +1,78 @@
+"""Where a store is: a folder, or a URL by its scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from tensorwasm import settings
+from tensorwasm.artifacts.backend import Backend
+from tensorwasm.artifacts.content import ContentStore
+from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.layered import Layered, NearFolder
+from tensorwasm.artifacts.memory import MemoryBackend
+from tensorwasm.artifacts.objects import SCHEMES, connect
+from tensorwasm.artifacts.store import Quota
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.values import MIB
+
+NEAR_BYTES: Final = 4096 * MIB
+
+
+def _memory(_url: str) -> Backend:
+    return MemoryBackend()
+
+
+def _folder(url: str) -> Backend:
+    return DiskBackend(Path(url.removeprefix("file://")).expanduser())
+
+
+def _objects(url: str) -> Backend:
+    return Layered(NearFolder(settings.cache_dir() / "artifacts", NEAR_BYTES), connect(url))
+
+
+_PLACES: Final[Mapping[str, Callable[[str], Backend]]] = MappingProxyType(
+    {"memory": _memory, "file": _folder, **dict.fromkeys(SCHEMES, _objects)}
+)
+
+
+def open_place(where: str) -> Backend:
+    """Return a place.
+
+    Args:
+        where: a folder, ``file:///...``, ``memory:`` or the URL of an object store, in front of which is a folder of
+            copies in the cache folder.
+
+    Raises:
+        InvalidArgs: no such scheme.
+        NotSupported: what it needs is not installed, or not there on this system.
+        StoreUnavailable: it cannot be opened.
+        UnsafeFile: others could write to it.
+    """
+    scheme, colon, _ = where.partition(":")
+    if not colon or "/" in scheme:
+        return _folder(where)
+    if scheme.lower() not in _PLACES:
+        raise InvalidArgs(f"artifacts are in a folder, or at a URL of {', '.join(_PLACES)}, not {scheme[:16]!r}")
+    return _PLACES[scheme.lower()](where)
+
+
+def open_store(where: str | None = None, *, recent_bytes: int = 0) -> ContentStore:
+    """Return the store that the settings say, or the one somewhere else, under the settings' quotas.
+
+    Args:
+        where: as `open_place` takes it.
+        recent_bytes: memory of this process for what was read lately.
+
+    Raises:
+        InvalidArgs: a setting makes no sense.
+        NotSupported: what it needs is not installed, or not there on this system.
+        StoreUnavailable: it cannot be opened.
+        UnsafeFile: others could write to it.
+    """
+    said = settings.current()
+    quota = Quota(said.artifacts_quota_mib * MIB, said.artifacts_count)
+    place = where or said.artifacts or str(settings.state_dir() / "artifacts")
+    return ContentStore(open_place(place), lambda _tenant: quota, recent_bytes=recent_bytes)
