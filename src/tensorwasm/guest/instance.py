@@ -175,7 +175,7 @@ class Instance:
                 return []
             frame = self._frames.get(export) or self._find(export, plan)
             if args or plan.params:
-                plan.pack(frame, plan.CELLS, *codec.encode(plan.params, args))
+                plan.write(frame, plan.CELLS, args)
             address = ctypes.addressof(frame)
             error = shielded(
                 self._state,

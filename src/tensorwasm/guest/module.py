@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tensorwasm.errors import InvalidArgs, MissingExport
 from tensorwasm.guest import capi, codec, traps
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED: Final = 20
 _INTEGERS: Final = {"i32": "i12x", "i64": "q8x"}
+_PLAIN: Final = frozenset({int})  # no bool, which is one too
 _PASSABLE: Final = frozenset(capi.VALUE_KINDS)
 _module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
 
@@ -37,7 +38,7 @@ class CallPlan:
         unpack: ``unpack(frame, CELLS)`` reads the results.
     """
 
-    __slots__ = ("_integers", "cell_count", "frame_type", "pack", "params", "results", "unpack")
+    __slots__ = ("_integers", "_pack_signed", "cell_count", "frame_type", "pack", "params", "results", "unpack")
 
     CELLS: ClassVar[int] = capi.SIZES["wasmtime_extern_t"]
 
@@ -47,19 +48,35 @@ class CallPlan:
         self.frame_type = ctypes.c_char * (self.CELLS + self.cell_count * capi.CELL_BYTES)
         self.pack = struct.Struct("<" + "Q8x" * len(self.params)).pack_into
         self.unpack = struct.Struct("<" + "Q8x" * len(self.results)).unpack_from
-        self._integers = _integers(self.results)
+        self._integers = _integers(self.results, "unpack_from")
+        self._pack_signed = _integers(self.params, "pack_into")
+
+    def write(self, frame: ctypes.Array[ctypes.c_char], offset: int, args: Sequence[object]) -> None:
+        """Store arguments, as `tensorwasm.guest.codec` takes them.
+
+        Raises:
+            InvalidArgs: they do not fit.
+        """
+        if self._pack_signed is None or not _PLAIN.issuperset(map(type, args)):
+            self.pack(frame, offset, *codec.encode(self.params, args))
+            return
+        try:
+            self._pack_signed(frame, offset, *args)
+        except struct.error:  # the unsigned way to write a number, or a mistake
+            self.pack(frame, offset, *codec.encode(self.params, args))
 
     def read(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> Sequence[codec.Number]:
         """Return the results."""
         if self._integers is not None:
-            return self._integers(frame, offset)
+            found: tuple[int, ...] = self._integers(frame, offset)
+            return found
         return codec.decode(self.results, self.unpack(frame, offset))
 
 
-def _integers(results: tuple[str, ...]) -> Callable[..., tuple[int, ...]] | None:
-    """Return what reads results that are all integers, signed; None if one is not."""
-    codes = [_INTEGERS.get(kind) for kind in results]
-    return None if None in codes else struct.Struct(f"<{''.join(map(str, codes))}").unpack_from
+def _integers(kinds: tuple[str, ...], way: str) -> Callable[..., Any] | None:
+    """Return a way of a `struct.Struct` of cells that are all integers, signed; None if one is not."""
+    codes = [_INTEGERS.get(kind) for kind in kinds]
+    return None if None in codes else getattr(struct.Struct(f"<{''.join(map(str, codes))}"), way)
 
 
 class Module:

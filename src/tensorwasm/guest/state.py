@@ -45,6 +45,7 @@ class GuestState:
         engine: where it runs.
         deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
+        keeps: it holds the GIL, but for a moment at each tick of the engine's clock.
         error: what a host function, an output sink or a signal handler raised during the current call.
         caller: the C caller during a host call, else 0.
         context: the store's context, 0 once closed.
@@ -65,6 +66,7 @@ class GuestState:
         "error",
         "instance",
         "interruptible",
+        "keeps",
         "pad",
         "started_ns",
         "token",
@@ -77,6 +79,7 @@ class GuestState:
         self.engine = engine
         self.deadline_ns: int | None = None
         self.started_ns = 0
+        self.keeps = False
         self.error: BaseException | None = None
         self.caller = 0
         self.interruptible = False
@@ -233,7 +236,7 @@ def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
     try:
         state = STATES[token]
         state.check()
-        ctypes.c_uint64.from_address(delta).value = state.engine.ticks(state.deadline_ns)
+        ctypes.c_uint64.from_address(delta).value = 1 if state.keeps else state.engine.ticks(state.deadline_ns)
         ctypes.c_uint8.from_address(kind).value = capi.EPOCH_CONTINUE
     except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
         guest = STATES.get(token)  # looked up anew: an interrupt may have come before there was a name for it

@@ -16,7 +16,9 @@ from tensorwasm.values import MIB, Deadline, Limits
 START_CEILING_S: Final = 30.0
 """Longest that a start function may run."""
 
-_QUICK_NS: Final = 1_000_000  # a guest that ran longer may have touched so much memory that freeing it takes long
+QUICK_NS: Final = 1_000_000
+"""A guest that ran longer may have touched so much memory that freeing it takes long."""
+
 _QUICK_BYTES: Final = MIB
 _REFUSALS: Final = (  # wasmtime's words; slots are counted and mappings reserved before, so this is a second line
     ("maximum concurrent", "the pool is full; try again later"),
@@ -47,7 +49,7 @@ def close_store(store: int, spent_ns: int) -> None:
         store: from `open_store`.
         spent_ns: how long its guest ran.
     """
-    (_store_delete if spent_ns < _QUICK_NS else _store_delete_slowly)(store)
+    (_store_delete if spent_ns < QUICK_NS else _store_delete_slowly)(store)
 
 
 def is_quick(module: Module) -> bool:

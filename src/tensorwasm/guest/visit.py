@@ -1,7 +1,8 @@
-"""A sandbox that is made, called once and unmade by compiled code, for modules that run nothing before they are called.
+"""A sandbox that is made, called once and unmade at a stroke, for modules that run nothing before they are called.
 
 It is what `tensorwasm.guest.instance.Instance` is for one call, and keeps every check of it: the slot of the pool, the
-thread's stack, the clock, the limits. What compiled code cannot end well it leaves as it is, and Python ends it.
+thread's stack, the clock, the limits. Compiled code does it (`tensorwasm.guest.native.visits`), or where there is none
+`tensorwasm.guest.plain`. What cannot be ended well there is left as it is, and ended here.
 
 A visit serves one sandbox after the other: what makes it expensive, its pad and what goes with that, stays.
 """
@@ -23,8 +24,9 @@ from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.native.loading import load_passage, load_visit
 from tensorwasm.guest.native.order import CALLS, Order, Stop
 from tensorwasm.guest.native.pads import recycle_pad
-from tensorwasm.guest.state import STATES, GuestState, on_epoch
-from tensorwasm.guest.store import close_store, earlier, is_quick, take_outcome
+from tensorwasm.guest.plain import make_go
+from tensorwasm.guest.state import ON_EPOCH_AT, STATES, GuestState, on_epoch
+from tensorwasm.guest.store import QUICK_NS, close_store, earlier, is_quick, take_outcome
 from tensorwasm.values import Deadline, Limits
 
 _MEMORY: Final = ctypes.create_string_buffer(b"memory")
@@ -34,9 +36,10 @@ _abandoned: Final[dict[int, Prepared]] = {}
 
 
 def may_visit(prepared: Prepared) -> bool:
-    """Return whether a module's sandboxes can be visits, and compiled code is there for it."""
+    """Return whether a module's sandboxes can be visits: with compiled host functions only by compiled code."""
     plain = not prepared.needs_wasi and prepared.waiting is None and is_quick(prepared.module)
-    return plain and not prepared.module.engine.config.host_memory and load_visit() is not None
+    able = not prepared.needs_pad or load_visit() is not None
+    return plain and able and not prepared.module.engine.config.host_memory
 
 
 class Visit:
@@ -47,7 +50,9 @@ class Visit:
 
     __slots__ = (
         "_address",
+        "_brief",
         "_cells",
+        "_compiled",
         "_engine",
         "_go",
         "_guarded",
@@ -73,12 +78,12 @@ class Visit:
             MissingExport: no exported function of that name.
             InvalidArgs: its signature has types that cannot cross the border.
             ModuleMemoryTooLarge: the module declares more than the limits.
-            InternalError: there is no compiled code.
+            InternalError: it needs compiled code, and there is none.
         """
-        go, passage, module = load_visit(), load_passage(), prepared.module
-        if go is None or passage is None:
-            raise InternalError("a visit needs compiled code")
-        self._go: Callable[[int], int] = go
+        go, module = load_visit(), prepared.module
+        passage = load_passage() if go is not None else None
+        if go is None and prepared.needs_pad:
+            raise InternalError("a visit with compiled host functions needs compiled code")
         check_declared(module.preamble, limits)
         self._plan = plan = module.plan(export)
         self._prepared = prepared
@@ -87,13 +92,16 @@ class Visit:
         self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
         self._state = GuestState(module.engine, {}, pad)
         self._stuck = False
-        self._guarded = prepared.guarded
+        # Nobody knows yet how long the guests here are. And what they wait for on a device takes long.
+        self._brief = go is not None and not pad.driver
+        self._compiled = go is not None
+        self._guarded = prepared.guarded and self._compiled
         self._name = name = ctypes.create_string_buffer(export.encode())
         self._order = Order(
             calls=ctypes.addressof(CALLS),
             engine=module.engine.address,
             pad=self._state.token,
-            on_epoch=passage.on_epoch,
+            on_epoch=passage.on_epoch if passage is not None else ON_EPOCH_AT,
             on_epoch_object=id(on_epoch),
             interpreter=ctypes.addressof(INTERPRETER),
             memory_bytes=limits.memory_bytes,
@@ -108,6 +116,7 @@ class Visit:
             cell_count=plan.cell_count,
         )
         self._address = ctypes.addressof(self._order)
+        self._go: Callable[[int], int] = go or make_go(self._order, self._address)
         STATES[self._state.token] = self._state
 
     def call(
@@ -137,7 +146,7 @@ class Visit:
         """
         plan, state, order, engine = self._plan, self._state, self._order, self._engine
         if args or plan.params:
-            plan.pack(self._cells, 0, *codec.encode(plan.params, args))
+            plan.write(self._cells, 0, args)
         engine.reserve_slot()
         started_ns = time.monotonic_ns()
         try:
@@ -147,13 +156,17 @@ class Visit:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
             state.arm(started_ns, end_ns)
-            order.ticks = engine.ticks(end_ns, started_ns)
+            order.keeps = brief = self._brief
+            order.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
+            state.keeps = brief and not self._compiled
             stop = self._go(self._address) if self._guarded else shielded(state, self._go, self._address)
             if stop or state.error is not None:
                 self._judge(stop)
         finally:
             if order.store:
                 self._leave(drain, time.monotonic_ns() - started_ns)
+            if not self._compiled:
+                self._brief = time.monotonic_ns() - started_ns < QUICK_NS
             state.end()
             if not self._stuck:
                 engine.release_slot()

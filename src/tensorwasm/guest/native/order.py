@@ -11,7 +11,6 @@ from typing import Final
 
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.guest import capi
-from tensorwasm.guest.native.interpreter import INTERPRETER
 
 _u64 = ctypes.c_uint64
 
@@ -34,7 +33,7 @@ class Stop(IntEnum):
 
 
 class Calls(ctypes.Structure):
-    """Addresses of the functions of wasmtime that make a visit, and of the two that let go of the GIL meanwhile."""
+    """Addresses of the functions of wasmtime that make a visit."""
 
     _fields_ = tuple(
         (name, _u64)
@@ -48,14 +47,12 @@ class Calls(ctypes.Structure):
             "context_set_epoch_deadline",
             "func_call_unchecked",
             "store_delete",
-            "save_thread",
-            "restore_thread",
         )
     )
 
 
 class Order(ctypes.Structure):
-    """One visit. What compiled code writes is at the end, from ``store`` on.
+    """One visit. What compiled code writes is at the end, from ``thread`` on.
 
     Attributes:
         calls: address of the `Calls`.
@@ -68,7 +65,9 @@ class Order(ctypes.Structure):
         export, export_bytes: the name that is called.
         memory, memory_name_bytes: the name of the memory that kernels take windows of, 0 if there is none.
         cells, cell_count: parameters in, results out.
+        keeps: whether the GIL is kept until the epoch callback is first called.
         ticks: until the epoch callback.
+        thread: what has the GIL back for the thread that has let go of it, 0 while it is kept.
         store, context: 0 where there is none any more.
         error, trap: from wasmtime, the reader's to free.
         instance: a ``wasmtime_instance_t``.
@@ -92,7 +91,9 @@ class Order(ctypes.Structure):
         ("memory_name_bytes", _u64),
         ("cells", _u64),
         ("cell_count", _u64),
+        ("keeps", _u64),
         ("ticks", _u64),
+        ("thread", _u64),
         ("store", _u64),
         ("context", _u64),
         ("error", _u64),
@@ -102,10 +103,7 @@ class Order(ctypes.Structure):
     )
 
 
-_OURS: Final = {"save_thread": INTERPRETER.save, "restore_thread": INTERPRETER.restore}
-CALLS: Final = Calls(
-    **{field[0]: _OURS.get(field[0]) or capi.address_of(f"wasmtime_{field[0]}") for field in Calls._fields_}
-)
-"""Wasmtime's functions, and the interpreter's."""
+CALLS: Final = Calls(**{field[0]: capi.address_of(f"wasmtime_{field[0]}") for field in Calls._fields_})
+"""Wasmtime's functions."""
 
 assert PadLayout.memory.size == capi.SIZES["wasmtime_memory_t"]  # noqa: S101 - what is copied there

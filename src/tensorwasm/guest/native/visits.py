@@ -28,6 +28,7 @@ from tensorwasm.guest.native.layout import (
     DRIVER,
     EXTERN_MEMORY,
     EXTERN_PAYLOAD,
+    INTERPRETER,
     ONE,
     ORDER,
     PAD,
@@ -36,6 +37,7 @@ from tensorwasm.guest.native.layout import (
     ZERO,
 )
 from tensorwasm.guest.native.order import Stop
+from tensorwasm.guest.native.python import let_go
 
 DONE: Final = uint64(Stop.DONE)
 UNBOUND: Final = uint64(Stop.UNBOUND)
@@ -171,7 +173,7 @@ def clean(order: int, pad: int) -> None:
 
 @compiled
 def go(order: int) -> int:
-    """Do what an order says, without the GIL."""
+    """Do what an order says."""
     pad = load_u64(order + ORDER.pad)
     bound = bind(pad)
     if bound == REFUSED:
@@ -188,9 +190,13 @@ def go(order: int) -> int:
 
 def visit(order: int) -> int:
     """Do what an `Order` says; return a `Stop`. Called with the GIL, and returns perhaps with what Python raised."""
-    thread = call_u64(function(order, CALLS.save_thread), ())
+    if load_u64(order + ORDER.keeps) == ZERO:
+        let_go(order)
     stop = go(order)
-    call_void(function(order, CALLS.restore_thread), (thread,))
+    thread = load_u64(order + ORDER.thread)
+    if thread != ZERO:
+        store_u64(order + ORDER.thread, ZERO)
+        call_void(load_u64(load_u64(order + ORDER.interpreter) + INTERPRETER.restore), (thread,))
     return stop
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+import threading
+import time
 
 import pytest
 from wasmtime import wat2wasm
@@ -93,6 +96,67 @@ def settled(engine):
     """Return the engine's free slots, once what earlier tests left to the garbage collector has gone."""
     gc.collect()
     return engine.free_slots
+
+
+@pytest.fixture
+def no_switches():
+    """Threads that do not give the GIL up keep it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def other_thread(no_switches):
+    """A thread that notes that it has run, as soon as it gets the GIL; and its note."""
+    start, ran = threading.Lock(), []
+    start.acquire()
+    thread = threading.Thread(target=lambda: start.acquire() and ran.append(1))
+    thread.start()
+    yield start.release, ran
+    thread.join()
+
+
+def test_short_guests_keep_the_gil(make_visit, other_thread):
+    (start, ran), visit = other_thread, make_visit()
+    start()
+    for _ in range(10):
+        assert call(visit) == [1]
+    assert ran == []
+
+
+def test_a_guest_that_outlives_a_tick_lets_go_of_the_gil(make_visit, other_thread):
+    (start, ran), visit = other_thread, make_visit("spin")
+    start()
+    with pytest.raises(InvokeTimeout):
+        call(visit, Deadline.after(0.1))
+    assert ran == [1]
+    assert visit._order.thread == 0
+
+
+def test_a_guest_with_a_device_never_has_the_gil(make_visit, other_thread):
+    (start, ran), visit = other_thread, make_visit(contexts=Contexts())
+    start()
+    while not ran:
+        assert call(visit) == [1]
+
+
+def test_endless_guests_run_side_by_side(make_visit):
+    visits, ended = [make_visit("spin") for _ in range(4)], []
+
+    def run(visit: Visit) -> None:
+        with pytest.raises(InvokeTimeout):
+            call(visit, Deadline.after(0.15))
+        ended.append(time.monotonic())
+
+    threads = [threading.Thread(target=run, args=(visit,)) for visit in visits]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(ended) - started < 4 * 0.15
 
 
 @pytest.mark.parametrize("stack", [[], [OTHER], [CONTEXT, OTHER]])

@@ -1,0 +1,180 @@
+"""Visits without compiled code: the same sandboxes, step by step."""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import signal
+import threading
+import time
+
+import pytest
+from wasmtime import wat2wasm
+
+from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, InvalidArgs, InvokeTimeout
+from tensorwasm.guest import visit
+from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.state import STATES
+from tensorwasm.guest.visit import Visit, may_visit
+from tensorwasm.values import Deadline, Limits
+
+WAT = """(module (import "h" "f" (func $f (param i32) (result i32)))
+  (memory (export "memory") 1) (global $g (mut i32) (i32.const 0))
+  (func (export "twice") (param i64) (result i64) (i64.mul (local.get 0) (i64.const 2)))
+  (func (export "both") (param f32 i32) (result i32 f32) (local.get 1) (local.get 0))
+  (func (export "host") (param i32) (result i32) (call $f (local.get 0)))
+  (func (export "residue") (result i32)
+    (global.set $g (i32.add (global.get $g) (i32.const 1)))
+    (i32.store (i32.const 9) (i32.add (i32.load (i32.const 9)) (i32.const 1)))
+    (i32.add (global.get $g) (i32.load (i32.const 9))))
+  (func (export "grow") (result i32) (memory.grow (i32.const 1)))
+  (func (export "trap") unreachable)
+  (func (export "spin") (loop (br 0))))"""
+OVERFLOWING = """(module (memory 1) (data (i32.const 65535) "ab") (func (export "f")))"""
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    monkeypatch.setattr(visit, "load_visit", lambda: None)
+    engine = Engine.shared(EngineConfig(slots=8))
+    slots, states = engine.free_slots, len(STATES)
+    yield engine
+    assert (engine.free_slots, len(STATES)) == (slots, states)
+
+
+@pytest.fixture
+def prepared(engine):
+    functions = [HostFunction("h", "f", ("i32",), ("i32",), lambda _call, number: 100 // number)]
+    return Linker(engine, functions).prepare(engine.compile(bytes(wat2wasm(WAT))))
+
+
+@pytest.fixture
+def place(prepared):
+    made = []
+
+    def make(export: str, limits: Limits | None = None) -> Visit:
+        made.append(Visit(prepared, export, limits or Limits(), draw_pad()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def call(place: Visit, *args: object, deadline: Deadline | None = None):
+    return tuple(place.call(args, {}, deadline, None))
+
+
+def test_it_may_be_where_there_are_no_compiled_host_functions(prepared):
+    assert may_visit(prepared)
+    prepared.needs_pad = True
+    assert not may_visit(prepared)
+    with pytest.raises(InternalError):
+        Visit(prepared, "trap", Limits(), draw_pad())
+
+
+def test_results_are_the_guests(place):
+    twice, both, host = place("twice"), place("both"), place("host")
+    for _ in range(3):
+        assert call(twice, -(1 << 62)) == (-(1 << 63),)
+        assert call(twice, (1 << 64) - 1) == (-2,)
+        assert call(twice, "0x10") == (32,)
+        assert call(both, 1.5, 7) == (7, 1.5)
+        assert call(host, 5) == (20,)
+
+
+@pytest.mark.parametrize("args", [(), (1, 2), (True,), (1 << 64,), (1.5,), (None,)])
+def test_arguments_that_do_not_fit_are_refused(place, args):
+    with pytest.raises(InvalidArgs):
+        call(place("twice"), *args)
+
+
+@pytest.mark.rule("4-memory")
+def test_no_guest_finds_what_another_left(place):
+    residue = place("residue")
+    assert {call(residue) for _ in range(20)} == {(2,)}
+
+
+def test_failures_are_named_and_leave_the_place_usable(place, engine):
+    host, trap = place("host"), place("trap")
+    for _ in range(3):
+        with pytest.raises(InternalError, match="ZeroDivisionError"):
+            call(host, 0)
+        with pytest.raises(GuestTrap, match="unreachable"):
+            call(trap)
+        assert call(host, 4) == (25,)
+    overflowing = Linker(engine).prepare(engine.compile(bytes(wat2wasm(OVERFLOWING))))
+    bad = Visit(overflowing, "f", Limits(), draw_pad())
+    with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
+        call(bad)
+    bad.close()
+
+
+def test_limits_hold(place):
+    assert call(place("grow", Limits(memory_bytes=1 << 16))) == (-1,)
+    assert call(place("grow")) == (1,)
+
+
+def test_an_endless_guest_ends_at_its_deadline_whether_its_place_expects_that_or_not(place):
+    spin = place("spin")
+    for brief in (False, True):
+        spin._brief = brief
+        started = time.monotonic()
+        with pytest.raises(InvokeTimeout):
+            call(spin, deadline=Deadline.after(0.05))
+        assert time.monotonic() - started < 2
+        assert not spin._brief, "the next guest runs without the GIL"
+
+
+def test_a_place_that_sees_short_guests_keeps_the_gil(place):
+    twice = place("twice")
+    assert not twice._brief
+    call(twice, 1)
+    assert twice._brief
+
+
+def test_who_wants_the_gil_gets_it_from_a_guest_that_runs_longer_than_was_expected(place):
+    spin, seen = place("spin"), []
+    spin._brief = True
+
+    def run() -> None:
+        with pytest.raises(InvokeTimeout):
+            call(spin, deadline=Deadline.after(0.3))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        seen.append(time.monotonic())
+    thread.join()
+    assert max(after - before for before, after in itertools.pairwise(seen)) < 0.15
+
+
+def test_a_pool_that_is_full_says_so(place, engine):
+    twice = place("twice")
+    taken = engine.free_slots
+    for _ in range(taken):
+        engine.reserve_slot()
+    with pytest.raises(CapacityExhausted):
+        call(twice, 1)
+    for _ in range(taken):
+        engine.release_slot()
+    assert call(twice, 1) == (2,)
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_ctrl_c_ends_a_guest_on_the_main_thread(place, brief, capfd):
+    spin, before = place("spin"), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for pause_s in (0.0, 0.001, 0.02):
+            spin._brief = brief
+            interrupter = threading.Timer(pause_s, _thread.interrupt_main)
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal may come at once
+                interrupter.start()
+                call(spin)
+            interrupter.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "ignored" not in capfd.readouterr().err
