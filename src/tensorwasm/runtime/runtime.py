@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
@@ -28,7 +30,10 @@ from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
-from tensorwasm.values import MIB, DeviceInfo, Limits, Place
+from tensorwasm.runtime.grants import Grants, parse_grants
+from tensorwasm.runtime.live import LiveInstance, Opening, Surroundings
+from tensorwasm.runtime.snapshots import Snapshot, keep
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
@@ -82,6 +87,7 @@ class Runtime:
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
         self._engine = Engine.shared(replace(config, slots=slots))
+        self._linker = _linker(self._engine)
         self._deployer = Deployer(current)
         self.background = Background()
         self._lock = threading.Lock()
@@ -128,7 +134,7 @@ class Runtime:
             module = _read(path, host.limits.module_bytes)
         wasm = bytes(module)
         compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant).module
-        return Function(host, name or "module", wasm, _linker(self._engine).prepare(compiled))
+        return Function(host, name or "module", wasm, self._linker.prepare(compiled))
 
     def deploys(self) -> DeployStatistics:
         """Return a snapshot of what `load` found compiled, and what it had to compile."""
@@ -191,6 +197,51 @@ class Runtime:
                 self._shared = SharedDevice(device, accounts)
             return self._shared
 
+    def snapshot(self, live: LiveInstance) -> Snapshot:
+        """Save an instance between two calls; it goes on as before. Blocks for as long as copying its memory takes.
+
+        Args:
+            live: from `Function.open` or `restore`.
+
+        Raises:
+            NotCapturable: a call is in progress, or it holds what cannot be saved; the message names it.
+            CapacityExhausted: the system has no memory for the copy.
+            TensorWasmError: what reading the device raises.
+        """
+        with live.captured() as saved:
+            return keep(saved)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        function: Function,
+        *,
+        grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        deadline: Deadline | None = None,
+        **options: Unpack[Surroundings],
+    ) -> LiveInstance:
+        """Return an instance that goes on where a saved one was, charged to the caller's tenant. Blocks.
+
+        Args:
+            snapshot: what was saved.
+            function: the module that was saved, loaded here.
+            grants: what it may use, of that which it was saved with.
+            tenant: whose account is charged, for all that it holds anew.
+            deadline: when it must be ready.
+            **options: ``argv``, ``env``, ``memory_kind``, ``stdout`` and ``stderr`` as in `Function.open`; the kind of
+                memory is a new choice too.
+
+        Raises:
+            InvalidSnapshot: it is another module's, or contradicts itself.
+            ModuleMemoryTooLarge: its memory is over the limits of the function.
+            QuotaExceeded: the tenant may not hold what it held on the device.
+            TensorWasmError: what `Function.open` raises.
+        """
+        granted = parse_grants(grants).within(parse_grants(snapshot.saved.grants))
+        opening = Opening(granted, tenant, snapshot.saved.input, deadline=deadline, **options)
+        return snapshot.restore(function, opening)
+
     def prepare(self, wasm: bytes, module: Module, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
         """Deploy and link a module for a form, None where there are no compiled host functions.
 
@@ -198,8 +249,8 @@ class Runtime:
         were never compiled here.
         """
         engine = self._engine
-        if form.host_memory:
-            engine = Engine.shared(replace(engine.config, host_memory=True))
+        if form.host_memory or form.edition:
+            engine = Engine.shared(replace(engine.config, **_traits(form)))
             limits = Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm))
             module = self._deployer.deploy(engine, wasm, limits, tenant).module
         linker = _fiber_linker(engine, form.native) if form.fibers else _plain_linker(engine, form.native)
@@ -254,6 +305,13 @@ class _Deployment:
 _MAX_MEMORY_BYTES: Final = 1 << 32
 
 
+def _traits(form: Form) -> dict[str, bool]:
+    """Return what sets the engine of a form apart: where its memories come from."""
+    if form.host_memory:
+        return {"host_memory": True}
+    return {"images": True} if form.edition == "blank" else {}
+
+
 def _quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
     """Return a tenant's cap: the one that was asked for, else the setting's, else what the process may hold."""
     if gpu_bytes is None:
@@ -302,7 +360,10 @@ def _read(path: Path, limit_bytes: int) -> bytes:
     """Read a file, but never more than the limit and the byte that shows it was passed."""
     try:
         with path.open("rb") as file:
-            return file.read(limit_bytes + 1)
+            found = os.fstat(file.fileno())
+            # Room for all that there may be takes longer to find than the file to read.
+            most_bytes = min(limit_bytes, found.st_size) if stat.S_ISREG(found.st_mode) else limit_bytes
+            return file.read(most_bytes + 1)
     except OSError as error:
         raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
