@@ -10,7 +10,7 @@ import pytest
 from conformance.puppet import Puppet
 from conformance.work import WORD, Work, chain, u32
 from oracles.sessions import assert_sparse, contents, flattened
-from strategies.kernels import AFFINE, NOTHING, with_global
+from strategies.kernels import AFFINE, COUNT, LOOKUP, NOTHING
 from tensorwasm.errors import InvokeTimeout, NotCapturable, QuotaExceeded, UnsupportedPtx
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.probe import open_device
@@ -162,6 +162,17 @@ def test_work_that_goes_on_is_not_stopped_by_who_waits_for_it_to_be_saved(device
         assert puppet.sync() == 0
 
 
+def test_a_table_that_is_only_looked_up_is_there_again(device, compiled):
+    with Puppet(device, compiled=compiled) as puppet:
+        kernel, handle = puppet.load(LOOKUP, b"lookup"), Work(puppet).buffer(bytes(4))
+        saved = puppet.session.capture(Deadline.after(LONG_S))
+    with restored(device, saved, compiled=compiled) as puppet:
+        work = Work(puppet)
+        for index, value in enumerate((11, 22, 33, 44)):
+            assert puppet.start(kernel, encode_argv([work.place(handle), u32(index)]), block=(1, 1, 1)) == 0
+            assert work.contents(handle, 4) == struct.pack("<I", value)
+
+
 def test_what_cannot_be_saved_is_refused_by_name_and_goes_on(device, compiled):
     with Puppet(device, compiled=compiled) as puppet:
         assert puppet.graph_begin(0) == 0
@@ -172,9 +183,9 @@ def test_what_cannot_be_saved_is_refused_by_name_and_goes_on(device, compiled):
         with pytest.raises(NotCapturable, match="graphs"):
             puppet.session.capture(NEVER)
         assert puppet.graph_destroy(graph) == 0
-        kernel = puppet.load(with_global(64), b"nothing")
+        kernel = puppet.load(COUNT, b"count")
         assert kernel > 0
-        with pytest.raises(NotCapturable, match="'nothing'"):
+        with pytest.raises(NotCapturable, match="'count'"):
             puppet.session.capture(NEVER)
         assert puppet.unload(kernel) == 0
         assert puppet.session.capture(NEVER).kernels == ()

@@ -91,6 +91,48 @@ ASTRAY = (
 """``astray(unsigned *at)`` writes a GiB past what it is given."""
 
 
+LOOKUP = (
+    HEADER
+    + """
+.global .align 4 .u32 table[4] = {11, 22, 33, 44};
+.visible .entry lookup(.param .u64 to, .param .u32 index)
+{
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u32 %r1, [index];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u64 %rd3, table;
+    mad.wide.u32 %rd4, %r1, 4, %rd3;
+    ld.global.u32 %r2, [%rd4];
+    st.global.u32 [%rd2], %r2;
+    ret;
+}
+"""
+).encode()
+"""``lookup(unsigned *to, unsigned index)``: ``*to = table[index]``, from global memory that nothing writes."""
+
+COUNT = (
+    HEADER
+    + """
+.global .align 4 .u32 counter;
+.visible .entry count(.param .u64 to)
+{
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [to];
+    cvta.to.global.u64 %rd2, %rd1;
+    ld.global.u32 %r1, [counter];
+    add.u32 %r2, %r1, 1;
+    st.global.u32 [counter], %r2;
+    st.global.u32 [%rd2], %r2;
+    ret;
+}
+"""
+).encode()
+"""``count(unsigned *to)``: ``*to`` is how often it has run since the module was loaded."""
+
+
 def with_global(size_bytes: int) -> bytes:
     """Return a module that declares that much global memory beside its kernel ``nothing``."""
     return NOTHING.replace(b".visible", b".global .align 4 .b8 table[%d];\n.visible" % size_bytes, 1)

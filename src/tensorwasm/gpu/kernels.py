@@ -27,7 +27,6 @@ MAX_IDLE_BYTES: Final = 64 * MIB
 MAX_DRAFTS: Final = 16
 MAX_DRAFT_BYTES: Final = 256 << 10
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
-_WRITABLE_SPACES: Final = frozenset({"global"})
 
 Architecture = tuple[int, int]
 Key = tuple[str, bytes, str, Architecture]
@@ -44,7 +43,7 @@ class Draft:
         text: as the guest gave it.
         device_bytes: what the module's variables take in global and constant memory.
         private: whether it has any, so that what one sandbox leaves there would be there for the next.
-        writable: whether kernels may write to some of them.
+        writable: whether the kernel may write to some of them.
     """
 
     module: Module
@@ -64,7 +63,7 @@ class SharedKernel:
         device_bytes: what the module's variables take.
         text: as a guest gave it; what is kept for nobody is bounded by the texts.
         private: whether one sandbox only may have it.
-        writable: whether kernels may have written to the module's variables.
+        writable: whether it may have written to the module's variables.
     """
 
     __slots__ = (
@@ -179,7 +178,7 @@ class KernelCache:
         signature = ptx.signature(module, entry, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         size_bytes = sum(map(variable_bytes, variables))
-        writable = any(variable.space in _WRITABLE_SPACES for variable in variables)
+        writable = bool(variables) and ptx.may_write(module, entry, deadline)
         draft = Draft(module, signature, text, size_bytes, private=bool(variables), writable=writable)
         if draft.private and len(text) <= MAX_DRAFT_BYTES:
             with self._lock:

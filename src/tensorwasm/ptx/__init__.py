@@ -1,5 +1,6 @@
 """PTX text: one model, and its parser, printer and analyses."""
 
+from tensorwasm.ptx.constancy import may_write
 from tensorwasm.ptx.lexer import MAX_PTX_BYTES
 from tensorwasm.ptx.parser import parse, parse_variants
 from tensorwasm.ptx.printer import render, render_instruction
@@ -9,6 +10,7 @@ from tensorwasm.ptx.signature import signature
 __all__ = [
     "MAX_PTX_BYTES",
     "check_compatible",
+    "may_write",
     "parse",
     "parse_variants",
     "render",

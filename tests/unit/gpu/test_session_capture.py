@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
-from fakes.world import ONE, World, read, word
+from fakes.world import ONE, World, fill, read, word
 from oracles.sessions import assert_sparse, contents
-from strategies.kernels import ASTRAY, FILL, NOTHING, padded, with_global
+from strategies.kernels import ASTRAY, COUNT, FILL, LOOKUP, padded
 from strategies.sessions import SIZES
 from tensorwasm.errors import (
     DeviceLost,
@@ -125,20 +125,28 @@ def test_a_staged_launch_whose_call_has_not_ended_is_refused(fake):
         assert session.capture(NEVER) == SavedSession(next_numbers=session.capture(NEVER).next_numbers)
 
 
-def test_variables_that_kernels_can_write_are_refused_and_constants_are_not(world):
-    constant = NOTHING.replace(b".visible", b".const .align 4 .u32 table[3] = {1, 2, 3};\n.visible", 1)
+def test_a_kernel_that_may_write_to_variables_is_refused_by_name(world):
     with world.open() as session:
-        kernel = session.kernels.load(constant, "nothing", NEVER)
+        kernel = session.kernels.load(COUNT, "count", NEVER)
+        refused(session, "kernel 'count' may have written")
+        session.kernels.unload(kernel, NEVER)
+        assert session.capture(NEVER).kernels == ()
+
+
+@pytest.mark.parametrize("space", [".const", ".global"])
+def test_variables_that_are_only_looked_up_are_loaded_anew_and_charged(world, space):
+    text = LOOKUP.replace(b".global .align", f"{space} .align".encode()).replace(b"ld.global", f"ld{space}".encode())
+    with world.open() as session:
+        kernel = session.kernels.load(text, "lookup", NEVER)
+        handle = session.buffers.allocate(4)
         saved = session.capture(NEVER)
-        assert saved.kernels == (SavedKernel(kernel, constant, "nothing"),)
-        assert session.statistics().device_bytes == 12
-        written = session.kernels.load(with_global(64), "nothing", NEVER)
-        refused(session, "'nothing'.* variables")
-        session.kernels.unload(written, NEVER)
+        assert saved.kernels == (SavedKernel(kernel, text, "lookup"),)
+        assert session.statistics().device_bytes == 20
         with world.open() as other:
             other.restore(saved, NEVER)
-            assert other.statistics().device_bytes == 12
-            other.kernels.launch(kernel, ONE, tuple, None, NEVER)
+            assert other.statistics().device_bytes == 20
+            fill(other, kernel, handle, 2)
+            assert read(other, handle, 4) == struct.pack("<I", 33)
 
 
 def test_work_that_does_not_end_in_time_changes_nothing(fake):

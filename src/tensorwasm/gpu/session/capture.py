@@ -19,6 +19,7 @@ from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.gpu.streams import OWN
 from tensorwasm.gpu.windows import Windows
 from tensorwasm.gpu.work import Work
+from tensorwasm.ptx.lexer import shown
 from tensorwasm.saved import Run, SavedBuffer, SavedKernel, SavedSession
 from tensorwasm.values import MIB, Deadline, Region
 
@@ -136,9 +137,7 @@ class Capture:
         saved = []
         for kernel_id, kernel in sorted(self._holdings.kernels.items()):
             if kernel.shared.writable:
-                raise NotCapturable(
-                    f"kernel {kernel.entry!r}, whose module has variables in global memory: what is in them is not read"
-                )
+                raise NotCapturable(f"kernel {shown(kernel.entry)} may have written to variables of its module")
             saved.append(SavedKernel(kernel_id, kernel.shared.text, kernel.entry))
         return tuple(saved)
 

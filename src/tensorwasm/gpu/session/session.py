@@ -202,8 +202,8 @@ class Session:
                 that it has, only pages that differ from it are read into the result.
 
         Raises:
-            NotCapturable: the session is over, a stream records, there are graphs, or a kernel's module has variables
-                in global memory; the message says which.
+            NotCapturable: the session is over, a stream records, there are graphs, or a kernel may have written to
+                variables of its module, which are not read; the message says which.
             InvalidSnapshot: the parent makes no sense, or is another session's.
             InvokeTimeout: the work did not end in time; all is as before.
             KernelFault: the work broke a rule.
