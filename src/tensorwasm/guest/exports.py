@@ -70,7 +70,9 @@ class Exports:
     def memory(self, name: str) -> tuple[int, int]:
         """Return address and size in bytes of a memory."""
         payload = _payload(self._find(name, _MEMORY))
-        return _memory_data(self._context, payload) or 0, _memory_data_size(self._context, payload)
+        address: int | None = _memory_data(self._context, payload)
+        size_bytes: int = _memory_data_size(self._context, payload)
+        return address or 0, size_bytes
 
     def function(self, name: str) -> int:
         """Return the number of a function."""
@@ -85,7 +87,8 @@ class Exports:
             raise InternalError(f"a global is no {kind}")
         if kind == "funcref":
             return self._number(value)
-        return (value.high << 64 | value.low) & ((1 << _BITS[kind]) - 1)
+        bits: int = value.high << 64 | value.low
+        return bits & ((1 << _BITS[kind]) - 1)
 
     def write_global(self, name: str, kind: str, bits: int) -> None:
         """Set the bits of a mutable global that is no ``funcref``.

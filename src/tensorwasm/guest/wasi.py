@@ -99,6 +99,16 @@ class Output:
         """Everything taken so far; empty with a sink."""
         return bytes(self._captured)
 
+    def renew(self, limit_bytes: int) -> None:
+        """Begin anew, for another call of the same guest, with nothing captured.
+
+        Args:
+            limit_bytes: most that is taken from now on.
+        """
+        self._captured = bytearray()
+        self._left_bytes = limit_bytes
+        self.truncated = False
+
     def take(self, chunk: bytes) -> bool:
         """Take a chunk, or as much of it as the limit allows.
 

@@ -15,8 +15,9 @@ from tensorwasm.guest.imports import OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
+from tensorwasm.runtime.calling import written
 from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function, written
+from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.streams import Chunks, directories_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Form(NamedTuple):
@@ -12,8 +12,10 @@ class Form(NamedTuple):
         native: host functions are compiled ones.
         host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
         fibers: they run on a reactor, and host functions that wait suspend them.
+        edition: of the module: as it came, or a form of it whose instances are saved (`tensorwasm.guest.edition`).
     """
 
     native: bool = False
     host_memory: bool = False
     fibers: bool = False
+    edition: Literal["", "live", "blank"] = ""

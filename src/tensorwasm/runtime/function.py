@@ -9,20 +9,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, Unpack
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestError, GuestExit, MissingExport
+from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.errors import MissingExport
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest import codec
+from tensorwasm.guest.edition import Edition, make_edition
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.visit import may_visit
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
+from tensorwasm.runtime.calling import call, written
 from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.live import LiveInstance, Opening
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
 from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.streams import Chunks, directories_of
@@ -85,6 +88,20 @@ class Function:
         self._forms = {Form(): prepared}
         self._without_gpu = nullcontext((None, prepared))
         self._routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
+
+    @functools.cached_property
+    def module_hash(self) -> bytes:
+        """BLAKE3 of the module as it came, 32 bytes: what is saved of its instances is bound to it."""
+        return blake3(self._wasm)
+
+    @functools.cached_property
+    def edition(self) -> Edition:
+        """The forms of the module whose instances can be saved, made when first asked for.
+
+        Raises:
+            NotCapturable: its instances cannot be saved; the message says why.
+        """
+        return make_edition(self._wasm)
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -167,7 +184,7 @@ class Function:
             self._sandbox(prepared, config, services, ends, session) as instance,
             roomy_pages(instance, self.host.limits) if granted.cuda and memory == "pinned" else nullcontext(),
         ):
-            values, exit_code = _call(instance, target, args, ends)
+            values, exit_code = call(instance, target, args, ends)
             out, err = written(instance)
             return Invocation(
                 export=target,
@@ -180,6 +197,48 @@ class Function:
                 elapsed_s=time.perf_counter() - start,
                 gpu=session.statistics() if session else None,
             )
+
+    def open(
+        self,
+        *,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        input: bytes = b"",  # noqa: A002 - the interface's own word for it
+        grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        memory_kind: MemoryKind | None = None,
+        deadline: Deadline | None = None,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+    ) -> LiveInstance:
+        """Return an instance that stays between calls, and can be saved there. Blocks.
+
+        The first call compiles the module once more, in a form that shows what is private.
+
+        Args:
+            argv: as in `invoke`, for as long as it lives.
+            env: likewise.
+            stdin: likewise.
+            input: what its calls read with ``read-input``, unless one brings its own.
+            grants: as in `invoke`, for as long as it lives.
+            tenant: likewise.
+            memory_kind: likewise.
+            deadline: when the start function must have ended.
+            stdout: takes standard output of all calls as it is written; None captures it call by call.
+            stderr: the same for standard error.
+
+        Raises:
+            NotCapturable: the module's instances cannot be saved; the message says why.
+            TensorWasmError: what `invoke` raises before it calls the export.
+        """
+        words = tuple(argv) if argv is not None else None
+        return LiveInstance(
+            self,
+            Opening(
+                parse_grants(grants), tenant, input, words, env or {}, stdin, memory_kind, deadline, stdout, stderr
+            ),
+        )
 
     def submit(
         self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
@@ -319,7 +378,8 @@ class Function:
         """Return a form of the module, made when first asked for; without compiled host functions if there are none."""
         prepared = self._forms.get(form)
         if prepared is None:
-            prepared = self.host.prepare(self._wasm, self._prepared.module, form)
+            wasm = getattr(self.edition, form.edition) if form.edition else self._wasm
+            prepared = self.host.prepare(wasm, self._prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
 
@@ -333,21 +393,3 @@ def _open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with
         if pad is not None:
             recycle_pad(pad)
         raise
-
-
-def _call(
-    instance: Instance, export: str, args: Sequence[object], deadline: Deadline
-) -> tuple[tuple[codec.Number, ...], int]:
-    try:
-        return tuple(instance.call(export, args, deadline=deadline)), 0
-    except GuestExit as left:
-        return (), left.code
-    except GuestError as error:
-        error.stdout, error.stderr = written(instance)
-        raise
-
-
-def written(instance: Instance | Fiber) -> tuple[bytes, bytes]:
-    """Return captured standard output and standard error."""
-    out, err = instance.stdout, instance.stderr
-    return out.captured if out else b"", err.captured if err else b""

@@ -23,6 +23,19 @@ class Grants:
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 
+    def words(self) -> tuple[str, ...]:
+        """Return them as `parse_grants` takes them."""
+        folders = [f"read:{path}" for path in self.readable] + [f"write:{path}" for path in self.writable]
+        return (*(["cuda"] if self.cuda else []), *folders)
+
+    def within(self, others: Grants) -> Grants:
+        """Return what is granted here and there."""
+        return Grants(
+            self.cuda and others.cuda,
+            tuple(path for path in self.readable if path in others.readable or path in others.writable),
+            tuple(path for path in self.writable if path in others.writable),
+        )
+
 
 def parse_grants(words: Iterable[str] | Grants) -> Grants:
     """Read ``cuda``, ``read:DIR`` and ``write:DIR``.

@@ -52,8 +52,17 @@ def checked_kind(memory: MemoryKind | None) -> MemoryKind:
     return settings.checked_memory_kind("memory_kind", asked)
 
 
-def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits) -> AbstractContextManager[None]:
+def supplied(
+    shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
+) -> AbstractContextManager[None]:
     """Let the sandbox have its linear memory from the device, charged to the tenant.
+
+    Args:
+        shared: the device.
+        tenant: whose account is charged.
+        memory: one of `DIRECT`.
+        limits: of the sandbox.
+        size_bytes: what it has from the start, if that is more than the module declares.
 
     Raises:
         NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
@@ -72,7 +81,7 @@ def supplied(shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limi
             account=account,
         )
 
-    return kinds.supplying(provide, limits.memory_bytes)
+    return kinds.supplying(provide, limits.memory_bytes, size_bytes)
 
 
 def make_room(sandbox: Sandbox, limits: Limits) -> Callable[[], object]:

@@ -1,0 +1,38 @@
+"""A call as its caller sees it: what came back, how the guest left, and what it had written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tensorwasm.errors import GuestError, GuestExit
+from tensorwasm.guest import codec
+from tensorwasm.guest.instance import Instance
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.fiber import Fiber
+
+
+def call(
+    instance: Instance, export: str, args: Sequence[object], deadline: Deadline
+) -> tuple[tuple[codec.Number, ...], int]:
+    """Call an export; return its results and the guest's exit code.
+
+    Raises:
+        TensorWasmError: what `tensorwasm.guest.instance.Instance.call` raises, but `GuestExit`; a `GuestError` carries
+            what the guest had written.
+    """
+    try:
+        return tuple(instance.call(export, args, deadline=deadline)), 0
+    except GuestExit as left:
+        return (), left.code
+    except GuestError as error:
+        error.stdout, error.stderr = written(instance)
+        raise
+
+
+def written(instance: Instance | Fiber) -> tuple[bytes, bytes]:
+    """Return captured standard output and standard error."""
+    out, err = instance.stdout, instance.stderr
+    return out.captured if out else b"", err.captured if err else b""

@@ -1,0 +1,127 @@
+"""`Snapshot`: a saved instance, verified and made ready, from which any number of instances are restored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from tensorwasm.errors import InvalidSnapshot, NotSupported
+from tensorwasm.guest import kinds, mappings, restoring
+from tensorwasm.guest.capture import Contents
+from tensorwasm.guest.images import Image, make_image
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.restoring import Plan
+from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.live import Ancestor, LiveInstance, Opening, Revival
+from tensorwasm.saved import SavedInstance, SavedMemory
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.function import Function
+
+_pristine: WeakKeyDictionary[Function, Contents] = WeakKeyDictionary()
+
+
+class Snapshot:
+    """What an instance was between two calls. Never changes; any thread may restore from it. Close it when done.
+
+    Attributes:
+        saved: all of it but the contents of its memory, which are in the image.
+        image: of its memory, None without one.
+        content_hash: of the file that it came from, empty if it came from none.
+    """
+
+    def __init__(self, saved: SavedInstance, image: Image | None, content_hash: bytes = b"") -> None:
+        self.saved = saved
+        self.image = image
+        self.content_hash = content_hash
+        self._plans: WeakKeyDictionary[Function, Plan] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @property
+    def ancestor(self) -> Ancestor:
+        """What later states of an instance are compared with, to save only what changed since."""
+        return Ancestor(self.content_hash, self.image, self.saved.session)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, its image aside what it takes of the device's state."""
+        buffers = self.saved.session.buffers if self.saved.session is not None else ()
+        data = sum(len(run.data) for buffer in buffers for run in buffer.runs)
+        return data + (self.image.held_bytes if self.image is not None else 0)
+
+    def restore(self, function: Function, opening: Opening) -> LiveInstance:
+        """Return an instance that goes on where the saved one was. Costs the same at any size of its memory.
+
+        Args:
+            function: the module that was saved.
+            opening: what it is given; of the grants, it gets those that the saved one had.
+
+        Raises:
+            InvalidSnapshot: it is another module's, or contradicts itself.
+            ModuleMemoryTooLarge: its memory is over the limits of the function.
+            TensorWasmError: what `tensorwasm.runtime.Function.open` raises.
+        """
+        plan = self._plans.get(function) or self._plan(function)
+        return LiveInstance(function, opening, Revival(plan, self.image, self.saved.session))
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent; instances that were restored stay as they are."""
+        if self.image is not None:
+            self.image.close()
+
+    def _plan(self, function: Function) -> Plan:
+        if self.saved.module_hash != function.module_hash:
+            raise InvalidSnapshot("the snapshot is of another module")
+        if not mappings.SUPPORTED:
+            raise NotSupported(
+                "instances are restored on Linux only, where a file in memory can be sealed and mapped"
+            )
+        blank = function.form(Form(edition="blank")).module.preamble
+        with self._lock:
+            plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))
+            self._plans[function] = plan
+        return plan
+
+
+def keep(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
+    """Copy what is saved of an instance, whole, so that it can be restored from.
+
+    Raises:
+        InvalidSnapshot: it contradicts itself, or it has a parent and is not whole.
+        CapacityExhausted: the system has no memory for it.
+    """
+    if saved.parent is not None:
+        raise InvalidSnapshot("the snapshot only adds to another one: flatten them first")
+    if len(saved.memories) > 1:
+        raise InvalidSnapshot("an instance has at most one memory")
+    image = make_image(saved.memories[0].size_bytes, saved.memories[0].runs) if saved.memories else None
+    sizes = tuple(SavedMemory(memory.size_bytes, ()) for memory in saved.memories)
+    return Snapshot(replace(saved, memories=sizes), image, content_hash)
+
+
+def _find_pristine(function: Function) -> Contents:
+    """Return what a new sandbox of a function's blank form holds."""
+    found = _pristine.get(function)
+    if found is None:
+        with _make_blank(function) as instance:
+            found = _pristine[function] = restoring.read_pristine(instance, function.edition)
+    return found
+
+
+@contextmanager
+def _make_blank(function: Function) -> Iterator[Instance]:
+    prepared, limits = function.form(Form(edition="blank")), function.host.limits
+    image = make_image(prepared.module.preamble.memory_bytes, ())
+    try:
+        with (
+            kinds.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
+            Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
+        ):
+            yield instance
+    finally:
+        image.close()
