@@ -206,6 +206,17 @@ def test_a_kernel_that_is_none_is_refused(world):
             session.restore(SavedSession((SavedBuffer(1, 4, ()),), (kernel,)), NEVER)
 
 
+def test_compiled_code_goes_on_giving_ids_where_no_kernel_was_ever_loaded(world):
+    session = world.open(pad=True)
+    session.kernels.load(FILL, "fill", NEVER)
+    assert session.renew()
+    first = session.pad.next_kernel
+    session.restore(SavedSession((SavedBuffer(1, 4, ()),), next_numbers=(("handle", 2), ("kernel", 0))), NEVER)
+    assert session.pad.next_kernel == first > 0
+    assert session.pad.budget > 0
+    session.close()
+
+
 def test_only_a_new_session_is_restored_into(world):
     uses = [
         lambda session: session.buffers.allocate(4),
@@ -257,6 +268,7 @@ def test_a_device_that_fails_on_the_way_leaves_nothing(method, nth, kind):
             session.restore(saved, NEVER)
         except kind:
             assert session.failure is not None or session.statistics().allocations == 0
+            assert session.pad.armed == (session.failure is None)
         else:
             assert session.capture(NEVER).buffers == buffers
         device.nth.clear()
