@@ -49,7 +49,10 @@ def add_globals(module: Module, added: Collection[Global]) -> tuple[Module, rang
 
 
 def add_functions(module: Module, added: Collection[tuple[FuncType, Body]]) -> tuple[Module, range]:
-    """Append functions, and the signatures that the module lacks; return the functions' indices too."""
+    """Append functions, and the signatures that the module lacks; return the functions' indices too.
+
+    They may name data segments: a module without a data count gets one.
+    """
     first = len(module.imported("func")) + len(module.functions)
     types = list(module.types)
     types += [signature for signature in dict.fromkeys(signature for signature, _ in added) if signature not in types]
@@ -58,6 +61,7 @@ def add_functions(module: Module, added: Collection[tuple[FuncType, Body]]) -> t
         types=tuple(types),
         functions=(*module.functions, *(types.index(signature) for signature, _ in added)),
         bodies=(*module.bodies, *(body for _, body in added)),
+        data_count=len(module.data) if added else module.data_count,
     )
     return edited, range(first, first + len(added))
 

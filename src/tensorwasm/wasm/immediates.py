@@ -68,7 +68,7 @@ def _read_block(cursor: Cursor) -> str | int | None:
     code = value & 0x7F if value >= -_EMPTY_BLOCK else 0
     if code == _EMPTY_BLOCK:
         return None
-    if code not in VALUE_TYPES:
+    if code not in VALUE_TYPES or cursor.offset > start + 1:
         raise cursor.fail("unknown block type", start)
     return VALUE_TYPES[code]
 

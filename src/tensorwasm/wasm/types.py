@@ -153,9 +153,12 @@ def _read_limits(cursor: Cursor, allowed: int) -> tuple[int, int, int | None]:
     flags = cursor.byte()
     if flags & ~allowed:
         raise cursor.fail(f"unknown limits flags {flags:#04x}", cursor.offset - 1)
-    bits = 64 if flags & _IS_64 else 32
-    minimum = cursor.unsigned(bits)
-    return flags, minimum, cursor.unsigned(bits) if flags & _HAS_MAXIMUM else None
+    start = cursor.offset
+    minimum = cursor.unsigned(64)  # since memory64, a small number may be padded to that width
+    maximum = cursor.unsigned(64) if flags & _HAS_MAXIMUM else None
+    if not flags & _IS_64 and max(minimum, maximum or 0) >> 32:
+        raise cursor.fail("integer too large", start)
+    return flags, minimum, maximum
 
 
 def _write_limits(flags: int, minimum: int, maximum: int | None) -> bytes:
