@@ -1,0 +1,229 @@
+"""The compiler's process: what it answers, what it may use, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from tensorwasm.errors import CapacityExhausted, CompileFailed, InvalidWasm
+from tensorwasm.guest import capi, compiler, compiling
+from tensorwasm.guest.compiler import CompileLimits, Compiler
+from tensorwasm.guest.engine import EngineConfig, settings_of
+from tensorwasm.values import MIB
+from tensorwasm.wasm.preamble import HEADER
+
+SETTINGS = settings_of(EngineConfig())
+USUAL = CompileLimits()
+
+
+def compile_with(wasm=HEADER, limits=USUAL):
+    return Compiler(limits).compile(wasm, SETTINGS, "0123abcd")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Return a function that puts another program in the compiler's place; `confine` does there what it does here."""
+
+    def put(text):
+        path = tmp_path / "program.py"
+        start = f"import os, sys, runpy\nreal = runpy.run_path({compiling.__file__!r})\n"
+        start += "confine = lambda: real['_confine'](*map(int, sys.argv[2:5]))\n"
+        path.write_text(start + textwrap.dedent(text))
+        monkeypatch.setattr(compiling, "__file__", str(path))
+
+    return put
+
+
+def bomb(size_bytes):
+    """Return a module with one function of so many bytes, each of which must wait for the one before."""
+    step = b"\x20\x00\x41\x07\x6c\x21\x00"  # local.get 0, i32.const 7, i32.mul, local.set 0
+    body = b"\0" + step * (size_bytes // len(step)) + b"\x20\x00\x0b"
+    body = length(len(body)) + body
+    code = b"\x01" + body
+    return HEADER + b"\x01\x06\x01\x60\x01\x7f\x01\x7f\x03\x02\x01\x00\x0a" + length(len(code)) + code
+
+
+def length(number):
+    return bytes((number >> 7 * index & 0x7F) | (0x80 if index < 4 else 0) for index in range(5))
+
+
+def test_it_calls_what_is_compared_with_the_bindings():
+    assert {name: capi.FUNCTIONS[name] for name in compiling.PROTOTYPES} == compiling.PROTOTYPES
+
+
+@pytest.mark.rule("6-child")
+def test_what_is_not_wasm_is_refused_as_it_would_be_here(engine, wat):
+    for wasm in (b"", b"\x7fELF" + bytes(99), wat("(module (func (result i32) (i32.const 1)))")[:-1] + b"\xfe"):
+        with pytest.raises(InvalidWasm) as there:
+            compile_with(wasm)
+        assert there.value.message.startswith("not a valid WebAssembly module: ")
+        assert not any(leak in there.value.message for leak in ("/", "\n", "tensorwasm"))
+
+
+@pytest.mark.rule("6-child")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+        ("os._exit(3)", "exited with code 3"),
+        ("", "exited with code 0"),
+        ("os.write(1, b'?' * 9)", "exited with code 0"),
+        ("os.write(1, b'+code'); os._exit(1)", "exited with code 1"),
+        ("os.write(1, b'+code'); os.close(1); import threading; threading.Event().wait()", "ended by SIGKILL"),
+    ],
+)
+def test_a_compiler_that_fails_is_an_error_that_names_the_module(program, text, says):
+    program(text)
+    with pytest.raises(CompileFailed, match=f"0123abcd: it {says}") as failed:
+        compile_with()
+    assert failed.value.kind == "compile_failed"
+
+
+@pytest.mark.parametrize("wasm", [HEADER, bytes(4 * MIB)])
+def test_one_that_does_not_listen_is_stopped_in_time_whatever_is_said_to_it(program, wasm):
+    program("import threading; threading.Event().wait()")
+    with pytest.raises(CompileFailed, match=r"more than 0\.3 s"):
+        compile_with(wasm, CompileLimits(wall_s=0.3))
+
+
+def test_one_that_answers_before_it_listens_is_heard(program):
+    program("sys.stdout.buffer.write(b'+' + b'x' * 3_000_000)")
+    assert compile_with(bytes(4 * MIB)) == b"x" * 3_000_000
+
+
+def test_an_answer_without_end_is_cut(program, monkeypatch):
+    monkeypatch.setattr(compiler, "_ANSWER_BYTES", 1000)
+    program("os.write(1, b'+')\nwhile True: os.write(1, bytes(4096))")
+    with pytest.raises(CompileFailed, match="ended by SIGKILL"):
+        compile_with()
+
+
+@pytest.mark.rule("6-child")
+def test_a_module_that_takes_too_long_is_stopped():
+    with pytest.raises(CompileFailed, match=r"compiling module 0123abcd took more than 0\.2 s"):
+        compile_with(bomb(7_000_000), CompileLimits(wall_s=0.2))
+
+
+@pytest.mark.rule("6-child")
+def test_a_module_that_takes_too_much_memory_is_stopped():
+    with pytest.raises(CompileFailed, match="the compiler failed on module 0123abcd"):
+        compile_with(bomb(7_000_000), CompileLimits(memory_bytes=300 * MIB))
+
+
+@pytest.mark.rule("6-child")
+def test_it_inherits_three_descriptors_and_no_secrets(program, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    program(
+        """
+        import json, resource
+        confine()
+        limits = [resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("AS", "CPU", "CORE", "FSIZE")]
+        open_now = [int(name) for name in os.listdir("/proc/self/fd")]
+        seen = dict(os.environ), open_now, limits, os.getpid() == os.getsid(0), os.getcwd()
+        sys.stdout.buffer.write(b"+" + json.dumps(seen).encode())
+        """
+    )
+    environment, handles, limits, leads, folder = json.loads(compile_with(limits=CompileLimits(9.0, 3 << 30)))
+    os.close(reader)
+    os.close(writer)
+    assert set(environment) - {"LC_CTYPE"} <= {"LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "RAYON_NUM_THREADS"}
+    assert set(handles) - {0, 1, 2} == {3}  # the listing's own
+    cpu_s = int(9 * compiler._threads()) + 1
+    assert limits == [[3 << 30] * 2, [cpu_s] * 2, [0, 0], [0, 0]]
+    assert leads
+    assert folder == "/"
+
+
+def test_nothing_is_left_of_what_it_started(program):
+    program(
+        """
+        import subprocess
+        script = "import threading; threading.Event().wait()"
+        child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        os.write(1, b"+%d" % child.pid)
+        os._exit(0)
+        """
+    )
+    assert gone(int(compile_with()))
+
+
+@pytest.mark.rule("6-child")
+def test_it_ends_with_whoever_started_it(program, tmp_path):
+    note = tmp_path / "pid"
+    os.mkfifo(note)
+    program(
+        f"""
+        confine()
+        os.write(os.open({str(note)!r}, os.O_WRONLY), b"%d\\n" % os.getpid())
+        import threading; threading.Event().wait()
+        """
+    )
+    script = f"""
+        from tensorwasm.guest import compiling
+        from tensorwasm.guest.compiler import CompileLimits, Compiler
+        compiling.__file__ = {compiling.__file__!r}
+        Compiler(CompileLimits()).compile(bytes(1 << 22), {{}}, "x")
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    with note.open() as said:
+        child = os.pidfd_open(int(said.readline()))
+    parent.kill()
+    parent.wait()
+    ready, _, _ = select.select([child], [], [], 60)
+    os.close(child)
+    assert ready
+
+
+def gone(pid):
+    """Return whether a process is not there, or about not to be."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    ready, _, _ = select.select([watch], [], [], 60)
+    os.close(watch)
+    return bool(ready)
+
+
+def test_a_system_without_room_for_a_process_says_so(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(CapacityExhausted, match="no process for the compiler: Resource"):
+        compile_with()
+
+
+def test_as_many_run_at_once_as_there_are_processors(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "_processors", lambda: 1)
+    mark = tmp_path / "mark"
+    program(f"os.mkdir({str(mark)!r}); sys.stdin.buffer.read(); os.rmdir({str(mark)!r}); os.write(1, b'+')")
+    shared, failed = Compiler(USUAL), []
+
+    def work():
+        try:
+            shared.compile(HEADER, SETTINGS, "x")
+        except CompileFailed as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_status_is_told_by_its_signals_name():
+    assert compiler._describe(-signal.SIGXCPU).startswith("ended by SIGXCPU")
+    assert compiler._describe(2) == "exited with code 2"
