@@ -11,6 +11,7 @@ never serves another image: whose an image is, and what is in it, does not chang
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -144,6 +145,11 @@ class MappedMemory:
         if size_bytes > self.image.size_bytes:
             mappings.make_accessible(self.address + self.image.size_bytes, size_bytes - self.image.size_bytes)
             self._grown = True
+
+    def view(self) -> memoryview:
+        """Return what it holds within the image's length, read-only and valid until `close`."""
+        window = (ctypes.c_ubyte * self.image.size_bytes).from_address(self.address)
+        return memoryview(window).cast("B").toreadonly()
 
     def close(self) -> None:
         """Give it back to its image, or where it has grown, to the system."""

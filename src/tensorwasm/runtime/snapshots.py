@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 from tensorwasm.errors import InvalidSnapshot, NotSupported
@@ -68,6 +68,24 @@ class Snapshot:
         """
         plan = self._plans.get(function) or self._plan(function)
         return LiveInstance(function, opening, Revival(plan, self.image, self.saved.session))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def image_bytes(self) -> Iterator[memoryview]:
+        """Yield the memory as it was, to be read and not kept; nothing without one."""
+        if self.image is None:
+            yield memoryview(b"")
+            return
+        memory = self.image.map()
+        try:
+            yield memory.view()
+        finally:
+            memory.close()
 
     def close(self) -> None:
         """Give the memory back. Idempotent; instances that were restored stay as they are."""

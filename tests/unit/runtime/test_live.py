@@ -1,0 +1,223 @@
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wasmtime import wat2wasm
+
+from oracles.live import outcome_of, state_now
+from strategies.live import GUEST, programs
+from tensorwasm.errors import (
+    GuestTrap,
+    InternalError,
+    InvalidSnapshot,
+    InvokeTimeout,
+    MissingExport,
+    ModuleMemoryTooLarge,
+    NotCapturable,
+)
+from tensorwasm.runtime import Runtime
+from tensorwasm.values import MIB, Deadline, Limits
+
+SLOW = """
+(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (import "wasi:tensor/host" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "\\08\\00\\00\\00\\05\\00\\00\\00hello")
+  (func (export "spin") (loop $again (br $again)))
+  (func (export "hello") (result i32) (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 100)))
+  (func (export "emit") (result i32) (call $emit (i32.const 8) (i32.const 5))))
+"""
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with Runtime("emulator", limits=Limits(memory_bytes=4 * MIB, wall_s=10)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def function(runtime):
+    return runtime.load(bytes(wat2wasm(GUEST)), "stateful")
+
+
+@pytest.fixture(scope="module")
+def slow(runtime):
+    return runtime.load(bytes(wat2wasm(SLOW)), "slow")
+
+
+def test_state_stays_from_call_to_call(function):
+    with function.open(input=b"given") as live:
+        live.call("store", (50, 1234))
+        assert live.call("load", (50,)).values == (1234,)
+        assert live.call("read", (60, 99)).values == (5,)
+        assert live.call("read", (60, 99), input=b"anew").values == (4,)
+        assert live.call("read", (60, 99)).values == (4,)
+        assert live.call("load", (2000,)).values == (1,)
+        assert live.statistics().calls == 6
+    assert live.closed
+    with pytest.raises(InternalError, match="closed"):
+        live.call("load", (50,))
+
+
+def test_the_edited_form_does_what_the_module_does(function):
+    plain = function.invoke("vector").values, function.invoke("i64").values, function.invoke("call-u", (0,)).values
+    with function.open() as live:
+        assert (live.call("vector").values, live.call("i64").values, live.call("call-u", (0,)).values) == plain
+
+
+def test_private_names_are_not_there_for_callers(function):
+    with function.open() as live, pytest.raises(MissingExport):
+        live.call(function.edition.functions[2])
+    assert not any("private" in name for name in function.exports)
+
+
+@given(before=programs(), after=programs(15))
+@settings(max_examples=60)
+def test_an_instance_that_was_restored_goes_on_like_one_that_was_not(runtime, function, before, after):
+    with function.open(input=b"an input of some length") as live:
+        for export, args in before:
+            outcome_of(live, export, args)
+        snapshot = runtime.snapshot(live)
+        with runtime.restore(snapshot, function) as restored, runtime.restore(snapshot, function) as untouched:
+            assert state_now(restored) == state_now(live)
+            for export, args in after:
+                assert outcome_of(restored, export, args) == outcome_of(live, export, args)
+            assert state_now(restored) == state_now(live)
+            with runtime.restore(runtime.snapshot(untouched), function) as again:
+                assert state_now(again) == state_now(untouched)
+        snapshot.close()
+
+
+@given(first=programs(), second=programs())
+@settings(max_examples=40)
+def test_what_changed_since_an_earlier_state_makes_the_later_one_of_it(runtime, function, first, second):
+    with function.open() as live:
+        for export, args in first:
+            outcome_of(live, export, args)
+        with runtime.snapshot(live) as earlier, runtime.restore(earlier, function) as restored:
+            for each in (live, restored):
+                for export, args in second:
+                    outcome_of(each, export, args)
+                with each.captured(earlier.ancestor) as added:
+                    data = bytearray(added.memories[0].size_bytes)
+                    with earlier.image_bytes() as before:
+                        data[: len(before)] = before
+                    for run in added.memories[0].runs:
+                        data[run.offset_bytes : run.offset_bytes + len(run.data)] = run.data
+                memory = each._instance.memory
+                assert bytes(data) == memory.read(0, memory.size_bytes)
+
+
+def test_only_changed_pages_are_saved_again(runtime, function):
+    with function.open() as live:
+        live.call("fill", (0, 5, 100_000))
+        with runtime.snapshot(live) as earlier, runtime.restore(earlier, function) as restored:
+            for each in (live, restored):
+                each.call("store", (4096 * 3 + 8, 1))
+                each.call("store", (4096 * 4, 0x0505050505050505))
+                with each.captured(earlier.ancestor) as added:
+                    assert [(run.offset_bytes, len(run.data)) for run in added.memories[0].runs] == [(4096 * 3, 4096)]
+
+
+def test_a_call_that_is_stopped_leaves_an_instance_that_can_be_saved(runtime, slow):
+    with slow.open() as live:
+        with pytest.raises(InvokeTimeout):
+            live.call("spin", deadline=Deadline.after(0.02))
+        with runtime.restore(runtime.snapshot(live), slow) as restored:
+            assert restored.call("hello").stdout == b"hello"
+
+
+def test_output_belongs_to_one_call(slow):
+    with slow.open() as live:
+        assert live.call("hello").stdout == b"hello"
+        assert live.call("hello").stdout == b"hello"
+        assert live.call("emit").chunks == (b"hello",)
+        assert live.call("emit").chunks == (b"hello",)
+        taken: list[bytes] = []
+        live.call("emit", on_chunk=lambda chunk: not taken.append(chunk))
+        assert taken == [b"hello"]
+
+
+def test_a_call_waits_for_another_only_until_its_deadline_and_nothing_is_saved_meanwhile(runtime, slow):
+    started = threading.Event()
+    with slow.open() as live:
+
+        def spin() -> None:
+            started.set()
+            with pytest.raises((InvokeTimeout, GuestTrap)):
+                live.call("spin")
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        started.wait()
+        while not live._lock.locked():
+            pass
+        with pytest.raises(NotCapturable, match="call is in progress"):
+            runtime.snapshot(live)
+        with pytest.raises(InvokeTimeout):
+            live.call("hello", deadline=Deadline.after(0.02))
+        live.cancel()
+        thread.join()
+
+
+def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
+    with slow.open(grants=[f"read:{tmp_path}"]) as live, pytest.raises(NotCapturable, match="folders"):
+        runtime.snapshot(live)
+    with slow.open(stdin=b"text") as live, pytest.raises(NotCapturable, match="standard input"):
+        runtime.snapshot(live)
+    live.close()
+    with pytest.raises(NotCapturable, match="closed"):
+        runtime.snapshot(live)
+
+
+def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
+    with function.open() as live, runtime.snapshot(live) as snapshot, pytest.raises(InvalidSnapshot, match="module"):
+        runtime.restore(snapshot, slow)
+
+
+def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, function):
+    small = runtime.load(bytes(wat2wasm(GUEST)), "small", Limits(memory_bytes=3 << 16))
+    with function.open() as live:
+        live.call("grow", (3,))
+        with runtime.snapshot(live) as snapshot, pytest.raises(ModuleMemoryTooLarge):
+            runtime.restore(snapshot, small)
+
+
+def test_grants_are_those_of_both(runtime, slow, tmp_path):
+    with slow.open(grants=["cuda"]) as live, runtime.snapshot(live) as snapshot:
+        with runtime.restore(snapshot, slow) as restored:
+            assert restored.grants.words() == ()
+        with runtime.restore(snapshot, slow, grants=["cuda", f"read:{tmp_path}"]) as restored:
+            assert restored.grants.words() == ("cuda",)
+    with (
+        slow.open() as live,
+        runtime.snapshot(live) as snapshot,
+        runtime.restore(snapshot, slow, grants=["cuda"]) as restored,
+    ):
+        assert restored.grants.words() == ()
+        assert restored.statistics().gpu is None
+
+
+@pytest.mark.rule("4-memory")
+@given(marks=st.lists(st.integers(0, 100_000), min_size=1, max_size=10))
+@settings(max_examples=20)
+def test_what_a_restored_instance_wrote_the_next_one_does_not_see(runtime, function, marks):
+    with function.open() as live, runtime.snapshot(live) as snapshot:
+        for _ in range(2):
+            with runtime.restore(snapshot, function) as restored:
+                for mark in marks:
+                    assert restored.call("load", (mark,)).values == live.call("load", (mark,)).values
+                for mark in marks:
+                    restored.call("store", (mark, -1 & (1 << 64) - 1))
+
+
+def test_nothing_is_held_once_instances_are_closed(runtime, function):
+    engine = function.engine
+    free = engine.free_slots
+    with function.open() as live, runtime.snapshot(live) as snapshot:
+        assert engine.free_slots == free - 1
+        runtime.restore(snapshot, function).close()
+    assert engine.free_slots == free
+    live.close()
