@@ -20,10 +20,11 @@ from tensorwasm.artifacts.sealed.header import (
     Header,
 )
 from tensorwasm.artifacts.sealed.reader import SealedFile
-from tensorwasm.artifacts.sealed.writer import Digest, Sealing, write_sealed
+from tensorwasm.artifacts.sealed.writer import DEFAULT, Digest, Sealing, write_sealed
 
 __all__ = [
     "BLOCK_BYTES",
+    "DEFAULT",
     "MAX_CONTENT_BYTES",
     "MAX_FILE_BYTES",
     "MAX_HEAD_BYTES",

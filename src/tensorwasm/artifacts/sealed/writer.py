@@ -54,6 +54,9 @@ class Sealing:
             raise InvalidArgs(f"a level of compression is 1 to {_MAX_LEVEL}, not {self.level}")
 
 
+DEFAULT: Final = Sealing()
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
     """What a file was written as.
@@ -76,7 +79,7 @@ def write_sealed(
     head: bytes,
     rest: Iterable[bytes | memoryview],
     ring: KeyRing,
-    sealing: Sealing = Sealing(),
+    sealing: Sealing = DEFAULT,
     *,
     content: Content,
     module_hash: bytes,

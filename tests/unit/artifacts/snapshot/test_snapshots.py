@@ -1,0 +1,375 @@
+import dataclasses
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracles.snapshots import contents, freeze
+from strategies.snapshots import INSTANCES, data, runs
+from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
+from tensorwasm.artifacts.ring import CipherKey, KeyRing
+from tensorwasm.artifacts.sealed import Sealing
+from tensorwasm.artifacts.snapshot import (
+    SnapshotFile,
+    compare,
+    flatten,
+    leave_out,
+    summarize,
+    verify_snapshot,
+    write_snapshot,
+)
+from tensorwasm.errors import InvalidSnapshot, WrongParent
+from tensorwasm.saved import (
+    PAGE_BYTES,
+    Run,
+    SavedBuffer,
+    SavedGlobal,
+    SavedInstance,
+    SavedKernel,
+    SavedMemory,
+    SavedSession,
+    SavedTable,
+)
+from tensorwasm.values import WASM_PAGE_BYTES
+
+SECRET = bytes(range(32))
+RING = KeyRing.of(HmacKey(SECRET))
+MODULE = b"m" * 32
+RINGS = st.sampled_from(
+    [RING, KeyRing.of(Ed25519Key(SECRET)), KeyRing.of(HmacKey(SECRET), ciphers=[CipherKey(bytes(32))])]
+)
+SEALINGS = st.builds(Sealing, st.none() | st.integers(1, 5), threads=st.integers(1, 3))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+def by_hash(*paths, ring=RING):
+    """Find files by the hash of their content."""
+    known = {}
+    for path in paths:
+        with SnapshotFile.open(path, ring) as snapshot:
+            known[snapshot.content_hash] = path
+    return known.get
+
+
+def whole(path, *others, ring=RING):
+    with SnapshotFile.open(path, ring, find_parent=by_hash(*others, ring=ring)) as snapshot:
+        return contents(snapshot.load_whole())
+
+
+@st.composite
+def changed(draw, instance):
+    """An instance some calls later: pages written, cleared, memories grown, buffers freed and made."""
+    memories = []
+    for memory in instance.memories:
+        size_bytes = memory.size_bytes + draw(st.sampled_from([0, 0, WASM_PAGE_BYTES]))
+        kept = tuple(run for run in memory.runs if draw(st.booleans()))
+        memories.append(SavedMemory(size_bytes, kept if draw(st.booleans()) else draw(runs(size_bytes))))
+    session = instance.session
+    if session is not None:
+        kept = [buffer for buffer in session.buffers if draw(st.booleans())]
+        written = tuple(
+            dataclasses.replace(buffer, runs=draw(runs(buffer.size_bytes)) if draw(st.booleans()) else buffer.runs)
+            for buffer in kept
+        )
+        session = dataclasses.replace(session, buffers=written)
+    return dataclasses.replace(instance, memories=tuple(memories), session=session, input=draw(st.binary(max_size=9)))
+
+
+@given(instance=INSTANCES, ring=RINGS, sealing=SEALINGS)
+def test_what_is_written_is_read(instance, ring, sealing):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        digest = write_snapshot(path, instance, ring, sealing)
+        with SnapshotFile.open(path, ring, module_hash=instance.module_hash) as snapshot:
+            assert snapshot.load() == instance
+            assert snapshot.content_hash == digest.content_hash
+            assert snapshot.file_bytes == digest.file_bytes == path.stat().st_size
+            assert contents(snapshot.load_whole()) == contents(instance)
+            for index, memory in enumerate(instance.memories):
+                into = bytearray(memory.size_bytes)
+                snapshot.place(index, memoryview(into))
+                assert into == contents(instance)["memories"][index]
+            for buffer in instance.session.buffers if instance.session else ():
+                into = bytearray(buffer.size_bytes)
+                snapshot.place_buffer(buffer.handle, memoryview(into))
+                assert into == contents(instance)["buffers"][buffer.handle]
+        verify_snapshot(path, ring)
+
+
+@given(instance=INSTANCES, one=SEALINGS, two=SEALINGS)
+@settings(max_examples=30)
+def test_the_hash_is_of_the_content_and_nothing_else(instance, one, two):
+    cipher = KeyRing.of(Ed25519Key(SECRET), ciphers=[CipherKey(SECRET)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        assert (
+            write_snapshot(path, instance, RING, one).content_hash
+            == write_snapshot(path, instance, cipher, two).content_hash
+        )
+        other = dataclasses.replace(instance, made_unix_ms=instance.made_unix_ms ^ 1)
+        assert write_snapshot(path, other, RING, one).content_hash != write_snapshot(path, instance, RING).content_hash
+
+
+@given(data=st.data(), first=INSTANCES, ring=RINGS)
+@settings(deadline=None)
+def test_a_chain_is_what_its_last_instance_was(data, first, ring):
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        write_snapshot(root / "0", first, ring)
+        now, known = first, {}
+        for step in range(1, data.draw(st.integers(2, 4))):
+            parent = stack.enter_context(SnapshotFile.open(root / str(step - 1), ring, find_parent=known.get))
+            known[parent.content_hash] = root / str(step - 1)
+            now = data.draw(changed(now))
+            added = freeze(leave_out(now, parent))
+            assert contents(added, contents(parent.load_whole())) == contents(now)
+            write_snapshot(root / str(step), added, ring, parent=parent)
+            with SnapshotFile.open(root / str(step), ring, find_parent=known.get) as snapshot:
+                assert snapshot.depth == step
+                assert snapshot.load() == added
+                assert contents(snapshot.load_whole()) == contents(now)
+                flatten(root / "flat", snapshot, ring)
+                verify_snapshot(root / str(step), ring, find_parent=known.get)
+                with SnapshotFile.open(root / "flat", ring) as flat:
+                    assert flat.depth == 0
+                    assert contents(flat.load()) == contents(now)
+                    assert compare(flat, snapshot) == compare(snapshot, flat)
+                    assert compare(flat, snapshot).pages == 0
+
+
+def filled(pages=8, fill=b"x", **others):
+    memory = SavedMemory(WASM_PAGE_BYTES, (Run(0, fill * (pages * PAGE_BYTES)),))
+    return SavedInstance(MODULE, (memory,), **others)
+
+
+def test_only_pages_that_differ_are_saved(folder):
+    write_snapshot(folder / "a", filled(16), RING)
+    with SnapshotFile.open(folder / "a", RING) as parent:
+        data = bytearray(b"x" * (16 * PAGE_BYTES))
+        data[5 * PAGE_BYTES + 7] ^= 1
+        now = SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, bytes(data)),)),))
+        added = leave_out(now, parent)
+        assert [(run.offset_bytes, len(run.data)) for run in added.memories[0].runs] == [(5 * PAGE_BYTES, PAGE_BYTES)]
+        assert leave_out(filled(16), parent).memories[0].runs == ()
+        cleared = leave_out(filled(3), parent).memories[0].runs
+        assert [(r.offset_bytes, bytes(r.data)) for r in cleared] == [(3 * PAGE_BYTES, bytes(13 * PAGE_BYTES))]
+
+
+def test_a_parent_is_the_one_that_was_meant(folder):
+    write_snapshot(folder / "a", filled(), RING)
+    write_snapshot(folder / "b", filled(fill=b"y"), RING)
+    with SnapshotFile.open(folder / "a", RING) as a, SnapshotFile.open(folder / "b", RING) as b:
+        child = freeze(leave_out(filled(fill=b"z"), a))
+        with pytest.raises(WrongParent):
+            write_snapshot(folder / "c", child, RING)
+        with pytest.raises(WrongParent):
+            write_snapshot(folder / "c", child, RING, parent=b)
+        write_snapshot(folder / "c", child, RING, parent=a)
+    for wrong in (lambda _: None, lambda _: folder / "b", lambda _: folder / "none", lambda _: folder / "c"):
+        with pytest.raises(WrongParent):
+            SnapshotFile.open(folder / "c", RING, find_parent=wrong)
+    with SnapshotFile.open(folder / "c", RING) as alone:
+        assert freeze(alone.load()) == child
+        for use in (lambda: alone.place(0, bytearray(WASM_PAGE_BYTES)), alone.load_whole, alone.check_content):
+            with pytest.raises(WrongParent, match="not opened"):
+                use()
+
+
+def test_a_parent_is_of_the_same_module_and_no_larger(folder):
+    write_snapshot(folder / "a", filled(), RING)
+    with SnapshotFile.open(folder / "a", RING) as a:
+        other = SavedInstance(b"n" * 32, (SavedMemory(WASM_PAGE_BYTES, ()),), parent=a.content_hash)
+        with pytest.raises(WrongParent, match="same module"):
+            write_snapshot(folder / "c", other, RING, parent=a)
+        for memories in ((), (SavedMemory(0, ()),)):
+            with pytest.raises(WrongParent, match="memories"):
+                write_snapshot(folder / "c", SavedInstance(MODULE, memories, parent=a.content_hash), RING, parent=a)
+            with pytest.raises(InvalidSnapshot):
+                leave_out(SavedInstance(MODULE, memories), a)
+        with pytest.raises(InvalidSnapshot, match="already"):
+            leave_out(dataclasses.replace(filled(), parent=b"p" * 32), a)
+
+
+def test_a_chain_has_an_end_that_writer_and_reader_agree_on(folder, monkeypatch):
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.sense.MAX_DEPTH", 3)
+    known = {}
+    write_snapshot(folder / "0", filled(), RING)
+    for step in range(1, 5):
+        with SnapshotFile.open(folder / str(step - 1), RING, find_parent=known.get) as parent:
+            known[parent.content_hash] = folder / str(step - 1)
+            child = dataclasses.replace(freeze(leave_out(filled(), parent)), made_unix_ms=step)
+            if step == 4:
+                with pytest.raises(InvalidSnapshot, match="flatten"):
+                    write_snapshot(folder / "4", child, RING, parent=parent)
+                flatten(folder / "4", parent, RING)
+            else:
+                write_snapshot(folder / str(step), child, RING, parent=parent)
+    assert whole(folder / "4") == whole(folder / "3", *(folder / str(n) for n in range(3)))
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.sense.MAX_DEPTH", 2)
+    with pytest.raises(InvalidSnapshot, match="flatten"):
+        SnapshotFile.open(folder / "3", RING, find_parent=known.get)
+
+
+def test_a_buffer_of_another_size_is_another_buffer(folder):
+    def held(size_bytes, *runs):
+        return SavedInstance(MODULE, session=SavedSession((SavedBuffer(1, size_bytes, runs),)))
+
+    write_snapshot(folder / "a", held(100, Run(0, b"x" * 100)), RING)
+    with SnapshotFile.open(folder / "a", RING) as a:
+        child = leave_out(held(200, Run(150, b"y")), a)
+        assert child.session.buffers[0].runs == (Run(150, b"y"),)
+        write_snapshot(folder / "b", child, RING, parent=a)
+    assert whole(folder / "b", folder / "a")["buffers"][1] == bytes(150) + b"y" + bytes(49)
+
+
+NONSENSE = {
+    "a short hash": SavedInstance(b"m" * 31),
+    "part of a page": SavedInstance(MODULE, (SavedMemory(1000, ()),)),
+    "a run beyond the end": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(WASM_PAGE_BYTES - 1, b"xx"),)),)),
+    "an empty run": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b""),)),)),
+    "runs that overlap": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b"xx"), Run(1, b"x"))),)),
+    "runs out of order": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(9, b"x"), Run(1, b"x"))),)),
+    "a run before the beginning": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(-1, b"xx"),)),)),
+    "a memory without end": SavedInstance(MODULE, (SavedMemory(1 << 62, ()),)),
+    "a size without sense": SavedInstance(MODULE, (SavedMemory(1 << 64, ()),)),
+    "a kind without name": SavedInstance(MODULE, globals=(SavedGlobal(0, "i16", 0),)),
+    "too many bits": SavedInstance(MODULE, globals=(SavedGlobal(0, "i32", 1 << 32),)),
+    "far too many bits": SavedInstance(MODULE, globals=(SavedGlobal(0, "v128", 1 << 128),)),
+    "fewer bits than none": SavedInstance(MODULE, globals=(SavedGlobal(0, "i32", -1),)),
+    "a null number": SavedInstance(MODULE, globals=(SavedGlobal(0, "i32", None),)),
+    "one global twice": SavedInstance(MODULE, globals=(SavedGlobal(1, "i32", 0), SavedGlobal(1, "i32", 0))),
+    "an index too high": SavedInstance(MODULE, globals=(SavedGlobal(1 << 32, "i32", 0),)),
+    "tables out of order": SavedInstance(MODULE, tables=(SavedTable(1, ()), SavedTable(0, ()))),
+    "a function too high": SavedInstance(MODULE, tables=(SavedTable(1, (1 << 32,)),)),
+    "a segment too high": SavedInstance(MODULE, dropped_data=(1 << 32,)),
+    "a segment below zero": SavedInstance(MODULE, dropped_elements=(-1,)),
+    "half a character": SavedInstance(MODULE, grants=("\ud800",)),
+    "a name without end": SavedInstance(MODULE, grants=("x" * 4097,)),
+    "a time before time": SavedInstance(MODULE, made_unix_ms=-1),
+    "a handle of nothing": SavedInstance(MODULE, session=SavedSession((SavedBuffer(0, 1, ()),))),
+    "handles out of order": SavedInstance(MODULE, session=SavedSession((SavedBuffer(2, 1, ()), SavedBuffer(1, 1, ())))),
+    "a handle too high": SavedInstance(MODULE, session=SavedSession((SavedBuffer(1 << 63, 1, ()),))),
+    "a kernel of no number": SavedInstance(MODULE, session=SavedSession(kernels=(SavedKernel(-1, b"", "k"),))),
+    "no such memory": SavedInstance(MODULE, session=SavedSession(memory_kind="swap")),
+    "a number as text": SavedInstance(MODULE, session=SavedSession(streams=("1",))),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_not_written(folder, name):
+    with pytest.raises(InvalidSnapshot):
+        write_snapshot(folder / "a", NONSENSE[name], RING)
+    assert not list(folder.iterdir())
+
+
+def test_a_depth_without_a_parent_is_nonsense(folder):
+    with pytest.raises(WrongParent):
+        write_snapshot(folder / "a", SavedInstance(MODULE, parent=b"p" * 32), RING)
+
+
+@pytest.mark.parametrize(
+    ("cap", "instance"),
+    [
+        (
+            "MAX_RUNS",
+            SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b"x"), Run(2, b"x"), Run(4, b"x"))),)),
+        ),
+        ("MAX_BLOB_BYTES", SavedInstance(MODULE, input=b"xxx")),
+        ("MAX_FUNCTIONS", SavedInstance(MODULE, tables=(SavedTable(0, (1, 2, None)),))),
+        ("MAX_PART_BYTES", SavedInstance(MODULE, session=SavedSession((SavedBuffer(1, 3, ()),)))),
+    ],
+)
+def test_writer_and_reader_keep_the_same_caps(folder, monkeypatch, cap, instance):
+    place = f"tensorwasm.artifacts.snapshot.sense.{cap}"
+    monkeypatch.setattr(place, 3)
+    write_snapshot(folder / "a", instance, RING)
+    with SnapshotFile.open(folder / "a", RING) as snapshot:
+        assert snapshot.load() == instance
+    monkeypatch.setattr(place, 2)
+    with pytest.raises(InvalidSnapshot, match="at most 2"):
+        write_snapshot(folder / "b", instance, RING)
+    with pytest.raises(InvalidSnapshot, match="at most 2"):
+        SnapshotFile.open(folder / "a", RING)
+
+
+def test_a_place_is_large_enough_and_there(folder):
+    instance = SavedInstance(
+        MODULE, (SavedMemory(WASM_PAGE_BYTES, ()),), session=SavedSession((SavedBuffer(7, 9, ()),))
+    )
+    write_snapshot(folder / "a", instance, RING)
+    with SnapshotFile.open(folder / "a", RING) as snapshot:
+        for use in (
+            lambda: snapshot.place(0, bytearray(WASM_PAGE_BYTES - 1)),
+            lambda: snapshot.place(1, bytearray(WASM_PAGE_BYTES)),
+            lambda: snapshot.place_buffer(7, bytearray(8)),
+            lambda: snapshot.place_buffer(8, bytearray(8)),
+        ):
+            with pytest.raises(LookupError):
+                use()
+
+
+def test_a_comparison_names_what_differs(folder):
+    one = filled(8, globals=(SavedGlobal(0, "i32", 1), SavedGlobal(2, "i64", 2)), tables=(SavedTable(0, (1,)),))
+    two = dataclasses.replace(
+        filled(9, input=b"x"),
+        globals=(SavedGlobal(0, "i32", 1), SavedGlobal(2, "i64", 3), SavedGlobal(5, "i32", 0)),
+        session=SavedSession((SavedBuffer(3, 5000, (Run(4500, b"x"),)),)),
+    )
+    write_snapshot(folder / "a", one, RING)
+    write_snapshot(folder / "b", two, RING)
+    with SnapshotFile.open(folder / "a", RING) as a, SnapshotFile.open(folder / "b", RING) as b:
+        found = compare(a, b)
+        assert found.memories == ((0, ((8 * PAGE_BYTES, 9 * PAGE_BYTES),)),)
+        assert found.buffers == ((3, ((0, 5000),)),)
+        assert (found.globals, found.tables, found.fields) == ((2, 5), (0,), ("input", "session"))
+        assert found.pages == 3
+        assert compare(a, a) == type(found)()
+
+
+def test_a_summary_tells_no_secrets(folder):
+    secret = b"correct horse"
+    instance = SavedInstance(
+        MODULE,
+        (SavedMemory(WASM_PAGE_BYTES, (Run(0, secret),)),),
+        (SavedGlobal(0, "v128", int.from_bytes(secret, "little")),),
+        input=secret,
+        grants=("cuda",),
+        session=SavedSession((SavedBuffer(1, 64, (Run(0, secret),)),), (SavedKernel(1, secret, "saxpy"),)),
+        made_unix_ms=1_767_225_600_000,
+    )
+    ring = KeyRing.of(Ed25519Key(SECRET), ciphers=[CipherKey(SECRET)])
+    digest = write_snapshot(folder / "a", instance, ring)
+    with SnapshotFile.open(folder / "a", ring) as snapshot:
+        found = summarize(snapshot)
+    text = repr(found)
+    assert "correct" not in text
+    assert str(int.from_bytes(secret, "little")) not in text
+    assert SECRET.hex() not in text
+    assert found.content_hash == digest.content_hash.hex()
+    assert (found.signature, found.cipher, found.compression) == ("ed25519", "chacha20_poly1305", "zstd")
+    assert (found.memory_bytes, found.memory_stored_bytes) == ((WASM_PAGE_BYTES,), (len(secret),))
+    assert (found.input_bytes, found.buffers, found.buffer_bytes, found.kernels) == (len(secret), 1, 64, ("saxpy",))
+
+
+@given(data(100_000), st.integers(1, 3))
+@settings(max_examples=10)
+def test_large_and_small_runs_go_to_their_places(content, threads):
+    size_bytes = 3 * (4 << 20)
+    spans = [Run(i * 3 * PAGE_BYTES, content[: PAGE_BYTES + i]) for i in range(64)]
+    spans.append(Run(4 << 20, content * 80))
+    instance = SavedInstance(MODULE, (SavedMemory(size_bytes, tuple(spans)),))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        write_snapshot(path, instance, RING, Sealing(threads=threads))
+        with SnapshotFile.open(path, RING, threads=threads) as snapshot:
+            assert snapshot.load() == instance
+            into = bytearray(size_bytes)
+            snapshot.place(0, memoryview(into))
+            assert into == contents(instance)["memories"][0]
