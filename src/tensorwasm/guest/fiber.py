@@ -19,8 +19,10 @@ from tensorwasm.errors import InternalError
 from tensorwasm.gpu.pad import PadLayout, Wait
 from tensorwasm.guest import capi, codec, stack, wasi
 from tensorwasm.guest.engine import check_declared
+from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import CallPlan
+from tensorwasm.guest.native.pads import scratch_address
 from tensorwasm.guest.state import GuestState
 from tensorwasm.guest.store import close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.suspended import WaitingFunction
@@ -62,6 +64,7 @@ class Fiber:
     fiber and end in an answer. Then, or at any time before, `stop` and `close`.
 
     Attributes:
+        long: the guest was suspended because its first slice was over (`tensorwasm.guest.alarm`).
         state: the sandbox.
         values: results of the call, once it has ended.
         wait: what the guest left in its pad when it was suspended.
@@ -80,6 +83,7 @@ class Fiber:
         "_store",
         "_supply",
         "_unfurnish",
+        "long",
         "state",
         "values",
         "wait",
@@ -132,6 +136,7 @@ class Fiber:
         self._export = export
         self._drain = drain
         self._spent_ns = 0
+        self.long = False
         self._future = 0
         self._frame = _make_frame(module.plan(export), args)
         self._call = False
@@ -167,8 +172,17 @@ class Fiber:
         """Whether the guest, which is suspended, cannot go on before a host function has answered."""
         return self.wait.kind != Kind.NOTHING and not self.wait.done
 
-    def run(self) -> bool:
-        """Run the guest until it is suspended or has ended. Drops the GIL meanwhile.
+    def enter_thread(self) -> None:
+        """Say that the calling thread will run the guest now, which another may have done before."""
+        if self.state.pad is not None:
+            self.state.pad.scratch = scratch_address()
+
+    def run(self, *, briefly: bool = False) -> bool:
+        """Run the guest until it is suspended or has ended.
+
+        Args:
+            briefly: keep the GIL meanwhile, for an event loop's thread: winning it back beside a busy thread would take
+                longer than the slice. False drops it.
 
         Returns:
             Whether the call has ended; then `values` holds its results, none after ``proc_exit(0)``.
@@ -181,13 +195,13 @@ class Fiber:
         """
         if not self._call:
             with self._supply():  # the memory is made at once, before a start function can wait
-                made = self._advance(_poll_quickly if self._quick else _poll)
+                made = self._advance(_poll_quickly if self._quick or briefly else _poll)
                 left = made and take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
             self._supply = nullcontext
             if not made or left:
                 return made
             self._start_call()
-        if not self._advance(_poll):
+        if not self._advance(_poll_quickly if briefly else _poll):
             return False
         left = take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
         self.values = [] if left else self._results()
@@ -197,7 +211,8 @@ class Fiber:
         """Let the future go on; return whether it is done, and then free it."""
         started_ns = time.monotonic_ns()
         with stack.on_fiber():
-            done = poll(self._future)
+            # Without imports nothing of Python is called that a signal's handler could interrupt.
+            done = poll(self._future) if self._prepared.guarded else shielded(self.state, poll, self._future)
         self._spent_ns += time.monotonic_ns() - started_ns
         if done:
             self.stop()

@@ -3,7 +3,8 @@
 It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait: steps that wait
 for a device are resumed by the device's own notification, those that stand in line by whoever makes room, sleeps by a
 timer, work that takes long is done on a few other threads. A guest that does not wait is suspended when its time slice
-is over and goes to the back.
+is over and goes to the back; one without a GPU goes on with other threads then (`tensorwasm.guest.crew`), until it
+waits or has ended.
 
 A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
 not the device (``drain`` sees to that), not a notification that has yet to arrive.
@@ -24,6 +25,8 @@ from typing import Any, Final
 
 from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest import traps
+from tensorwasm.guest.alarm import run_first_slice
+from tensorwasm.guest.crew import Crew
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.mailbox import Inbox
 from tensorwasm.guest.native.pads import recycle_pad
@@ -48,11 +51,12 @@ _log = logging.getLogger(__name__)
 class Reactor:
     """Runs guests as fibers on a thread of its own. Any thread may use it."""
 
-    def __init__(self, code: WaitingCode) -> None:
+    def __init__(self, code: WaitingCode, threads: int = 1) -> None:
         """Start the thread.
 
         Args:
             code: the compiled functions.
+            threads: most of them for guests that run long, at least 1.
 
         Raises:
             InternalError: the system has no descriptor left.
@@ -67,7 +71,9 @@ class Reactor:
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
         self._closing = False
+        self._taking = threading.Lock()
         self._polls = 0
+        self._crew = Crew(threads, self._give_back)
         self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
         self._closers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fiber-ends")
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
@@ -79,18 +85,31 @@ class Reactor:
         """Whether the caller is on the reactor's thread, which must not wait for it."""
         return threading.get_ident() == self._thread.ident
 
-    def spawn(self, job: Job) -> Task:
+    def spawn(self, job: Job, *, long: bool = False) -> Task:
         """Run a job; return at once.
+
+        Args:
+            job: what to run.
+            long: it is known to take long; if any thread may run it, others than the reactor's do from the start.
 
         Raises:
             InternalError: the reactor is closed, or a host function of one of its guests called this.
         """
         if self.here:
             raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
-        if self._closing:
-            raise InternalError("the reactor is closed")
         task = Task(job)
-        self._call(partial(self._begin, task))
+        self._admit(partial(self._begin, task, long))
+        return task
+
+    def adopt(self, job: Job, fiber: Fiber) -> Task:
+        """Have a guest go on that began on the caller's thread, which leaves it alone from now on; return at once.
+
+        Raises:
+            InternalError: the reactor is closed; the guest is still the caller's.
+        """
+        task = Task(job)
+        task.fiber = fiber
+        self._admit(partial(self._go_on, task, fiber))
         return task
 
     def cancel(self, task: Task) -> None:
@@ -104,25 +123,29 @@ class Reactor:
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot."""
-        ready, tasks, signals = len(self._ready), list(self._tasks), self._signals
+        away, tasks, signals = self._crew.aboard, list(self._tasks), self._signals
+        running = len(self._ready) + away
         return FiberStatistics(
-            running=ready,
-            waiting=max(0, sum(not task.over for task in tasks) - ready),
+            running=running,
+            waiting=max(0, sum(not task.over for task in tasks) - running),
             on_device=sum(not task.over for task in signals.asked) + signals.in_line,
             in_line=sum(task.turn is not None for task in tasks),
             wakes=self._inbox.wakes,
-            polls=self._polls,
+            polls=self._polls + self._crew.turns,
             notifications=signals.taken,
             orphans=sum(task.gone for task in signals.asked),
+            away=away,
         )
 
     def close(self) -> None:
         """End every guest, wait until all have gone, and end the thread. A second call does nothing."""
-        if not self._closing:
-            self._closing = True
+        with self._taking:
+            closing, self._closing = self._closing, True
+        if not closing:
             self._call(self._end_all)
         if not self.here:
             self._thread.join()
+            self._crew.close()
             self._workers.shutdown()
             self._closers.shutdown()
             atexit.unregister(self.close)
@@ -138,6 +161,14 @@ class Reactor:
             self._run_some()
         self._stack.close()
         self._inbox.close(self._signals.close())
+
+    def _admit(self, function: Callable[[], None]) -> None:
+        """Have the thread begin with a guest, unless it is to end: what comes before that is always seen to."""
+        with self._taking:
+            if self._closing:
+                raise InternalError("the reactor is closed")
+            self._calls.append(function)
+        self._inbox.wake()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.append(function)
@@ -176,22 +207,38 @@ class Reactor:
 
     # ---------------------------------------------------------------- a guest's life
 
-    def _begin(self, task: Task) -> None:
-        if task.over:  # cancelled before it began
-            return
-        self._tasks.add(task)
-        if self._closing:
-            self._end(task, _cancelled("the runtime was closed"))
+    def _begin(self, task: Task, long: bool) -> None:  # noqa: FBT001 - what `spawn` was told
+        if not self._enter(task):
             return
         try:
             fiber = task.fiber = task.job.begin()
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
             self._end(task, error)
             return
+        self._keep(task, fiber)
+        if not long or not self._send_away(task):
+            self._ready.append(task)
+
+    def _go_on(self, task: Task, fiber: Fiber) -> None:
+        if self._enter(task):
+            self._keep(task, fiber)
+            self._proceed(task, fiber)
+
+    def _enter(self, task: Task) -> bool:
+        """Count a guest as one of ours; return whether it is to run."""
+        if task.over:  # cancelled before it began
+            return False
+        self._tasks.add(task)
+        if self._closing:
+            self._end(task, _cancelled("the runtime was closed"))
+        return not task.over
+
+    def _keep(self, task: Task, fiber: Fiber) -> None:
+        """See that notifications and the deadline find a guest."""
+        fiber.enter_thread()
         fiber.wait.queue = self._inbox.address
         if fiber.state.deadline_ns is not None:
             self._timers.add(fiber.state.deadline_ns, task)
-        self._ready.append(task)
 
     def _run(self, task: Task) -> None:
         fiber = task.fiber
@@ -199,16 +246,42 @@ class Reactor:
             return
         self._polls += 1
         try:
-            ended = fiber.run()
+            ended = run_first_slice(fiber) if task.job.roams else fiber.run()
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
             self._end(task, error)
             return
         if ended:
             self._end(task, None)
-        elif fiber.waits:
+        else:
+            self._proceed(task, fiber)
+
+    def _proceed(self, task: Task, fiber: Fiber) -> None:
+        """See to it that a guest which has been suspended goes on."""
+        if fiber.waits:
             self._start_steps(task, fiber)
-        elif self._check_time(task):
+        elif self._check_time(task) and not self._send_away(task):
             self._ready.append(task)
+
+    def _send_away(self, task: Task) -> bool:
+        """Have other threads run a guest that may be run by any; return whether they will."""
+        task.away = task.job.roams and self._crew.take(task)
+        return task.away
+
+    def _give_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - see `Crew`
+        self._call(partial(self._come_back, task, ended, error))
+
+    def _come_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - likewise
+        self._crew.count_back()
+        task.away, fiber = False, task.fiber
+        if fiber is None:
+            return
+        if task.over:
+            self._leave(task)
+        elif ended or error is not None:
+            self._end(task, error)
+        else:
+            fiber.enter_thread()
+            self._proceed(task, fiber)
 
     def _start_steps(self, task: Task, fiber: Fiber) -> None:
         try:
@@ -294,6 +367,11 @@ class Reactor:
         self._timers.count_stale()
         self._turns.end(task)
         self._signals.end(task)
+        if not task.away:
+            self._leave(task)
+
+    def _leave(self, task: Task) -> None:
+        """Unwind a guest that no thread runs."""
         if task.fiber is not None:
             task.fiber.stop()
         if task.steps is not None:

@@ -16,6 +16,8 @@ _HOST_MARGIN_BYTES: Final = 256 << 10  # Python frames below the guest, host fun
 _CALLBACK_FRAMES: Final = 12  # a callback, the handling of its error, and a signal handler on top
 _ATTRIBUTE_BYTES: Final = 64  # pthread_attr_t is 56 bytes on 64-bit Linux, glibc and musl
 
+_ON_FIBER: Final = "a host function of a guest that runs as a fiber tried to run a guest itself"
+
 _checked = threading.local()
 
 
@@ -44,8 +46,8 @@ def require_native(stack_bytes: int) -> None:
         CapacityExhausted: the thread's stack is too small.
         InternalError: the thread is on a fiber's stack.
     """
-    if getattr(_checked, "fiber", False):
-        raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
+    if is_on_fiber():
+        raise InternalError(_ON_FIBER)
     if getattr(_checked, "bytes", 0) >= stack_bytes:
         return
     size = _thread_stack_bytes()
@@ -57,9 +59,20 @@ def require_native(stack_bytes: int) -> None:
     _checked.bytes = stack_bytes
 
 
+def is_on_fiber() -> bool:
+    """Return whether the thread is on a fiber's stack: a host function that a fiber called asks."""
+    return getattr(_checked, "fiber", False)
+
+
 @contextmanager
 def on_fiber() -> Iterator[None]:
-    """Say that this thread runs on the stack of a fiber, which is large enough for its own guest and no other."""
+    """Say that this thread runs on the stack of a fiber, which is large enough for its own guest and no other.
+
+    Raises:
+        InternalError: it does already: a host function that a fiber called runs another guest.
+    """
+    if is_on_fiber():
+        raise InternalError(_ON_FIBER)
     _checked.fiber = True
     try:
         yield

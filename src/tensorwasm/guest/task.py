@@ -18,6 +18,10 @@ class Job(Protocol):
         """Whether `finish` may wait, so that it is called on another thread."""
 
     @property
+    def roams(self) -> bool:
+        """Whether any thread may run the guest; one with a GPU session stays with the reactor."""
+
+    @property
     def lingers(self) -> bool:
         """Whether `finish` may wait for long, so that the thread is to be its own; asked if it blocks."""
 
@@ -49,12 +53,14 @@ class Task:
         turn: what the guest waits for, if that is its turn.
         limit_ns: when it last had a timer to give up on its turn, on the monotonic clock.
         working: another thread takes a step.
+        away: another thread runs the guest.
         over: the guest will not run again.
         gone: its sandbox is closed, and nothing but a notification may still reach its pad.
     """
 
     __slots__ = (
         "asleep",
+        "away",
         "error",
         "fiber",
         "gone",
@@ -79,6 +85,7 @@ class Task:
         self.turn: Turn | None = None
         self.limit_ns: int | None = None
         self.working = False
+        self.away = False
         self.over = False
         self.gone = False
 
@@ -96,6 +103,7 @@ class FiberStatistics:
         polls: how often a guest was run.
         notifications: how often a device told that a guest's work had ended.
         orphans: pads that wait for a notification which outlives their guests.
+        away: guests that run on other threads, or wait for their turn there; they are running too.
     """
 
     running: int = 0
@@ -106,3 +114,4 @@ class FiberStatistics:
     polls: int = 0
     notifications: int = 0
     orphans: int = 0
+    away: int = 0

@@ -47,7 +47,7 @@ class _SigEvent(ctypes.Structure):
     )
 
 
-class _TimerSpec(ctypes.Structure):
+class TimerSpec(ctypes.Structure):
     """``struct itimerspec``: period, then time to the first tick."""
 
     _fields_ = (
@@ -72,6 +72,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
+def make_timer(engine: int, libc: ctypes.CDLL) -> ctypes.c_void_p:
+    """Return a timer, not set, that advances an engine's epoch on a thread of the C library's.
+
+    Args:
+        engine: address of the engine, which must never be freed.
+        libc: library with ``timer_create``.
+
+    Raises:
+        TickerNotRunning: the kernel refused a timer.
+    """
+    timer = ctypes.c_void_p()
+    event = _SigEvent(value=engine, notify=_SIGEV_THREAD, function=capi.address_of("wasmtime_engine_increment_epoch"))
+    if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+        raise TickerNotRunning(f"no timer for deadlines: {os.strerror(ctypes.get_errno())}")
+    return timer
+
+
 class PosixTicker:
     """A POSIX timer that calls ``wasmtime_engine_increment_epoch`` on a thread of the C library's."""
 
@@ -91,14 +108,9 @@ class PosixTicker:
         self._libc = libc
         self._process = _process
         self._timer: ctypes.c_void_p | None = None
-        timer = ctypes.c_void_p()
-        event = _SigEvent(
-            value=engine, notify=_SIGEV_THREAD, function=capi.address_of("wasmtime_engine_increment_epoch")
-        )
-        if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-            raise TickerNotRunning(f"no timer for deadlines: {os.strerror(ctypes.get_errno())}")
+        timer = make_timer(engine, libc)
         seconds, nanoseconds = divmod(round(tick_s * 1e9), 1_000_000_000)
-        spec = _TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
+        spec = TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
         if libc.timer_settime(timer, 0, ctypes.byref(spec), None):
             raise TickerNotRunning(f"the timer for deadlines cannot be set: {os.strerror(ctypes.get_errno())}")
         self._timer = timer
@@ -159,11 +171,12 @@ def start(engine: int, tick_s: float) -> Ticker:
     Raises:
         TickerNotRunning: the system refused a timer.
     """
-    libc = _timer_library()
+    libc = timer_library()
     return ThreadTicker(engine, tick_s) if libc is None else PosixTicker(engine, tick_s, libc)
 
 
-def _timer_library() -> ctypes.CDLL | None:
+def timer_library() -> ctypes.CDLL | None:
+    """Return the C library with POSIX timers, its functions keeping the GIL; None where there is none."""
     if sys.platform != "linux":
         return None
     # The C library since glibc 2.34 and in musl; before, librt.

@@ -6,6 +6,7 @@ log says once. All that changes is how many can wait at once, and that one which
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from tensorwasm.gpu.accounts import DEFAULT_TENANT
 from tensorwasm.gpu.pad import PadLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.guest import stack
+from tensorwasm.guest.alarm import find_alarm
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.imports import CudaService, OutputStream
@@ -28,12 +31,14 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.state import GuestState
+from tensorwasm.guest.store import is_quick
 from tensorwasm.guest.task import FiberStatistics
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, make_room, supplied, wants_compiled
+from tensorwasm.runtime.loop import place
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -156,6 +161,16 @@ class InvocationJob:
         return self._session is not None
 
     @property
+    def roams(self) -> bool:
+        """Whether any thread may run it."""
+        return self._shared is None
+
+    @property
+    def light(self) -> bool:
+        """Whether it begins with nothing that takes long or blocks: no GPU, no start function, little to copy."""
+        return self._shared is None and not self._call.config.directories and is_quick(self._prepared.module)
+
+    @property
     def lingers(self) -> bool:
         """Whether its end may wait for work of others."""
         return self._session is not None and self._session.lingers
@@ -196,16 +211,26 @@ class InvocationJob:
 
     def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
         """Make the invocation of what there is, close the sandbox, and tell whoever waits."""
+        outcome, released = self.end(fiber, error)
+        self._future.settle(outcome)
+        return released
+
+    def end(self, fiber: Fiber | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:
+        """Make the invocation of what there is, and close the sandbox.
+
+        Returns:
+            What came of it, and whether nothing of ours reaches the sandbox's pad any more.
+        """
         outcome: Invocation | BaseException | None = error
         released = False
         try:
             if fiber is not None:
+                self._call.function.long = fiber.long
                 outcome = self._outcome(fiber, error)
             released = fiber is None or fiber.close()
         except BaseException as failed:  # noqa: BLE001 - whoever waits is told
             outcome = failed
-        self._future.settle(outcome or InternalError("an invocation ended without an outcome"))
-        return released
+        return outcome or InternalError("an invocation ended without an outcome"), released
 
     def _open_session(self, shared: SharedDevice, pad: PadLayout) -> None:
         call = self._call
@@ -258,16 +283,45 @@ class Background:
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
         future = Submission()
-        if reactor.here:
-            raise InternalError("a host function of a guest that was submitted tried to submit another")
         try:
             job = _describe(function, export, args, reactor, future, **options)
         except TensorWasmError as error:
             future.settle(error)
             return future
-        task = reactor.spawn(job)
-        future.stop_with(partial(reactor.cancel, task))
-        return future
+        return _spawn(reactor, job, future)
+
+    def begin(
+        self, function: Function, export: str | None, args: Sequence[object], options: Options
+    ) -> Invocation | Future[Invocation]:
+        """Run an invocation on this thread, for a slice at most; see `tensorwasm.runtime.Function.invoke_async`.
+
+        Returns:
+            What came of it, or the outcome to come if it goes on elsewhere.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
+        """
+        reactor = self._open()
+        if reactor is None:
+            return self._submit_to_thread(function, export, args, options)
+        future = Submission()
+        job = _describe(function, export, args, reactor, future, **options)
+        here = place()
+        if function.long or not job.light or not here.free or find_alarm(function.engine) is None:
+            return _spawn(reactor, job, future, long=function.long)
+        fiber, error = job.begin(), None
+        try:
+            if not here.run(fiber):
+                future.stop_with(partial(reactor.cancel, reactor.adopt(job, fiber)))
+                return future
+        except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
+            error = raised
+        outcome, released = job.end(fiber, error)
+        if released and fiber.state.pad is not None:
+            recycle_pad(fiber.state.pad)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot of the reactor; zeros where there are no fibers."""
@@ -286,6 +340,8 @@ class Background:
 
     def _open(self) -> Reactor | None:
         """Return the reactor, started now if it was not; None where there are no fibers."""
+        if stack.is_on_fiber():
+            raise InternalError("a host function of a guest that was submitted tried to submit another")
         with self._lock:
             if self._closed:
                 raise InternalError("the runtime is closed")
@@ -294,7 +350,7 @@ class Background:
                 if code is None:
                     self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-submitted")
                 else:
-                    self._reactor = Reactor(code)
+                    self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
             return self._reactor
 
     def _submit_to_thread(
@@ -304,6 +360,12 @@ class Background:
             if self._closed or self._threads is None:
                 raise InternalError("the runtime is closed")
             return self._threads.submit(function.invoke, export, args, **options)
+
+
+def _spawn(reactor: Reactor, job: InvocationJob, future: Submission, *, long: bool = False) -> Submission:
+    task = reactor.spawn(job, long=long)
+    future.stop_with(partial(reactor.cancel, task))
+    return future
 
 
 def _describe(

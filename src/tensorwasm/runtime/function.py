@@ -25,8 +25,9 @@ from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.live import LiveInstance, Opening
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
+from tensorwasm.runtime.live import LiveInstance, Opening
+from tensorwasm.runtime.loop import answered
 from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, MemoryKind
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tensorwasm.gpu.shared import SharedDevice
-    from tensorwasm.guest.fiber import Fiber
+    from tensorwasm.guest.engine import Engine
     from tensorwasm.guest.module import Module
     from tensorwasm.runtime.fiber import Background
     from tensorwasm.values import DeviceInfo, Limits
@@ -70,6 +71,7 @@ class Function:
     Attributes:
         name: for people.
         host: the runtime.
+        long: its last guest that was submitted ran longer than an event loop may be held.
     """
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
@@ -83,11 +85,17 @@ class Function:
         """
         self.name = name
         self.host = host
+        self.long = False
         self._wasm = wasm
         self._prepared = prepared
         self._forms = {Form(): prepared}
         self._without_gpu = nullcontext((None, prepared))
         self._routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """Where its sandboxes run, unless their memory is made by the host."""
+        return self._prepared.module.engine
 
     @functools.cached_property
     def module_hash(self) -> bytes:
@@ -245,9 +253,10 @@ class Function:
     ) -> Future[Invocation]:
         """Do what `invoke` does, and return at once: while its guest waits, an invocation holds no thread.
 
-        Thousands can wait for the GPU at a time. They run in turns on one thread of the runtime's, on which sinks and
-        ``on_chunk`` are called too: those must not wait for another invocation. The first call blocks, for as long as
-        opening the device and compiling take.
+        Thousands can wait for the GPU at a time. They run in turns on one thread of the runtime's, and without a GPU on
+        a few more once they run long (the setting TENSOR_WASM_GUEST_THREADS). Sinks and ``on_chunk`` are called there
+        too: those must not wait for another invocation. The first call blocks, for as long as opening the device and
+        compiling take.
 
         Args:
             export: as in `invoke`.
@@ -268,6 +277,10 @@ class Function:
     ) -> Invocation:
         """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
 
+        A guest without a GPU, folders or a start function begins on the calling thread: one that ends within half a
+        millisecond never leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the event loop's
+        thread too, and must not hold it.
+
         Args:
             export: as in `invoke`.
             args: likewise.
@@ -276,9 +289,8 @@ class Function:
         Raises:
             TensorWasmError: what `invoke` raises.
         """
-        import asyncio  # noqa: PLC0415 - half of what importing this package costs, for those who have it already
-
-        return await asyncio.wrap_future(self.submit(export, args, **options))
+        outcome = self.host.background.begin(self, export, args, options)
+        return outcome if isinstance(outcome, Invocation) else await answered(outcome)
 
     def choose(self, export: str | None) -> str:
         """Return the name of the function that is called.

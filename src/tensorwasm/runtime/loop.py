@@ -1,0 +1,101 @@
+"""Invocations that begin on the thread that asks for them, which an event loop runs on.
+
+Most guests end within microseconds, and would pay more for a thread than for all else. So an event loop's thread runs a
+guest itself, for one slice. Whoever has not ended by then, or waits, goes on with the runtime's reactor and its crew.
+
+What a loop loses to guests that run long is bounded. A slice is half a millisecond; after one that was used up the loop
+begins no further guest for nine times as long, which is a tenth of its time at most; and of a function whose last guest
+ran long the next one is not begun here at all. Those begin elsewhere, as all do that are submitted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tensorwasm.guest.alarm import run_first_slice
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+    from tensorwasm.guest.fiber import Fiber
+
+REST: Final = 9
+"""How much longer than a slice that was used up a loop begins no guest."""
+
+_Value = TypeVar("_Value")
+_of_thread: Final = threading.local()
+
+
+class Place:
+    """Where guests begin on one thread.
+
+    Args:
+        now_ns: the monotonic clock.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._free_ns = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether a guest may begin here now."""
+        return self._now_ns() >= self._free_ns
+
+    def run(self, fiber: Fiber) -> bool:
+        """Run a guest for a slice, with the GIL kept; return whether its call has ended.
+
+        Raises:
+            TensorWasmError: how the call ended, if not well.
+        """
+        fiber.state.check()
+        began_ns = self._now_ns()
+        ended = run_first_slice(fiber, briefly=True, now_ns=self._now_ns)
+        if fiber.long:
+            now_ns = self._now_ns()
+            self._free_ns = now_ns + REST * (now_ns - began_ns)
+        return ended
+
+
+def place() -> Place:
+    """Return the calling thread's."""
+    try:
+        found: Place = _of_thread.place
+    except AttributeError:
+        found = _of_thread.place = Place()
+    return found
+
+
+async def answered(future: Future[_Value]) -> _Value:
+    """Wait for an outcome in an event loop. When the caller's task is cancelled, or goes with its loop, so does it."""
+    import asyncio  # noqa: PLC0415 - half of what importing this package costs, for those who have it already
+
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[_Value] = loop.create_future()
+    future.add_done_callback(partial(_tell, loop, answer))
+    try:
+        return await answer
+    finally:
+        future.cancel()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Value], done: Future[_Value]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_take, answer, done)
+
+
+def _take(answer: asyncio.Future[_Value], done: Future[_Value]) -> None:
+    if answer.done():
+        return
+    if done.cancelled():
+        answer.cancel()
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
