@@ -10,7 +10,7 @@ from tensorwasm.artifacts.backend import NOTHING, Backend
 from tensorwasm.artifacts.catalog import Catalog, Entry
 from tensorwasm.artifacts.kinds import KINDS, find_kind
 from tensorwasm.artifacts.store import Buffer, Digest, Finding, Progress, Renew, Renewal, Stat, Store, Verification
-from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, TensorWasmError
+from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, StoreUnavailable, TensorWasmError
 
 UNREACHABLE: Final = "no name leads to it"
 
@@ -111,7 +111,7 @@ def renew(
         except ArtifactNotFound:  # deleted meanwhile
             continue
         except TensorWasmError as error:
-            state = _state(error) if isinstance(error, ArtifactCorrupt) else "refused"
+            state = _state(error) if isinstance(error, (ArtifactCorrupt, StoreUnavailable)) else "refused"
             findings.append(Finding(tenant, digest, state, error.message))
         if progress:
             progress(done_bytes, total_bytes)

@@ -168,7 +168,7 @@ class ContentStore:
             entry.size_bytes,
             entry.stored_bytes,
             entry.made_ns,
-            entry.made_ns if used_ns is None else used_ns,
+            max(entry.made_ns, used_ns or 0),
             entry.refers_to,
         )
 
