@@ -26,7 +26,7 @@ MAX_BYTES: Final = 256 << 20
 
 _Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}-[0-9a-f]{16}$")]  # it becomes part of a path
+_Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}-[0-9a-f]{16}\Z")]  # it becomes part of a path
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
