@@ -1,0 +1,158 @@
+"""The crew, with guests whose slices are written down in advance."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwasm.guest import crew as crews
+from tensorwasm.guest.crew import NEWCOMERS, Crew
+from tensorwasm.guest.task import Task
+
+SOON_S = 20.0
+HOW = ("ends", "waits", "raises", "is late")
+
+
+class _LateError(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class FakeFiber:
+    """A guest that wants so many slices, and then does what `how` says."""
+
+    slices: int = 1
+    how: str = "ends"
+    log: list[Any] = field(default_factory=list)
+    gate: threading.Event | None = None
+    runs: int = 0
+    waits: bool = False
+    entered: int = 0
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def state(self) -> Any:
+        return SimpleNamespace(check=self._check)
+
+    def enter_thread(self) -> None:
+        self.entered = threading.get_ident()
+
+    def run(self) -> bool:
+        assert self._busy.acquire(blocking=False), "two threads run one guest"
+        assert self.entered == threading.get_ident()
+        try:
+            if self.gate is not None:
+                assert self.gate.wait(SOON_S)
+            self.runs += 1
+            self.log.append(self)
+            last = self.runs == self.slices
+            if last and self.how == "raises":
+                raise _LateError
+            self.waits = last and self.how == "waits"
+            return last and self.how == "ends"
+        finally:
+            self._busy.release()
+
+    def _check(self) -> None:
+        if self.runs == self.slices and self.how == "is late":
+            raise _LateError
+
+
+@pytest.fixture(autouse=True)
+def without_alarms(monkeypatch):
+    monkeypatch.setattr(crews, "run_first_slice", lambda fiber: fiber.run())
+
+
+class Returns:
+    """What a crew gave back."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Task, bool, BaseException | None]] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - as `Return`
+        with self.changed:
+            self.found.append((task, ended, error))
+            self.changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.found) >= count, SOON_S), self.found
+
+
+def tasks_of(fibers: list[FakeFiber]) -> list[Task]:
+    made = []
+    for fiber in fibers:
+        task = Task(None)  # type: ignore[arg-type]
+        task.fiber = fiber  # type: ignore[assignment]
+        made.append(task)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(HOW)), max_size=30), st.integers(1, 3))
+def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run_it(wanted, threads):
+    fibers, returns = [FakeFiber(*each) for each in wanted], Returns()
+    crew = Crew(threads, returns)
+    tasks = tasks_of(fibers)
+    assert all(crew.take(task) for task in tasks)
+    returns.wait_for(len(tasks))
+    assert crew.aboard == len(tasks)
+    for _ in tasks:
+        crew.count_back()
+    crew.close()
+    assert sorted(map(id, tasks)) == sorted(id(task) for task, _, _ in returns.found)
+    for task, ended, error in returns.found:
+        fiber: Any = task.fiber
+        assert fiber.runs == fiber.slices
+        assert ended == (fiber.how == "ends")
+        assert isinstance(error, _LateError) == (fiber.how in {"raises", "is late"})
+    assert (crew.aboard, crew.turns <= sum(fiber.runs for fiber in fibers)) == (0, True)
+
+
+def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
+    returns, log, gate = Returns(), [], threading.Event()
+    crew = Crew(1, returns)
+    first, second = tasks_of([FakeFiber(1000, log=log, gate=gate), FakeFiber(log=log)])
+    crew.take(first)
+    crew.take(second)
+    first.over = second.over = True
+    gate.set()
+    returns.wait_for(2)
+    crew.close()
+    assert len(log) <= 1
+    assert all((ended, error) == (False, None) for _, ended, error in returns.found)
+
+
+def test_new_guests_go_first_but_not_for_ever():
+    returns, log, gate = Returns(), [], threading.Event()
+    crew = Crew(1, returns)
+    old = [FakeFiber(3, log=log, gate=gate), FakeFiber(3, log=log)]
+    new = [FakeFiber(log=log) for _ in range(3 * NEWCOMERS)]
+    for task in tasks_of([*old, *new]):
+        crew.take(task)
+    gate.set()
+    returns.wait_for(len(old) + len(new))
+    crew.close()
+    places = [place for place, fiber in enumerate(log) if fiber in old]
+    gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(places)]
+    assert max(gaps) == NEWCOMERS
+    assert places[2] == NEWCOMERS  # the two old ones were new once
+
+
+def test_a_crew_without_threads_takes_nobody(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    crew = Crew(2, Returns())
+    (task,) = tasks_of([FakeFiber()])
+    assert not crew.take(task)
+    assert crew.aboard == 0
+    crew.close()
