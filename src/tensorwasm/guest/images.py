@@ -5,8 +5,8 @@ private mapping, at the beginning of a reservation as large as the pool's, so th
 an access past the end hits a page that is not there. Restoring therefore costs the same at any size; a page is copied
 when a guest first writes to it.
 
-A reservation whose sandbox has gone serves the next one of the same image, once what was written there is forgotten. It
-never serves another image: whose an image is, and what is in it, does not change.
+A reservation whose sandbox has gone serves the next one of the same image and tenant, once what was written there is
+forgotten; it never serves another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from tensorwasm.saved import Run
 from tensorwasm.values import WASM_PAGE_BYTES
 
 MAX_IDLE: Final = 16
-"""Reservations that an image keeps for later sandboxes."""
+"""Reservations that an image keeps for later sandboxes of one tenant."""
+MAX_OWNERS: Final = 64
+"""Tenants for whom it keeps any."""
 GAP_BYTES: Final = 1 << 20
 """Least number of zeros for which an image is divided, so that they cost no memory."""
 MAX_EXTENTS: Final = 16
@@ -51,7 +53,7 @@ class Image:
         self.size_bytes = size_bytes
         self.extents = extents
         self._descriptor = descriptor
-        self._idle: deque[int] = deque()
+        self._idle: dict[str, deque[int]] = {}
         self._lock = threading.Lock()  # while the descriptor is used: once closed, its number is somebody else's
 
     def __del__(self) -> None:
@@ -67,17 +69,20 @@ class Image:
         """Whether no more sandboxes can be made of it."""
         return self._descriptor < 0
 
-    def map(self) -> MappedMemory:
+    def map(self, owner: str = "") -> MappedMemory:
         """Return memory that holds what the image holds, the caller's alone until `MappedMemory.close`.
+
+        Args:
+            owner: tenant whose it is: nobody else gets its address space afterwards.
 
         Raises:
             CapacityExhausted: no address space or no mapping is left, or the image is closed.
         """
         try:
-            address = self._idle.pop()
-        except IndexError:
+            address = self._idle[owner].pop()
+        except (KeyError, IndexError):
             address = self._map()
-        return MappedMemory(self, address)
+        return MappedMemory(self, address, owner)
 
     def close(self) -> None:
         """Make no more sandboxes of it. Idempotent; those that live keep what they have."""
@@ -85,20 +90,26 @@ class Image:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
-        while self._idle:
-            with suppress(IndexError):
-                mappings.release(self._idle.pop(), _RESERVED_BYTES)
+        for idle in tuple(self._idle.values()):
+            while idle:
+                with suppress(IndexError):
+                    mappings.release(idle.pop(), _RESERVED_BYTES)
 
-    def recycle(self, address: int) -> None:
+    def recycle(self, address: int, owner: str) -> None:
         """Take back memory that nobody reaches any more and of which no more was accessible than the image.
 
         Args:
             address: of a `MappedMemory`.
+            owner: likewise.
         """
-        if self.closed or len(self._idle) >= MAX_IDLE or not mappings.rewind(address, self.size_bytes):
+        idle = self._idle.get(owner)
+        if idle is None and len(self._idle) < MAX_OWNERS:
+            idle = self._idle.setdefault(owner, deque())
+        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE
+        if idle is None or not kept or not mappings.rewind(address, self.size_bytes):
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
-        self._idle.append(address)
+        idle.append(address)
         if self.closed:  # meanwhile, by another thread
             self.close()
 
@@ -126,13 +137,15 @@ class MappedMemory:
     Attributes:
         address: host address of the first byte.
         image: what it was made of.
+        owner: tenant whose it is.
     """
 
-    __slots__ = ("_grown", "address", "image")
+    __slots__ = ("_grown", "address", "image", "owner")
 
-    def __init__(self, image: Image, address: int) -> None:
+    def __init__(self, image: Image, address: int, owner: str) -> None:
         self.image = image
         self.address = address
+        self.owner = owner
         self._grown = False
 
     def try_grow_in_place(self, size_bytes: int) -> None:
@@ -156,7 +169,7 @@ class MappedMemory:
         if self._grown:
             mappings.release(self.address, _RESERVED_BYTES, MEMORY_RESERVATION_BYTES)
         else:
-            self.image.recycle(self.address)
+            self.image.recycle(self.address, self.owner)
 
 
 class ImageWriter:

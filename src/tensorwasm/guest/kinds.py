@@ -84,8 +84,7 @@ def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 
         TensorWasmError: what the provider raised, instead of the engine's error about it.
     """
     before = (_supply.provider, _supply.capacity_bytes, _supply.size_bytes)
-    _supply.provider, _supply.capacity_bytes, _supply.size_bytes = provider, capacity_bytes, size_bytes
-    _supply.error = None
+    supply(provider, capacity_bytes, size_bytes)
     try:
         yield
     except TensorWasmError:
@@ -94,6 +93,17 @@ def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 
         raise
     finally:
         (_supply.provider, _supply.capacity_bytes, _supply.size_bytes), _supply.error = before, None
+
+
+def supply(provider: Provider | None, capacity_bytes: int = MEMORY_BYTES, size_bytes: int = 0) -> None:
+    """Do what `supplying` does, from now on; what the provider raises is told by `refusal`."""
+    _supply.provider, _supply.capacity_bytes, _supply.size_bytes = provider, capacity_bytes, size_bytes
+    _supply.error = None
+
+
+def refusal() -> TensorWasmError | None:
+    """Return why the provider refused the last memory that this thread asked for, None if it did not."""
+    return _supply.error
 
 
 def live() -> int:

@@ -7,11 +7,12 @@ gets it at every tick (`tensorwasm.guest.state.on_epoch`).
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.guest import capi
-from tensorwasm.guest.native.order import Order, Stop
+from tensorwasm.guest.native.order import Order, Stop, Write
 from tensorwasm.guest.state import ON_EPOCH_AT
 
 _store_new: Final = capi.bind("wasmtime_store_new")
@@ -20,11 +21,13 @@ _store_limiter: Final = capi.bind("wasmtime_store_limiter")
 _store_delete: Final = capi.bind("wasmtime_store_delete")
 _store_epoch_callback: Final = capi.bind("wasmtime_store_epoch_deadline_callback")
 _instantiate: Final = capi.bind("wasmtime_instance_pre_instantiate")
+_global_set: Final = capi.bind("wasmtime_global_set")
 _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _set_epoch_deadline: Final = capi.bind("wasmtime_context_set_epoch_deadline")
 _call: Final = capi.bind("wasmtime_func_call_unchecked")
 _call_slowly: Final = capi.bind_releasing("wasmtime_func_call_unchecked")
 _DONE: Final = int(Stop.DONE)
+_VALUE: Final = Write.value.offset
 
 
 def make_go(order: Order, at: int) -> Callable[[int], int]:
@@ -39,6 +42,7 @@ def make_go(order: Order, at: int) -> Callable[[int], int]:
     export, export_bytes, cells, cell_count = order.export, order.export_bytes, order.cells, order.cell_count
     instance, item, trap = (at + getattr(Order, name).offset for name in ("instance", "item", "trap"))
     callee = item + capi.EXTERN_PAYLOAD_OFFSET
+    writes = tuple((Write * order.write_count).from_address(order.writes)) if order.write_count else ()
 
     def go(_at: int) -> int:
         order.store = store = _store_new(engine, pad, None)
@@ -49,6 +53,12 @@ def make_go(order: Order, at: int) -> Callable[[int], int]:
         if error or order.trap:
             order.error = error or 0
             return Stop.INSTANTIATING
+        for write in writes:
+            if not _instance_export_get(context, instance, write.name, write.name_bytes, item):
+                return Stop.FINDING
+            order.error = _global_set(context, callee, ctypes.addressof(write) + _VALUE) or 0
+            if order.error:
+                return Stop.FINDING
         if not _instance_export_get(context, instance, export, export_bytes, item):
             return Stop.FINDING
         _set_epoch_deadline(context, order.ticks)

@@ -54,7 +54,8 @@ def close_store(store: int, spent_ns: int) -> None:
 
 def is_quick(module: Module) -> bool:
     """Return whether instantiating runs nothing of the guest and copies little, so that it may keep the GIL."""
-    return not module.preamble.has_start and module.size_bytes < _QUICK_BYTES
+    small = module.size_bytes < _QUICK_BYTES or module.engine.config.images  # there memory is mapped, not copied
+    return small and not module.preamble.has_start
 
 
 def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) -> bool:

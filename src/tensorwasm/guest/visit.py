@@ -12,17 +12,19 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from tensorwasm.errors import DeviceLost, InternalError, InvokeTimeout
+from tensorwasm.errors import DeviceLost, GuestTrap, InternalError, InvokeTimeout
 from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.guest import capi, codec, stack, traps
+from tensorwasm.guest import capi, codec, kinds, stack, traps
 from tensorwasm.guest.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, check_declared
+from tensorwasm.guest.images import Image
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.native.loading import load_passage, load_visit
-from tensorwasm.guest.native.order import CALLS, Order, Stop
+from tensorwasm.guest.native.order import CALLS, Order, Stop, Write
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.plain import make_go
 from tensorwasm.guest.state import ON_EPOCH_AT, STATES, GuestState, on_epoch
@@ -42,6 +44,21 @@ def may_visit(prepared: Prepared) -> bool:
     return plain and able and not prepared.module.engine.config.host_memory
 
 
+@dataclass(frozen=True, slots=True)
+class Rebirth:
+    """What each sandbox of a visit begins with instead of what its module says.
+
+    Attributes:
+        image: of its memory, None without one.
+        globals: that are set before the call: exported name, type and bits.
+        owner: tenant whose sandboxes they are.
+    """
+
+    image: Image | None
+    globals: tuple[tuple[str, str, int], ...]
+    owner: str
+
+
 class Visit:
     """One place for sandboxes of one module, in which one export is called. For one thread at a time.
 
@@ -56,16 +73,21 @@ class Visit:
         "_engine",
         "_go",
         "_guarded",
+        "_image",
         "_limits",
         "_name",
         "_order",
+        "_owner",
         "_plan",
         "_prepared",
         "_state",
         "_stuck",
+        "_writes",
     )
 
-    def __init__(self, prepared: Prepared, export: str, limits: Limits, pad: PadLayout) -> None:
+    def __init__(
+        self, prepared: Prepared, export: str, limits: Limits, pad: PadLayout, rebirth: Rebirth | None = None
+    ) -> None:
         """Prepare the order.
 
         Args:
@@ -73,6 +95,7 @@ class Visit:
             export: the function to call.
             limits: what each sandbox may use.
             pad: zeros, or a session's; the visit's until `close`.
+            rebirth: for the blank form of a module (`tensorwasm.guest.edition`), on an engine with images.
 
         Raises:
             MissingExport: no exported function of that name.
@@ -96,6 +119,9 @@ class Visit:
         self._brief = go is not None and not pad.driver
         self._compiled = go is not None
         self._guarded = prepared.guarded and self._compiled
+        self._image = rebirth.image if rebirth is not None else None
+        self._owner = rebirth.owner if rebirth is not None else ""
+        self._writes = _make_writes(rebirth.globals if rebirth is not None else ())
         self._name = name = ctypes.create_string_buffer(export.encode())
         self._order = Order(
             calls=ctypes.addressof(CALLS),
@@ -114,6 +140,8 @@ class Visit:
             memory_name_bytes=len(_MEMORY) - 1,
             cells=ctypes.addressof(self._cells),
             cell_count=plan.cell_count,
+            writes=ctypes.addressof(self._writes[0]),
+            write_count=len(self._writes[0]),
         )
         self._address = ctypes.addressof(self._order)
         self._go: Callable[[int], int] = go or make_go(self._order, self._address)
@@ -144,7 +172,7 @@ class Visit:
             DeviceLost: the device's context is not what it was.
             TensorWasmError: what a host function raised.
         """
-        plan, state, order, engine = self._plan, self._state, self._order, self._engine
+        plan, state, order, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
             plan.write(self._cells, 0, args)
         engine.reserve_slot()
@@ -159,10 +187,16 @@ class Visit:
             order.keeps = brief = self._brief
             order.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
             state.keeps = brief and not self._compiled
+            if image is not None:
+                kinds.supply(
+                    lambda _size, _capacity: image.map(self._owner), self._limits.memory_bytes, image.size_bytes
+                )
             stop = self._go(self._address) if self._guarded else shielded(state, self._go, self._address)
             if stop or state.error is not None:
                 self._judge(stop)
         finally:
+            if image is not None:
+                kinds.supply(None)
             if order.store:
                 self._leave(drain, time.monotonic_ns() - started_ns)
             if not self._compiled:
@@ -178,6 +212,11 @@ class Visit:
         if state is not None and state.pad is not None:
             recycle_pad(state.pad)
 
+    def _map(self, _size_bytes: int, _capacity_bytes: int) -> kinds.Backing:
+        if self._image is None:
+            raise InternalError("the visit has no image")
+        return self._image.map(self._owner)
+
     def _judge(self, stop: int) -> None:
         """Raise what went wrong, if anything did."""
         order = self._order
@@ -185,7 +224,13 @@ class Visit:
         order.trap = order.error = 0
         if stop == Stop.UNBOUND:
             raise DeviceLost("the context that this process had on the GPU is gone")
-        take_outcome(self._state, trap, error)
+        try:
+            take_outcome(self._state, trap, error)
+        except GuestTrap:
+            refusal = kinds.refusal() if self._image is not None else None
+            if refusal is not None:
+                raise refusal from None
+            raise
         if stop == Stop.FINDING:
             raise InternalError("an export of the module vanished")
 
@@ -205,3 +250,15 @@ class Visit:
             del _abandoned[store]
             self._stuck = False
         close_store(store, spent_ns)
+
+
+def _make_writes(globals: tuple[tuple[str, str, int], ...]) -> tuple[Any, list[Any]]:  # noqa: A002 - what they are
+    """Return the globals to set as C structures, and what those refer to."""
+    names = [ctypes.create_string_buffer(name.encode()) for name, _, _ in globals]
+    writes = (Write * len(globals))()
+    for write, name, (_, kind, bits) in zip(writes, names, globals, strict=True):
+        write.name, write.name_bytes = ctypes.addressof(name), len(name) - 1
+        place = ctypes.addressof(write) + Write.value.offset
+        ctypes.memmove(place, bytes((capi.GLOBAL_KINDS[kind],)), 1)
+        ctypes.memmove(place + capi.VALUE_PAYLOAD_OFFSET, bits.to_bytes(16, "little"), 16)
+    return writes, names

@@ -312,7 +312,7 @@ class LiveInstance:
                 supply = supplied(self._shared, self.tenant, memory, limits, size_bytes)
         if self._origin.image is not None:
             image = self._origin.image
-            supply = kinds.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes, size_bytes)
+            supply = kinds.supplying(lambda _size, _capacity: image.map(self.tenant), limits.memory_bytes, size_bytes)
         with self._bound(), supply:
             return Instance(
                 prepared,

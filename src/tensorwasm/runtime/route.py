@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm import settings
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.visit import Visit
+from tensorwasm.guest.visit import Rebirth, Visit
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import end_session
 from tensorwasm.runtime.streams import Chunks
@@ -96,6 +96,7 @@ class Route:
         shared: Callable[[], SharedDevice] | None = None,
         tenant: str = "",
         memory: MemoryKind = "staged",
+        rebirth: Rebirth | None = None,
     ) -> None:
         """Describe it.
 
@@ -106,7 +107,9 @@ class Route:
             shared: opens the device, None without a GPU.
             tenant: whose account is charged.
             memory: how kernels reach linear memory.
+            rebirth: what sandboxes begin with, None for what the module says.
         """
+        self._rebirth = rebirth
         self.settings = settings.current()
         self._prepared = prepared
         self._export = export
@@ -169,7 +172,7 @@ class Route:
         pad = draw_pad()
         try:
             if shared is None:
-                return Stay(Visit(self._prepared, self._export, self._limits, pad), None)
+                return Stay(Visit(self._prepared, self._export, self._limits, pad, self._rebirth), None)
             with shared.device.native.bound():
                 session = shared.open_session(
                     self._tenant, architecture=self.settings.cuda_arch, memory_kind=self._memory, pad=pad

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakKeyDictionary
 
+from tensorwasm import settings
 from tensorwasm.errors import InvalidSnapshot, NotSupported
 from tensorwasm.guest import kinds, mappings, restoring
 from tensorwasm.guest.capture import Contents
 from tensorwasm.guest.images import Image, make_image
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.restoring import Plan
+from tensorwasm.guest.visit import Rebirth, may_visit
 from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.live import Ancestor, LiveInstance, Opening, Revival
+from tensorwasm.runtime.route import Route
 from tensorwasm.saved import SavedInstance, SavedMemory
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.function import Function
+
+_MAX_ROUTES: Final = 256
 
 _pristine: WeakKeyDictionary[Function, Contents] = WeakKeyDictionary()
 
@@ -40,6 +46,7 @@ class Snapshot:
         self.image = image
         self.content_hash = content_hash
         self._plans: WeakKeyDictionary[Function, Plan] = WeakKeyDictionary()
+        self._routes: dict[tuple[Function, str | None, str], Route] = {}
         self._lock = threading.Lock()
 
     @property
@@ -69,6 +76,34 @@ class Snapshot:
         plan = self._plans.get(function) or self._plan(function)
         return LiveInstance(function, opening, Revival(plan, self.image, self.saved.session))
 
+    def invoke(
+        self,
+        function: Function,
+        export: str | None,
+        args: Sequence[object],
+        opening: Opening,
+        on_chunk: Callable[[bytes], bool] | None = None,
+    ) -> Invocation:
+        """Restore, call once and close, which costs less than one after the other.
+
+        Args:
+            function: the module that was saved.
+            export: as in `tensorwasm.runtime.Function.invoke`.
+            args: likewise.
+            opening: as in `restore`; its deadline is that of the call, its input what the call reads.
+            on_chunk: as in `tensorwasm.runtime.Function.invoke`.
+
+        Raises:
+            TensorWasmError: what `restore` and `LiveInstance.call` raise.
+        """
+        route = self._routes.get((function, export, opening.tenant)) if not opening.granted.cuda else None
+        if route is None or route.settings is not settings.current():
+            route = self._find_route(function, export, opening)
+        if route is not None:
+            return route.invoke(args, opening.input, on_chunk, opening.deadline)
+        with self.restore(function, opening) as live:
+            return live.call(export, args, deadline=opening.deadline, on_chunk=on_chunk)
+
     def __enter__(self) -> Self:
         return self
 
@@ -89,16 +124,33 @@ class Snapshot:
 
     def close(self) -> None:
         """Give the memory back. Idempotent; instances that were restored stay as they are."""
+        self._routes.clear()
         if self.image is not None:
             self.image.close()
+
+    def _find_route(self, function: Function, export: str | None, opening: Opening) -> Route | None:
+        """Return the short way, None where there is none: with a GPU, WASI, or state that takes more than a moment."""
+        if opening.granted.cuda:
+            return None
+        plan = self._plans.get(function) or self._plan(function)
+        prepared, limits = function.form(Form(edition="blank")), function.host.limits
+        if plan.pointers or plan.tables or plan.drops or plan.size_bytes > limits.memory_bytes:
+            return None
+        if not may_visit(prepared):
+            return None
+        rebirth = Rebirth(self.image, plan.bits, opening.tenant)
+        if len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+        route = self._routes[function, export, opening.tenant] = Route(
+            prepared, function.choose(export), limits, rebirth=rebirth
+        )
+        return route
 
     def _plan(self, function: Function) -> Plan:
         if self.saved.module_hash != function.module_hash:
             raise InvalidSnapshot("the snapshot is of another module")
         if not mappings.SUPPORTED:
-            raise NotSupported(
-                "instances are restored on Linux only, where a file in memory can be sealed and mapped"
-            )
+            raise NotSupported("instances are restored on Linux only, where a file in memory can be sealed and mapped")
         blank = function.form(Form(edition="blank")).module.preamble
         with self._lock:
             plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))

@@ -8,6 +8,7 @@ from wasmtime import wat2wasm
 from oracles.live import outcome_of, state_now
 from strategies.live import GUEST, programs
 from tensorwasm.errors import (
+    CapacityExhausted,
     GuestTrap,
     InternalError,
     InvalidSnapshot,
@@ -17,6 +18,8 @@ from tensorwasm.errors import (
     NotCapturable,
 )
 from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.live import Opening
 from tensorwasm.values import MIB, Deadline, Limits
 
 SLOW = """
@@ -221,3 +224,63 @@ def test_nothing_is_held_once_instances_are_closed(runtime, function):
         runtime.restore(snapshot, function).close()
     assert engine.free_slots == free
     live.close()
+
+
+def opening(**options: object) -> Opening:
+    return Opening(**options)  # type: ignore[arg-type]
+
+
+@given(before=programs(), after=programs(10))
+@settings(max_examples=40)
+def test_a_call_of_a_snapshot_is_the_first_call_of_what_is_restored_from_it(runtime, function, before, after):
+    with function.open(input=b"an input") as live:
+        for export, args in before:
+            outcome_of(live, export, args)
+        with runtime.snapshot(live) as snapshot:
+            for export, args in after:
+                with runtime.restore(snapshot, function) as restored:
+                    expected = outcome_of(restored, export, args)
+                try:
+                    found: object = snapshot.invoke(function, export, args, opening(input=b"an input")).to_json()
+                except GuestTrap as trap:
+                    found = trap.trap
+                assert found == expected
+
+
+def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, function):
+    with function.open() as live:
+        live.call("set-i32", (1000,))
+        live.call("store", (8, 5))
+        with runtime.snapshot(live) as snapshot:
+            for _ in range(3):
+                assert snapshot.invoke(function, "call", (2,), opening()).values == (1002,)
+                assert snapshot.invoke(function, "load", (8,), opening()).values == (5,)
+                snapshot.invoke(function, "store", (8, 77), opening())
+                with pytest.raises(GuestTrap):
+                    snapshot.invoke(function, "trap-midway", (8,), opening())
+            assert len(snapshot._routes) == 4
+            free = function.form(Form(edition="blank")).module.engine.free_slots
+            snapshot.invoke(function, "store", (8, 77), opening())
+            assert function.form(Form(edition="blank")).module.engine.free_slots == free
+
+
+@pytest.mark.rule("4-memory")
+def test_a_reservation_never_serves_another_tenant(runtime, function):
+    with function.open() as live, runtime.snapshot(live) as snapshot:
+
+        def place(tenant: str) -> int:
+            with runtime.restore(snapshot, function, tenant=tenant) as restored:
+                return restored._instance.memory.address
+
+        first = place("one")
+        assert place("two") != first
+        assert place("one") == first
+
+
+def test_a_snapshot_that_is_closed_restores_nothing(runtime, function):
+    with function.open() as live, runtime.snapshot(live) as snapshot:
+        snapshot.invoke(function, "size", (), opening())
+    with pytest.raises(CapacityExhausted, match="closed"):
+        runtime.restore(snapshot, function)
+    with pytest.raises(CapacityExhausted, match="closed"):
+        snapshot.invoke(function, "size", (), opening())

@@ -18,7 +18,7 @@ from tensorwasm.guest import capi
 from tensorwasm.guest.imports import abi
 from tensorwasm.guest.native.environment import Environment
 from tensorwasm.guest.native.interpreter import Interpreter
-from tensorwasm.guest.native.order import Calls, Order
+from tensorwasm.guest.native.order import Calls, Order, Write
 from tensorwasm.guest.suspension import Mailbox, Suspension
 
 
@@ -45,6 +45,7 @@ WAIT: Final = _offsets(pad.Wait)
 INTERPRETER: Final = _offsets(Interpreter)
 CALLS: Final = _offsets(Calls)
 ORDER: Final = _offsets(Order)
+WRITE: Final = _offsets(Write)
 SUSPENSION: Final = _offsets(Suspension)
 MAILBOX: Final = _offsets(Mailbox)
 VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])

@@ -44,10 +44,21 @@ class Calls(ctypes.Structure):
             "store_epoch_deadline_callback",
             "instance_pre_instantiate",
             "instance_export_get",
+            "global_set",
             "context_set_epoch_deadline",
             "func_call_unchecked",
             "store_delete",
         )
+    )
+
+
+class Write(ctypes.Structure):
+    """A global that is set before the call: its exported name, and a ``wasmtime_val_t``."""
+
+    _fields_ = (
+        ("name", _u64),
+        ("name_bytes", _u64),
+        ("value", ctypes.c_char * capi.SIZES["wasmtime_val_t"]),
     )
 
 
@@ -65,6 +76,7 @@ class Order(ctypes.Structure):
         export, export_bytes: the name that is called.
         memory, memory_name_bytes: the name of the memory that kernels take windows of, 0 if there is none.
         cells, cell_count: parameters in, results out.
+        writes, write_count: of `Write`, what is set before the call.
         keeps: whether the GIL is kept until the epoch callback is first called.
         ticks: until the epoch callback.
         thread: what has the GIL back for the thread that has let go of it, 0 while it is kept.
@@ -91,6 +103,8 @@ class Order(ctypes.Structure):
         ("memory_name_bytes", _u64),
         ("cells", _u64),
         ("cell_count", _u64),
+        ("writes", _u64),
+        ("write_count", _u64),
         ("keeps", _u64),
         ("ticks", _u64),
         ("thread", _u64),

@@ -34,6 +34,7 @@ from tensorwasm.guest.native.layout import (
     PAD,
     SCRATCH,
     SUCCESS,
+    WRITE,
     ZERO,
 )
 from tensorwasm.guest.native.order import Stop
@@ -136,6 +137,23 @@ def note_memory(order: int, context: int, pad: int) -> None:
 
 
 @compiled
+def put_globals(order: int, context: int) -> bool:
+    """Set the globals that are to be set. Return whether that could be done."""
+    write = load_u64(order + ORDER.writes)
+    end = write + load_u64(order + ORDER.write_count) * WRITE.size
+    put = function(order, CALLS.global_set)
+    while write != end:
+        if not find_export(order, context, load_u64(write + WRITE.name), load_u64(write + WRITE.name_bytes)):
+            return False
+        error = call_u64(put, (context, order + ORDER.item + EXTERN_PAYLOAD, write + WRITE.value))
+        if error != ZERO:
+            store_u64(order + ORDER.error, error)
+            return False
+        write += WRITE.size
+    return True
+
+
+@compiled
 def run(order: int, pad: int) -> int:
     """Make the sandbox and call it. Return how far that got."""
     context = open_store(order, pad)
@@ -145,6 +163,8 @@ def run(order: int, pad: int) -> int:
     if failed(order, call_u64(make, (load_u64(order + ORDER.prepared), context, instance, trap))):
         return INSTANTIATING
     note_memory(order, context, pad)
+    if not put_globals(order, context):
+        return FINDING
     if not find_export(order, context, load_u64(order + ORDER.export), load_u64(order + ORDER.export_bytes)):
         return FINDING
     call_void(function(order, CALLS.context_set_epoch_deadline), (context, load_u64(order + ORDER.ticks)))
