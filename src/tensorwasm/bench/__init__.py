@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from tensorwasm.bench.deploy import measure_deploy
 from tensorwasm.bench.dispatch import measure_dispatch
 from tensorwasm.bench.emulator import measure_emulator
 from tensorwasm.bench.figures import Report
@@ -15,6 +16,7 @@ from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.waiting import measure_waiting
 
 BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
+    "deploy": measure_deploy,
     "dispatch": measure_dispatch,
     "emulator": measure_emulator,
     "job": measure_job,

@@ -15,7 +15,7 @@ from tensorwasm.settings import checked_seconds, current
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="What to measure: dispatch, emulator, job, memory, quota, sandbox or waiting."),
+        typer.Argument(help="What to measure: deploy, dispatch, emulator, job, memory, quota, sandbox or waiting."),
     ],
     *,
     device: Annotated[
