@@ -69,12 +69,21 @@ def render_errors() -> str:
 def render_commands() -> str:
     """Return the page of the command line: from the declarations, not from one library version's rendering."""
     parts = ["# Command line"]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in _commands(typer.main.get_command(app)):
         rows = [f"| {_spelling(p)} | {' '.join((p.help or '').split())} |" for p in command.params if p.name != "help"]
         text = inspect.cleandoc(command.callback.__doc__ or "")
         parts += [f"## tensor-wasm {name}", text, "\n".join(("| Argument or option | Meaning |", "|---|---|", *rows))]
     codes = inspect.cleandoc(cli.__doc__ or "").split("\n\n", 1)[1]
     return "\n\n".join((*parts, "## Exit codes", codes)) + "\n"
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command with its name, those of a group with the group's in front."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _spelling(parameter: Any) -> str:

@@ -59,7 +59,6 @@ SAFETY: Final = Table(
         Claim("8-modules", "A compiled module serves only the tenant who brought it."),
         Claim("8-sessions", "A session that is kept for the next guest is kept for the same tenant."),
         Claim("8-artifacts", "A tenant cannot tell whether another keeps an artifact, and cannot get it by its hash."),
-        Claim("8-artifacts", "A tenant cannot tell whether another keeps an artifact, and cannot get it by its hash."),
         Claim("10-compiler", "In a worker that tenants share the driver compiles nothing; ptxas does, in a child."),
         Claim("11-length", "A frame that is too long is refused before its body is there."),
         Claim("11-types", "A frame has exactly its fields, of exactly their types; nothing else is read from it."),

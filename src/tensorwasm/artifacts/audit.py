@@ -1,4 +1,4 @@
-"""Work on all of a store that goes on whatever it comes upon: reading everything again, renewing what is signed."""
+"""Work on all of a store that goes on whatever it comes upon: collecting, reading it again, renewing what is signed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,40 @@ from tensorwasm.artifacts import catalog, packing
 from tensorwasm.artifacts.backend import NOTHING, Backend
 from tensorwasm.artifacts.catalog import Catalog, Entry
 from tensorwasm.artifacts.kinds import KINDS, find_kind
-from tensorwasm.artifacts.store import Buffer, Digest, Finding, Progress, Renew, Renewal, Stat, Store, Verification
+from tensorwasm.artifacts.store import (
+    Buffer,
+    Collected,
+    Digest,
+    Finding,
+    Progress,
+    Renew,
+    Renewal,
+    Stat,
+    Store,
+    Verification,
+)
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, StoreUnavailable, TensorWasmError
 
 UNREACHABLE: Final = "no name leads to it"
+
+
+def collect(tenants: Collection[str], collect_one: Callable[[str], Collected], progress: Progress | None) -> Collected:
+    """Collect tenant by tenant, as `Store.collect` says."""
+    done: list[Collected] = []
+    findings: list[Finding] = []
+    for number, tenant in enumerate(tenants, 1):
+        try:
+            done.append(collect_one(tenant))
+        except TensorWasmError as error:
+            findings.append(Finding(tenant, None, _state(error), error.message))
+        if progress:
+            progress(number, len(tenants))
+    return Collected(
+        tuple(artifact for one in done for artifact in one.artifacts),
+        sum(one.artifact_bytes for one in done),
+        sum(one.leftovers for one in done),
+        tuple(findings),
+    )
 
 
 def verify(backend: Backend, progress: Progress | None) -> Verification:

@@ -202,22 +202,23 @@ class ContentStore:
         """As `Store.usage`."""
         return self._load(tenant)[1].usage()
 
-    def collect(self, grace_s: float) -> Collected:
+    def collect(self, grace_s: float, progress: Progress | None = None) -> Collected:
         """As `Store.collect`."""
         before_ns = catalog.horizon_ns(self._now_ns(), grace_s)
-        gone: list[tuple[str, Digest]] = []
-        total_bytes = leftovers = 0
-        for tenant in self.tenants():
-            # Listed before the catalog is read: what is published in between is told of, and what is not is held.
-            idle = self._backend.leftovers(tenant)
-            before, after = self._change(tenant, lambda old: old.sweeping(before_ns))
-            taken = [digest for digest in before.artifacts if digest not in after.artifacts]
-            garbage = set(idle) - {entry.blob for entry in before.artifacts.values()}
-            self._erase(tenant, (*catalog.blobs_gone(before, after), *garbage))
-            gone += [(tenant, digest) for digest in taken]
-            total_bytes += sum(before.artifacts[digest].size_bytes for digest in taken)
-            leftovers += len(garbage) + self._backend.clear_aside(tenant, before_ns)
-        return Collected(tuple(gone), total_bytes, leftovers)
+        return audit.collect(self.tenants(), lambda tenant: self._collect(tenant, before_ns), progress)
+
+    def _collect(self, tenant: str, before_ns: int) -> Collected:
+        # Listed before the catalog is read: what is published in between is told of, and what is not is held.
+        idle = self._backend.leftovers(tenant)
+        before, after = self._change(tenant, lambda old: old.sweeping(before_ns))
+        taken = [digest for digest in before.artifacts if digest not in after.artifacts]
+        garbage = set(idle) - {entry.blob for entry in before.artifacts.values()}
+        self._erase(tenant, (*catalog.blobs_gone(before, after), *garbage))
+        return Collected(
+            tuple((tenant, digest) for digest in taken),
+            sum(before.artifacts[digest].size_bytes for digest in taken),
+            len(garbage) + self._backend.clear_aside(tenant, before_ns),
+        )
 
     def verify(self, progress: Progress | None = None) -> Verification:
         """As `Store.verify`."""

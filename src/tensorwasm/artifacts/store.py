@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Digest: TypeAlias = bytes
 """BLAKE3 of an artifact's bytes as they were put: 32 bytes."""
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how many bytes are done, and of how many; it may raise to stop the work."""
+"""Is told how much is done, and of how much; it may raise to stop the work."""
 Renew: TypeAlias = Callable[[str, memoryview], Buffer | None]
 """Is given a tenant and an artifact's bytes, and returns the bytes that take their place; None leaves them."""
 
@@ -78,23 +78,8 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """What a collection took away.
-
-    Attributes:
-        artifacts: tenant and hash of each artifact.
-        artifact_bytes: sum of their lengths as they were put.
-        leftovers: files of writers that died, and damaged ones that had been set aside.
-    """
-
-    artifacts: tuple[tuple[str, Digest], ...]
-    artifact_bytes: int
-    leftovers: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a verification or a renewal came upon.
+    """Something that a collection, a verification or a renewal came upon.
 
     Attributes:
         tenant: whose it is.
@@ -113,6 +98,23 @@ class Finding:
     def bad(self) -> bool:
         """Whether something must be done about it."""
         return self.state != "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection took away.
+
+    Attributes:
+        artifacts: tenant and hash of each artifact.
+        artifact_bytes: sum of their lengths as they were put.
+        leftovers: files of writers that died, and damaged ones that had been set aside.
+        findings: tenants of whom not all could be looked at: the others' went all the same.
+    """
+
+    artifacts: tuple[tuple[str, Digest], ...]
+    artifact_bytes: int
+    leftovers: int
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +249,19 @@ class Store(Protocol):
         """Return what a tenant keeps."""
         ...
 
-    def collect(self, grace_s: float) -> Collected:
+    def collect(self, grace_s: float, progress: Progress | None = None) -> Collected:
         """Take away what no name leads to, directly or through references, and was last put that many seconds ago.
 
         What is younger keeps what it refers to. What is put meanwhile stays: to somebody who puts first and binds
-        then, the grace is the time between. So are leftovers of writers that are no more.
-
-        Raises:
-            CapacityExhausted: too many others change a tenant's artifacts at once.
+        then, the grace is the time between. Leftovers of writers that are no more go too. What cannot be read ends
+        nothing, it is a finding. Progress is in tenants.
         """
         ...
 
     def verify(self, progress: Progress | None = None) -> Verification:
         """Read everything and hash it again; nothing is changed or set aside, and nothing that is found ends it.
 
-        It reads what is the truth (the disk, the object store), not the copies above it.
+        It reads what is the truth (the disk, the object store), not the copies above it. Progress is in bytes.
         """
         ...
 
@@ -269,7 +269,8 @@ class Store(Protocol):
         """Put new bytes in the place of artifacts, such as the same under a new signature.
 
         Each changes as one: the new bytes are there, names and references lead to them and the old ones are gone, or
-        nothing is different. Quotas do not hold it up. When it is ended in the middle, it may be begun again.
+        nothing is different. Quotas do not hold it up. When it is ended in the middle, it may be begun again. Progress
+        is in bytes.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from tensorwasm.cli import bench, doctor, run
+from tensorwasm.cli import artifacts, bench, doctor, run
 from tensorwasm.errors import GuestExit, OutputClosed, TensorWasmError
 from tensorwasm.settings import current, package_version
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
+app.add_typer(artifacts.app)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag's value

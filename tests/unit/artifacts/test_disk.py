@@ -42,7 +42,16 @@ def prepared(tmp_path_factory):
 
 
 def renew(store):
-    for finding in store.renew(["snapshot"], lambda *_: NEW).findings:
+    raise_first(store.renew(["snapshot"], lambda *_: NEW).findings)
+
+
+def collect(store):
+    raise_first(store.collect(60).findings)
+
+
+def raise_first(findings):
+    """Raise what work on the whole store only reports."""
+    for finding in findings:
         raise StoreUnavailable(finding.detail)
 
 
@@ -54,7 +63,7 @@ ACTIONS = {
     "bind": lambda store: store.bind("t", "fourth", blake3(B)),
     "bind elsewhere": lambda store: store.bind("t", "third", blake3(B)),
     "unbind": lambda store: store.unbind("t", "third"),
-    "collect": lambda store: store.collect(60),
+    "collect": collect,
     "renew": renew,
 }
 
@@ -221,10 +230,14 @@ def test_a_damaged_catalog_is_said_and_nothing_is_collected_by_it(tmp_path, chan
         lambda: fresh.get("t", digest),
         lambda: fresh.put("t", "module", NEW),
         lambda: fresh.bind("t", "n", digest),
-        lambda: fresh.collect(0),
+        lambda: fresh.list("t"),
     ):
         with pytest.raises(ArtifactCorrupt):
             use()
+    fresh.put("other", "module", A)
+    collected = fresh.collect(0)
+    assert [(finding.tenant, finding.state) for finding in collected.findings] == [("t", "corrupt")]
+    assert open_store(folder, now_ns=HOUR_NS + 1).collect(0).artifacts == (("other", digest),)
     assert len(list((folder / "t" / "blobs").iterdir())) == 1
     assert [(finding.digest, finding.state) for finding in fresh.verify().findings] == [(None, "corrupt")]
 
