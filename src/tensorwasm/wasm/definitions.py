@@ -26,7 +26,9 @@ ACTIVE: Final = "active"
 PASSIVE: Final = "passive"
 DECLARATIVE: Final = "declarative"
 
-_ANY: Final = 1 << 32
+_MAX_GLOBALS: Final = 1_000_000
+_MAX_SEGMENTS: Final = 100_000
+_MAX_ELEMENTS: Final = 10_000_000
 _MAX_LOCALS: Final = (1 << 32) - 1
 _END: Final = ("end",)
 _IS_CONSTANT: Final = frozenset(
@@ -134,7 +136,7 @@ class Body:
 
 def _read_local_runs(cursor: Cursor) -> tuple[tuple[int, str], ...]:
     start = cursor.offset
-    runs = read_vector(cursor, lambda cursor: (cursor.unsigned(), read_value_type(cursor)), _ANY, "locals")
+    runs = read_vector(cursor, lambda cursor: (cursor.unsigned(), read_value_type(cursor)), _MAX_LOCALS, "locals")
     if sum(count for count, _ in runs) > _MAX_LOCALS:
         raise cursor.fail("too many locals", start)
     return runs
@@ -170,7 +172,7 @@ def _read_global(cursor: Cursor) -> Global:
 
 def read_globals(cursor: Cursor) -> tuple[Global, ...]:
     """Read the global section."""
-    return read_vector(cursor, _read_global, _ANY, "globals")
+    return read_vector(cursor, _read_global, _MAX_GLOBALS, "globals")
 
 
 def write_globals(items: tuple[Global, ...]) -> bytes:
@@ -196,9 +198,9 @@ def _read_element(cursor: Cursor) -> Element:
     if flags & (_NOT_ACTIVE | _HAS_INDEX):
         element_type = _read_element_type(cursor, has_expressions=bool(flags & _HAS_EXPRESSIONS))
     if flags & _HAS_EXPRESSIONS:
-        items: tuple[int | Expression, ...] = read_vector(cursor, read_expression, _ANY, "elements")
+        items: tuple[int | Expression, ...] = read_vector(cursor, read_expression, _MAX_ELEMENTS, "elements")
     else:
-        items = cursor.indices(_ANY, "elements")
+        items = cursor.indices(_MAX_ELEMENTS, "elements")
     return Element(mode, items, element_type, table, offset)
 
 
@@ -238,7 +240,7 @@ def read_elements(cursor: Cursor) -> tuple[Element, ...]:
 
     Source: Wasm core 2.0, 5.5.12.
     """
-    return read_vector(cursor, _read_element, _ANY, "element segments")
+    return read_vector(cursor, _read_element, _MAX_SEGMENTS, "element segments")
 
 
 def write_elements(elements: tuple[Element, ...]) -> bytes:
@@ -270,7 +272,7 @@ def read_data(cursor: Cursor) -> tuple[Data, ...]:
 
     Source: Wasm core 2.0, 5.5.14.
     """
-    return read_vector(cursor, _read_data, _ANY, "data segments")
+    return read_vector(cursor, _read_data, _MAX_SEGMENTS, "data segments")
 
 
 def write_data(segments: tuple[Data, ...]) -> bytes:

@@ -27,8 +27,8 @@ _LEB32: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _LEB64: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _ALIGN: Final = rb"(?:[\x00-\x3f]|[\x80-\xbf]\x80{0,3}\x00)"
 _ALIGN_AND_MEMORY: Final = rb"(?:[\x40-\x7f]|[\xc0-\xff]\x80{0,3}\x00)"
-_SHORT_TABLE: Final = 0x80
-"""Labels of a ``br_table`` that the pattern can count; longer ones are read one by one."""
+_COUNTED: Final = 0x80
+"""Longer vectors than a pattern can count are read one by one."""
 
 MemArg = tuple[int, int, int]
 """Alignment as a power of two, offset in bytes, index of the memory."""
@@ -88,9 +88,13 @@ def _write_labels(labels: tuple[int, ...]) -> bytes:
     return vector(chosen) + default
 
 
-def _labels_pattern() -> bytes:
-    counts = [b"\\x%02x(?:%b){%d}" % (count, _LEB32, count + 1) for count in range(_SHORT_TABLE)]
-    return b"(?:" + b"|".join(counts) + b")"
+def _counted(item: bytes, more: int) -> bytes:
+    """Match a vector of few items, its length padded or not, and some items more."""
+    lengths = range(_COUNTED)
+    return b"(?:%b)" % b"|".join(
+        [b"\\x%02x(?:%b){%d}" % (length, item, length + more) for length in lengths]
+        + [b"\\x%02x\\x80{0,3}\\x00(?:%b){%d}" % (length | 0x80, item, length + more) for length in lengths]
+    )
 
 
 def _read_float(code: str, size_bytes: int) -> Immediate:
@@ -137,8 +141,8 @@ IMMEDIATES: Final[dict[str, Immediate]] = {
         b"(?:%b|%b%b)%b" % (_ALIGN, _ALIGN_AND_MEMORY, _LEB32, _LEB64),
     ),
     "block": Immediate(_read_block, _write_block, _LEB32),
-    "labels": Immediate(_read_labels, _write_labels, _labels_pattern()),
-    "types": Immediate(read_value_types, write_value_types, rb"(?:\x00|\x01.)"),
+    "labels": Immediate(_read_labels, _write_labels, _counted(_LEB32, 1)),
+    "types": Immediate(read_value_types, write_value_types, _counted(b".", 0)),
     "reference": Immediate(lambda cursor: read_reference_type(cursor, "reference type"), _write_reference, b"."),
 }
 """By kind. Their values are: ``index``, ``i32``, ``i64``: a number; ``f32``, ``f64``: the number's bits; ``bytes16``:

@@ -8,22 +8,30 @@ regular expression and translated by a dictionary of what was seen before, both 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.cursor import Cursor
 from tensorwasm.wasm.immediates import IMMEDIATES
-from tensorwasm.wasm.opcodes import BY_CODE, BY_NAME, OPCODES, PREFIXES, Opcode
+from tensorwasm.wasm.opcodes import BY_NAME, OPCODES, PREFIXES, Opcode
 from tensorwasm.wasm.writing import unsigned
 
 Instruction = tuple[Any, ...]
 
 _CHUNK_BYTES: Final = 1 << 14
 """What the expression cannot match swallows the rest of its chunk: the smaller, the less is cut twice."""
+_OFTEN_FIRST: Final = (("index",), (), ("i32",), ("memarg",), ("block",))
 _REMEMBERED: Final = 1 << 15
 _LONGEST_REMEMBERED: Final = 24  # bytes; longer than any but br_table
+
+
+_READERS: Final = {
+    (opcode.prefix, opcode.code): (opcode.name, [IMMEDIATES[kind].read for kind in opcode.immediates])
+    for opcode in OPCODES
+}
 
 
 def read(cursor: Cursor) -> Instruction:
@@ -38,10 +46,11 @@ def read(cursor: Cursor) -> Instruction:
     prefix, code = 0, cursor.byte()
     if code in PREFIXES:
         prefix, code = code, cursor.unsigned()
-    opcode = BY_CODE.get((prefix, code))
-    if opcode is None:
+    form = _READERS.get((prefix, code))
+    if form is None:
         raise cursor.fail(f"unknown instruction {f'{prefix:#04x} ' if prefix else ''}{code:#04x}", start)
-    return (opcode.name, *[IMMEDIATES[kind].read(cursor) for kind in opcode.immediates])
+    name, readers = form
+    return (name, *[read_immediate(cursor) for read_immediate in readers])
 
 
 def write(instruction: Instruction) -> bytes:
@@ -115,17 +124,14 @@ def _alternatives(opcodes: Iterable[Opcode]) -> bytes:
     )
 
 
-def _stream_pattern() -> re.Pattern[bytes]:
-    """Match one instruction, or all that is left."""
+@cache
+def _cutter() -> Callable[[bytes, int, int], list[bytes]]:
+    """Return what cuts bytes into instructions, the last piece being all that does not match; made when first asked."""
     forms = [_alternatives(opcode for opcode in OPCODES if not opcode.prefix)]
     for prefix in PREFIXES:
         rest = _alternatives(opcode for opcode in OPCODES if opcode.prefix == prefix)
         forms.append(_charset([prefix]) + b"(?:" + rest + b")")
-    return re.compile(b"|".join([*forms, b".+"]), re.DOTALL)
-
-
-_OFTEN_FIRST: Final = (("index",), (), ("i32",), ("memarg",), ("block",))
-_cut: Final = _stream_pattern().findall
+    return re.compile(b"|".join([*forms, b".+"]), re.DOTALL).findall
 
 
 def decode_stream(cursor: Cursor) -> list[Instruction]:
@@ -137,9 +143,10 @@ def decode_stream(cursor: Cursor) -> list[Instruction]:
     Source: Wasm core 2.0, 5.4.
     """
     instructions: list[Instruction] = []
+    cut = _cutter()
     while cursor.offset < cursor.end:
         start, stop = cursor.offset, min(cursor.end, cursor.offset + _CHUNK_BYTES)
-        tokens: list[bytes] = _cut(cursor.data, start, stop)
+        tokens = cut(cursor.data, start, stop)
         last = tokens.pop()
         try:
             instructions += map(_readings.__getitem__, tokens)

@@ -14,6 +14,8 @@ from tensorwasm.wasm.frame import HEADER, frames
 from tensorwasm.wasm.types import FuncType, MemoryType, TableType
 from tensorwasm.wasm.writing import name, sized, unsigned
 
+_MAX_CUSTOMS: Final = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class Custom:
@@ -122,6 +124,8 @@ def decode(wasm: bytes) -> Module:
     after = 0
     view = memoryview(wasm)
     for section, start, cursor in frames(wasm):
+        if len(customs) > _MAX_CUSTOMS:
+            raise cursor.fail(f"more than {_MAX_CUSTOMS} custom sections", start)
         if section == frame.CUSTOM:
             value = Custom(cursor.name(), cursor.take(cursor.end - cursor.offset), after)
             customs.append(value)

@@ -169,5 +169,4 @@ def _expand() -> tuple[Opcode, ...]:
 
 
 OPCODES: Final = _expand()
-BY_CODE: Final = {(opcode.prefix, opcode.code): opcode for opcode in OPCODES}
 BY_NAME: Final = {opcode.name: opcode for opcode in OPCODES}

@@ -47,7 +47,7 @@ def canonical(module: Module) -> Module:
     return replace(module, kept=(), bodies=bodies)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(modules())
 def test_a_valid_module_reads_back_and_its_shortest_form_is_the_same(module):
     wasm = encode(module)
@@ -87,7 +87,7 @@ def widened(wasm: bytes) -> bytes:
     return bytes(out)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(modules())
 def test_padded_sections_stay_as_they_are_until_somebody_touches_them(module):
     wasm = widened(encode(module))
@@ -129,7 +129,7 @@ def read_all(wasm: bytes) -> None:
         body.instructions()
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(damaged(small_texts()) | damaged(modules().map(encode)) | st.binary(max_size=60).map(HEADER.__add__))
 def test_damaged_bytes_give_a_module_or_our_error(wasm):
     error = typed_error_of(read_all, wasm)
@@ -141,7 +141,7 @@ def test_damaged_bytes_give_a_module_or_our_error(wasm):
     assert int(re.search(r"\(at byte (\d+)\)", error.message).group(1)) <= len(wasm)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(damaged(small_texts()) | damaged(modules().map(encode)))
 def test_what_an_engine_accepts_is_never_refused(wasm):
     if fault_of(wasm) is None:
@@ -149,7 +149,7 @@ def test_what_an_engine_accepts_is_never_refused(wasm):
         assert fault_of(encode(canonical(decode(wasm)))) is None
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(modules())
 def test_the_preamble_says_the_same(module):
     found = scan(encode(module))
