@@ -7,6 +7,7 @@ place and quotas are exact. The requests are signed by `obstore`, which finds cr
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,8 @@ from tensorwasm.artifacts.store import Buffer
 from tensorwasm.errors import ArtifactCorrupt, NotSupported, StoreUnavailable
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
-CLIENT: Final[Mapping[str, object]] = {"connect_timeout": "5s", "timeout": "300s"}
-RETRY: Final[Mapping[str, object]] = {"max_retries": 4}
+_PLAIN: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+_RETRY: Final[Mapping[str, object]] = {"max_retries": 4}
 LEFT_S: Final = 86400.0
 """Nobody can tell whether a writer far away is alive: bytes without an artifact are garbage when they are this old."""
 
@@ -37,7 +38,13 @@ def connect(url: str) -> ObjectBackend:
     except ImportError:
         raise NotSupported("an object store needs obstore: pip install 'tensor-wasm[s3]'") from None
     with _told(obstore, "opened"):
-        return ObjectBackend(stores.from_url(url, client_options=CLIENT, retry_config=RETRY))
+        return ObjectBackend(stores.from_url(url, client_options=_client(os.environ), retry_config=_RETRY))
+
+
+def _client(environment: Mapping[str, str]) -> dict[str, object]:
+    """Return how to speak: an artifact may take minutes, and options take the place of the library's own variables."""
+    plain = any(environment.get(variable, "").lower() == "true" for variable in _PLAIN)
+    return {"connect_timeout": "5s", "timeout": "300s", "allow_http": plain}
 
 
 @contextmanager
@@ -73,7 +80,15 @@ class ObjectBackend:
         with self._told("listed"):
             folders = self._obstore.list_with_delimiter(self._place)["common_prefixes"]
         found = (tenant_of(folder.rsplit("/", 1)[-1]) for folder in folders)
-        return tuple(tenant for tenant in found if tenant and self.load(tenant, None) is not NOTHING)
+        return tuple(tenant for tenant in found if tenant and self._has_catalog(tenant))
+
+    def _has_catalog(self, tenant: str) -> bool:
+        with self._told("listed"):
+            try:
+                self._obstore.head(self._place, self._catalog(tenant))
+            except FileNotFoundError:
+                return False
+            return True
 
     def load(self, tenant: str, known: Version) -> Loaded | None:
         """As `Backend.load`."""

@@ -1,13 +1,16 @@
-"""One suite over every place that needs no server; tests/system has the one over a server."""
+"""One suite over every place that artifacts can be kept in."""
 
+import importlib.util
 import itertools
 import sys
 import threading
+import urllib.request
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from fakes import s3_server
 from strategies.store import outcome, store_machine
 from tensorwasm.artifacts.content import ContentStore
 from tensorwasm.artifacts.disk import DiskBackend
@@ -15,7 +18,7 @@ from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.kinds import KINDS
 from tensorwasm.artifacts.layered import Layered, NearFolder
 from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.objects import ObjectBackend
+from tensorwasm.artifacts.objects import ObjectBackend, connect
 from tensorwasm.artifacts.store import MAX_NAME_BYTES, MAX_REFERENCES, MAX_TENANT_BYTES, Quota, TenantView
 from tensorwasm.errors import (
     ArtifactCorrupt,
@@ -47,11 +50,31 @@ def layered(folder):
     return Layered(NearFolder(folder / "near", 300), objects(folder))
 
 
-PLACES = [memory, pytest.param(disk, marks=posix), objects, pytest.param(layered, marks=posix)]
+def s3(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in s3.environment.items():
+            patch.setenv(variable, value)
+        return connect(f"s3://{s3_server.BUCKET}/under/{folder.name}")
 
 
-@pytest.fixture(params=PLACES)
+PLACES = [memory, pytest.param(disk, marks=posix), objects, pytest.param(layered, marks=posix), s3]
+
+
+@pytest.fixture(scope="session")
+def s3_environment():
+    missing = [name for name in ("obstore", "moto", "flask", "flask_cors") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"NO OBJECT STORE TESTED: {', '.join(missing)} not installed; pip install 'tensor-wasm[dev]'")
+    with s3_server.running() as environment:
+        request = urllib.request.Request(f"{environment['AWS_ENDPOINT_URL']}/{s3_server.BUCKET}", method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+        yield environment
+
+
+@pytest.fixture(params=PLACES, ids=lambda place: place.__name__)
 def open_backend(request, tmp_path_factory):
+    if request.param is s3:
+        s3.environment = request.getfixturevalue("s3_environment")
     return lambda: request.param(tmp_path_factory.mktemp("place"))
 
 
@@ -65,9 +88,10 @@ def store(backend):
     return ContentStore(backend)
 
 
-def test_it_does_what_the_model_does(open_backend):
+def test_it_does_what_the_model_does(open_backend, request):
+    examples = 4 if "[s3]" in request.node.name else 25  # some 5 ms a request
     run_state_machine_as_test(
-        store_machine(open_backend), settings=settings(max_examples=25, stateful_step_count=30, deadline=None)
+        store_machine(open_backend), settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
     )
 
 
