@@ -12,13 +12,14 @@ forgotten; it never serves another.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -38,6 +39,7 @@ MAX_EXTENTS: Final = 16
 """Most mappings that one sandbox needs for its image."""
 
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE
 _RESERVED_BYTES: Final = MEMORY_RESERVATION_BYTES + GUARD_BYTES
 
 
@@ -232,6 +234,34 @@ class ImageWriter:
             left, at = left[written:], at + written
         self._end = end
 
+    @contextmanager
+    def mapped(self, spans: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+        """Yield the whole image to be written to, zeros until now, and keep nothing of the view afterwards.
+
+        Args:
+            spans: begin and end of what will be written, ascending and apart; outside of them it stays zeros.
+
+        Raises:
+            InvalidSnapshot: a span does not fit, or comes before the end of what was written last.
+            CapacityExhausted: the system has no memory for it.
+        """
+        for start, end in spans:
+            if not self._end <= start < end <= self._size_bytes:
+                raise InvalidSnapshot(f"bytes {start} to {end} do not fit a memory of {self._size_bytes}")
+            self._note(start, end)
+            self._end = end
+        if not self._size_bytes:
+            yield memoryview(b"")
+            return
+        pages = mmap.mmap(self._descriptor, self._size_bytes)
+        for start, length in self._extents:
+            # All at once costs a fraction of one by one, and finds out here whether there is memory for them.
+            _populate(pages, start, length)
+        view = memoryview(pages)
+        yield view
+        view.release()
+        pages.close()
+
     def finish(self) -> Image:
         """Return the image, which nobody can write to any more."""
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -259,6 +289,14 @@ class ImageWriter:
             else:
                 joined.append((start, length))
         return tuple(joined)
+
+
+def _populate(pages: mmap.mmap, start: int, length: int) -> None:
+    try:
+        pages.madvise(_POPULATE_WRITE, start, length)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 5.14 pages come one by one
+            raise CapacityExhausted(f"no memory for an image: {error.strerror}") from None
 
 
 def make_image(size_bytes: int, runs: Iterable[Run]) -> Image:

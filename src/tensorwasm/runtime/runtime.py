@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack, overload
 
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
@@ -20,21 +19,28 @@ from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.linker import Linker, Prepared
+from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import Module
-from tensorwasm.guest.native.environment import NO_ENTRIES
-from tensorwasm.guest.native.loading import load_code, load_entries, load_passage, may_have_fibers
+from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
 from tensorwasm.runtime.grants import Grants, parse_grants
-from tensorwasm.runtime.live import LiveInstance, Opening, Surroundings
+from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.linking import engine_of, linker_of, make_linker
+from tensorwasm.runtime.live import LiveInstance, Opening
 from tensorwasm.runtime.snapshots import Snapshot, keep
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
 
+if TYPE_CHECKING:
+    from tensorwasm.artifacts.ring import KeyRing
+    from tensorwasm.artifacts.sealed import Digest
+    from tensorwasm.runtime.archive import Archive, Filing
+    from tensorwasm.runtime.live import Surroundings
+
+Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
@@ -87,7 +93,7 @@ class Runtime:
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
         self._engine = Engine.shared(replace(config, slots=slots))
-        self._linker = _linker(self._engine)
+        self._linker = make_linker(self._engine)
         self._deployer = Deployer(current)
         self.background = Background()
         self._lock = threading.Lock()
@@ -97,6 +103,7 @@ class Runtime:
         self._device: Device | None = None
         self._shared: SharedDevice | None = None
         self._reason = ""
+        self._archive: Archive | None = None
         self._closed = False
 
     def load(
@@ -197,50 +204,150 @@ class Runtime:
                 self._shared = SharedDevice(device, accounts)
             return self._shared
 
-    def snapshot(self, live: LiveInstance) -> Snapshot:
-        """Save an instance between two calls; it goes on as before. Blocks for as long as copying its memory takes.
+    @overload
+    def snapshot(self, live: LiveInstance, path: None = None, **options: Unpack[Filing]) -> Snapshot: ...
+
+    @overload
+    def snapshot(self, live: LiveInstance, path: Name, **options: Unpack[Filing]) -> Digest: ...
+
+    def snapshot(self, live: LiveInstance, path: Name | None = None, **options: Unpack[Filing]) -> Snapshot | Digest:
+        """Save an instance between two calls; it goes on as before. Blocks, and nobody can call it meanwhile.
 
         Args:
             live: from `Function.open` or `restore`.
+            path: of the file to write, whole or not at all and on the disk when this returns; None keeps the snapshot
+                in this process's memory, for `restore` to take it.
+            **options: ``deadline``: when work on the device must have ended, 10 s from now unless given. For a file:
+                ``parents``: files of earlier states, nearest first, to write only what changed since the first;
+                ``keys``: the ring that signs, by default the settings'; ``sealing``: how it is compressed.
+
+        Returns:
+            The snapshot, or what was written of it.
 
         Raises:
             NotCapturable: a call is in progress, or it holds what cannot be saved; the message names it.
-            CapacityExhausted: the system has no memory for the copy.
+            InvalidSnapshot: a parent is not an earlier state of this instance.
+            SealRefused: a parent's file is not to be trusted.
+            SigningNotConfigured: the ring has no key for what is asked.
+            TooLarge: there is more than a file takes.
+            CapacityExhausted: the system has no memory for it.
+            InvalidArgs: a file cannot be read or written.
             TensorWasmError: what reading the device raises.
         """
-        with live.captured() as saved:
-            return keep(saved)
+        if path is None:
+            with live.captured(deadline=options.get("deadline")) as saved:
+                return keep(saved)
+        from tensorwasm.runtime import archive  # noqa: PLC0415 - what reads and writes files costs 50 ms to import
+
+        return archive.save_file(live, path, **options)
+
+    def open_snapshot(
+        self,
+        path: Name,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        parents: Sequence[Name] = (),
+        keys: KeyRing | None = None,
+    ) -> Snapshot:
+        """Verify a file, read it into memory, and keep that for the same tenant (TENSOR_WASM_SNAPSHOT_CACHE). Blocks.
+
+        Args:
+            path: of the file.
+            tenant: who restores from it.
+            parents: files that it adds to, nearest first.
+            keys: whose signatures count; None takes the settings'.
+
+        Raises:
+            SealRefused: it is not to be trusted; its kind says why.
+            InvalidSnapshot: what is in it makes no sense, although it was signed.
+            TooLarge: it says, or is, more than a writer makes.
+            CapacityExhausted: the system has no memory for it.
+            InvalidArgs: it cannot be read.
+        """
+        from tensorwasm.runtime import archive  # noqa: PLC0415 - what reads and writes files costs 50 ms to import
+
+        with self._lock:
+            kept = self._archive = self._archive or archive.Archive(settings.current().snapshot_cache_mib * MIB)
+        return kept.get(path, tenant, keys, parents)
 
     def restore(
         self,
-        snapshot: Snapshot,
+        source: Snapshot | Name,
         function: Function,
         *,
         grants: Iterable[str] | Grants = (),
         tenant: str = DEFAULT_TENANT,
+        parents: Sequence[Name] = (),
+        keys: KeyRing | None = None,
         deadline: Deadline | None = None,
         **options: Unpack[Surroundings],
     ) -> LiveInstance:
         """Return an instance that goes on where a saved one was, charged to the caller's tenant. Blocks.
 
         Args:
-            snapshot: what was saved.
+            source: a snapshot, or the path of one.
             function: the module that was saved, loaded here.
             grants: what it may use, of that which it was saved with.
             tenant: whose account is charged, for all that it holds anew.
+            parents: as in `open_snapshot`, like ``keys``.
+            keys: likewise.
             deadline: when it must be ready.
-            **options: ``argv``, ``env``, ``memory_kind``, ``stdout`` and ``stderr`` as in `Function.open`; the kind of
-                memory is a new choice too.
+            **options: ``argv``, ``env``, ``memory_kind``, ``stdout`` and ``stderr`` as in `Function.open`.
 
         Raises:
             InvalidSnapshot: it is another module's, or contradicts itself.
             ModuleMemoryTooLarge: its memory is over the limits of the function.
             QuotaExceeded: the tenant may not hold what it held on the device.
-            TensorWasmError: what `Function.open` raises.
+            TensorWasmError: what `open_snapshot` and `Function.open` raise.
         """
-        granted = parse_grants(grants).within(parse_grants(snapshot.saved.grants))
-        opening = Opening(granted, tenant, snapshot.saved.input, deadline=deadline, **options)
-        return snapshot.restore(function, opening)
+        snapshot = self._snapshot(source, tenant, parents, keys)
+        return snapshot.restore(function, _opening(snapshot, grants, tenant, deadline, options))
+
+    def invoke(
+        self,
+        source: Snapshot | Name,
+        function: Function,
+        export: str | None = None,
+        args: Sequence[object] = (),
+        *,
+        input: bytes | None = None,  # noqa: A002 - the interface's own word for it
+        grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        parents: Sequence[Name] = (),
+        keys: KeyRing | None = None,
+        deadline: Deadline | None = None,
+        on_chunk: Callable[[bytes], bool] | None = None,
+        **options: Unpack[Surroundings],
+    ) -> Invocation:
+        """Do what `restore`, one call and closing do, at a fraction of their cost.
+
+        Args:
+            source: as in `restore`, like all that is not said here.
+            function: likewise.
+            export: as in `Function.invoke`.
+            args: likewise.
+            input: what the guest reads with ``read-input``; None takes what was saved.
+            grants: as in `restore`.
+            tenant: likewise.
+            parents: likewise.
+            keys: likewise.
+            deadline: when all of it must have ended.
+            on_chunk: as in `Function.invoke`.
+            **options: as in `restore`.
+
+        Raises:
+            TensorWasmError: what `restore` and `LiveInstance.call` raise.
+        """
+        snapshot = self._snapshot(source, tenant, parents, keys)
+        opening = _opening(snapshot, grants, tenant, deadline, options, input)
+        return snapshot.invoke(function, export, args, opening, on_chunk)
+
+    def _snapshot(
+        self, source: Snapshot | Name, tenant: str, parents: Sequence[Name], keys: KeyRing | None
+    ) -> Snapshot:
+        if isinstance(source, Snapshot):
+            return source
+        return self.open_snapshot(source, tenant=tenant, parents=parents, keys=keys)
 
     def prepare(self, wasm: bytes, module: Module, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
         """Deploy and link a module for a form, None where there are no compiled host functions.
@@ -248,12 +355,11 @@ class Runtime:
         Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they
         were never compiled here.
         """
-        engine = self._engine
-        if form.host_memory or form.edition:
-            engine = Engine.shared(replace(engine.config, **_traits(form)))
+        engine = engine_of(form, self._engine)
+        if form.edition or engine is not self._engine:
             limits = Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm))
             module = self._deployer.deploy(engine, wasm, limits, tenant).module
-        linker = _fiber_linker(engine, form.native) if form.fibers else _plain_linker(engine, form.native)
+        linker = linker_of(form, engine)
         return linker.prepare(module) if linker is not None else None
 
     def close(self) -> None:
@@ -263,6 +369,7 @@ class Runtime:
             self._closed = True
             device, self._device = self._device, None
             shared, self._shared = self._shared, None
+            self._archive = None
         if shared is not None:
             shared.close()
         if device is not None:
@@ -305,11 +412,19 @@ class _Deployment:
 _MAX_MEMORY_BYTES: Final = 1 << 32
 
 
-def _traits(form: Form) -> dict[str, bool]:
-    """Return what sets the engine of a form apart: where its memories come from."""
-    if form.host_memory:
-        return {"host_memory": True}
-    return {"images": True} if form.edition == "blank" else {}
+def _opening(
+    snapshot: Snapshot,
+    grants: Iterable[str] | Grants,
+    tenant: str,
+    deadline: Deadline | None,
+    options: Surroundings,
+    data: bytes | None = None,
+) -> Opening:
+    """Return what is given to an instance that goes on: of the grants, those that the saved one had too."""
+    granted = parse_grants(grants)
+    if granted.cuda or granted.readable or granted.writable:
+        granted = granted.within(parse_grants(snapshot.saved.grants))
+    return Opening(granted, tenant, snapshot.saved.input if data is None else data, deadline=deadline, **options)
 
 
 def _quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
@@ -328,32 +443,6 @@ def _check_limits(limits: Limits) -> None:
         raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
     if min(limits.module_bytes, limits.output_bytes, limits.table_elements) < 0:
         raise InvalidArgs("a limit is negative")
-
-
-@cache
-def _linker(engine: Engine) -> Linker:
-    """Return the one linker of an engine: both live as long as the process."""
-    return Linker(engine, host_functions())
-
-
-def _plain_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
-    return _native_linker(engine) if native else _linker(engine)
-
-
-@cache
-def _native_linker(engine: Engine) -> Linker | None:
-    """Return the one linker of an engine with compiled host functions, None where there are none."""
-    entries = load_entries()
-    return Linker(engine, host_functions(), native=entries, passage=load_passage()) if entries else None
-
-
-@cache
-def _fiber_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
-    """Return the one linker of an engine for fibers, None where there are none, or no compiled host functions."""
-    code, entries = load_code(), load_entries() if native else NO_ENTRIES
-    if code is None or (native and not entries):
-        return None
-    return Linker(engine, host_functions(), native=entries, code=code)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -1,0 +1,174 @@
+"""Snapshots in files: written from an instance while it rests, read once, and kept for whoever restores next."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypedDict
+
+from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing
+from tensorwasm.artifacts.snapshot import SnapshotFile, write_snapshot
+from tensorwasm.errors import InvalidArgs, InvalidSnapshot
+from tensorwasm.guest.images import Image, ImageWriter
+from tensorwasm.runtime.live import LiveInstance
+from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.snapshots import Snapshot
+from tensorwasm.saved import Run, SavedBuffer, SavedMemory, SavedSession
+from tensorwasm.values import Deadline
+
+Name = str | os.PathLike[str]
+
+
+class Filing(TypedDict, total=False):
+    """How an instance is written to a file; `tensorwasm.runtime.Runtime.snapshot` documents it."""
+
+    parents: Sequence[Name]
+    keys: KeyRing | None
+    sealing: Sealing
+    deadline: Deadline | None
+
+
+MAX_KEPT: Final = 1024
+"""Most snapshots that are kept, however small: each has a file open."""
+
+
+def save_file(
+    live: LiveInstance,
+    path: Name,
+    *,
+    parents: Sequence[Name] = (),
+    keys: KeyRing | None = None,
+    sealing: Sealing = DEFAULT,
+    deadline: Deadline | None = None,
+) -> Digest:
+    """Do what `tensorwasm.runtime.Runtime.snapshot` does with a path."""
+    ring = keys or KeyRing.from_settings()
+    try:
+        if not parents:
+            with live.captured(None, deadline) as saved:
+                return write_snapshot(Path(path), saved, ring, sealing)
+        with (
+            open_file(parents[0], ring, parents[1:], live.function.module_hash) as parent,
+            _read(parent) as before,
+            live.captured(before.ancestor, deadline) as saved,
+        ):
+            return write_snapshot(Path(path), saved, ring, sealing, parent=parent)
+    except OSError as error:
+        raise InvalidArgs(f"cannot write {path}: {error.strerror}") from None
+
+
+def open_file(path: Name, ring: KeyRing, parents: Sequence[Name], module_hash: bytes | None) -> SnapshotFile:
+    """Open a file and those that it adds to, nearest first.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        InvalidSnapshot: what is in it makes no sense, although it was signed.
+        InvalidArgs: it cannot be read.
+    """
+    try:
+        return SnapshotFile.open(Path(path), ring, module_hash=module_hash, find_parent=_in_order(parents))
+    except OSError as error:
+        raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_file(path: Name, ring: KeyRing, parents: Sequence[Name] = (), module_hash: bytes | None = None) -> Snapshot:
+    """Verify a file and those that it adds to, and read them into memory as one.
+
+    Args:
+        path: of the file.
+        ring: keys whose signatures count.
+        parents: files that it adds to, nearest first.
+        module_hash: of the module that it must belong to; None takes any.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        InvalidSnapshot: what is in it makes no sense, although it was signed.
+        CapacityExhausted: the system has no memory for it.
+        InvalidArgs: it cannot be read.
+    """
+    with open_file(path, ring, parents, module_hash) as file:
+        return _read(file)
+
+
+class Archive:
+    """Snapshots that were read from files, kept by who asked for them and by what the files are. Thread-safe.
+
+    What was not used for longest goes first; instances that were restored from it stay as they are.
+
+    Args:
+        size_bytes: most that all take together; one may be larger.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._kept: Shelf[Snapshot] = Shelf(MAX_KEPT, size_bytes)
+        self._lock = threading.Lock()
+
+    def get(self, path: Name, tenant: str, keys: KeyRing | None = None, parents: Sequence[Name] = ()) -> Snapshot:
+        """Return what a file holds. The first time it blocks for as long as reading and verifying take.
+
+        Raises:
+            TensorWasmError: what `read_file` raises.
+        """
+        # Without a ring it is the settings', which do not change.
+        trusted = None if keys is None else (tuple(sorted(keys.verifiers)), tuple(sorted(keys.ciphers)))
+        key = tenant, trusted, tuple(_identify(each) for each in (path, *parents))
+        with self._lock:
+            found = self._kept.get(key)
+        if found is not None:
+            return found
+        made = read_file(path, keys or KeyRing.from_settings(), parents)
+        with self._lock:
+            if self._kept.get(key) is None:
+                self._kept.put(key, made, made.held_bytes)
+        return made
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self._kept = Shelf(MAX_KEPT)
+
+
+def _identify(path: Name) -> tuple[int, ...]:
+    """Return what tells a file from what it was before somebody changed it."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise InvalidArgs(f"cannot read {path}: {getattr(error, 'strerror', 'no such path')}") from None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _in_order(parents: Sequence[Name]) -> Callable[[bytes], Path | None] | None:
+    left = [Path(each) for each in parents]
+    return (lambda _hash: left.pop(0) if left else None) if left else None
+
+
+def _read(file: SnapshotFile) -> Snapshot:
+    saved = replace(file.instance, parent=None)
+    if len(saved.memories) > 1:
+        raise InvalidSnapshot("an instance has at most one memory")
+    image = _read_image(file, saved.memories[0]) if saved.memories else None
+    session = _read_session(file, saved.session) if saved.session is not None else None
+    return Snapshot(replace(saved, session=session), image, file.content_hash)
+
+
+def _read_image(file: SnapshotFile, memory: SavedMemory) -> Image:
+    with ImageWriter(memory.size_bytes) as writer:
+        with writer.mapped(file.cover_memory(0)) as view:
+            file.place(0, view)
+        return writer.finish()
+
+
+def _read_session(file: SnapshotFile, session: SavedSession) -> SavedSession:
+    return replace(session, buffers=tuple(_read_buffer(file, buffer) for buffer in session.buffers))
+
+
+def _read_buffer(file: SnapshotFile, buffer: SavedBuffer) -> SavedBuffer:
+    data = bytearray(buffer.size_bytes)
+    file.place_buffer(buffer.handle, memoryview(data))
+    spans = file.cover_buffer(buffer.handle)
+    held = memoryview(data).toreadonly()
+    return replace(buffer, runs=tuple(Run(start, held[start : min(end, len(held))]) for start, end in spans))
