@@ -236,6 +236,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Folder of this machine's keys and artifacts; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
     ),
     Setting(
+        "snapshot_cache_mib",
+        "TENSOR_WASM_SNAPSHOT_CACHE",
+        _size,
+        1024,
+        "Memory for snapshots that were read from files, in MiB, so that they are read once; 0 keeps only the last.",
+    ),
+    Setting(
         "snapshot_key",
         "TENSOR_WASM_SNAPSHOT_KEY",
         _text,
@@ -308,6 +315,7 @@ class Settings:
     compile_timeout_s: float
     compile_memory_mib: int
     state: str
+    snapshot_cache_mib: int
     snapshot_key: str = field(repr=False)
     snapshot_trust: str = field(repr=False)
     snapshot_cipher_key: str = field(repr=False)
