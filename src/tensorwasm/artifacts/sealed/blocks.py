@@ -1,8 +1,8 @@
 """Blocks: what content is cut into, so that threads work on it at once, and a reader goes straight to any part.
 
 Every block has 4 MiB but the last of the head and the last of the rest, which are cut each for itself. Blocks that are
-all zero, or equal to an earlier one, are not stored; what does not become smaller is stored as it is, at a page of the
-file.
+all zero, or equal to an earlier one, are not stored; what does not become smaller is stored as it is, and if it has a
+page or more, at a page of the file.
 """
 
 from __future__ import annotations

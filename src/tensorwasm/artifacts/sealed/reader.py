@@ -138,7 +138,7 @@ class SealedFile:
         try:
             header = _read_header(data, ring, allow_unsigned=allow_unsigned)
             _require_use(header, content, module_hash)
-            used = count_threads(threads)
+            used = count_threads(threads, header.content_bytes)
             _verify_body(data, header, used)
             coder = Coder(header.constant(), None, _find_cipher(header, ring), header.salt)
             return cls(data, header, coder, _read_directory(data, header, coder), used)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from tensorwasm.artifacts.sealed.blocks import BLOCK_BYTES
+
 MAX_THREADS: Final = 16
 _AHEAD: Final = 2
 """Blocks per thread that are ready before they are taken: what a save holds in memory beside what it saves."""
@@ -16,8 +18,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def count_threads(asked: int | None) -> int:
-    """Return how many threads to use: as asked, or as many as this process has processors; at most `MAX_THREADS`."""
+def count_threads(asked: int | None, content_bytes: int) -> int:
+    """Return how many threads to use: as asked, or as many as this process has processors; at most `MAX_THREADS`.
+
+    What would fit a block or two is not worth a thread.
+    """
+    if content_bytes <= BLOCK_BYTES:
+        return 1
     if asked is None:
         asked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(asked, MAX_THREADS))

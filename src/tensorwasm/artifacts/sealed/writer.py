@@ -120,9 +120,10 @@ def write_sealed(
     )
     coder = Coder(header.constant(), sealing.level, cipher, header.salt)
     blocks = list(enumerate([*cut([memoryview(head)]), *cut(parts)]))
+    threads = count_threads(sealing.threads, content_bytes)
     with durable.replace(path) as file:
         body = _Body(file, coder, aligned=not encrypted)
-        for block, stored in map_in_order(lambda item: coder.encode(*item), blocks, count_threads(sealing.threads)):
+        for block, stored in map_in_order(lambda item: coder.encode(*item), blocks, threads):
             body.add(block, stored)
         header, content_hash = body.finish(header)
         file.seek(0)
@@ -150,7 +151,7 @@ class _Body:
             return
         same = self._known.get((block.content_hash, block.raw_bytes)) if self._aligned else None
         if same is None:
-            if block.codec == Codec.RAW and self._aligned:
+            if block.codec == Codec.RAW and self._aligned and len(stored) >= PAGE_BYTES:
                 self._write(bytes(-self._at_bytes % PAGE_BYTES))
             same = block._replace(at_bytes=self._at_bytes)
             self._known[block.content_hash, block.raw_bytes] = same

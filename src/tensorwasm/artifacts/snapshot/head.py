@@ -2,8 +2,8 @@
 
 It is msgpack, whose types are checked while it is decoded. What there can be many of (runs, globals, functions in
 tables) is packed into byte strings with fields of fixed width, so that a decoder makes nothing much bigger than what it
-was given. The content goes on with the bytes themselves, in this order and without gaps: input, texts of the kernels,
-runs of the memories, runs of the buffers.
+was given. The content goes on with the bytes themselves, in this order and without gaps: runs of the memories, runs of
+the buffers, texts of the kernels, input.
 """
 
 from __future__ import annotations
@@ -133,12 +133,11 @@ def _pack(instance: SavedInstance, depth: int) -> _Head:
 
 def list_bytes(instance: SavedInstance) -> Iterator[bytes | memoryview]:
     """Yield what follows the head, in its order; nothing is copied."""
-    yield instance.input
     session = instance.session or SavedSession()
-    for kernel in session.kernels:
-        yield kernel.text
     for runs in (*(memory.runs for memory in instance.memories), *(buffer.runs for buffer in session.buffers)):
         yield from (run.data for run in runs)
+    yield from (kernel.text for kernel in session.kernels)
+    yield instance.input
 
 
 def decode_head(data: bytes, content_bytes: int) -> Layout:
@@ -159,7 +158,7 @@ def decode_head(data: bytes, content_bytes: int) -> Layout:
         raise UnknownVersion(f"the snapshot is written in way {version}; this release reads {VERSION}")
     try:
         head = msgspec.msgpack.decode(memoryview(data)[_PROLOGUE.size :], type=_Head)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
         raise InvalidSnapshot(f"the snapshot's head does not decode: {error}") from None
     layout, end = _lay_out(head, len(data))
     if end != content_bytes:
@@ -171,10 +170,10 @@ def _lay_out(head: _Head, head_bytes: int) -> tuple[Layout, int]:
     """Give each part its place behind the head; return the end as well."""
     session = head.session
     cursor = _Cursor(head_bytes)
-    input_at = cursor.take(head.input_bytes), head.input_bytes
-    texts = tuple((cursor.take(kernel.text_bytes), kernel.text_bytes) for kernel in session.kernels) if session else ()
     memories = tuple(cursor.place(part) for part in head.memories)
     buffers = {part.number: cursor.place(part) for part in session.buffers} if session else {}
+    texts = tuple((cursor.take(kernel.text_bytes), kernel.text_bytes) for kernel in session.kernels) if session else ()
+    input_at = cursor.take(head.input_bytes), head.input_bytes
     instance, blobs = _unpack(head), (head.input_bytes, *(size for _, size in texts))
     require_sense(instance, head.depth, memories, tuple(buffers.values()), blobs)
     return Layout(instance, head.depth, input_at, texts, memories, buffers), cursor.at_bytes

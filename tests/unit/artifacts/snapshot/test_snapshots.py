@@ -1,6 +1,6 @@
 import dataclasses
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from oracles.snapshots import contents, freeze
 from strategies.snapshots import INSTANCES, data, runs
 from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
 from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.sealed import Sealing
+from tensorwasm.artifacts.sealed import Content, Sealing, write_sealed
 from tensorwasm.artifacts.snapshot import (
     SnapshotFile,
     compare,
@@ -21,7 +21,8 @@ from tensorwasm.artifacts.snapshot import (
     verify_snapshot,
     write_snapshot,
 )
-from tensorwasm.errors import InvalidSnapshot, WrongParent
+from tensorwasm.artifacts.snapshot.head import decode_head, encode_head
+from tensorwasm.errors import InvalidSnapshot, SealRefused, UnknownVersion, WrongParent
 from tensorwasm.saved import (
     PAGE_BYTES,
     Run,
@@ -373,3 +374,78 @@ def test_large_and_small_runs_go_to_their_places(content, threads):
             into = bytearray(size_bytes)
             snapshot.place(0, memoryview(into))
             assert into == contents(instance)["memories"][0]
+
+
+@given(instance=INSTANCES, ring=RINGS, sealing=SEALINGS, data=st.data())
+def test_no_damaged_snapshot_is_parsed_or_decompressed(instance, ring, sealing, data):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "a"
+        write_snapshot(path, instance, ring, sealing)
+        good = path.read_bytes()
+        at = data.draw(st.integers(0, len(good) - 1))
+        damage = data.draw(st.sampled_from(["flip", "cut", "add", "drop"]))
+        path.write_bytes(
+            {
+                "flip": good[:at] + bytes([good[at] ^ (1 << data.draw(st.integers(0, 7)))]) + good[at + 1 :],
+                "cut": good[:at],
+                "add": good[:at] + data.draw(st.binary(min_size=1, max_size=9)) + good[at:],
+                "drop": good[:at] + good[at + 1 :],
+            }[damage]
+        )
+        seen = []
+        patch.setattr("tensorwasm.artifacts.snapshot.layer.decode_head", lambda *_: seen.append("parsed"))
+        patch.setattr("tensorwasm.artifacts.sealed.blocks._decompress", lambda *_: seen.append("decompressed"))
+        patch.setattr("tensorwasm.artifacts.sealed.blocks.Coder.decrypt", lambda *_: seen.append("decrypted"))
+        with pytest.raises(SealRefused):
+            SnapshotFile.open(path, ring)
+        assert not seen
+
+
+def test_a_head_of_a_later_way_or_of_none_is_refused(folder):
+    instance = SavedInstance(MODULE)
+    head = encode_head(instance, 0)
+    for changed, error in (
+        (b"TWSN" + b"\x02\0\0\0" + head[8:], UnknownVersion),
+        (b"TWSX" + head[4:], InvalidSnapshot),
+        (head[:5], InvalidSnapshot),
+        (b"", InvalidSnapshot),
+        (head + b"\0", InvalidSnapshot),
+        (head[:-1], InvalidSnapshot),
+        (head[:8] + b"\xdf\xff\xff\xff\xff", InvalidSnapshot),
+        (head[:8] + b"\x91" * 5000, InvalidSnapshot),
+        (encode_head(SavedInstance(MODULE, grants=("k",)), 0).replace(b"\xa1k", b"\xa1\x80"), InvalidSnapshot),
+        (head[:8] + b"\x9d" + head[9:] + b"\xc0", InvalidSnapshot),
+    ):
+        write_sealed(folder / "a", changed, (), RING, content=Content.SNAPSHOT, module_hash=MODULE)
+        with pytest.raises(error):
+            SnapshotFile.open(folder / "a", RING)
+
+
+def test_the_head_names_the_module_of_its_file(folder):
+    head = encode_head(SavedInstance(MODULE), 0)
+    write_sealed(folder / "a", head, (), RING, content=Content.SNAPSHOT, module_hash=b"n" * 32)
+    with pytest.raises(InvalidSnapshot, match="another module"):
+        SnapshotFile.open(folder / "a", RING)
+
+
+@given(st.binary(max_size=60))
+def test_a_signed_head_of_any_bytes_is_only_ever_refused(data):
+    head = encode_head(SavedInstance(MODULE), 0)[:8] + data
+    with pytest.raises(InvalidSnapshot):
+        decode_head(head, len(head))
+
+
+@given(st.integers(8, 150), st.binary(min_size=1, max_size=3))
+def test_a_signed_head_with_other_bytes_in_it_makes_sense_or_is_refused(at, other):
+    instance = SavedInstance(
+        MODULE,
+        (SavedMemory(WASM_PAGE_BYTES, (Run(1, b"x"),)),),
+        (SavedGlobal(0, "funcref", None),),
+        (SavedTable(0, (1, None)),),
+        session=SavedSession((SavedBuffer(1, 2, (Run(0, b"x"),)),), (SavedKernel(1, b"k", "k"),)),
+    )
+    head = encode_head(instance, 0)
+    changed = head[:at] + other + head[at + len(other) :]
+    with suppress(InvalidSnapshot):
+        layout = decode_head(changed, len(head) + 3)
+        assert encode_head(layout.instance, layout.depth)
