@@ -159,6 +159,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Threads for submitted guests without a GPU that run long; empty takes the number of processors.",
     ),
     Setting(
+        "warm_sandboxes",
+        "TENSOR_WASM_WARM_SANDBOXES",
+        _count,
+        64,
+        "Sandboxes kept ready at a time in one process, of all functions that are to be warm together.",
+    ),
+    Setting(
         "emulator_memory_mib",
         "TENSOR_WASM_EMULATOR_MEMORY",
         _count,
@@ -304,6 +311,7 @@ class Settings:
     memory_mib: int
     pool_slots: int | None
     guest_threads: int | None
+    warm_sandboxes: int
     emulator_memory_mib: int
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind

@@ -26,6 +26,7 @@ from tensorwasm.guest.module import Module
 from tensorwasm.runtime import Function, Runtime
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.warm import WarmPool
 from tensorwasm.values import Deadline, Limits
 
 GUESTS: Final = 10_000
@@ -116,6 +117,11 @@ class GatedHost:
     def background(self) -> Background:
         """See `tensorwasm.runtime.function.Host`."""
         return self._runtime.background
+
+    @property
+    def warm(self) -> WarmPool:
+        """See `tensorwasm.runtime.function.Host`."""
+        return self._runtime.warm
 
     def share(self) -> SharedDevice:
         """See `tensorwasm.runtime.function.Host`."""

@@ -77,6 +77,7 @@ class Fiber:
         "_frame",
         "_furnish",
         "_future",
+        "_pending",
         "_prepared",
         "_quick",
         "_spent_ns",
@@ -103,6 +104,7 @@ class Fiber:
         drain: Callable[[], bool] | None = None,
         supply: Callable[[], AbstractContextManager[object]] = nullcontext,
         furnish: Callable[[GuestState], Callable[[], object]] | None = None,
+        initialiser: str | None = None,
     ) -> None:
         """Make the sandbox, on the thread that will run it. Nothing of the guest runs yet.
 
@@ -119,6 +121,7 @@ class Fiber:
             supply: makes a context in which the linear memory is made (`tensorwasm.guest.kinds`).
             furnish: called before the call, when the memory is there. What it returns undoes it, and is called before
                 the memory goes back to the pool, on the thread that closes the sandbox.
+            initialiser: an exported function without parameters and results, called before the other.
 
         Raises:
             CapacityExhausted: the pool is full.
@@ -134,6 +137,7 @@ class Fiber:
         check_declared(module.preamble, limits)
         self._prepared = prepared
         self._export = export
+        self._pending = [export] if initialiser is None else [export, initialiser]
         self._drain = drain
         self._spent_ns = 0
         self.long = False
@@ -200,10 +204,14 @@ class Fiber:
             self._supply = nullcontext
             if not made or left:
                 return made
-            self._start_call()
-        if not self._advance(_poll_quickly if briefly else _poll):
-            return False
-        left = take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
+            self._start_calls()
+        while True:
+            if not self._advance(_poll_quickly if briefly else _poll):
+                return False
+            left = take_outcome(self.state, self._word(_TRAP), self._word(_ERROR).value)
+            if left or not self._pending:
+                break
+            self._start_call(self._pending.pop())
         self.values = [] if left else self._results()
         return True
 
@@ -265,22 +273,27 @@ class Fiber:
             self._prepared.address, state.context, frame + _INSTANCE, frame + _TRAP, frame + _ERROR
         )
 
-    def _start_call(self) -> None:
-        state, frame = self.state, ctypes.addressof(self._frame)
-        plan, name = self._prepared.module.plan(self._export), self._export.encode()
+    def _start_calls(self) -> None:
+        """Begin the first call of the sandbox, which has been made."""
+        state = self.state
         self._call = True
-        state.instance = _Instance.from_address(frame + _INSTANCE)
-        if not _instance_export_get(state.context, frame + _INSTANCE, name, len(name), frame + _FUNCTION):
-            raise InternalError(f"the export {self._export[:80]!r} vanished")
+        state.instance = _Instance.from_address(ctypes.addressof(self._frame) + _INSTANCE)
         memory = self._prepared.module.exports.get("memory")
         if memory is not None and memory.kind == "memory":
             # Now: compiled host functions want it, and Python must not look for it while the guest is suspended.
             _ = state.memory
         if self._furnish is not None:
             self._unfurnish = self._furnish(state)
+        self._start_call(self._pending.pop())
+
+    def _start_call(self, export: str) -> None:
+        context, frame = self.state.context, ctypes.addressof(self._frame)
+        plan, name = self._prepared.module.plan(export), export.encode()
+        if not _instance_export_get(context, frame + _INSTANCE, name, len(name), frame + _FUNCTION):
+            raise InternalError(f"the export {export[:80]!r} vanished")
         args_at, results_at = frame + _VALUES, frame + _VALUES + len(plan.params) * _VALUE.size
         self._future = _call(
-            state.context,
+            context,
             frame + _FUNCTION + capi.EXTERN_PAYLOAD_OFFSET,
             args_at,
             len(plan.params),

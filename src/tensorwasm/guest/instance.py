@@ -61,6 +61,7 @@ class Instance:
         deadline: Deadline | None = None,
         drain: Callable[[], bool] | None = None,
         pad: PadLayout | None = None,
+        announce: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """Instantiate, running the start function if the module has one.
 
@@ -74,6 +75,7 @@ class Instance:
                 something outside may still reach them: they are then never used again.
             pad: for compiled host functions, from `tensorwasm.guest.native.pads`; recycled when the sandbox has gone,
                 after ``drain``. Nobody else may use it then.
+            announce: told what ends the start function, from any thread, before that runs.
 
         Raises:
             CapacityExhausted: the pool is full, or this thread's stack is too small.
@@ -104,6 +106,8 @@ class Instance:
             self._open()
             if prepared.needs_wasi:
                 self._state.wasi = wasi.attach(self._state, wasi_config, self.limits.output_bytes)
+            if announce is not None:
+                announce(self.cancel)
             self._instantiate(deadline)
         except BaseException:
             self.close()
@@ -205,6 +209,31 @@ class Instance:
             if not self._store or self._state.instance is None:
                 raise NotCapturable("the sandbox is closed, or its guest has left before it was made")
             yield Exports(self._state.context, self._state.instance)
+        finally:
+            self._lock.release()
+
+    def renew(self, services: Mapping[str, object], wasi_config: WasiConfig) -> None:
+        """Give a sandbox that was made for nobody in particular to a caller, before the first call.
+
+        What the start function wrote is written now. The monotonic clock that the guest sees begins at 0 again.
+
+        Args:
+            services: as in `Instance`.
+            wasi_config: likewise; arguments and environment as the start function saw them.
+
+        Raises:
+            InvalidArgs: the WASI configuration holds something a guest cannot get.
+            InternalError: the sandbox is closed or in use, or a sink failed.
+            TensorWasmError: what a sink raised.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise InternalError("a sandbox that is in use cannot be given to another caller")
+        try:
+            self._require_open()
+            state = self._state
+            state.begin(services)
+            if self._prepared.needs_wasi:
+                state.wasi = wasi.renew(state, wasi_config, self.limits.output_bytes)
         finally:
             self._lock.release()
 

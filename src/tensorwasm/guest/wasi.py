@@ -164,6 +164,32 @@ def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiStat
     return WasiState(Output(output_bytes, config.stdout), Output(output_bytes, config.stderr), time.monotonic_ns())
 
 
+def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
+    """Give a sandbox's store another WASI context, and write there what the guest has written to the one before.
+
+    Args:
+        state: a sandbox that has a context.
+        config: what the guest gets.
+        output_bytes: limit of each output stream.
+
+    Raises:
+        InvalidArgs: as in `attach`.
+        InternalError: a sink failed.
+        TensorWasmError: what a sink raised.
+    """
+    before, after = state.wasi, attach(state, config, output_bytes)
+    if before is not None:
+        for stream in ("stdout", "stderr"):
+            old: Output = getattr(before, stream)
+            new: Output = getattr(after, stream)
+            try:
+                new.take(old.captured)
+            except BaseException as error:  # noqa: BLE001 - as if the guest wrote it now, in the call
+                raise as_raised(error, f"the {stream} sink") from error.__cause__
+            new.truncated = old.truncated
+    return after
+
+
 def _configure(address: int, token: int, config: WasiConfig) -> None:
     if config.args:
         _require(_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text")

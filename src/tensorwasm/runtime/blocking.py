@@ -34,7 +34,7 @@ def run_stoppable(
     stderr: Sink | None = None,
     on_chunk: Callable[[bytes], bool] | None = None,
 ) -> Invocation:
-    """Call an export in a fresh sandbox and tear the sandbox down. Blocks; the guest runs without the GIL.
+    """Call an export in a sandbox of its own and tear the sandbox down. Blocks; the guest runs without the GIL.
 
     Args:
         function: what was made of the request's module.
@@ -54,7 +54,7 @@ def run_stoppable(
     ends = Deadline.after(limits.wall_s).earlier(deadline)
     config = _configure(function, request, prepared, stdout, stderr)
     services = {"input": request.input, "stream": OutputStream(chunks)}
-    with Instance(prepared, limits=limits, services=services, wasi_config=config, deadline=ends) as instance:
+    with function.make_sandbox(prepared, config, services, ends, tenant=request.tenant) as instance:
         stop_with(instance.cancel)
         values, exit_code = _call(instance, target, request, ends)
         out, err = written(instance)

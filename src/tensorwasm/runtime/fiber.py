@@ -168,7 +168,9 @@ class InvocationJob:
     @property
     def light(self) -> bool:
         """Whether it begins with nothing that takes long or blocks: no GPU, no start function, little to copy."""
-        return self._shared is None and not self._call.config.directories and is_quick(self._prepared.module)
+        call = self._call
+        plain = self._shared is None and not call.config.directories and call.function.initialiser is None
+        return plain and is_quick(self._prepared.module)
 
     @property
     def lingers(self) -> bool:
@@ -203,6 +205,7 @@ class InvocationJob:
                 drain=None if self._session is None else partial(end_session, self._session),
                 supply=supply,
                 furnish=furnish,
+                initialiser=call.function.initialiser,
             )
         except BaseException:
             if self._session is None or end_session(self._session):

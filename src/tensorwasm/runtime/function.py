@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, Unpack
 
 from tensorwasm import settings
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import MissingExport
+from tensorwasm.errors import CapacityExhausted, InvalidArgs, MissingExport
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.edition import Edition, make_edition
@@ -29,6 +30,7 @@ from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_p
 from tensorwasm.runtime.live import LiveInstance, Opening
 from tensorwasm.runtime.loop import answered
 from tensorwasm.runtime.route import Route
+from tensorwasm.runtime.stock import WarmStock, initialise, make_stock
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.values import Deadline, MemoryKind
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.engine import Engine
     from tensorwasm.guest.module import Module
     from tensorwasm.runtime.fiber import Background
+    from tensorwasm.runtime.warm import WarmPool
     from tensorwasm.values import DeviceInfo, Limits
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
@@ -58,6 +61,10 @@ class Host(Protocol):
     def background(self) -> Background:
         """Where submitted invocations run."""
 
+    @property
+    def warm(self) -> WarmPool:
+        """Keeps what is warm."""
+
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
@@ -72,6 +79,7 @@ class Function:
         name: for people.
         host: the runtime.
         long: its last guest that was submitted ran longer than an event loop may be held.
+        initialiser: an export that every sandbox calls first; None without. See `warm`.
     """
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
@@ -86,11 +94,62 @@ class Function:
         self.name = name
         self.host = host
         self.long = False
+        self.initialiser: str | None = None
+        self._stocks: dict[str, WarmStock] = {}
         self._wasm = wasm
         self._prepared = prepared
         self._forms = {Form(): prepared}
         self._without_gpu = nullcontext((None, prepared))
         self._routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
+
+    def warm(
+        self,
+        count: int,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        initialiser: str | None = None,
+    ) -> None:
+        """Keep sandboxes ready that have been instantiated and started before anybody asks. Returns at once.
+
+        For modules whose start is expensive. Each serves one invocation, and others are made in the background. They
+        are drawn by `invoke`, and by executors, for this tenant, with these arguments and this environment, without
+        folders and without a GPU; every other invocation has a fresh sandbox, as all have that are submitted. A start
+        that asks for input, sends chunks or launches kernels cannot be had in advance: then all stay fresh. What it
+        reads of standard input is empty.
+
+        Args:
+            count: how many, as far as the setting TENSOR_WASM_WARM_SANDBOXES allows; 0 for no more.
+            tenant: whose invocations draw them.
+            argv: as in `invoke`.
+            env: likewise.
+            initialiser: an export without parameters and results, such as ``_initialize``, that from now on each
+                sandbox of this function calls first, be it warm or fresh.
+
+        Raises:
+            MissingExport: there is no such function.
+            InvalidArgs: the initialiser takes or gives something, or the count is negative.
+            InternalError: the runtime is closed.
+        """
+        if count < 0:
+            raise InvalidArgs(f"the number of warm sandboxes is at least 0, not {count}")
+        if initialiser is not None:
+            plan = self._prepared.module.plan(initialiser)
+            if plan.params or plan.results:
+                raise InvalidArgs(f"{initialiser[:64]!r} takes or gives something: it is no initialiser")
+            self.initialiser = initialiser
+            self._routes.clear()
+        old = self._stocks.pop(tenant, None)
+        if old is not None:
+            self.host.warm.remove(old)
+        if count and (self.initialiser is not None or not may_visit(self._prepared)):
+            words = tuple(argv) if argv is not None else (self.name,)
+            config = WasiConfig(words, tuple((env or {}).items())) if self._prepared.needs_wasi else NO_WASI
+            stock = make_stock(self._prepared, self.host.limits, config, self.initialiser, count)
+            self.host.warm.add(stock)
+            self._stocks[tenant] = stock
+            weakref.finalize(self, self.host.warm.remove, stock)
 
     @property
     def engine(self) -> Engine:
@@ -189,7 +248,7 @@ class Function:
             gpu = self._gpu(services, tenant, memory, ends, on_device)
         with (
             gpu as (session, prepared),
-            self._sandbox(prepared, config, services, ends, session) as instance,
+            self.make_sandbox(prepared, config, services, ends, session, tenant=tenant) as instance,
             roomy_pages(instance, self.host.limits) if granted.cuda and memory == "pinned" else nullcontext(),
         ):
             values, exit_code = call(instance, target, args, ends)
@@ -314,7 +373,9 @@ class Function:
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def _route(self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
-        """Return the short way, None where there is none: with WASI, a start function, or without compiled code."""
+        """Return the short way, None where there is none: with WASI, a start of its own, or without compiled code."""
+        if self.initialiser is not None:
+            return None
         key = export, granted.cuda, tenant, memory_kind
         route = self._routes.get(key)
         if route is None or route.settings is not settings.current():
@@ -339,7 +400,42 @@ class Function:
             return None
         return Route(prepared, target, self.host.limits, self.host.share, tenant, memory)
 
-    def _sandbox(
+    def make_sandbox(
+        self,
+        prepared: Prepared,
+        config: WasiConfig,
+        services: Mapping[str, object],
+        deadline: Deadline,
+        session: Session | None = None,
+        *,
+        tenant: str,
+    ) -> Instance:
+        """Return a sandbox for one invocation: a warm one if there is one that fits, else a fresh one.
+
+        Args:
+            prepared: a form of the module.
+            config: what it gets through WASI.
+            services: what host functions find.
+            deadline: when it must be ready.
+            session: its GPU session; ended first, because the device may reach the sandbox's memory until then.
+            tenant: whose it is.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.guest.instance.Instance` raises.
+        """
+        stock = self._stocks.get(tenant)
+        if stock is not None and session is None and stock.fits(config):
+            drawn = self.host.warm.draw(stock)
+            if isinstance(drawn, Instance):
+                return _given(drawn, services, config)
+        try:
+            return self._make_fresh(prepared, config, services, deadline, session)
+        except CapacityExhausted:
+            if session is not None or not self.host.warm.shed():
+                raise
+            return self._make_fresh(prepared, config, services, deadline, session)
+
+    def _make_fresh(
         self,
         prepared: Prepared,
         config: WasiConfig,
@@ -347,19 +443,18 @@ class Function:
         deadline: Deadline,
         session: Session | None,
     ) -> Instance:
-        """Return a sandbox that ends its GPU session first, because the device may reach its memory until then."""
-        limits = self.host.limits
-        if session is None:
-            return Instance(prepared, limits=limits, services=services, wasi_config=config, deadline=deadline)
-        return Instance(
+        instance = Instance(
             prepared,
-            limits=limits,
+            limits=self.host.limits,
             services=services,
             wasi_config=config,
             deadline=deadline,
-            drain=functools.partial(end_session, session),
-            pad=session.pad,
+            drain=None if session is None else functools.partial(end_session, session),
+            pad=None if session is None else session.pad,
         )
+        if self.initialiser is not None:
+            initialise(instance, self.initialiser, deadline)
+        return instance
 
     @contextmanager
     def _gpu(
@@ -394,6 +489,16 @@ class Function:
             prepared = self.host.prepare(wasm, self._prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
+
+
+def _given(drawn: Instance, services: Mapping[str, object], config: WasiConfig) -> Instance:
+    """Give a warm sandbox to its caller."""
+    try:
+        drawn.renew(services, config)
+    except BaseException:
+        drawn.close()
+        raise
+    return drawn
 
 
 def _open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:

@@ -32,6 +32,7 @@ from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linking import engine_of, linker_of, make_linker
 from tensorwasm.runtime.live import LiveInstance, Opening
 from tensorwasm.runtime.snapshots import Snapshot, keep
+from tensorwasm.runtime.warm import WarmPool
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Runtime:
         gpu_bytes: device memory that the tenant ``default`` may hold, and what other tenants get unless a caller sets
             a cap of theirs.
         background: where submitted invocations run.
+        warm: keeps sandboxes ready for functions that are to be warm.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Runtime:
         self._linker = make_linker(self._engine)
         self._deployer = Deployer(current)
         self.background = Background()
+        self.warm = WarmPool(current.warm_sandboxes)
         self._lock = threading.Lock()
         self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
         self._place = place
@@ -112,6 +115,7 @@ class Runtime:
         name: str | None = None,
         limits: Limits | None = None,
         tenant: str = DEFAULT_TENANT,
+        warm: int = 0,
     ) -> Function:
         """Deploy a module: compile it, or find what it was compiled to for this tenant before, in any process.
 
@@ -120,6 +124,7 @@ class Runtime:
             name: for people; by default the file's name without its ending, or ``module``.
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
             tenant: whose module it is: nobody else finds its code, or can tell that there is some.
+            warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
 
         Raises:
             InvalidWasm: not a valid module, or precompiled code.
@@ -141,7 +146,10 @@ class Runtime:
             module = _read(path, host.limits.module_bytes)
         wasm = bytes(module)
         compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant).module
-        return Function(host, name or "module", wasm, self._linker.prepare(compiled))
+        function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
+        if warm:
+            function.warm(warm, tenant=tenant)
+        return function
 
     def deploys(self) -> DeployStatistics:
         """Return a snapshot of what `load` found compiled, and what it had to compile."""
@@ -364,6 +372,7 @@ class Runtime:
 
     def close(self) -> None:
         """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended."""
+        self.warm.close()
         self.background.close()
         with self._lock:
             self._closed = True
@@ -401,6 +410,10 @@ class _Deployment:
     @property
     def background(self) -> Background:
         return self.runtime.background
+
+    @property
+    def warm(self) -> WarmPool:
+        return self.runtime.warm
 
     def share(self) -> SharedDevice:
         return self.runtime.share()

@@ -1,0 +1,93 @@
+"""What a function's warm sandboxes are made of, and who may have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.errors import InternalError
+from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.store import START_CEILING_S
+from tensorwasm.runtime.warm import Nobody, Stock, Stop
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.guest.wasi import WasiConfig
+    from tensorwasm.values import Limits
+
+START_S: Final = min(10.0, START_CEILING_S)
+"""Longest that a start may take that is had in advance: one thread makes all."""
+
+
+@dataclass(slots=True, eq=False)
+class WarmStock(Stock):
+    """A `Stock`, and what the starts saw of the world.
+
+    Attributes:
+        args: WASI arguments.
+        env: WASI environment.
+    """
+
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    def fits(self, config: WasiConfig) -> bool:
+        """Return whether a start would have seen the same in a sandbox made for a caller."""
+        return config.args == self.args and config.env == self.env and not config.directories
+
+
+def make_stock(
+    prepared: Prepared, limits: Limits, config: WasiConfig, initialiser: str | None, count: int
+) -> WarmStock:
+    """Describe what is to be kept ready.
+
+    Args:
+        prepared: the module.
+        limits: what each sandbox may use.
+        config: arguments and environment.
+        initialiser: an export to call, None without.
+        count: how many.
+    """
+    engine = prepared.module.engine
+    return WarmStock(
+        make=partial(_make, prepared, limits, config, initialiser),
+        free_slots=lambda: (engine.free_slots, engine.config.slots),
+        count=count,
+        args=config.args,
+        env=config.env,
+    )
+
+
+def initialise(instance: Instance, initialiser: str, deadline: Deadline) -> None:
+    """Call a sandbox's initialiser; close the sandbox if that fails.
+
+    Raises:
+        TensorWasmError: what `Instance.call` raises.
+    """
+    try:
+        instance.call(initialiser, deadline=deadline)
+    except BaseException:
+        instance.close()
+        raise
+
+
+def _make(
+    prepared: Prepared,
+    limits: Limits,
+    config: WasiConfig,
+    initialiser: str | None,
+    tell_stop: Callable[[Stop], object],
+) -> Instance:
+    nobody, deadline = Nobody(), Deadline.after(min(limits.wall_s, START_S))
+    instance = Instance(
+        prepared, limits=limits, services=nobody, wasi_config=config, deadline=deadline, announce=tell_stop
+    )
+    if initialiser is not None:
+        initialise(instance, initialiser, deadline)
+    if nobody.asked:
+        instance.close()
+        raise InternalError("a start asked for what only an invocation has, and went on when it was refused")
+    return instance
