@@ -1,1 +1,1 @@
-"""The WebAssembly binary format, read without an engine."""
+"""The WebAssembly binary format, read, edited and written without an engine."""

@@ -97,7 +97,7 @@ def _counted(item: bytes, more: int) -> bytes:
     )
 
 
-def _read_float(code: str, size_bytes: int) -> Immediate:
+def _float(code: str, size_bytes: int) -> Immediate:
     layout = struct.Struct(code)
     return Immediate(lambda cursor: layout.unpack(cursor.take(size_bytes))[0], layout.pack, b".{%d}" % size_bytes)
 
@@ -131,8 +131,8 @@ IMMEDIATES: Final[dict[str, Immediate]] = {
     "index": Immediate(Cursor.unsigned, unsigned, _LEB32),
     "i32": _integer(32, _LEB32),
     "i64": _integer(64, _LEB64),
-    "f32": _read_float("<I", 4),
-    "f64": _read_float("<Q", 8),
+    "f32": _float("<I", 4),
+    "f64": _float("<Q", 8),
     "bytes16": Immediate(_read_bytes16, _write_bytes16, b".{16}"),
     "lane": Immediate(Cursor.byte, lambda lane: bytes([lane]), b"."),
     "memarg": Immediate(

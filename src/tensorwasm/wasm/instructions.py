@@ -25,8 +25,7 @@ _CHUNK_BYTES: Final = 1 << 14
 """What the expression cannot match swallows the rest of its chunk: the smaller, the less is cut twice."""
 _OFTEN_FIRST: Final = (("index",), (), ("i32",), ("memarg",), ("block",))
 _REMEMBERED: Final = 1 << 15
-_LONGEST_REMEMBERED: Final = 24  # bytes; longer than any but br_table
-
+_LONGEST_REMEMBERED: Final = 32  # bytes; longer than any but br_table and select with types
 
 _READERS: Final = {
     (opcode.prefix, opcode.code): (opcode.name, [IMMEDIATES[kind].read for kind in opcode.immediates])

@@ -161,6 +161,23 @@ def test_what_no_bytes_can_say_is_refused(instruction):
         encode_stream([("no.such",)])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x1c\x82\x80\x00\x7f\x7f",
+        b"\x0e\x81\x80\x80\x80\x00\x00\x00",
+        b"\xfc\x89\x80\x80\x80\x00\x80\x00",
+        b"\xfd\xcd\x81\x00",
+        b"\x28\xc2\x80\x00\x80\x00\x80\x00",
+    ],
+)
+def test_nothing_short_is_read_one_by_one(data, monkeypatch):
+    calls = []
+    monkeypatch.setattr(streams, "read", lambda cursor: calls.append(cursor) or read(cursor))
+    assert len(decode_stream(over(data * 20_000))) == 20_000
+    assert len(calls) < 40  # one for each form, and one where a chunk ends inside an instruction
+
+
 def test_what_is_remembered_is_bounded():
     many = [("i64.const", number << 20) for number in range(2 * streams._REMEMBERED)]
     assert decode_stream(over(encode_stream(many))) == many
