@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from oracles.snapshot_format import read_file
+from oracles.snapshots import contents
 from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
 from tensorwasm.artifacts.ring import CipherKey, KeyRing
 from tensorwasm.artifacts.sealed import Sealing
@@ -139,6 +141,24 @@ def test_every_version_is_read(version, name):
     with SnapshotFile.open(path, ring, module_hash=MODULE, allow_unsigned=not sealing.signed) as snapshot:
         assert snapshot.load() == instance
         snapshot.check_content()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_reader_made_from_the_document_reads_them(version, name):
+    data = (GOLDEN / version / f"{name}.tws").read_bytes()
+    found = read_file(data, KEY, Ed25519Key(KEY).public.raw)
+    instance = FILES[name][0]
+    assert found.module_hash == instance.module_hash
+    assert found.memories == contents(instance)["memories"]
+    assert found.buffers == contents(instance)["buffers"]
+    assert found.input == instance.input
+    assert found.texts == [kernel.text for kernel in instance.session.kernels] if instance.session else not found.texts
+    assert found.globals == [(each.index, each.kind, each.bits) for each in instance.globals]
+    assert found.tables == [(table.index, list(table.functions)) for table in instance.tables]
+    assert (found.grants, found.made_unix_ms) == (list(instance.grants), instance.made_unix_ms)
+    with SnapshotFile.open(GOLDEN / version / f"{name}.tws", FILES[name][1], allow_unsigned=True) as snapshot:
+        assert found.content_hash == snapshot.content_hash
 
 
 @pytest.mark.parametrize("version", VERSIONS)
