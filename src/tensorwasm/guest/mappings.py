@@ -6,10 +6,12 @@ Source: mmap(2), mprotect(2), madvise(2), munmap(2), memfd_create(2), "File seal
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _FIXED: Final = 0x10
 _NO_RESERVE: Final = 0x4000
 _RETURN: Final = 4  # MADV_DONTNEED: what was written is gone; a private mapping shows its file again
+_POPULATE: Final = 23  # MADV_POPULATE_WRITE; before Linux 5.14 there is none, and pages come one by one
 _FAILED: Final = ctypes.c_size_t(-1).value
 
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -89,6 +92,28 @@ def rewind(address: int, size_bytes: int) -> bool:
     return not _call("madvise", size_bytes)(address, size_bytes, _RETURN)
 
 
+def populate(address: int, extents: Iterable[tuple[int, int]]) -> None:
+    """Have pages that are about to be written to made now, on as many threads as there are processors. Blocks.
+
+    Args:
+        address: of a mapping.
+        extents: pairs of offset and length in it, page-aligned.
+
+    Raises:
+        CapacityExhausted: the system has no memory for them.
+    """
+    parts = [
+        (address + offset + done, min(LARGE_BYTES, length - done))
+        for offset, length in extents
+        for done in range(0, length, LARGE_BYTES)
+    ]
+    advise = _bind("madvise", releasing=True)
+    with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as threads:
+        failures = list(threads.map(lambda part: advise(*part, _POPULATE) and ctypes.get_errno(), parts))
+    if errno.ENOMEM in failures:
+        raise CapacityExhausted("the system has no memory for an image")
+
+
 def release(address: int, size_bytes: int, touched_bytes: int = 0) -> None:
     """Give a range back.
 
@@ -101,12 +126,12 @@ def release(address: int, size_bytes: int, touched_bytes: int = 0) -> None:
 
 
 def _call(name: str, size_bytes: int = 0) -> Callable[..., int]:
-    return _bind(name, size_bytes >= LARGE_BYTES)
+    return _bind(name, releasing=size_bytes >= LARGE_BYTES)
 
 
 @cache
-def _bind(name: str, releasing: bool) -> Callable[..., int]:  # noqa: FBT001 - half of a key
-    library = ctypes.CDLL(None) if releasing else ctypes.PyDLL(None)
+def _bind(name: str, *, releasing: bool) -> Callable[..., int]:
+    library = ctypes.CDLL(None, use_errno=True) if releasing else ctypes.PyDLL(None)
     function = library[name]
     function.restype, function.argtypes = _SIGNATURES[name][0], list(_SIGNATURES[name][1])
     call: Callable[..., int] = function

@@ -1,0 +1,141 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from wasmtime import wat2wasm
+
+from oracles.live import outcome_of, state_now
+from strategies.live import GUEST, programs
+from tensorwasm.artifacts.keys import HmacKey
+from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
+from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.archive import Archive
+from tensorwasm.values import MIB, Limits
+
+RING = KeyRing.of(HmacKey(b"k" * 32))
+OTHER = KeyRing.of(HmacKey(b"o" * 32))
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with Runtime("emulator", limits=Limits(memory_bytes=4 * MIB)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def function(runtime):
+    return runtime.load(bytes(wat2wasm(GUEST)), "stateful")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("snapshots")
+
+
+@given(before=programs(), after=programs(10))
+@settings(max_examples=25)
+def test_what_goes_through_a_file_goes_on_like_what_did_not(runtime, function, folder, before, after):
+    path = folder / "one.tws"
+    with function.open(input=b"an input") as live:
+        for export, args in before:
+            outcome_of(live, export, args)
+        runtime.snapshot(live, path, keys=RING)
+        with runtime.restore(path, function, keys=RING) as restored:
+            assert state_now(restored) == state_now(live)
+            for export, args in after:
+                assert outcome_of(restored, export, args) == outcome_of(live, export, args)
+            assert state_now(restored) == state_now(live)
+
+
+@given(first=programs(15), second=programs(15), third=programs(15))
+@settings(max_examples=20)
+def test_a_chain_of_what_changed_is_the_last_state(runtime, function, folder, first, second, third):
+    names = [folder / f"{number}.tws" for number in range(3)]
+    with function.open() as live:
+        for number, program in enumerate((first, second, third)):
+            for export, args in program:
+                outcome_of(live, export, args)
+            runtime.snapshot(live, names[number], keys=RING, parents=names[:number][::-1])
+        with runtime.restore(names[2], function, keys=RING, parents=[names[1], names[0]]) as restored:
+            assert state_now(restored) == state_now(live)
+
+
+def test_only_what_changed_is_written(runtime, function, folder):
+    whole, added = folder / "whole.tws", folder / "added.tws"
+    with function.open() as live:
+        live.call("grow", (30,))
+        live.call("fill", (0, 7, 70_000))
+        for page in range(30):
+            live.call("store", (page << 16, int.from_bytes(os.urandom(8), "little")))
+        runtime.snapshot(live, whole, keys=RING)
+        live.call("store", (100_000, 1))
+        digest = runtime.snapshot(live, added, keys=RING, parents=[whole])
+        assert digest.content_bytes < 8192 + 1000
+        with pytest.raises(WrongParent):
+            runtime.restore(added, function, keys=RING)
+
+
+def test_a_file_is_read_once_and_again_when_it_changed(runtime, function, folder):
+    path = folder / "changing.tws"
+    with function.open() as live:
+        live.call("store", (8, 1))
+        runtime.snapshot(live, path, keys=RING)
+        first = runtime.open_snapshot(path, keys=RING)
+        assert runtime.open_snapshot(path, keys=RING) is first
+        assert runtime.open_snapshot(path, keys=RING, tenant="other") is not first
+        live.call("store", (8, 2))
+        runtime.snapshot(live, path, keys=RING)
+        assert runtime.open_snapshot(path, keys=RING) is not first
+        assert runtime.invoke(path, function, "load", (8,), keys=RING).values == (2,)
+        assert runtime.invoke(first, function, "load", (8,)).values == (1,)
+
+
+def test_no_key_no_restore(runtime, function, folder):
+    path = folder / "signed.tws"
+    with function.open() as live:
+        runtime.snapshot(live, path, keys=RING)
+    runtime.open_snapshot(path, keys=RING)
+    with pytest.raises(TensorWasmError, match="key"):
+        runtime.open_snapshot(path, keys=OTHER)
+    data = path.read_bytes()
+    for at in range(0, len(data), 97):
+        path.write_bytes(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :])
+        with pytest.raises(TensorWasmError):
+            runtime.open_snapshot(path, keys=RING)
+
+
+def test_a_store_keeps_what_was_used_last_within_its_size(runtime, function, folder):
+    names = [folder / f"kept{number}.tws" for number in range(3)]
+    with function.open() as live:
+        for number, name in enumerate(names):
+            live.call("store", (8, number))
+            live.call("fill", (1000, number + 1, 100_000))
+            runtime.snapshot(live, name, keys=RING)
+    archive = Archive(250_000)
+    one, two, three = (archive.get(name, "default", RING) for name in names)
+    assert archive.get(names[2], "default", RING) is three
+    assert archive.get(names[1], "default", RING) is two
+    assert archive.get(names[0], "default", RING) is not one
+    with runtime.restore(one, function) as restored:
+        assert restored.call("load", (8,)).values == (0,)
+
+
+def test_files_that_are_not_there_are_the_callers_mistake(runtime, function, folder):
+    with pytest.raises(InvalidArgs, match="cannot read"):
+        runtime.restore(folder / "nothing.tws", function, keys=RING)
+    with pytest.raises(InvalidArgs):
+        runtime.restore(Path("\0"), function, keys=RING)
+    with function.open() as live, pytest.raises(InvalidArgs, match="cannot write"):
+        runtime.snapshot(live, folder / "no" / "folder.tws", keys=RING)
+
+
+def test_what_is_refused_leaves_the_file_as_it_was(runtime, function, folder):
+    path = folder / "kept.tws"
+    with function.open() as live:
+        runtime.snapshot(live, path, keys=RING)
+    before = path.read_bytes()
+    with pytest.raises(NotCapturable):
+        runtime.snapshot(live, path, keys=RING)
+    assert path.read_bytes() == before
