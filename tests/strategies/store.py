@@ -36,8 +36,17 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now_ns = 10**18
-        self.store = ContentStore(self.open_backend(), lambda _: QUOTA, recent_bytes=1000, now_ns=lambda: self.now_ns)
+        place = self.open_backend()
+        self.stores = [
+            ContentStore(place, lambda _: QUOTA, recent_bytes=1000, now_ns=lambda: self.now_ns) for _ in range(2)
+        ]
         self.models = {tenant: Model(QUOTA) for tenant in TENANTS}
+
+    @property
+    def store(self):
+        """One and the other in turn, as if they were in two processes."""
+        self.stores.reverse()
+        return self.stores[0]
 
     @rule(seconds=st.integers(0, 100))
     def wait(self, seconds):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from threading import Lock
 from typing import Final
+from weakref import WeakValueDictionary
 
 from tensorwasm.artifacts import audit, catalog, packing
 from tensorwasm.artifacts.backend import NOTHING, Backend, Version
@@ -38,10 +39,10 @@ from tensorwasm.errors import (
     CapacityExhausted,
     InvalidArgs,
     LimitError,
+    QuotaExceeded,
     TooLarge,
 )
 
-_TURNS: Final = 64  # locks: threads of one process that change the same tenant's catalog go one after the other
 _TRIES: Final = 200  # exchanges lost to other processes before one is given up
 _LONGEST_PAUSE_S: Final = 0.25
 _KNOWN_TENANTS: Final = 256  # whose catalogs are kept decoded
@@ -71,9 +72,9 @@ class ContentStore:
         self._quota = quota
         self._now_ns = now_ns
         self._recent = Recent(recent_bytes)
-        self._turns = tuple(threading.Lock() for _ in range(_TURNS))
+        self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
         self._known: OrderedDict[str, tuple[Version, Catalog]] = OrderedDict()
-        self._known_lock = threading.Lock()
+        self._lock = Lock()  # of the two above
 
     def put(self, tenant: str, kind: str, data: Buffer, refers_to: Iterable[Digest] = ()) -> Digest:
         """As `Store.put`."""
@@ -237,7 +238,7 @@ class ContentStore:
     def _load(self, tenant: str) -> tuple[Version, Catalog]:
         """Return a tenant's catalog as it is now."""
         checked_text("a tenant", tenant, MAX_TENANT_BYTES)
-        with self._known_lock:
+        with self._lock:
             known = self._known.get(tenant)
         loaded = self._backend.load(tenant, known[0] if known else None)
         if loaded is None and known is not None:
@@ -248,7 +249,7 @@ class ContentStore:
         return found
 
     def _know(self, tenant: str, found: tuple[Version, Catalog]) -> None:
-        with self._known_lock:
+        with self._lock:
             self._known[tenant] = found
             self._known.move_to_end(tenant)
             if len(self._known) > _KNOWN_TENANTS:
@@ -256,13 +257,17 @@ class ContentStore:
 
     def _change(self, tenant: str, change: Callable[[Catalog], Catalog]) -> tuple[Catalog, Catalog]:
         """Exchange a tenant's catalog for another, again and again until nobody was quicker, and return both."""
-        with self._turns[hash(tenant) % _TURNS]:
+        with self._lock:
+            turn = self._turns.setdefault(tenant, Lock())
+        with turn:  # threads of one process would only cost each other tries
             for attempt in range(_TRIES):
                 version, before = self._load(tenant)
                 after = change(before)
                 if after is before:
                     return before, before
                 data = catalog.encode(after, secrets.token_bytes(catalog.VERSION_BYTES))
+                if len(data) > catalog.MAX_BYTES:
+                    raise QuotaExceeded(f"a catalog of {len(data)} bytes: at most {catalog.MAX_BYTES}")
                 if swapped := self._backend.swap(tenant, version, data):
                     self._know(tenant, (swapped, after))
                     return before, after

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from tensorwasm.artifacts import catalog
 from tensorwasm.artifacts.backend import folder_of, tenant_of
 from tensorwasm.artifacts.catalog import Catalog, Entry
+from tensorwasm.artifacts.content import ContentStore
+from tensorwasm.artifacts.memory import MemoryBackend
 from tensorwasm.artifacts.store import Quota
-from tensorwasm.errors import ArtifactCorrupt
+from tensorwasm.errors import ArtifactCorrupt, QuotaExceeded
 
 HASHES = st.binary(min_size=32, max_size=32)
 KEYS = st.from_regex("[0-9a-f]{64}-[0-9a-f]{16}", fullmatch=True)
@@ -56,7 +58,9 @@ def test_what_is_no_catalog_is_refused(data):
         catalog.decode(data)
 
 
-@pytest.mark.parametrize("blob", ["../../../etc/passwd", "", "0" * 64 + "-" + "0" * 16 + "/x", "0" * 64 + "-" + "0" * 16 + "\n"])
+@pytest.mark.parametrize(
+    "blob", ["../../../etc/passwd", "", "0" * 64 + "-" + "0" * 16 + "/x", "0" * 64 + "-" + "0" * 16 + "\n"]
+)
 def test_a_catalog_that_leads_out_of_its_folder_is_refused(blob):
     with pytest.raises(ArtifactCorrupt):
         catalog.decode(catalog.encode(Catalog({bytes(32): entry(blob)}), VERSION))
@@ -103,3 +107,12 @@ def test_making_an_artifact_new_never_makes_it_older():
 def test_a_name_that_is_there_can_be_moved_when_no_more_fit():
     kept = Catalog({bytes(32): entry()}, {"a": bytes(32)})
     assert kept.binding("a", bytes(32), Quota(count=1)) == kept
+
+
+def test_a_catalog_that_nobody_could_read_any_more_is_not_written(monkeypatch):
+    store = ContentStore(MemoryBackend())
+    digest = store.put("t", "module", b"m")
+    monkeypatch.setattr(catalog, "MAX_BYTES", 500)
+    with pytest.raises(QuotaExceeded):
+        store.bind("t", "n" * 400, digest)
+    assert store.list("t")[0].digest == digest

@@ -1,4 +1,4 @@
-"""Copies nearby; the suite over every place is in tests/conformance."""
+"""Copies nearby; the suite over every place is in tests/conformance/artifacts."""
 
 import os
 import sys

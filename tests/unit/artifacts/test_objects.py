@@ -1,4 +1,4 @@
-"""What only an object store does; the suite over every place is in tests/conformance."""
+"""What only an object store does; the suite over every place is in tests/conformance/artifacts."""
 
 import sys
 
