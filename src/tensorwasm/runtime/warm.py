@@ -132,6 +132,7 @@ class WarmPool:
         self._counts = dict.fromkeys(("draws", "hits", "misses", "drops", "failures"), 0)
         self._wake = threading.Event()
         self._stop: Stop | None = None
+        self._making: Stock | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -154,6 +155,9 @@ class WarmPool:
                 self._stocks.remove(stock)
             self._drop(stock, len(stock.ready))
             stock.count = 0
+            stop = self._stop if self._making is stock else None
+        if stop is not None:
+            stop()
         self._wake.set()
 
     def draw(self, stock: Stock) -> Sandbox | None:
@@ -227,6 +231,7 @@ class WarmPool:
 
     def _fill(self, stock: Stock) -> None:
         """Make one sandbox. It is thrown away if it came too late."""
+        self._making = stock
         try:
             made = stock.make(self._tell_stop)
         except Exception as error:  # noqa: BLE001 - the caller who draws makes a fresh one, and sees for himself
@@ -250,8 +255,8 @@ class WarmPool:
     def _tell_stop(self, stop: Stop) -> None:
         with self._lock:
             self._stop = stop
-            closed = self._closed
-        if closed:
+            unwanted = self._making not in self._stocks
+        if unwanted:
             stop()
 
     def _drop_old(self, stock: Stock) -> None:
