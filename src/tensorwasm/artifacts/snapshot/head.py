@@ -131,8 +131,19 @@ def _pack(instance: SavedInstance, depth: int) -> _Head:
     )
 
 
-def list_bytes(instance: SavedInstance) -> Iterator[bytes | memoryview]:
-    """Yield what follows the head, in its order; nothing is copied."""
+def list_bytes(instance: SavedInstance) -> Iterator[memoryview]:
+    """Yield what follows the head, in its order; nothing is copied.
+
+    Raises:
+        InvalidSnapshot: something is not bytes in one piece.
+    """
+    try:
+        yield from (memoryview(data).cast("B") for data in _list_bytes(instance))
+    except TypeError:
+        raise InvalidSnapshot("what is to be saved is not bytes in one piece") from None
+
+
+def _list_bytes(instance: SavedInstance) -> Iterator[bytes | memoryview]:
     session = instance.session or SavedSession()
     for runs in (*(memory.runs for memory in instance.memories), *(buffer.runs for buffer in session.buffers)):
         yield from (run.data for run in runs)

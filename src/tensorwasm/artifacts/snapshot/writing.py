@@ -42,7 +42,7 @@ def write_snapshot(
         raise WrongParent("the instance adds to another snapshot than the one that is given")
     head = encode_head(instance, 0 if parent is None else parent.depth + 1)
     rest = list(list_bytes(instance))
-    layout = decode_head(head, len(head) + sum(memoryview(data).nbytes for data in rest))
+    layout = decode_head(head, len(head) + sum(map(len, rest)))
     if parent is not None:
         require_base(layout, parent.layers[0])
     return write_sealed(path, head, rest, ring, sealing, content=Content.SNAPSHOT, module_hash=instance.module_hash)

@@ -259,6 +259,8 @@ NONSENSE = {
     "a handle too high": SavedInstance(MODULE, session=SavedSession((SavedBuffer(1 << 63, 1, ()),))),
     "a kernel of no number": SavedInstance(MODULE, session=SavedSession(kernels=(SavedKernel(-1, b"", "k"),))),
     "no such memory": SavedInstance(MODULE, session=SavedSession(memory_kind="swap")),
+    "bytes in pieces": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, memoryview(bytes(8))[::2]),)),)),
+    "text for bytes": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, "x"),)),)),
     "a number as text": SavedInstance(MODULE, session=SavedSession(streams=("1",))),
 }
 
