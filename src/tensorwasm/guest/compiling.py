@@ -78,12 +78,10 @@ def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
 def _confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
     import resource  # noqa: PLC0415 - so that this can be imported where there is no such module
 
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, memory_bytes),
-    ):
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CPU: cpu_s}
+    if sys.platform == "linux":  # elsewhere address space is no measure of memory
+        limits[resource.RLIMIT_AS] = memory_bytes
+    for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,8 +1,8 @@
 """Precompiled code on the disk: signed with the machine's own key, verified before a byte of it is mapped.
 
-A file is the code, a note of whoever had the module compiled, and a trailer with the entry's key and a signature over
-all of it. It is written under another name, synchronised, renamed into place with mode 0400 and never written to
-again; it goes by being unlinked, which harms nobody who has it mapped. What does not check out is not there.
+A file is the code, and a trailer with the entry's name and a signature over all of it. It is written under another
+name, synchronised, renamed into place with mode 0400 and never written to again; it goes by being unlinked, which harms
+nobody who has it mapped. What does not check out is not there.
 
 The bytes that are verified are those that are mapped: the file is opened once, and wasmtime opens the same inode again
 through that descriptor. Between the two, and later, only two can change it: the superuser, and other processes of this
@@ -12,6 +12,7 @@ stand the modes, the folder, checked up to the root (`tensorwasm.guest.folders`)
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -24,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from tensorwasm.artifacts.hashing import blake3, hasher
+from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import Key
 
 SUFFIX: Final = ".cwasm"
@@ -34,8 +35,9 @@ DRAFT_S: Final = 3600.0
 
 _MODE: Final = 0o400
 _MAGIC: Final = b"twcode01"
-_TRAILER: Final = struct.Struct("<8sQQ32s32s")
+_TRAILER: Final = struct.Struct("<8sQ32s32s")
 _OPEN: Final = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) if os.name == "posix" else os.O_RDONLY
+_NO_FILE: Final = frozenset({errno.EACCES, errno.ELOOP, errno.ENXIO})
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -46,7 +48,6 @@ class UnfitFile(Exception):
 class _Trailer(NamedTuple):
     magic: bytes
     code_bytes: int
-    note_bytes: int
     name: bytes
     signature: bytes
 
@@ -58,12 +59,10 @@ class CodeFile:
     Attributes:
         handle: its descriptor.
         code: the code, mapped; valid until this is closed.
-        note: what was kept with it.
     """
 
     handle: int
     code: memoryview
-    note: bytes
     _mapped: mmap.mmap
 
     def __enter__(self) -> Self:
@@ -108,14 +107,16 @@ class CodeFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise UnfitFile(f"it cannot be opened, or is a link ({error.strerror})") from None
+            if error.errno in _NO_FILE:
+                raise UnfitFile(f"it cannot be opened, or is a link ({error.strerror})") from None
+            raise
         try:
             return self._verify(name, handle)
         except BaseException:
             os.close(handle)
             raise
 
-    def put(self, name: bytes, code: bytes, note: bytes) -> int:
+    def put(self, name: bytes, code: bytes) -> int:
         """Keep code under a name; of several processes that do so at once, the last one's stays.
 
         Returns:
@@ -124,12 +125,10 @@ class CodeFolder:
         Raises:
             OSError: the disk is full, or read-only, or fails. Nothing of it is left then.
         """
-        digest = hasher(code)
-        digest.update(note)
-        signature = self._key.sign(_message(name, len(code), len(note), digest.digest()))
-        trailer = _TRAILER.pack(_MAGIC, len(code), len(note), name, signature)
-        if len(code) + len(note) + len(trailer) <= self._cap_bytes:
-            self._write(name, (code, note, trailer))
+        signature = self._key.sign(_message(name, code))
+        trailer = _TRAILER.pack(_MAGIC, len(code), name, signature)
+        if len(code) + len(trailer) <= self._cap_bytes:
+            self._write(name, (code, trailer))
         return self._trim()
 
     def _at(self, name: bytes) -> Path:
@@ -142,20 +141,16 @@ class CodeFolder:
         if found.st_size <= _TRAILER.size:
             raise UnfitFile("it is cut")
         mapped = mmap.mmap(handle, found.st_size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        with memoryview(mapped) as whole:
-            trailer = _Trailer._make(_TRAILER.unpack(whole[-_TRAILER.size :]))
-            body_bytes = found.st_size - _TRAILER.size
-            if trailer.magic != _MAGIC or trailer.name != name:
-                raise UnfitFile("it is cut, or another file")
-            if trailer.code_bytes + trailer.note_bytes != body_bytes:
-                raise UnfitFile("it is cut")
-            message = _message(name, trailer.code_bytes, trailer.note_bytes, blake3(whole[:body_bytes]))
-            if not self._key.verify(message, trailer.signature):
-                raise UnfitFile("this machine's key did not sign it")
-            note = bytes(whole[trailer.code_bytes : body_bytes])
+        whole = memoryview(mapped)
+        code, trailer = whole[: -_TRAILER.size], _Trailer._make(_TRAILER.unpack(whole[-_TRAILER.size :]))
+        if trailer.magic != _MAGIC or trailer.name != name or trailer.code_bytes != len(code):
+            raise UnfitFile("it is cut, or another file")
+        if not self._key.verify(_message(name, code), trailer.signature):
+            raise UnfitFile("this machine's key did not sign it")
         with suppress(OSError):  # a disk that is only read keeps no order
             os.utime(handle)
-        return CodeFile(handle, memoryview(mapped)[: trailer.code_bytes], note, mapped)
+        whole.release()
+        return CodeFile(handle, code, mapped)
 
     def _write(self, name: bytes, parts: tuple[bytes, ...]) -> None:
         draft = self._path / f"{name.hex()}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
@@ -192,6 +187,6 @@ class CodeFolder:
         return held_bytes
 
 
-def _message(name: bytes, code_bytes: int, note_bytes: int, digest: bytes) -> bytes:
-    """Return what is signed: a trailer with the hash of the contents in the signature's place."""
-    return _TRAILER.pack(_MAGIC, code_bytes, note_bytes, name, digest)
+def _message(name: bytes, code: bytes | memoryview) -> bytes:
+    """Return what is signed: a trailer with the hash of the code in the signature's place."""
+    return _TRAILER.pack(_MAGIC, len(code), name, blake3(code))

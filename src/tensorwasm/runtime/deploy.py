@@ -2,9 +2,10 @@
 
 Three places are asked in turn: the memory of this process, precompiled code on the disk
 (`tensorwasm.runtime.codefiles`), the compiler, in a process of its own (`tensorwasm.guest.compiler`). An entry is known
-by a hash of everything that shapes it: the module's bytes, the engine (`tensorwasm.guest.precompiled.fingerprint`), the
-edit, and the tenant. So nobody learns from a hit, or from its time, what another tenant has deployed: the same module
-of another tenant is compiled again.
+by a hash of everything that shapes it: the module's bytes, as they are compiled, the engine
+(`tensorwasm.guest.precompiled.fingerprint`), and the tenant. So nobody learns from a hit, or from its time, what
+another tenant has deployed: the same module of another tenant is compiled again. Room is shared: who deploys very much
+drives out what others have not used for long.
 
 Without a disk that can be written, or with one that others can write to, everything works but slower; that is said
 once.
@@ -43,33 +44,6 @@ _HASH_DIGITS: Final = 16
 _log = logging.getLogger(__name__)
 
 
-class Edit(NamedTuple):
-    """What is done to a module before it is compiled.
-
-    Attributes:
-        version: changes whenever what `apply` does changes.
-        apply: returns the module to compile, and a note that is kept with the code.
-    """
-
-    version: str
-    apply: Callable[[bytes], tuple[bytes, bytes]]
-
-
-UNEDITED: Final = Edit("", lambda wasm: (wasm, b""))
-
-
-class Deployed(NamedTuple):
-    """A module that is ready.
-
-    Attributes:
-        module: its code; what it declares is what was declared before the edit.
-        note: what the edit had to say.
-    """
-
-    module: Module
-    note: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class DeployStatistics:
     """A snapshot of a deployer.
@@ -103,24 +77,23 @@ class Deployer:
         self._compiler = Compiler(CompileLimits(config.compile_timeout_s, config.compile_memory_mib * MIB))
         self._cap_bytes = config.code_cache_mib * MIB
         self._lock = threading.Lock()
-        self._kept: Shelf[Deployed] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
+        self._kept: Shelf[Module] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
         self._flights: dict[_Slot, _Flight] = {}
         self._folder: CodeFolder | None = None
         self._opened = False
         self._said: set[str] = set()
         self._memory_hits = self._disk_hits = self._compiled = self._unfit_files = self._disk_bytes = 0
 
-    def deploy(self, engine: Engine, wasm: bytes, limits: Limits, tenant: str, edit: Edit = UNEDITED) -> Deployed:
+    def deploy(self, engine: Engine, wasm: bytes, limits: Limits, tenant: str) -> Module:
         """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
 
         Blocks: for as long as compiling takes, where it was never compiled for this tenant.
 
         Args:
             engine: that is to run it.
-            wasm: a whole binary module.
+            wasm: a whole binary module, edited or not.
             limits: caps on its size, memory and tables.
             tenant: who deploys it.
-            edit: what is done to it first.
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals, or precompiled code.
@@ -133,14 +106,14 @@ class Deployer:
         if len(wasm) > limits.module_bytes:
             raise ModuleTooLarge(f"the module has {len(wasm)} bytes; the limit is {limits.module_bytes}")
         digest = blake3(wasm)
-        slot = engine, _name(engine, digest, edit, tenant)
+        slot = engine, _name(engine, digest, tenant)
         found = self._recall(slot)
         if found is not None:
-            check_declared(found.module.preamble, limits)
+            check_declared(found.preamble, limits)
             return found
         declared = preamble.scan(wasm)
         check_declared(declared, limits)
-        return self._make_once(slot, lambda: self._make(slot, _Source(wasm, declared, digest.hex()), edit))
+        return self._make_once(slot, lambda: self._make(slot, _Source(wasm, declared, digest.hex())))
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""
@@ -156,13 +129,13 @@ class Deployer:
                 disk_bytes=self._disk_bytes,
             )
 
-    def _recall(self, slot: _Slot) -> Deployed | None:
+    def _recall(self, slot: _Slot) -> Module | None:
         with self._lock:
             found = self._kept.get(slot)
             self._memory_hits += found is not None
         return found
 
-    def _make_once(self, slot: _Slot, make: Callable[[], tuple[Deployed, int]]) -> Deployed:
+    def _make_once(self, slot: _Slot, make: Callable[[], tuple[Module, int]]) -> Module:
         while True:
             with self._lock:
                 found = self._kept.get(slot)
@@ -177,7 +150,7 @@ class Deployer:
                 return found
         return self._fly(slot, mine, make)
 
-    def _fly(self, slot: _Slot, flight: _Flight, make: Callable[[], tuple[Deployed, int]]) -> Deployed:
+    def _fly(self, slot: _Slot, flight: _Flight, make: Callable[[], tuple[Module, int]]) -> Module:
         """Make a module for all who wait: they get it, or the error, or, if this is interrupted, their turn."""
         made, error = None, None
         try:
@@ -196,7 +169,7 @@ class Deployer:
                 flight.set_result(made)
         return made
 
-    def _make(self, slot: _Slot, source: _Source, edit: Edit) -> tuple[Deployed, int]:
+    def _make(self, slot: _Slot, source: _Source) -> tuple[Module, int]:
         """Return a module and the size of its code, from the disk or from the compiler."""
         engine, name = slot
         found = self._read(engine, name, source)
@@ -206,20 +179,19 @@ class Deployer:
             return found
         with self._lock:
             self._compiled += 1
-        edited, note = edit.apply(source.wasm)
         if sys.platform == "win32":  # no limits, and no folders of one's own, as they are meant here
-            return Deployed(engine.compile(edited), note), len(edited)
-        code = self._compiler.compile(edited, settings_of(engine.config), source.digest[:_HASH_DIGITS])
-        if self._write(name, code, note):
+            return engine.compile(source.wasm), len(source.wasm)
+        code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS])
+        if self._write(name, code):
             found = self._read(engine, name, source)
         if found is not None:
             return found
         module = precompiled.load_bytes(engine, code, source.declared, len(source.wasm))
         if module is None:
             raise InternalError("the compiler's process makes code for another engine")
-        return Deployed(module, note), len(code)
+        return module, len(code)
 
-    def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[Deployed, int] | None:
+    def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[Module, int] | None:
         """Return what is kept on the disk, None if there is nothing that will do."""
         folder = self._open_folder()
         if folder is None:
@@ -235,15 +207,17 @@ class Deployer:
             self._say("compiled code cannot be read: %s", error.strerror)
         return None
 
-    def _write(self, name: bytes, code: bytes, note: bytes) -> bool:
+    def _write(self, name: bytes, code: bytes) -> bool:
         """Keep code on the disk; return whether there is a disk to keep it on, and room."""
         folder = self._open_folder()
         if folder is None:
             return False
         try:
-            held_bytes = folder.put(name, code, note)
+            held_bytes = folder.put(name, code)
         except OSError as error:
             self._say("compiled code is not kept: %s", error.strerror)
+            with self._lock:
+                self._opened = self._opened and not isinstance(error, FileNotFoundError)  # somebody cleared the cache
             return False
         with self._lock:
             self._disk_bytes = held_bytes
@@ -285,7 +259,7 @@ class _Source(NamedTuple):
     digest: str
 
 
-def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[Deployed, int]:
+def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[Module, int]:
     """Return the module that a verified file holds, and the size of its code; close the file."""
     with file:
         size_bytes = len(source.wasm)
@@ -295,14 +269,14 @@ def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[Deployed, in
             module = precompiled.load_bytes(engine, bytes(file.code), source.declared, size_bytes)
         if module is None:
             raise UnfitFile("it is code for another engine")
-        return Deployed(module, file.note), len(file.code)
+        return module, len(file.code)
 
 
 _Slot = tuple[Engine, bytes]
-_Flight = Future[Deployed | None]
+_Flight = Future[Module | None]
 
 
-def _name(engine: Engine, digest: bytes, edit: Edit, tenant: str) -> bytes:
+def _name(engine: Engine, digest: bytes, tenant: str) -> bytes:
     """Return 32 bytes that two deploys share only if one's code is the other's to use."""
-    words = _NAME, precompiled.fingerprint(engine), digest, edit.version.encode(), tenant.encode()
+    words = _NAME, precompiled.fingerprint(engine), digest, tenant.encode()
     return blake3(b"".join(len(word).to_bytes(4, "little") + word for word in words))

@@ -145,7 +145,7 @@ class Runtime:
             name = path.stem if name is None else name
             module = _read(path, host.limits.module_bytes)
         wasm = bytes(module)
-        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant).module
+        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant)
         function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
         if warm:
             function.warm(warm, tenant=tenant)
@@ -366,7 +366,7 @@ class Runtime:
         engine = engine_of(form, self._engine)
         if form.edition or engine is not self._engine:
             limits = Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm))
-            module = self._deployer.deploy(engine, wasm, limits, tenant).module
+            module = self._deployer.deploy(engine, wasm, limits, tenant)
         linker = linker_of(form, engine)
         return linker.prepare(module) if linker is not None else None
 

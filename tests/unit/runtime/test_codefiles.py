@@ -17,7 +17,7 @@ from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.runtime import codefiles
 from tensorwasm.runtime.codefiles import DRAFT_S, CodeFolder, UnfitFile
 
-KEY, NAME, CODE, NOTE = HmacKey(b"k" * 32), b"n" * 32, b"\x7fELF" + bytes(range(256)) * 20, b"what the edit said"
+KEY, NAME, CODE = HmacKey(b"k" * 32), b"n" * 32, b"\x7fELF" + bytes(range(256)) * 20
 CAP_BYTES = 1 << 20
 
 
@@ -35,7 +35,7 @@ def read(folder, name=NAME):
     if found is None:
         return None
     with found:
-        return bytes(found.code), found.note
+        return bytes(found.code)
 
 
 def rewrite(path, data, mode=0o400):
@@ -44,36 +44,36 @@ def rewrite(path, data, mode=0o400):
     path.chmod(mode)
 
 
-@given(code=st.binary(min_size=1), note=st.binary(), name=st.binary(min_size=32, max_size=32))
+@given(code=st.binary(min_size=1), name=st.binary(min_size=32, max_size=32))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-def test_what_is_put_is_found_and_nothing_else(folder, code, note, name):
-    folder.put(name, code, note)
-    assert read(folder, name) == (code, note)
+def test_what_is_put_is_found_and_nothing_else(folder, code, name):
+    folder.put(name, code)
+    assert read(folder, name) == code
     assert read(folder, bytes(byte ^ 1 for byte in name)) is None
 
 
 @pytest.mark.rule("6-key")
 def test_a_file_can_only_be_read_and_only_by_us(folder, tmp_path):
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     assert [path.name for path in tmp_path.iterdir()] == [f"{NAME.hex()}.cwasm"]
     assert path_of(tmp_path).stat().st_mode & 0o7777 == 0o400
 
 
 def test_a_file_is_replaced_not_written_to(folder, tmp_path):
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     with folder.open(NAME) as old:
         before = path_of(tmp_path).stat().st_ino
-        folder.put(NAME, CODE[::-1], b"")
+        folder.put(NAME, CODE[::-1])
         assert path_of(tmp_path).stat().st_ino != before
         assert bytes(old.code) == CODE
-    assert read(folder) == (CODE[::-1], b"")
+    assert read(folder) == CODE[::-1]
 
 
 @pytest.mark.rule("6-key")
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 def test_whatever_byte_is_changed_cut_or_added_it_is_refused(folder, tmp_path, data):
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     path = path_of(tmp_path)
     whole = path.read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -106,10 +106,10 @@ def test_a_planted_file_without_a_signature_is_refused(folder, tmp_path, data):
 
 @pytest.mark.rule("6-key")
 def test_another_machines_key_and_another_entrys_file_are_refused(folder, tmp_path):
-    CodeFolder(tmp_path, HmacKey(b"other" + bytes(27)), CAP_BYTES).put(NAME, CODE, NOTE)
+    CodeFolder(tmp_path, HmacKey(b"other" + bytes(27)), CAP_BYTES).put(NAME, CODE)
     with pytest.raises(UnfitFile, match="this machine's key did not sign it"):
         folder.open(NAME)
-    folder.put(b"m" * 32, CODE, NOTE)
+    folder.put(b"m" * 32, CODE)
     path_of(tmp_path, b"m" * 32).replace(path_of(tmp_path))
     with pytest.raises(UnfitFile, match="another file"):
         folder.open(NAME)
@@ -133,7 +133,7 @@ def make_link(path, elsewhere):
     ],
 )
 def test_what_is_no_file_of_ours_is_refused_and_nobody_waits_for_it(folder, tmp_path, change):
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     change(path_of(tmp_path), tmp_path / "elsewhere")
     with pytest.raises(UnfitFile):
         folder.open(NAME)
@@ -141,9 +141,19 @@ def test_what_is_no_file_of_ours_is_refused_and_nobody_waits_for_it(folder, tmp_
 
 @pytest.mark.rule("6-key")
 def test_somebody_elses_file_is_refused(folder, monkeypatch):
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(UnfitFile, match="this user alone"):
+        folder.open(NAME)
+
+
+def test_a_system_that_opens_no_file_is_no_fault_of_the_file(folder, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    folder.put(NAME, CODE)
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="Too many"):
         folder.open(NAME)
 
 
@@ -151,8 +161,8 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(folder, tmp_path
     target = tmp_path / "precious"
     target.write_bytes(b"mine")
     path_of(tmp_path).symlink_to(target)
-    folder.put(NAME, CODE, NOTE)
-    assert read(folder) == (CODE, NOTE)
+    folder.put(NAME, CODE)
+    assert read(folder) == CODE
     assert target.read_bytes() == b"mine"
 
 
@@ -161,18 +171,18 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
     one_bytes = len(CODE) + codefiles._TRAILER.size
     folder = CodeFolder(tmp_path, KEY, 3 * one_bytes)
     for number, name in enumerate(names[:3]):
-        assert folder.put(name, CODE, b"") == (number + 1) * one_bytes
+        assert folder.put(name, CODE) == (number + 1) * one_bytes
         os.utime(path_of(tmp_path, name), (number, number))
     assert read(folder, names[0]) is not None  # which makes it the one that was used last
-    assert folder.put(names[3], CODE, b"") == 3 * one_bytes
+    assert folder.put(names[3], CODE) == 3 * one_bytes
     assert [read(folder, name) is not None for name in names] == [True, False, True, True, False]
 
 
 def test_what_is_larger_than_the_cap_is_not_kept_and_drives_nothing_out(tmp_path):
     folder = CodeFolder(tmp_path, KEY, 10_000)
-    folder.put(NAME, CODE, b"")
+    folder.put(NAME, CODE)
     before = {path.name for path in tmp_path.iterdir()}
-    folder.put(b"m" * 32, bytes(10_000), b"")
+    folder.put(b"m" * 32, bytes(10_000))
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -183,7 +193,7 @@ def test_what_was_never_finished_goes_once_it_is_old(folder, tmp_path):
     long_ago = old.stat().st_mtime - DRAFT_S - 1
     for path in (old, foreign):
         os.utime(path, (long_ago, long_ago))
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     assert {path.name for path in tmp_path.iterdir()} == {new.name, foreign.name, path_of(tmp_path).name}
 
 
@@ -192,11 +202,11 @@ def test_a_full_disk_leaves_nothing_behind(folder, tmp_path, monkeypatch, step):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    folder.put(NAME, CODE, NOTE)
+    folder.put(NAME, CODE)
     monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (codefiles.Path, "replace")}[step], fail)
     with pytest.raises(OSError, match="No space"):
-        folder.put(NAME, CODE[::-1], b"")
-    assert read(folder) == (CODE, NOTE)
+        folder.put(NAME, CODE[::-1])
+    assert read(folder) == CODE
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -212,7 +222,7 @@ WRITER = """
         return run
     {patch}
     folder = codefiles.CodeFolder(pathlib.Path({path!r}), HmacKey(b"k" * 32), 1 << 30)
-    folder.put(b"n" * 32, b"new" * 1_000_000, b"")
+    folder.put(b"n" * 32, b"new" * 1_000_000)
 """
 
 
@@ -237,8 +247,8 @@ MIDWAY = (
 )
 def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(folder, tmp_path, state, patch, written):
     if state:
-        folder.put(NAME, CODE, NOTE)
+        folder.put(NAME, CODE)
     script = textwrap.dedent(WRITER).format(patch=patch, path=str(tmp_path))
     assert -subprocess.run([sys.executable, "-c", script], check=False).returncode in {signal.SIGKILL, signal.SIGXFSZ}
-    expected = (b"new" * 1_000_000, b"") if written else (CODE, NOTE) if state else None
+    expected = b"new" * 1_000_000 if written else CODE if state else None
     assert read(folder) == expected
