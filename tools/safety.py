@@ -45,6 +45,7 @@ SAFETY: Final = Table(
         Claim("4-registers", "On the emulator registers that nothing wrote are zero."),
         Claim("4-variables", "Variables of a module are one guest's: such a module is loaded anew for each."),
         Claim("4-session", "A session or pad that serves one guest after the other shows nothing of the one before."),
+        Claim("4-warm", "A sandbox made in advance serves one guest, with nothing of another caller or of its making."),
         Claim("4-process", "On a GPU, unless the operator says otherwise, tenants share no process."),
         Claim("5-owned", "A pointer argument lies in what the session registered or allocated, to its last byte."),
         Claim("5-aligned", "It is aligned for the widest access that the kernel makes through it."),

@@ -56,7 +56,7 @@ class Place:
         """
         fiber.state.check()
         began_ns = self._now_ns()
-        ended = run_first_slice(fiber, briefly=True, now_ns=self._now_ns)
+        ended = run_first_slice(fiber, briefly=True, clock_ns=self._now_ns)
         if fiber.long:
             now_ns = self._now_ns()
             self._free_ns = now_ns + REST * (now_ns - began_ns)

@@ -214,6 +214,7 @@ def test_a_guest_whose_reactor_closes_under_it_is_closed_too(runtime, function, 
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.rule("12-nested")
 def test_a_sink_runs_no_guest(runtime, function):
     refused: list[BaseException] = []
 

@@ -258,6 +258,7 @@ def warmed(function: Any, count: int = 1, **options: Any) -> Any:
     return pool
 
 
+@pytest.mark.rule("4-warm")
 def test_a_warm_sandbox_is_used_once_and_another_is_made(runtime):
     function = load(runtime)
     fresh = function.invoke("count")
@@ -281,6 +282,7 @@ def test_a_warm_sandbox_is_used_once_and_another_is_made(runtime):
         ("count", {"grants": ["cuda"]}),
     ],
 )
+@pytest.mark.rule("4-warm")
 def test_what_a_caller_gives_is_what_its_guest_gets_and_no_other(runtime, export, options):
     function = load(runtime)
     expected = function.invoke(export, **options).values if "tenant" not in options else (1, 1)
