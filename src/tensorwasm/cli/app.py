@@ -12,7 +12,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from tensorwasm.cli import artifacts, bench, doctor, run
+from tensorwasm.cli import artifacts, bench, doctor, run, snapshot
 from tensorwasm.errors import GuestExit, OutputClosed, TensorWasmError
 from tensorwasm.settings import current, package_version
 
@@ -30,6 +30,7 @@ app.command()(run.run)
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.add_typer(artifacts.app)
+app.add_typer(snapshot.app)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag's value

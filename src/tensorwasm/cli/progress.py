@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,35 @@ def progress(doing: str, stream: TextIO | None = None) -> Iterator[Callable[[int
                 bar.update(bar.task_ids[0], completed=done, total=total)
 
         yield tell
+
+
+@contextmanager
+def waiting(doing: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Show that something goes on of which nobody knows how much is done; the sign is gone when this ends.
+
+    Args:
+        doing: what people read beside it.
+        stream: as in `progress`.
+    """
+    shown = stream or sys.stderr
+    if not shown.isatty():
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        if not ended.wait(PATIENCE_S):
+            with _bar(shown) as bar:
+                bar.add_task(doing, total=None)
+                ended.wait()
+
+    thread = threading.Thread(target=show, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _bar(stream: TextIO) -> Progress:

@@ -86,7 +86,7 @@ def run(
     deadline = Deadline.after(wall_s)
     values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
     with _watched(wall_s), Runtime(device or settings.device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
-        function = runtime.load(_module(file), name=file.name)
+        function = runtime.load(read_module(file), name=file.name)
         outcome = function.invoke(
             export,
             values,
@@ -101,7 +101,7 @@ def run(
             on_device=_announce,
         )
     if outcome.export != "_start" and not outcome.exit_code:
-        print(_format(outcome))
+        print(format_results(outcome))
     if verbose:
         sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
     return outcome.exit_code
@@ -111,8 +111,8 @@ def _announce(device: DeviceInfo, reason: str) -> None:
     sys.stderr.write(f"device: {device.name} ({reason})\n")
 
 
-def _format(outcome: Invocation) -> str:
-    """Return ok, a bare value or a JSON array."""
+def format_results(outcome: Invocation) -> str:
+    """Return a call's results for people: ok, a bare value or a JSON array."""
     array = outcome.to_json()
     if not outcome.values:
         return "ok"
@@ -152,7 +152,7 @@ def _say_stopped(wall_s: float) -> None:
         sys.stderr.flush()
 
 
-def _module(file: Path) -> bytes | Path:
+def read_module(file: Path) -> bytes | Path:
     """Return what the runtime is to load: the file, or standard input up to the byte that shows it is too much."""
     return sys.stdin.buffer.read(Limits().module_bytes + 1) if str(file) == "-" else file
 

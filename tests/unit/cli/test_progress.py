@@ -35,3 +35,20 @@ def test_nothing_is_shown_where_nobody_looks(monkeypatch):
     with module.progress("working", stream) as tell:
         tell(1, 2)
     assert stream.getvalue() == ""
+
+
+def test_waiting_shows_that_something_goes_on_and_takes_it_away(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    terminal = Terminal()
+    with module.waiting("saving", terminal):
+        while "saving" not in terminal.getvalue():
+            pass
+    shown = terminal.getvalue()
+    assert shown.rindex("\x1b[2K") > shown.rindex("saving")
+
+
+def test_waiting_is_silent_where_nobody_looks_or_it_ends_soon():
+    for stream in (io.StringIO(), Terminal()):
+        with module.waiting("saving", stream):
+            pass
+        assert stream.getvalue() == ""
