@@ -19,6 +19,7 @@ from typing import Final
 from tensorwasm.bench.endurance import endure
 from tensorwasm.bench.examples import read_guest
 from tensorwasm.bench.figures import Figure, Report
+from tensorwasm.bench.keeping import restoring, restoring_first, saving
 from tensorwasm.bench.living import keep_alive
 from tensorwasm.bench.peers import stock
 from tensorwasm.bench.rounds import alternate, compared
@@ -47,12 +48,16 @@ class Scale:
         count: sandboxes in a sample.
         seconds: how long sandboxes are made at a steady rate.
         instances: how many live at once.
+        sizes_mib: of memories that are restored, ascending.
+        saved_mib: of a memory that is saved.
     """
 
     samples: int = SAMPLES
     count: int = 1000
     seconds: float = SECONDS
     instances: int = INSTANCES
+    sizes_mib: tuple[int, ...] = (1, 32, 512)
+    saved_mib: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +238,23 @@ def _living(subject: Subject) -> Iterator[Figure]:
     return keep_alive(subject.wasm, subject.scale.instances)
 
 
+def _restoring(subject: Subject) -> Iterator[Figure]:
+    scale = subject.scale
+    yield from restoring(subject.wasm, scale.sizes_mib, scale.samples, scale.count)
+    yield from restoring_first(subject.wasm, scale.sizes_mib[-1], max(1, scale.samples // 6))
+
+
+def _saving(subject: Subject) -> Iterator[Figure]:
+    return saving(subject.wasm, subject.scale.saved_mib, subject.scale.samples)
+
+
 ROWS: Final[Sequence[Callable[[Subject], Iterator[Figure]]]] = (
     _starts,
     _without_compiled_code,
     _beside_a_busy_thread,
     _endurance,
     _living,
+    _restoring,
+    _saving,
 )
 """What makes the rows, in the order of the report."""

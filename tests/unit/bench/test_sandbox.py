@@ -1,17 +1,19 @@
 import os
 import sys
+import zlib
 
 import pytest
 
 from tensorwasm.bench.endurance import endure
 from tensorwasm.bench.examples import read_guest
 from tensorwasm.bench.figures import Figure
+from tensorwasm.bench.keeping import dense
 from tensorwasm.bench.living import keep_alive
 from tensorwasm.bench.sandbox import ROWS, Scale, measure_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-TINY = Scale(samples=1, count=100, seconds=0.05, instances=16)
+TINY = Scale(samples=1, count=100, seconds=0.05, instances=16, sizes_mib=(1, 2), saved_mib=2)
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +23,8 @@ def figures() -> dict[str, Figure]:
 
 def test_every_bar_of_a_sandbox_is_a_row(figures):
     bars = [figure.bar for figure in figures.values() if figure.bar is not None]
-    assert bars == [0.15, 0.25, 3.0, 999.0, 128.0, 0.0, 0.0, 16, 100.0]
-    assert len(ROWS) == 5
+    assert bars == [0.15, 0.25, 3.0, 999.0, 128.0, 0.0, 0.0, 16, 100.0, 5.0, 5.0, 1.5, 0.5, 1.5]
+    assert len(ROWS) == 7
 
 
 def test_what_is_compared_was_measured(figures):
@@ -53,3 +55,15 @@ def test_instances_live_at_once_and_each_has_its_own_memory():
     alive, each, _ = keep_alive(read_guest("page"), 16)
     assert (alive.value, alive.met) == (16, True)
     assert each.unit == "KiB"
+
+
+def test_what_is_restored_is_measured_at_each_size(figures):
+    sizes = [figure for name, figure in figures.items() if name.startswith("restore + call + drop")]
+    assert [figure.name[-11:] for figure in sizes] == ["1 MiB dense", "2 MiB dense"]
+    assert all(figure.unit == "us" and figure.value > 0 for figure in sizes)
+
+
+def test_contents_that_compress_to_a_half():
+    data = dense(1 << 20)
+    assert len(data) == 1 << 20
+    assert 0.48 < len(zlib.compress(data, 1)) / len(data) < 0.53
