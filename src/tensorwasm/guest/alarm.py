@@ -10,6 +10,7 @@ as long as half a slice is left of it, and only where guests are rare it is take
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -36,7 +37,18 @@ class Alarm:
     In a forked child it does nothing; there no guest runs either.
     """
 
-    __slots__ = ("_asked_ns", "_at", "_busy", "_fires_ns", "_library", "_never", "_set_time", "_slice_ns", "_timer")
+    __slots__ = (
+        "_asked_ns",
+        "_at",
+        "_busy",
+        "_fires_ns",
+        "_library",
+        "_never",
+        "_process",
+        "_set_time",
+        "_slice_ns",
+        "_timer",
+    )
 
     def __init__(self, engine: int, slice_ns: int) -> None:
         """Make the timer, not set.
@@ -51,6 +63,7 @@ class Alarm:
         library = self._library = timer_library()
         if library is None:
             raise TickerNotRunning("no timer for a guest's slice on this system")
+        self._process = os.getpid()
         self._timer = make_timer(engine, library)
         self._set_time = library.timer_settime
         self._at = TimerSpec(0, 0, *divmod(slice_ns, _NS))
@@ -61,7 +74,7 @@ class Alarm:
 
     def __del__(self) -> None:
         library, timer = self._library, getattr(self, "_timer", None)
-        if library is not None and timer is not None:
+        if library is not None and timer is not None and self._process == os.getpid():
             library.timer_delete(timer)
 
     def set(self, now_ns: int) -> None:

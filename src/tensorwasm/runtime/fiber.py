@@ -31,7 +31,6 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.state import GuestState
-from tensorwasm.guest.store import is_quick
 from tensorwasm.guest.task import FiberStatistics
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
@@ -170,7 +169,7 @@ class InvocationJob:
         """Whether it begins with nothing that takes long or blocks: no GPU, no start function, little to copy."""
         call = self._call
         plain = self._shared is None and not call.config.directories and call.function.initialiser is None
-        return plain and is_quick(self._prepared.module)
+        return plain and call.function.brief
 
     @property
     def lingers(self) -> bool:

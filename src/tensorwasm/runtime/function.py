@@ -19,6 +19,7 @@ from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.guest.store import is_quick
 from tensorwasm.guest.visit import may_visit
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
 from tensorwasm.runtime.calling import call, written
@@ -28,7 +29,7 @@ from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
 from tensorwasm.runtime.live import LiveInstance, Opening
-from tensorwasm.runtime.loop import answered
+from tensorwasm.runtime.loop import answered, is_interruptible
 from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.stock import WarmStock, initialise, make_stock
 from tensorwasm.runtime.streams import Chunks, directories_of
@@ -150,6 +151,12 @@ class Function:
             self.host.warm.add(stock)
             self._stocks[tenant] = stock
             weakref.finalize(self, self.host.warm.remove, stock)
+
+    @functools.cached_property
+    def brief(self) -> bool:
+        """Whether its guests can begin on an event loop's thread: making one is quick, and a timer can end it."""
+        module = self._prepared.module
+        return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 
     @property
     def engine(self) -> Engine:
@@ -336,9 +343,10 @@ class Function:
     ) -> Invocation:
         """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
 
-        A guest without a GPU, folders or a start function begins on the calling thread: one that ends within half a
-        millisecond never leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the event loop's
-        thread too, and must not hold it.
+        A guest without a GPU, folders or a start function, whose memory is at most 2 MiB or whose module has neither
+        imports nor bulk instructions, begins on the calling thread: one that ends within half a millisecond never
+        leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the event loop's thread too, and must
+        not hold it.
 
         Args:
             export: as in `invoke`.

@@ -23,7 +23,7 @@ from tensorwasm.guest.alarm import SLICE_NS
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime import loop as loops
 from tensorwasm.runtime.loop import REST, Place
-from tensorwasm.values import Deadline
+from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
 
@@ -32,7 +32,7 @@ GUEST = """(module
   (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
   (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
-  (memory (export "memory") 1)
+  (memory (export "memory") 1 32)
   (data (i32.const 24) "\\01") (data (i32.const 32) "\\10\\27")
   (func $say (export "say") (drop (call $emit (i32.const 16) (i32.const 2))))
   (func (export "exit") (call $say) (call $exit (i32.const 7)))
@@ -44,7 +44,7 @@ GUEST = """(module
       (local.set $sum (i64.xor (i64.mul (local.get $sum) (i64.const 31)) (local.get $n)))
       (br_if $next (i32.eqz (i64.eqz (local.tee $n (i64.sub (local.get $n) (i64.const 1)))))))
     (local.get $sum))
-  (func (export "overflow") (drop (call $count (i64.const 20000000))) (drop (call $deep (i32.const 0)))))"""
+  (func (export "overflow") (drop (call $count (i64.const 100000000))) (drop (call $deep (i32.const 0)))))"""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def rested():
 @pytest.fixture
 def patient(monkeypatch):
     """A slice that no short guest uses up, however busy the machine is."""
-    monkeypatch.setattr("tensorwasm.guest.alarm.SLICE_NS", 20_000_000_000)
+    monkeypatch.setattr("tensorwasm.guest.alarm.SLICE_NS", 200_000_000_000)
 
 
 async def until(holds) -> None:
@@ -114,11 +114,11 @@ def test_an_interrupt_in_a_sink_ends_the_guest_and_reaches_the_caller(runtime, f
 
 
 def test_a_guest_that_runs_long_moves_and_answers_as_if_it_had_not(runtime, function):
-    expected = function.invoke("count", (20_000_000,)).values
+    expected = function.invoke("count", (200_000_000,)).values
 
     async def run():
         before = runtime.background.statistics().polls
-        values = (await function.invoke_async("count", (20_000_000,))).values
+        values = (await function.invoke_async("count", (200_000_000,))).values
         return values, runtime.background.statistics().polls - before
 
     values, polls = asyncio.run(run())
@@ -245,6 +245,40 @@ asyncio.run(run())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON_S, check=False)
     assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr
+
+
+FILL = "(memory.fill (i32.const 0) (i32.const 1) (i32.const 9))"
+
+
+@pytest.mark.parametrize(
+    ("text", "brief"),
+    [
+        ('(module (memory 1) (func (export "go")))', True),
+        ('(module (memory 1 4096) (func (export "go") (loop br 0)))', True),
+        (f'(module (memory 1 32) (func (export "go") {FILL}))', True),
+        (f'(module (memory 1 33) (func (export "go") {FILL}))', False),
+        (f'(module (memory 1) (func (export "go") {FILL}))', False),
+        ('(module (import "wasi:tensor/host@0.1.0" "input-len" (func (result i32))) (memory 1 32))', True),
+        ('(module (import "wasi:tensor/host@0.1.0" "input-len" (func (result i32))) (memory 1))', False),
+        ('(module (table 1 funcref) (func (export "go") (drop (table.grow (ref.null func) (i32.const 9)))))', False),
+        ("(module (func $start) (start $start))", False),
+    ],
+)
+def test_only_what_a_timer_can_end_begins_on_a_loop(runtime, text, brief):
+    assert runtime.load(bytes(wat2wasm(text))).brief == brief
+
+
+def test_a_padded_number_of_a_bulk_instruction_is_seen(runtime):
+    wasm = bytes(wat2wasm(f'(module (memory 1) (func (export "go") {FILL}))'))
+    declared = runtime.load(wasm)._prepared.module.preamble
+    padded = wasm.replace(b"\xfc\x0b", b"\xfc\x8b\x00")
+    assert padded != wasm
+    assert not loops.is_interruptible(padded, declared, 1 << 28)
+
+
+def test_lower_limits_let_a_module_begin_on_a_loop(runtime):
+    text = f'(module (memory 1) (func (export "go") {FILL}))'
+    assert runtime.load(bytes(wat2wasm(text)), limits=Limits(memory_bytes=loops.SMALL_BYTES)).brief
 
 
 class FakeFiber:
