@@ -66,6 +66,15 @@ class StoreMachine(RuleBasedStateMachine):
     def put_plainly(self, tenant, data):
         self.put(tenant, "module", data, frozenset())
 
+    @rule(tenant=st.sampled_from(TENANTS), chain=st.lists(CONTENTS, min_size=2, max_size=3), name=NAMES)
+    def put_chain(self, tenant, chain, name):
+        """Put artifacts of which each refers to the one before, and name the last."""
+        references = frozenset()
+        for data in chain:
+            self.put(tenant, "snapshot", data, references)
+            references = frozenset({blake3(data)})
+        self.bind(tenant, name, blake3(chain[-1]))
+
     @rule(tenant=st.sampled_from(TENANTS), digest=DIGESTS)
     def get(self, tenant, digest):
         assert outcome(self.store.get, tenant, digest) == self.models[tenant].get(digest)

@@ -73,3 +73,22 @@ def test_what_was_just_put_is_never_collected(backend):
             collecting.collect(60)
 
     assert _together(put, collect) == []
+
+
+def test_who_reads_what_is_mended_at_that_moment_gets_what_was_put_anew(backend):
+    """The bytes that its catalog told of are gone, and another catalog tells of others."""
+    store, other = ContentStore(backend), ContentStore(backend)
+    digest = store.put("t", "module", b"m" * 100)
+    read, asked = backend.read, []
+
+    def race(tenant, key, stored_bytes):
+        asked.append(key)
+        if len(asked) == 1:
+            backend.truth.erase("t", [key])
+            backend.erase("t", [key])
+            other.put("t", "module", b"m" * 100)
+        return read(tenant, key, stored_bytes)
+
+    backend.read = race
+    assert store.get("t", digest) == b"m" * 100
+    assert asked[0] != asked[-1]

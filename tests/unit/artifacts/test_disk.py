@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,6 +16,7 @@ from fakes.calls import CountedCalls, Died, DyingCalls, FailingCalls
 from oracles.store import Model, seen
 from tensorwasm.artifacts.content import ContentStore
 from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.files import SystemCalls
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.store import Quota
 from tensorwasm.errors import ArtifactCorrupt, StoreUnavailable, UnsafeFile
@@ -169,6 +171,20 @@ def test_a_writer_that_is_alive_is_no_leftover(tmp_path):
     assert backend.leftovers("t") == (key,)
 
 
+def test_nobody_can_look_for_leftovers_while_a_draft_is_not_locked_yet(tmp_path):
+    class Looking(CountedCalls):
+        turns: ClassVar = []
+
+        def after(self, name, arguments):
+            if name == "open" and "draft-" in arguments[0]:
+                lock = os.open(tmp_path / "store" / "t" / "lock", os.O_RDONLY)
+                self.turns.append(SystemCalls().lock(lock, wait=False))
+                os.close(lock)
+
+    open_store(tmp_path / "store", Looking()).put("t", "module", A)
+    assert Looking.turns == [False, False]  # of the bytes and of the catalog
+
+
 def test_nobody_else_can_read_or_change_anything(tmp_path):
     os.umask(old := os.umask(0))
     os.umask(0)
@@ -275,6 +291,7 @@ def test_reading_is_remembered_and_changes_nothing_else(tmp_path):
 FILL = """
 import sys
 from pathlib import Path
+from typing import ClassVar
 from tensorwasm.artifacts.content import ContentStore
 from tensorwasm.artifacts.disk import DiskBackend
 from tensorwasm.artifacts.store import Quota
