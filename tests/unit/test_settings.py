@@ -58,6 +58,8 @@ def test_every_setting_changes_what_it_says():
         "timeout_s": ("2.5", 2.5),
         "memory_mib": ("4096", 4096),
         "pool_slots": ("7", 7),
+        "guest_threads": ("3", 3),
+        "warm_sandboxes": ("9", 9),
         "emulator_memory_mib": ("12", 12),
         "cuda_arch": ("sm_103", (10, 3)),
         "native": ("On", "on"),
