@@ -12,7 +12,6 @@ forgotten; it never serves another.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import threading
@@ -37,7 +36,6 @@ GAP_BYTES: Final = 1 << 20
 MAX_EXTENTS: Final = 16
 """Most mappings that one sandbox needs for its image."""
 
-_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _RESERVED_BYTES: Final = MEMORY_RESERVATION_BYTES + GUARD_BYTES
 
 
@@ -183,6 +181,7 @@ class ImageWriter:
 
         Raises:
             InvalidSnapshot: there is no linear memory of that size.
+            NotSupported: this system has no images.
             CapacityExhausted: the process may open no more files.
         """
         if size_bytes % WASM_PAGE_BYTES or not 0 <= size_bytes <= MEMORY_RESERVATION_BYTES:
@@ -190,11 +189,7 @@ class ImageWriter:
         self._size_bytes = size_bytes
         self._extents: list[tuple[int, int]] = []
         self._end = 0
-        try:
-            self._descriptor = os.memfd_create("tensorwasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self._descriptor, size_bytes)
-        except OSError as error:
-            raise CapacityExhausted(f"no image of a memory can be made: {error.strerror}") from None
+        self._descriptor = mappings.make_file("tensorwasm-image", size_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -261,7 +256,7 @@ class ImageWriter:
 
     def finish(self) -> Image:
         """Return the image, which nobody can write to any more."""
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        mappings.seal(self._descriptor)
         descriptor, self._descriptor = self._descriptor, -1
         return Image(descriptor, self._size_bytes, self._joined())
 

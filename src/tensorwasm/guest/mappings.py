@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final
 
-from tensorwasm.errors import CapacityExhausted
+from tensorwasm.errors import CapacityExhausted, NotSupported
 
 SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 """Whether this system can map a sealed file privately, again and again."""
@@ -23,12 +22,17 @@ SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 LARGE_BYTES: Final = 8 << 20
 """From here on, returning pages may take long enough for others to have the GIL meanwhile."""
 
+# Linux's own numbers: other systems have neither all of them nor any use for them here.
 _NO_ACCESS: Final = 0
-_READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_READ_WRITE: Final = 3
+_PRIVATE: Final = 2
+_ANONYMOUS: Final = 0x20
 _FIXED: Final = 0x10
 _NO_RESERVE: Final = 0x4000
 _RETURN: Final = 4  # MADV_DONTNEED: what was written is gone; a private mapping shows its file again
 _POPULATE: Final = 23  # MADV_POPULATE_WRITE; before Linux 5.14 there is none, and pages come one by one
+_ADD_SEALS: Final = 1033
+_SEALS: Final = 0xF  # that there be no more, no shrinking, no growing, no writing
 _FAILED: Final = ctypes.c_size_t(-1).value
 
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -42,13 +46,37 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
+def make_file(name: str, size_bytes: int) -> int:
+    """Return the descriptor of a new file in memory, of zeros, that can be sealed.
+
+    Raises:
+        NotSupported: this system has no such files.
+        CapacityExhausted: the process may open no more files.
+    """
+    if sys.platform != "linux" or not SUPPORTED:
+        raise NotSupported("memory is restored on Linux only, where a file in memory can be sealed and mapped")
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size_bytes)
+    except OSError as error:
+        raise CapacityExhausted(f"no image of a memory can be made: {error.strerror}") from None
+    return descriptor
+
+
+def seal(descriptor: int) -> None:
+    """Let nobody write to a file any more, this process included; it is mapped nowhere where one could."""
+    import fcntl  # noqa: PLC0415 - there is none on Windows
+
+    fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
+
+
 def reserve(size_bytes: int) -> int:
     """Return the address of a range that nobody may touch yet, the caller's until `release`.
 
     Raises:
         CapacityExhausted: there is no such range, or no mapping left.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    flags = _PRIVATE | _ANONYMOUS | _NO_RESERVE
     address: int = _call("mmap")(0, size_bytes, _NO_ACCESS, flags, -1, 0)
     if address == _FAILED:
         raise CapacityExhausted("the system has no address space, or this process no mappings left; try again later")
@@ -67,7 +95,7 @@ def map_privately(address: int, size_bytes: int, descriptor: int, offset_bytes: 
     Raises:
         CapacityExhausted: no mapping is left.
     """
-    flags = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
+    flags = _PRIVATE | _FIXED | _NO_RESERVE
     if _call("mmap")(address, size_bytes, _READ_WRITE, flags, descriptor, offset_bytes) != address:
         raise CapacityExhausted("this process has no mappings left (vm.max_map_count); try again later")
 

@@ -9,6 +9,7 @@ import array
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -22,10 +23,10 @@ _ENTRIES_AT_ONCE: Final = 1 << 16
 _FILE_SHIFT: Final = 61  # bit 61: of a file, or shared; 62: swapped; 63: present
 _WRITTEN: Final = frozenset({0b010, 0b011, 0b100, 0b110, 0b111})  # absent, or a file's page that is there: as it was
 _STEPS_BYTES: Final = (1 << 20, 1 << 16, PAGE_BYTES)
-_ZEROS: Final = mmap.mmap(-1, _STEPS_BYTES[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+_ZEROS: Final = mmap.mmap(-1, _STEPS_BYTES[0])  # never touched but to be read: a page of zeros, many times
 _ZEROS_AT: Final = ctypes.addressof(ctypes.c_char.from_buffer(_ZEROS))
 
-_memcmp: Final = ctypes.PyDLL(None).memcmp
+_memcmp: Final = ctypes.PyDLL("msvcrt" if sys.platform == "win32" else None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _memcmp.restype = ctypes.c_int
 
@@ -41,7 +42,7 @@ def find_written(address: int, size_bytes: int) -> list[Span]:
         Ascending and apart, from the address on; all of it where the system does not tell.
     """
     try:
-        descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open("/proc/self/pagemap", os.O_RDONLY)
     except OSError:
         return [(0, size_bytes)]
     try:

@@ -28,8 +28,9 @@ from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
-from tensorwasm.runtime.live import LiveInstance, Opening
+from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.loop import answered, is_interruptible
+from tensorwasm.runtime.opened import Opening
 from tensorwasm.runtime.route import Route
 from tensorwasm.runtime.stock import WarmStock, initialise, make_stock
 from tensorwasm.runtime.streams import Chunks, directories_of

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Self
 
 from tensorwasm import settings
 from tensorwasm.errors import (
@@ -19,21 +18,18 @@ from tensorwasm.errors import (
     NotCapturable,
     TensorWasmError,
 )
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.session import Session, SessionStatistics
+from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, restoring
 from tensorwasm.guest.capture import Origin, capture
-from tensorwasm.guest.images import Image
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.restoring import Plan
-from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
+from tensorwasm.guest.wasi import NO_WASI, WasiConfig
 from tensorwasm.runtime.calling import call, written
 from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.opened import Ancestor, LiveStatistics, Opening, Revival
 from tensorwasm.runtime.streams import Chunks, directories_of
 from tensorwasm.saved import SavedInstance, SavedSession
 from tensorwasm.values import Deadline, MemoryKind
@@ -45,81 +41,6 @@ if TYPE_CHECKING:
 
 _SETTLING_S: Final = 10.0
 """Longest that work on the device is waited for before an instance is saved, unless the caller says otherwise."""
-
-
-class Surroundings(TypedDict, total=False):
-    """Keyword arguments of `tensorwasm.runtime.Function.open` that a restored instance is given anew."""
-
-    argv: tuple[str, ...] | None
-    env: Mapping[str, str]
-    memory_kind: MemoryKind | None
-    stdout: Sink | None
-    stderr: Sink | None
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a live instance is given when it is made; `tensorwasm.runtime.Function.open` documents it."""
-
-    granted: Grants = field(default_factory=Grants)
-    tenant: str = DEFAULT_TENANT
-    input: bytes = b""
-    argv: tuple[str, ...] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    stdin: bytes = b""
-    memory_kind: MemoryKind | None = None
-    deadline: Deadline | None = None
-    stdout: Sink | None = None
-    stderr: Sink | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Revival:
-    """What an instance is restored from.
-
-    Attributes:
-        plan: for everything but memory.
-        image: of its memory, None without one.
-        session: of the GPU, None without one.
-    """
-
-    plan: Plan
-    image: Image | None
-    session: SavedSession | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ancestor:
-    """An earlier state of an instance, to save only what changed since.
-
-    Attributes:
-        content_hash: of its file.
-        image: of its memory, None without one.
-        session: of the GPU, whole, None without one.
-    """
-
-    content_hash: bytes
-    image: Image | None
-    session: SavedSession | None
-
-
-@dataclass(frozen=True, slots=True)
-class LiveStatistics:
-    """A snapshot of a live instance.
-
-    Attributes:
-        calls: that have ended.
-        failures: of them, those that raised.
-        elapsed_s: wall-clock seconds of all of them.
-        memory_bytes: linear memory it has now, 0 once it is closed.
-        gpu: what it holds on the device, None without the grant.
-    """
-
-    calls: int
-    failures: int
-    elapsed_s: float
-    memory_bytes: int
-    gpu: SessionStatistics | None
 
 
 class LiveInstance:

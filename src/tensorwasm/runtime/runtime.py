@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
-from tensorwasm.errors import DeviceUnavailable, InvalidArgs
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts, check_tenant
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.engine import Engine, EngineConfig
@@ -23,14 +21,15 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reservation import most_slots
+from tensorwasm.runtime.admission import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
 from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.fiber import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function, Host
-from tensorwasm.runtime.grants import Grants, parse_grants
+from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linking import engine_of, linker_of, make_linker
-from tensorwasm.runtime.live import LiveInstance, Opening
+from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.snapshots import Snapshot, keep
 from tensorwasm.runtime.warm import WarmPool
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from tensorwasm.artifacts.ring import KeyRing
     from tensorwasm.artifacts.sealed import Digest
     from tensorwasm.runtime.archive import Archive, Filing
-    from tensorwasm.runtime.live import Surroundings
+    from tensorwasm.runtime.opened import Surroundings
 
 Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -89,8 +88,8 @@ class Runtime:
         self._choice = device if device is not None else current.device
         parse_choice(self._choice)
         self.limits = limits or current.limits()
-        _check_limits(self.limits)
-        self.gpu_bytes = _quota(gpu_bytes, current.gpu_quota_mib)
+        check_limits(self.limits)
+        self.gpu_bytes = checked_quota(gpu_bytes, current.gpu_quota_mib)
         config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
@@ -139,11 +138,11 @@ class Runtime:
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
             host = _Deployment(self, limits or self.limits, tenant)
-            _check_limits(host.limits)
+            check_limits(host.limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
             name = path.stem if name is None else name
-            module = _read(path, host.limits.module_bytes)
+            module = read_module(path, host.limits.module_bytes)
         wasm = bytes(module)
         compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant)
         function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
@@ -309,7 +308,7 @@ class Runtime:
             TensorWasmError: what `open_snapshot` and `Function.open` raise.
         """
         snapshot = self._snapshot(source, tenant, parents, keys)
-        return snapshot.restore(function, _opening(snapshot, grants, tenant, deadline, options))
+        return snapshot.restore(function, snapshot.opening(grants, tenant, deadline, options))
 
     def invoke(
         self,
@@ -347,7 +346,7 @@ class Runtime:
             TensorWasmError: what `restore` and `LiveInstance.call` raise.
         """
         snapshot = self._snapshot(source, tenant, parents, keys)
-        opening = _opening(snapshot, grants, tenant, deadline, options, input)
+        opening = snapshot.opening(grants, tenant, deadline, options, input)
         return snapshot.invoke(function, export, args, opening, on_chunk)
 
     def _snapshot(
@@ -365,7 +364,7 @@ class Runtime:
         """
         engine = engine_of(form, self._engine)
         if form.edition or engine is not self._engine:
-            limits = Limits(memory_bytes=_MAX_MEMORY_BYTES, module_bytes=len(wasm))
+            limits = Limits(memory_bytes=MAX_MEMORY_BYTES, module_bytes=len(wasm))
             module = self._deployer.deploy(engine, wasm, limits, tenant)
         linker = linker_of(form, engine)
         return linker.prepare(module) if linker is not None else None
@@ -420,53 +419,3 @@ class _Deployment:
 
     def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
         return self.runtime.prepare(wasm, module, form, self.tenant)
-
-
-_MAX_MEMORY_BYTES: Final = 1 << 32
-
-
-def _opening(
-    snapshot: Snapshot,
-    grants: Iterable[str] | Grants,
-    tenant: str,
-    deadline: Deadline | None,
-    options: Surroundings,
-    data: bytes | None = None,
-) -> Opening:
-    """Return what is given to an instance that goes on: of the grants, those that the saved one had too."""
-    granted = parse_grants(grants)
-    if granted.cuda or granted.readable or granted.writable:
-        granted = granted.within(parse_grants(snapshot.saved.grants))
-    return Opening(granted, tenant, snapshot.saved.input if data is None else data, deadline=deadline, **options)
-
-
-def _quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
-    """Return a tenant's cap: the one that was asked for, else the setting's, else what the process may hold."""
-    if gpu_bytes is None:
-        return MAX_PROCESS_DEVICE_BYTES if setting_mib is None else setting_mib * MIB
-    if not 0 <= gpu_bytes <= MAX_CAP_BYTES:
-        raise InvalidArgs(f"gpu_bytes is 0 to {MAX_CAP_BYTES}, not {gpu_bytes}")
-    return gpu_bytes
-
-
-def _check_limits(limits: Limits) -> None:
-    if not 0 < limits.memory_bytes <= _MAX_MEMORY_BYTES:
-        raise InvalidArgs(f"memory_bytes is 1 to {_MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
-    if not limits.wall_s > 0:
-        raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
-    if min(limits.module_bytes, limits.output_bytes, limits.table_elements) < 0:
-        raise InvalidArgs("a limit is negative")
-
-
-def _read(path: Path, limit_bytes: int) -> bytes:
-    """Read a file, but never more than the limit and the byte that shows it was passed."""
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            # Room for all that there may be takes longer to find than the file to read.
-            most_bytes = min(limit_bytes, found.st_size) if stat.S_ISREG(found.st_mode) else limit_bytes
-            return file.read(most_bytes + 1)
-    except OSError as error:
-        raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise InvalidArgs(f"{str(path)[:64]!r} is no path") from None

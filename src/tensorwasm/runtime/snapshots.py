@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakKeyDictionary
 
 from tensorwasm import settings
-from tensorwasm.errors import InvalidSnapshot, NotSupported
-from tensorwasm.guest import kinds, mappings, restoring
+from tensorwasm.errors import InvalidSnapshot
+from tensorwasm.guest import kinds, restoring
 from tensorwasm.guest.capture import Contents
 from tensorwasm.guest.images import Image, make_image
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.restoring import Plan
 from tensorwasm.guest.visit import Rebirth, may_visit
 from tensorwasm.runtime.form import Form
+from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.live import Ancestor, LiveInstance, Opening, Revival
+from tensorwasm.runtime.live import LiveInstance
+from tensorwasm.runtime.opened import Ancestor, Opening, Revival
 from tensorwasm.runtime.route import Route
 from tensorwasm.saved import SavedInstance, SavedMemory
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.function import Function
+    from tensorwasm.runtime.opened import Surroundings
 
 _MAX_ROUTES: Final = 256
 
@@ -60,6 +63,31 @@ class Snapshot:
         buffers = self.saved.session.buffers if self.saved.session is not None else ()
         data = sum(len(run.data) for buffer in buffers for run in buffer.runs)
         return data + (self.image.held_bytes if self.image is not None else 0)
+
+    def opening(
+        self,
+        grants: Iterable[str] | Grants,
+        tenant: str,
+        deadline: Deadline | None,
+        options: Surroundings,
+        data: bytes | None = None,
+    ) -> Opening:
+        """Return what is given to an instance that goes on.
+
+        Args:
+            grants: what its caller grants; of it, it gets what the saved one had too.
+            tenant: its caller's.
+            deadline: when it must be ready.
+            options: what its surroundings are.
+            data: its input, None for what was saved.
+
+        Raises:
+            InvalidArgs: there is no such grant.
+        """
+        granted = parse_grants(grants)
+        if granted.cuda or granted.readable or granted.writable:
+            granted = granted.within(parse_grants(self.saved.grants))
+        return Opening(granted, tenant, self.saved.input if data is None else data, deadline=deadline, **options)
 
     def restore(self, function: Function, opening: Opening) -> LiveInstance:
         """Return an instance that goes on where the saved one was. Costs the same at any size of its memory.
@@ -110,18 +138,6 @@ class Snapshot:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def image_bytes(self) -> Iterator[memoryview]:
-        """Yield the memory as it was, to be read and not kept; nothing without one."""
-        if self.image is None:
-            yield memoryview(b"")
-            return
-        memory = self.image.map()
-        try:
-            yield memory.view()
-        finally:
-            memory.close()
-
     def close(self) -> None:
         """Give the memory back. Idempotent; instances that were restored stay as they are."""
         self._routes.clear()
@@ -149,8 +165,6 @@ class Snapshot:
     def _plan(self, function: Function) -> Plan:
         if self.saved.module_hash != function.module_hash:
             raise InvalidSnapshot("the snapshot is of another module")
-        if not mappings.SUPPORTED:
-            raise NotSupported("instances are restored on Linux only, where a file in memory can be sealed and mapped")
         blank = function.form(Form(edition="blank")).module.preamble
         with self._lock:
             plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))

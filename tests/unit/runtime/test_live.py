@@ -19,7 +19,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.live import Opening
+from tensorwasm.runtime.opened import Opening
 from tensorwasm.values import MIB, Deadline, Limits
 
 SLOW = """
@@ -105,8 +105,9 @@ def test_what_changed_since_an_earlier_state_makes_the_later_one_of_it(runtime, 
                     outcome_of(each, export, args)
                 with each.captured(earlier.ancestor) as added:
                     data = bytearray(added.memories[0].size_bytes)
-                    with earlier.image_bytes() as before:
-                        data[: len(before)] = before
+                    before = earlier.image.map()
+                    data[: earlier.image.size_bytes] = before.view()
+                    before.close()
                     for run in added.memories[0].runs:
                         data[run.offset_bytes : run.offset_bytes + len(run.data)] = run.data
                 memory = each._instance.memory
