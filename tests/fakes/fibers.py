@@ -124,6 +124,7 @@ class FakeJob:
     blocks: bool = False
     lingers: bool = False
     roams: bool = False
+    light: bool = False
     future: Future[list[int | float]] = field(default_factory=Future)
     finished_on: int = 0
 

@@ -22,7 +22,7 @@ from tensorwasm.guest.ticker import TimerSpec, make_timer, timer_library
 
 if TYPE_CHECKING:
     from tensorwasm.guest.engine import Engine
-    from tensorwasm.guest.fiber import Fiber
+    from tensorwasm.guest.task import Sandbox
 
 SLICE_NS: Final = 500_000
 """Longest that a guest runs at first, but for the time that a timer is late."""
@@ -109,7 +109,9 @@ def find_alarm(engine: Engine) -> Alarm | None:
     return alarms[engine.address]
 
 
-def run_first_slice(fiber: Fiber, *, briefly: bool = False, clock_ns: Callable[[], int] = time.thread_time_ns) -> bool:
+def run_first_slice(
+    fiber: Sandbox, *, briefly: bool = False, clock_ns: Callable[[], int] = time.thread_time_ns
+) -> bool:
     """Do what `Fiber.run` does, until the guest waits, has ended or has had a slice; then it is `Fiber.long`.
 
     Args:

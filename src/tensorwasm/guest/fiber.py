@@ -22,7 +22,7 @@ from tensorwasm.guest.engine import check_declared
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import CallPlan
-from tensorwasm.guest.native.pads import scratch_address
+from tensorwasm.guest.native.pads import recycle_pad, scratch_address
 from tensorwasm.guest.state import GuestState
 from tensorwasm.guest.store import close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.suspended import WaitingFunction
@@ -186,7 +186,8 @@ class Fiber:
 
         Args:
             briefly: keep the GIL meanwhile, for an event loop's thread: winning it back beside a busy thread would take
-                longer than the slice. False drops it.
+                longer than the slice. False drops it, and so does a guest with WASI in any case: threads of wasmtime's
+                call its sinks, and it waits for them.
 
         Returns:
             Whether the call has ended; then `values` holds its results, none after ``proc_exit(0)``.
@@ -197,6 +198,7 @@ class Fiber:
             GuestExit: the guest exited with a code other than 0.
             TensorWasmError: what a host function raised.
         """
+        briefly = briefly and not self._prepared.needs_wasi
         if not self._call:
             with self._supply():  # the memory is made at once, before a start function can wait
                 made = self._advance(_poll_quickly if self._quick or briefly else _poll)
@@ -261,6 +263,11 @@ class Fiber:
         close_store(store, self._spent_ns)
         self.state.engine.release_slot()
         return True
+
+    def recycle(self) -> None:
+        """Give the pad back, which nothing reaches any more: the sandbox is closed."""
+        if self.state.pad is not None:
+            recycle_pad(self.state.pad)
 
     def _begin(self, deadline: Deadline, wall_s: float) -> None:
         state, frame = self.state, ctypes.addressof(self._frame)

@@ -27,13 +27,11 @@ from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest import traps
 from tensorwasm.guest.alarm import run_first_slice
 from tensorwasm.guest.crew import Crew
-from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.mailbox import Inbox
-from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.signals import Signals
 from tensorwasm.guest.state import as_raised
 from tensorwasm.guest.suspension import Signal, Sleep, Turn, Wait, WaitingCode, Work
-from tensorwasm.guest.task import FiberStatistics, Job, Task
+from tensorwasm.guest.task import FiberStatistics, Job, Sandbox, Task
 from tensorwasm.guest.timers import Timers
 from tensorwasm.guest.turns import Turns
 
@@ -71,6 +69,7 @@ class Reactor:
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
         self._closing = False
+        self._asleep = False
         self._taking = threading.Lock()
         self._polls = 0
         self._crew = Crew(threads, self._give_back)
@@ -101,7 +100,7 @@ class Reactor:
         self._admit(partial(self._begin, task, long))
         return task
 
-    def adopt(self, job: Job, fiber: Fiber) -> Task:
+    def adopt(self, job: Job, fiber: Sandbox) -> Task:
         """Have a guest go on that began on the caller's thread, which leaves it alone from now on; return at once.
 
         Raises:
@@ -154,7 +153,7 @@ class Reactor:
 
     def _serve(self) -> None:
         while self._tasks or self._calls or not self._closing:
-            self._inbox.wait(0.0 if self._ready or self._calls else self._timers.patience_s())
+            self._sleep()
             self._take_calls()
             self._take_notifications()
             self._take_timers()
@@ -162,18 +161,30 @@ class Reactor:
         self._stack.close()
         self._inbox.close(self._signals.close())
 
+    def _sleep(self) -> None:
+        """Wait until there is something to do. Others look at `_asleep` after they have left what there is to do."""
+        if self._ready or self._calls:
+            return
+        self._asleep = True
+        self._inbox.wait(0.0 if self._calls else self._timers.patience_s())
+        self._asleep = False
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._inbox.wake()
+
     def _admit(self, function: Callable[[], None]) -> None:
         """Have the thread begin with a guest, unless it is to end: what comes before that is always seen to."""
         with self._taking:
             if self._closing:
                 raise InternalError("the reactor is closed")
             self._calls.append(function)
-        self._inbox.wake()
+        self._wake()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.append(function)
-        if not self.here:
-            self._inbox.wake()
+        self._wake()
 
     def _take_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -210,18 +221,27 @@ class Reactor:
     def _begin(self, task: Task, long: bool) -> None:  # noqa: FBT001 - what `spawn` was told
         if not self._enter(task):
             return
+        if not long:
+            self._ready.append(task)  # its sandbox is made when its turn comes
+        elif (fiber := self._make(task)) is not None:
+            self._keep(task, fiber)
+            if not self._send_away(task):
+                self._ready.append(task)
+
+    def _make(self, task: Task) -> Sandbox | None:
+        """Return a guest's sandbox, None if it cannot be made."""
         try:
             fiber = task.fiber = task.job.begin()
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
             self._end(task, error)
-            return
-        self._keep(task, fiber)
-        if not long or not self._send_away(task):
-            self._ready.append(task)
+            return None
+        fiber.wait.queue = self._inbox.address
+        return fiber
 
-    def _go_on(self, task: Task, fiber: Fiber) -> None:
+    def _go_on(self, task: Task, fiber: Sandbox) -> None:
         if self._enter(task):
-            self._keep(task, fiber)
+            fiber.enter_thread()
+            fiber.wait.queue = self._inbox.address
             self._proceed(task, fiber)
 
     def _enter(self, task: Task) -> bool:
@@ -233,20 +253,21 @@ class Reactor:
             self._end(task, _cancelled("the runtime was closed"))
         return not task.over
 
-    def _keep(self, task: Task, fiber: Fiber) -> None:
-        """See that notifications and the deadline find a guest."""
-        fiber.enter_thread()
-        fiber.wait.queue = self._inbox.address
-        if fiber.state.deadline_ns is not None:
+    def _keep(self, task: Task, fiber: Sandbox) -> None:
+        """See that the deadline finds a guest. Those that end within their first slice need no timer."""
+        if not task.timed and fiber.state.deadline_ns is not None:
+            task.timed = True
             self._timers.add(fiber.state.deadline_ns, task)
 
     def _run(self, task: Task) -> None:
-        fiber = task.fiber
-        if fiber is None or task.over:
+        if task.over:
+            return
+        fiber = task.fiber or self._make(task)
+        if fiber is None:
             return
         self._polls += 1
         try:
-            ended = run_first_slice(fiber) if task.job.roams else fiber.run()
+            ended = run_first_slice(fiber, briefly=task.job.light) if task.job.roams else fiber.run()
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
             self._end(task, error)
             return
@@ -255,8 +276,9 @@ class Reactor:
         else:
             self._proceed(task, fiber)
 
-    def _proceed(self, task: Task, fiber: Fiber) -> None:
+    def _proceed(self, task: Task, fiber: Sandbox) -> None:
         """See to it that a guest which has been suspended goes on."""
+        self._keep(task, fiber)
         if fiber.waits:
             self._start_steps(task, fiber)
         elif self._check_time(task) and not self._send_away(task):
@@ -283,7 +305,7 @@ class Reactor:
             fiber.enter_thread()
             self._proceed(task, fiber)
 
-    def _start_steps(self, task: Task, fiber: Fiber) -> None:
+    def _start_steps(self, task: Task, fiber: Sandbox) -> None:
         try:
             task.steps = fiber.steps()
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
@@ -364,7 +386,8 @@ class Reactor:
         if task.over:
             return
         task.over, task.error = True, error
-        self._timers.count_stale()
+        if task.timed:
+            self._timers.count_stale()
         self._turns.end(task)
         self._signals.end(task)
         if not task.away:
@@ -397,7 +420,10 @@ class Reactor:
             released = task.job.finish(task.fiber, task.error)
         except BaseException:  # noqa: BLE001 - the reactor goes on
             _log.exception("a job failed to take the outcome of its guest")
-        self._call(partial(self._forget, task, released))
+        if self.here:
+            self._forget(task, released)
+        else:
+            self._call(partial(self._forget, task, released))
 
     def _forget(self, task: Task, released: bool) -> None:  # noqa: FBT001 - the answer of a job
         self._tasks.discard(task)
@@ -432,8 +458,8 @@ def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> Non
 
 
 def _recycle(task: Task) -> None:
-    if task.fiber is not None and task.fiber.state.pad is not None:
-        recycle_pad(task.fiber.state.pad)
+    if task.fiber is not None:
+        task.fiber.recycle()
     task.fiber = None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED: Final = 20
 _INTEGERS: Final = {"i32": "i12x", "i64": "q8x"}
-_PLAIN: Final = frozenset({int})  # no bool, which is one too
+PLAIN: Final = frozenset({int})  # no bool, which is one too
 _PASSABLE: Final = frozenset(capi.VALUE_KINDS)
 _module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
 
@@ -57,7 +57,7 @@ class CallPlan:
         Raises:
             InvalidArgs: they do not fit.
         """
-        if self._pack_signed is None or not _PLAIN.issuperset(map(type, args)):
+        if self._pack_signed is None or not PLAIN.issuperset(map(type, args)):
             self.pack(frame, offset, *codec.encode(self.params, args))
             return
         try:

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.suspension import Signal
-from tensorwasm.guest.task import Task
+from tensorwasm.guest.task import Sandbox, Task
 from tensorwasm.guest.timers import Timers
 
 MOST_ASKED: Final = 48
@@ -184,7 +183,7 @@ class Signals:
         if not started:
             self._step(task, None if error else False, error)
 
-    def _ask(self, ticket: _Ticket, fiber: Fiber) -> bool:
+    def _ask(self, ticket: _Ticket, fiber: Sandbox) -> bool:
         task, address = ticket.task, ctypes.addressof(fiber.wait)
         self._asked[address], task.notified_at = ticket, address
         started = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Final
 
@@ -64,20 +64,30 @@ def is_on_fiber() -> bool:
     return getattr(_checked, "fiber", False)
 
 
-@contextmanager
-def on_fiber() -> Iterator[None]:
+class _Fiber:
+    """The state of being on a fiber's stack."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if is_on_fiber():
+            raise InternalError(_ON_FIBER)
+        _checked.fiber = True
+
+    def __exit__(self, *_: object) -> None:
+        _checked.fiber = False
+
+
+_fiber: Final = _Fiber()
+
+
+def on_fiber() -> AbstractContextManager[None]:
     """Say that this thread runs on the stack of a fiber, which is large enough for its own guest and no other.
 
     Raises:
         InternalError: it does already: a host function that a fiber called runs another guest.
     """
-    if is_on_fiber():
-        raise InternalError(_ON_FIBER)
-    _checked.fiber = True
-    try:
-        yield
-    finally:
-        _checked.fiber = False
+    return _fiber
 
 
 def _calling(inner: Callable[[], None]) -> Callable[[], None]:

@@ -8,6 +8,10 @@ from typing import Protocol
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.suspended import WaitingFunction
 from tensorwasm.guest.suspension import Signal, Steps, Turn
+from tensorwasm.guest.voyage import Voyage
+
+Sandbox = Fiber | Voyage
+"""One that runs as a fiber."""
 
 
 class Job(Protocol):
@@ -22,13 +26,17 @@ class Job(Protocol):
         """Whether any thread may run the guest; one with a GPU session stays with the reactor."""
 
     @property
+    def light(self) -> bool:
+        """Whether everything that the guest does is short, or a timer can end it: it may keep the GIL for a slice."""
+
+    @property
     def lingers(self) -> bool:
         """Whether `finish` may wait for long, so that the thread is to be its own; asked if it blocks."""
 
-    def begin(self) -> Fiber:
+    def begin(self) -> Sandbox:
         """Return the sandbox; called on the reactor's thread."""
 
-    def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
+    def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Take the outcome and close the sandbox.
 
         Args:
@@ -52,6 +60,7 @@ class Task:
         asleep: number of the timer that ends a sleep, 0 without.
         turn: what the guest waits for, if that is its turn.
         limit_ns: when it last had a timer to give up on its turn, on the monotonic clock.
+        timed: it has a timer for its deadline.
         working: another thread takes a step.
         away: another thread runs the guest.
         over: the guest will not run again.
@@ -70,13 +79,14 @@ class Task:
         "over",
         "signal",
         "steps",
+        "timed",
         "turn",
         "working",
     )
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.fiber: Fiber | None = None
+        self.fiber: Sandbox | None = None
         self.error: BaseException | None = None
         self.steps: tuple[WaitingFunction, Steps] | None = None
         self.signal: Signal | None = None
@@ -84,6 +94,7 @@ class Task:
         self.asleep = 0
         self.turn: Turn | None = None
         self.limit_ns: int | None = None
+        self.timed = False
         self.working = False
         self.away = False
         self.over = False

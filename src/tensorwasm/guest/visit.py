@@ -75,6 +75,7 @@ class Visit:
         "_guarded",
         "_image",
         "_limits",
+        "_may_keep",
         "_name",
         "_order",
         "_owner",
@@ -86,7 +87,14 @@ class Visit:
     )
 
     def __init__(
-        self, prepared: Prepared, export: str, limits: Limits, pad: PadLayout, rebirth: Rebirth | None = None
+        self,
+        prepared: Prepared,
+        export: str,
+        limits: Limits,
+        pad: PadLayout,
+        rebirth: Rebirth | None = None,
+        *,
+        brief: bool = False,
     ) -> None:
         """Prepare the order.
 
@@ -95,6 +103,8 @@ class Visit:
             export: the function to call.
             limits: what each sandbox may use.
             pad: zeros, or a session's; the visit's until `close`.
+            brief: whether everything that a guest can do before it looks at the clock again is short, so that it may
+                keep the GIL until its first tick.
             rebirth: for the blank form of a module (`tensorwasm.guest.edition`), on an engine with images.
 
         Raises:
@@ -115,8 +125,8 @@ class Visit:
         self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
         self._state = GuestState(module.engine, {}, pad)
         self._stuck = False
-        # Nobody knows yet how long the guests here are. And what they wait for on a device takes long.
-        self._brief = go is not None and not pad.driver
+        self._may_keep = brief and not pad.driver  # what guests wait for on a device takes long
+        self._brief = self._may_keep and go is not None  # else nobody knows yet how long the guests here are
         self._compiled = go is not None
         self._guarded = prepared.guarded and self._compiled
         self._image = rebirth.image if rebirth is not None else None
@@ -200,7 +210,7 @@ class Visit:
             if order.store:
                 self._leave(drain, time.monotonic_ns() - started_ns)
             if not self._compiled:
-                self._brief = time.monotonic_ns() - started_ns < QUICK_NS
+                self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
             state.end()
             if not self._stuck:
                 engine.release_slot()

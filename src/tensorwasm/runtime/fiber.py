@@ -31,11 +31,12 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.state import GuestState
-from tensorwasm.guest.task import FiberStatistics
+from tensorwasm.guest.task import FiberStatistics, Sandbox
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.lane import LaneJob, find_lane
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, make_room, supplied, wants_compiled
 from tensorwasm.runtime.loop import place
 from tensorwasm.runtime.streams import Chunks, directories_of
@@ -211,13 +212,13 @@ class InvocationJob:
                 recycle_pad(pad)
             raise
 
-    def finish(self, fiber: Fiber | None, error: BaseException | None) -> bool:
+    def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Make the invocation of what there is, close the sandbox, and tell whoever waits."""
         outcome, released = self.end(fiber, error)
         self._future.settle(outcome)
         return released
 
-    def end(self, fiber: Fiber | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:
+    def end(self, fiber: Sandbox | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:
         """Make the invocation of what there is, and close the sandbox.
 
         Returns:
@@ -248,7 +249,7 @@ class InvocationJob:
         call.services["cuda"] = CudaService(self._session)
         self._session.enter(call.ends)
 
-    def _outcome(self, fiber: Fiber, error: BaseException | None) -> Invocation | BaseException:
+    def _outcome(self, fiber: Sandbox, error: BaseException | None) -> Invocation | BaseException:
         out, err = (stream.captured if stream else b"" for stream in (fiber.stdout, fiber.stderr))
         if isinstance(error, GuestError) and not isinstance(error, GuestExit):
             error.stdout, error.stderr = out, err
@@ -286,7 +287,7 @@ class Background:
             return self._submit_to_thread(function, export, args, options)
         future = Submission()
         try:
-            job = _describe(function, export, args, reactor, future, **options)
+            job = _plan(function, export, args, reactor, future, options)
         except TensorWasmError as error:
             future.settle(error)
             return future
@@ -307,7 +308,7 @@ class Background:
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
         future = Submission()
-        job = _describe(function, export, args, reactor, future, **options)
+        job = _plan(function, export, args, reactor, future, options)
         here = place()
         if function.long or not job.light or not here.free or find_alarm(function.engine) is None:
             return _spawn(reactor, job, future, long=function.long)
@@ -319,8 +320,8 @@ class Background:
         except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
             error = raised
         outcome, released = job.end(fiber, error)
-        if released and fiber.state.pad is not None:
-            recycle_pad(fiber.state.pad)
+        if released:
+            fiber.recycle()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -364,7 +365,21 @@ class Background:
             return self._threads.submit(function.invoke, export, args, **options)
 
 
-def _spawn(reactor: Reactor, job: InvocationJob, future: Submission, *, long: bool = False) -> Submission:
+def _plan(
+    function: Function,
+    export: str | None,
+    args: Sequence[object],
+    reactor: Reactor,
+    future: Submission,
+    options: Options,
+) -> InvocationJob | LaneJob:
+    lane = find_lane(function, export, options)
+    if lane is not None:
+        return LaneJob(lane, function, args, options, future)
+    return _describe(function, export, args, reactor, future, **options)
+
+
+def _spawn(reactor: Reactor, job: InvocationJob | LaneJob, future: Submission, *, long: bool = False) -> Submission:
     task = reactor.spawn(job, long=long)
     future.stop_with(partial(reactor.cancel, task))
     return future

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.engine import Engine
     from tensorwasm.guest.module import Module
     from tensorwasm.runtime.fiber import Background
+    from tensorwasm.runtime.lane import Lane
     from tensorwasm.runtime.warm import WarmPool
     from tensorwasm.values import DeviceInfo, Limits
 
@@ -81,6 +82,7 @@ class Function:
         name: for people.
         host: the runtime.
         long: its last guest that was submitted ran longer than an event loop may be held.
+        lanes: the short ways of submitted invocations, by export; None where there is none.
         initialiser: an export that every sandbox calls first; None without. See `warm`.
     """
 
@@ -96,6 +98,7 @@ class Function:
         self.name = name
         self.host = host
         self.long = False
+        self.lanes: dict[str | None, Lane | None] = {}
         self.initialiser: str | None = None
         self._stocks: dict[str, WarmStock] = {}
         self._wasm = wasm
@@ -397,7 +400,9 @@ class Function:
 
     def _find_route(self, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
         if not granted.cuda:
-            return Route(self._prepared, target, self.host.limits) if may_visit(self._prepared) else None
+            if not may_visit(self._prepared):
+                return None
+            return Route(self._prepared, target, self.host.limits, brief=self.brief)
         if self._prepared.needs_wasi:
             return None
         memory = checked_kind(memory_kind)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-    from tensorwasm.guest.fiber import Fiber
+    from tensorwasm.guest.task import Sandbox
     from tensorwasm.wasm.preamble import Preamble
 
 REST: Final = 9
@@ -62,7 +62,7 @@ class Place:
         """Whether a guest may begin here now."""
         return self._now_ns() >= self._free_ns
 
-    def run(self, fiber: Fiber) -> bool:
+    def run(self, fiber: Sandbox) -> bool:
         """Run a guest for a slice, with the GIL kept; return whether its call has ended.
 
         Raises:

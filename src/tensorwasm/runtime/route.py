@@ -97,6 +97,8 @@ class Route:
         tenant: str = "",
         memory: MemoryKind = "staged",
         rebirth: Rebirth | None = None,
+        *,
+        brief: bool = False,
     ) -> None:
         """Describe it.
 
@@ -108,8 +110,10 @@ class Route:
             tenant: whose account is charged.
             memory: how kernels reach linear memory.
             rebirth: what sandboxes begin with, None for what the module says.
+            brief: see `tensorwasm.guest.visit.Visit`.
         """
         self._rebirth = rebirth
+        self._brief = brief
         self.settings = settings.current()
         self._prepared = prepared
         self._export = export
@@ -172,7 +176,9 @@ class Route:
         pad = draw_pad()
         try:
             if shared is None:
-                return Stay(Visit(self._prepared, self._export, self._limits, pad, self._rebirth), None)
+                return Stay(
+                    Visit(self._prepared, self._export, self._limits, pad, self._rebirth, brief=self._brief), None
+                )
             with shared.device.native.bound():
                 session = shared.open_session(
                     self._tenant, architecture=self.settings.cuda_arch, memory_kind=self._memory, pad=pad

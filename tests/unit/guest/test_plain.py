@@ -55,8 +55,8 @@ def prepared(engine):
 def place(prepared):
     made = []
 
-    def make(export: str, limits: Limits | None = None) -> Visit:
-        made.append(Visit(prepared, export, limits or Limits(), draw_pad()))
+    def make(export: str, limits: Limits | None = None, *, brief: bool = True) -> Visit:
+        made.append(Visit(prepared, export, limits or Limits(), draw_pad(), brief=brief))
         return made[-1]
 
     yield make
@@ -134,6 +134,12 @@ def test_a_place_that_sees_short_guests_keeps_the_gil(place):
     assert not twice._brief
     call(twice, 1)
     assert twice._brief
+
+
+def test_a_place_for_guests_with_instructions_that_take_long_never_keeps_the_gil(place):
+    twice = place("twice", brief=False)
+    call(twice, 1)
+    assert not twice._brief
 
 
 def test_who_wants_the_gil_gets_it_from_a_guest_that_runs_longer_than_was_expected(place):

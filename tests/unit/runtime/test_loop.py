@@ -58,6 +58,20 @@ def function(runtime):
     return runtime.load(bytes(wat2wasm(GUEST)), "guest")
 
 
+def test_a_guest_that_writes_does_not_hold_the_gil_that_its_sink_needs(runtime):
+    """wasmtime calls sinks on threads of its own, and the guest waits for them."""
+    writer = runtime.load(
+        bytes(
+            wat2wasm("""(module
+        (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+        (memory (export "memory") 1) (data (i32.const 0) "\\10\\00\\00\\00\\02\\00\\00\\00") (data (i32.const 16) "hi")
+        (func (export "_start") (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))))""")
+        )
+    )
+    assert asyncio.run(writer.invoke_async()).stdout == b"hi"
+    assert writer.submit().result(SOON_S).stdout == b"hi"
+
+
 @pytest.fixture(autouse=True)
 def rested():
     """A loop that no earlier test has tired."""

@@ -59,6 +59,25 @@ def _load_visit() -> Callable[[int], int] | None:
         return ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(visits.make_visit())
 
 
+@cache
+def load_voyage() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
+    """Return compiled code that does on a fiber what an order says, given its address: the GIL dropped, and kept.
+
+    None where Numba is missing or fails. Imports Numba, and blocks like `load_code`.
+    """
+    with _lock:
+        if _load_waiting() is None:
+            return None
+        from tensorwasm.guest.native import voyages  # noqa: PLC0415 - Numba is imported by those who need it
+
+        address = voyages.make_voyage()
+    dropping, keeping = (
+        ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
+        ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
+    )
+    return dropping(address), keeping(address)
+
+
 def load_passage() -> Passage | None:
     """Return compiled code that calls Python, None where Numba is missing or fails. Imports Numba."""
     with _lock:

@@ -30,6 +30,8 @@ class Stop(IntEnum):
     """The call ended with a trap or an error."""
     HELD = 5
     """The call ended well; the device may still reach the sandbox's memory."""
+    SUSPENDED = 6
+    """On a fiber: the guest is suspended, in the future."""
 
 
 class Calls(ctypes.Structure):
@@ -48,6 +50,11 @@ class Calls(ctypes.Structure):
             "context_set_epoch_deadline",
             "func_call_unchecked",
             "store_delete",
+            "context_epoch_deadline_async_yield_and_update",
+            "instance_pre_instantiate_async",
+            "func_call_async",
+            "call_future_poll",
+            "call_future_delete",
         )
     )
 
@@ -75,12 +82,14 @@ class Order(ctypes.Structure):
         prepared: the ``wasmtime_instance_pre_t``.
         export, export_bytes: the name that is called.
         memory, memory_name_bytes: the name of the memory that kernels take windows of, 0 if there is none.
-        cells, cell_count: parameters in, results out.
+        cells, cell_count: parameters in, results out; on a fiber the parameters alone, as ``wasmtime_val_t``.
+        results, result_count: on a fiber.
         writes, write_count: of `Write`, what is set before the call.
         keeps: whether the GIL is kept until the epoch callback is first called.
         ticks: until the epoch callback.
         thread: what has the GIL back for the thread that has let go of it, 0 while it is kept.
         store, context: 0 where there is none any more.
+        future: on a fiber, likewise.
         error, trap: from wasmtime, the reader's to free.
         instance: a ``wasmtime_instance_t``.
         item: room for an export.
@@ -103,6 +112,8 @@ class Order(ctypes.Structure):
         ("memory_name_bytes", _u64),
         ("cells", _u64),
         ("cell_count", _u64),
+        ("results", _u64),
+        ("result_count", _u64),
         ("writes", _u64),
         ("write_count", _u64),
         ("keeps", _u64),
@@ -110,6 +121,7 @@ class Order(ctypes.Structure):
         ("thread", _u64),
         ("store", _u64),
         ("context", _u64),
+        ("future", _u64),
         ("error", _u64),
         ("trap", _u64),
         ("instance", ctypes.c_char * capi.SIZES["wasmtime_instance_t"]),

@@ -88,7 +88,7 @@ def unbind(pad: int) -> None:
 
 @compiled
 def open_store(order: int, pad: int) -> int:
-    """Make the store. Return its context."""
+    """Make the store, with its limits. Return its context."""
     store = call_u64(function(order, CALLS.store_new), (load_u64(order + ORDER.engine), pad, ZERO))
     context = call_u64(function(order, CALLS.store_context), (store,))
     store_u64(order + ORDER.store, store)
@@ -103,9 +103,6 @@ def open_store(order: int, pad: int) -> int:
             load_u64(order + ORDER.tables),
             ONE,
         ),
-    )
-    call_void(
-        function(order, CALLS.store_epoch_deadline_callback), (store, load_u64(order + ORDER.on_epoch), order, ZERO)
     )
     return context
 
@@ -157,6 +154,10 @@ def put_globals(order: int, context: int) -> bool:
 def run(order: int, pad: int) -> int:
     """Make the sandbox and call it. Return how far that got."""
     context = open_store(order, pad)
+    on_epoch = load_u64(order + ORDER.on_epoch)
+    call_void(
+        function(order, CALLS.store_epoch_deadline_callback), (load_u64(order + ORDER.store), on_epoch, order, ZERO)
+    )
     instance, trap = order + ORDER.instance, order + ORDER.trap
     store_u64(trap, ZERO)
     make = function(order, CALLS.instance_pre_instantiate)

@@ -13,7 +13,7 @@ import pytest
 from tensorwasm.gpu import pad
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
-from tensorwasm.guest.native import compiled, layout, python, visits, waiting
+from tensorwasm.guest.native import compiled, layout, python, visits, voyages, waiting
 from tensorwasm.guest.native.arguments import value_bytes
 
 FLOATS = re.compile(r"\b(float|double|half)\b|\bf(add|sub|mul|div|cmp)\b")
@@ -25,6 +25,7 @@ FUNCTIONS = {
     **{function.__name__: (function,) for function in PASSAGE},
     **waiting._SIGNATURES,
     "visit": (visits.visit, visits._SIGNATURE),
+    "voyage": (voyages.voyage, voyages._SIGNATURE),
 }
 """Everything that is compiled: a function, and its signature unless that is a host function's."""
 
@@ -41,11 +42,12 @@ def code() -> dict[str, str]:
 @pytest.mark.rule("1-raise", "1-integers", "1-addresses")
 def test_every_function_that_is_compiled_is_looked_at(monkeypatch):
     seen = []
-    for module in (compiled, visits, waiting):
+    for module in (compiled, visits, voyages, waiting):
         monkeypatch.setattr(module, "compile_function", lambda function, *_: seen.append(function) or Compiled())
     compiled.make_entries()
     compiled.make_passage()
     visits.make_visit()
+    voyages.make_voyage()
     waiting.make_code()
     assert {function for function, *_ in FUNCTIONS.values()} == set(seen)
 

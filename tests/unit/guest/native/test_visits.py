@@ -74,13 +74,13 @@ def engine():
 def make_visit(engine):
     made = []
 
-    def make(export: str = "one", contexts: Contexts | None = None) -> Visit:
+    def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> Visit:
         prepared = Linker(engine).prepare(engine.compile(bytes(wat2wasm(WAT))))
         assert may_visit(prepared)
         pad = draw_pad()
         if contexts is not None:
             pad.driver = ctypes.addressof(contexts.table)
-        made.append(visit := Visit(prepared, export, Limits(), pad))
+        made.append(visit := Visit(prepared, export, Limits(), pad, brief=brief))
         return visit
 
     yield make
@@ -135,8 +135,10 @@ def test_a_guest_that_outlives_a_tick_lets_go_of_the_gil(make_visit, other_threa
     assert visit._order.thread == 0
 
 
-def test_a_guest_with_a_device_never_has_the_gil(make_visit, other_thread):
-    (start, ran), visit = other_thread, make_visit(contexts=Contexts())
+@pytest.mark.parametrize("kind", ["with a device", "with instructions that take long"])
+def test_some_guests_never_have_the_gil(make_visit, other_thread, kind):
+    (start, ran), long = other_thread, kind == "with instructions that take long"
+    visit = make_visit(contexts=None if long else Contexts(), brief=not long)
     start()
     while not ran:
         assert call(visit) == [1]

@@ -1,0 +1,213 @@
+"""The short way of submitted invocations: one sandbox after another in one place, and nothing of one for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+from wasmtime import wat2wasm
+
+pytest.importorskip("numba")
+
+from tensorwasm import Runtime
+from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
+from tensorwasm.guest.native.loading import may_have_fibers
+from tensorwasm.guest.state import STATES
+from tensorwasm.guest.voyage import Voyage
+from tensorwasm.runtime.lane import MAX_IDLE, Lane
+from tensorwasm.values import Deadline, Limits
+
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+
+SOON_S = 60.0
+WAT = """(module
+ (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+ (import "wasi:tensor/host@0.1.0" "read-input" (func $read (param i32 i32) (result i32)))
+ (import "wasi:cuda/host@0.3.0" "wasi_cuda_sync" (func $sync (result i32)))
+ (memory (export "memory") 1) (global $count (mut i32) (i32.const 0))
+ (func (export "twice") (param i64) (result i64) (i64.mul (local.get 0) (i64.const 2)))
+ (func (export "both") (param f32 i32) (result i32 f32) (local.get 1) (local.get 0))
+ (func (export "residue") (result i32)
+  (global.set $count (i32.add (global.get $count) (i32.const 1)))
+  (i32.store (i32.const 4000) (i32.add (i32.load (i32.const 4000)) (i32.const 1)))
+  (i32.add (global.get $count) (i32.load (i32.const 4000))))
+ (func (export "echo") (result i32) (call $emit (i32.const 0) (call $read (i32.const 0) (i32.const 64))))
+ (func (export "sync") (result i32) (call $sync))
+ (func (export "count") (param $n i32) (result i32)
+  (loop $next (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1))))) (local.get $n))
+ (func (export "trap") unreachable)
+ (func $deep (export "deep") (call $deep))
+ (func (export "spin") (loop (br 0))))"""
+
+
+@pytest.fixture
+def runtime():
+    with Runtime("emulator") as made:
+        yield made
+
+
+@pytest.fixture
+def function(runtime):
+    return runtime.load(bytes(wat2wasm(WAT)), "guest")
+
+
+def idle(function) -> list[Voyage]:
+    return [voyage for lane in function.lanes.values() for voyage in lane._idle]
+
+
+def settled(function) -> int:
+    """Return the free slots of the engine, once the reactor has let go of its last guest."""
+    assert function.submit("twice", [1]).result(SOON_S).values == (2,)
+    return function.engine.free_slots
+
+
+def test_results_are_the_guests(function):
+    for _ in range(3):
+        assert function.submit("twice", [-(1 << 62)]).result(SOON_S).values == (-(1 << 63),)
+        assert function.submit("twice", [(1 << 64) - 1]).result(SOON_S).values == (-2,)
+        assert function.submit("twice", ["0x10"]).result(SOON_S).values == (32,)
+        assert function.submit("both", [1.5, -7]).result(SOON_S).values == (-7, 1.5)
+    assert len(idle(function)) == 2
+
+
+@pytest.mark.rule("4-memory")
+def test_no_guest_finds_what_another_left(function):
+    assert {function.submit("residue").result(SOON_S).values for _ in range(20)} == {(2,)}
+    assert len(idle(function)) == 1
+
+
+def test_input_and_chunks_are_the_calls_own(function):
+    for data in (b"one", b"three"):
+        assert function.submit("echo", input=data).result(SOON_S).chunks == (data,)
+    assert function.submit("echo").result(SOON_S).chunks == ()
+    heard: list[bytes] = []
+    function.submit("echo", input=b"x", on_chunk=lambda chunk: heard.append(chunk) or True).result(SOON_S)
+    assert heard == [b"x"]
+
+
+def test_a_guest_may_wait_for_a_host_function(function):
+    assert function.submit("sync").result(SOON_S).values == function.invoke("sync").values
+    assert function.submit("sync").result(SOON_S).values[0] < 0
+
+
+@pytest.mark.parametrize(
+    ("export", "args", "error"),
+    [
+        ("trap", (), GuestTrap),
+        ("deep", (), GuestTrap),
+        ("twice", ("x",), InvalidArgs),
+        ("twice", (), InvalidArgs),
+        ("twice", (True,), InvalidArgs),
+        ("twice", (1 << 64,), InvalidArgs),
+        ("both", (1, "x"), InvalidArgs),
+        ("no", (), MissingExport),
+    ],
+)
+def test_failures_are_named_and_leave_the_place_usable(function, export, args, error):
+    slots = settled(function)
+    for _ in range(3):
+        assert isinstance(function.submit(export, args).exception(SOON_S), error)
+        with pytest.raises(error):
+            asyncio.run(function.invoke_async(export, args))
+    assert settled(function) == slots
+    assert len(STATES) >= len(idle(function))
+
+
+def test_a_guest_that_runs_long_is_suspended_and_right_in_the_end(function):
+    counts = [function.submit("count", [30_000_000]) for _ in range(3)]
+    assert function.submit("twice", [4]).result(SOON_S).values == (8,)
+    assert [count.result(SOON_S).values for count in counts] == [(0,)] * 3
+
+
+def test_an_endless_guest_ends_at_its_deadline_or_when_it_is_cancelled(function):
+    slots = settled(function)
+    late = function.submit("spin", deadline=Deadline.after(0.05))
+    endless = [function.submit("spin") for _ in range(3)]
+    assert isinstance(late.exception(SOON_S), InvokeTimeout)
+    assert isinstance(function.submit("spin", deadline=Deadline.after(-1)).exception(SOON_S), InvokeTimeout)
+    for each in endless:
+        assert each.cancel()
+        with pytest.raises(CancelledError):
+            each.result(SOON_S)
+    while settled(function) != slots:
+        threading.Event().wait(0.001)
+
+
+def test_closing_the_runtime_ends_those_that_run_and_those_that_have_not_begun():
+    with Runtime("emulator") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        endless = [function.submit("spin") for _ in range(40)]
+    assert {type(each.exception(SOON_S)) for each in endless} == {GuestTrap}
+
+
+def test_limits_are_the_functions(runtime):
+    tight = runtime.load(bytes(wat2wasm(WAT)), limits=Limits(memory_bytes=1 << 16, wall_s=0.05))
+    assert tight.submit("twice", [2]).result(SOON_S).values == (4,)
+    assert isinstance(tight.submit("spin").exception(SOON_S), InvokeTimeout)
+
+
+def test_more_than_there_are_slots_for_is_refused():
+    with Runtime("emulator", slots=2) as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        endless = [function.submit("spin") for _ in range(3)]
+        refused = [
+            each for each in endless if isinstance(each.exception(0.5) if each.done() else None, CapacityExhausted)
+        ]
+        while not refused:
+            refused = [each for each in endless if each.done()]
+        assert isinstance(refused[0].exception(), CapacityExhausted)
+
+
+def test_a_place_serves_one_sandbox_at_a_time(function):
+    function.submit("twice", [1]).result(SOON_S)
+    lane = function.lanes["twice"]
+    voyage = lane.take()
+    voyage.begin([1], {}, None, lane.put)
+    with pytest.raises(InternalError):
+        voyage.begin([1], {}, None, lane.put)
+    voyage.close()
+    voyage.recycle()
+
+
+def test_a_lane_keeps_a_few_places_and_what_it_leaves_goes_with_the_next(function, runtime):
+    assert len([each.result(SOON_S) for each in [function.submit("twice", [1]) for _ in range(200)]]) == 200
+    settled(function)
+    assert 1 <= len(idle(function)) <= MAX_IDLE
+    tokens = [voyage.state.token for voyage in idle(function)]
+    assert all(token in STATES for token in tokens)
+    del function
+    gc.collect()
+    runtime.load(bytes(wat2wasm(WAT))).submit("trap").exception(SOON_S)
+    assert not any(token in STATES for token in tokens[1:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_three_thousand_sandboxes_leave_nothing(function):
+    def run(count: int) -> None:
+        for _ in range(count // 100):
+            for future in [function.submit("residue") for _ in range(100)]:
+                assert future.result(SOON_S).values == (2,)
+            function.submit("trap").exception(SOON_S)
+
+    def figures() -> dict[str, int]:
+        gc.collect()
+        return {
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": threading.active_count(),
+            "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
+            "states": len(STATES),
+            "places": sum(isinstance(each, (Voyage, Lane)) for each in gc.get_objects()),
+            "tasks": len(function.host.background._reactor._tasks),
+        }
+
+    run(500)
+    settled(function)
+    before = figures()
+    run(3000)
+    settled(function)
+    assert {name: count for name, count in figures().items() if count > before[name] + MAX_IDLE + 16} == {}
