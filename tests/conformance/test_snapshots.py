@@ -206,6 +206,7 @@ def state(live: LiveInstance) -> object:
         return plain(saved)
 
 
+@pytest.mark.rule("7-handles")
 @settings(max_examples=25, deadline=None)
 @given(before=st.lists(steps, max_size=25), after=st.lists(steps, max_size=12))
 def test_an_instance_goes_on_in_another_runtime(runtime, elsewhere, function, twin, tmp_path_factory, before, after):
@@ -286,6 +287,7 @@ def test_memory_of_every_kind_comes_back_in_every_other(runtime, function, memor
                 assert state(restored)[:3] == state(live)[:3]
 
 
+@pytest.mark.rule("7-charged", "7-grants", "7-tenant")
 def test_what_was_held_is_charged_to_whoever_restores_it(runtime, function):
     runtime.accounts.register("poor", 100_000)
     with function.open(grants=["cuda"]) as live:

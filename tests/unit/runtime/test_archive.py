@@ -77,6 +77,7 @@ def test_only_what_changed_is_written(runtime, function, folder):
             runtime.restore(added, function, keys=RING)
 
 
+@pytest.mark.rule("7-tenant")
 def test_a_file_is_read_once_and_again_when_it_changed(runtime, function, folder):
     path = folder / "changing.tws"
     with function.open() as live:

@@ -176,6 +176,7 @@ def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
         runtime.snapshot(live)
 
 
+@pytest.mark.rule("7-module")
 def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
     with function.open() as live, runtime.snapshot(live) as snapshot, pytest.raises(InvalidSnapshot, match="module"):
         runtime.restore(snapshot, slow)
@@ -189,6 +190,7 @@ def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, fun
             runtime.restore(snapshot, small)
 
 
+@pytest.mark.rule("7-grants")
 def test_grants_are_those_of_both(runtime, slow, tmp_path):
     with slow.open(grants=["cuda"]) as live, runtime.snapshot(live) as snapshot:
         with runtime.restore(snapshot, slow) as restored:
@@ -265,7 +267,7 @@ def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, funct
             assert function.form(Form(edition="blank")).module.engine.free_slots == free
 
 
-@pytest.mark.rule("4-memory")
+@pytest.mark.rule("4-memory", "7-tenant")
 def test_a_reservation_never_serves_another_tenant(runtime, function):
     with function.open() as live, runtime.snapshot(live) as snapshot:
 
