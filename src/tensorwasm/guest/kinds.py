@@ -157,8 +157,10 @@ def _new_memory(
     if provider is None:
         _supply.error = InternalError("this engine's memories come from a provider, and none is there")
         return _refusal()
-    if size_bytes < _supply.size_bytes <= maximum_bytes:
-        size_bytes = _supply.size_bytes
+    if _supply.size_bytes > maximum_bytes:
+        _supply.error = InternalError("a memory is to be longer than its module lets it be")
+        return _refusal()
+    size_bytes = max(size_bytes, _supply.size_bytes)
     capacity_bytes = max(size_bytes, min(maximum_bytes, _supply.capacity_bytes, MEMORY_BYTES))
     try:
         memory = _LinearMemory(provider(size_bytes, capacity_bytes), size_bytes, capacity_bytes)

@@ -6,8 +6,10 @@ from tensorwasm.runtime.executor import Executor, ExecutorStatistics, LocalExecu
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.snapshots import Snapshot
 from tensorwasm.runtime.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -20,9 +22,11 @@ __all__ = [
     "Function",
     "Grants",
     "Invocation",
+    "LiveInstance",
     "LocalExecutor",
     "Request",
     "Runtime",
+    "Snapshot",
     "Ticket",
     "WorkerExecutor",
     "WorkerOptions",

@@ -164,3 +164,13 @@ def test_memory_stays_while_a_device_may_still_reach_it(prepared):
         guest = Instance(prepared, limits=Limits(memory_bytes=LIMIT), drain=lambda: False)
     guest.close()
     assert len(backings.open) == 1
+
+
+def test_memory_that_is_longer_than_the_module_allows_is_refused(prepared):
+    backings = Backings()
+    with (
+        pytest.raises(InternalError, match="longer than its module"),
+        kinds.supplying(backings, LIMIT, 65 * WASM_PAGE_BYTES),
+    ):
+        Instance(prepared, limits=Limits(memory_bytes=128 * WASM_PAGE_BYTES))
+    assert backings.open == []

@@ -1,4 +1,7 @@
+import gc
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -287,3 +290,54 @@ def test_a_snapshot_that_is_closed_restores_nothing(runtime, function):
         runtime.restore(snapshot, function)
     with pytest.raises(CapacityExhausted, match="closed"):
         snapshot.invoke(function, "size", (), opening())
+
+
+def test_threads_call_one_instance_one_at_a_time(function):
+    with function.open() as live:
+
+        def work() -> None:
+            for _ in range(50):
+                live.call("call", (2,))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert live.call("call", (2,)).values == (7 + 2 * 201,)
+        assert live.statistics().calls == 201
+
+
+def held() -> tuple[int, int]:
+    """Return how many files this process has open, and how many mappings there are."""
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    return files, Path("/proc/self/maps").read_bytes().count(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_neither_files_nor_mappings_are_gained(runtime, function):
+    def cycle() -> None:
+        with function.open() as live, runtime.snapshot(live) as snapshot:
+            for growth in (0, 0, 1):
+                with runtime.restore(snapshot, function) as restored, runtime.restore(snapshot, function):
+                    restored.call("grow", (growth,))
+                runtime.invoke(snapshot, function, "grow", (growth,))
+
+    cycle()
+    before = held()
+    for _ in range(30):
+        cycle()
+    gc.collect()
+    files, mappings = held()
+    assert files <= before[0]
+    assert mappings <= before[1] + 8
+
+
+def test_an_instance_outlives_its_runtime():
+    with Runtime("emulator", limits=Limits(memory_bytes=4 * MIB)) as runtime:
+        function = runtime.load(bytes(wat2wasm(GUEST)))
+        live, other = function.open(grants=["cuda"]), function.open()
+    assert other.call("size").values == (2,)
+    other.close()
+    live.close()
+    live.close()
