@@ -20,6 +20,7 @@ from tensorwasm.errors import (
     ModuleMemoryTooLarge,
     NotCapturable,
 )
+from tensorwasm.guest.native.loading import load_entries, load_visit
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.opened import Opening
@@ -253,9 +254,15 @@ def test_a_call_of_a_snapshot_is_the_first_call_of_what_is_restored_from_it(runt
                 assert found == expected
 
 
-def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, function):
+@pytest.mark.parametrize("code", ["any", "compiled"])
+def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, function, code):
+    if code == "compiled" and not load_entries():
+        pytest.skip("there is no compiled code here")
+    assert code == "any" or load_visit() is not None
     with function.open() as live:
         live.call("set-i32", (1000,))
+        live.call("scale", (2.5,))
+        live.call("vector")
         live.call("store", (8, 5))
         with runtime.snapshot(live) as snapshot:
             for _ in range(3):
@@ -264,7 +271,9 @@ def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, funct
                 snapshot.invoke(function, "store", (8, 77), opening())
                 with pytest.raises(GuestTrap):
                     snapshot.invoke(function, "trap-midway", (8,), opening())
-            assert len(snapshot._routes) == 4
+            assert snapshot.invoke(function, "vector", (), opening()).values == live.call("vector").values
+            assert snapshot.invoke(function, "f32-bits", (), opening()).values == live.call("f32-bits").values
+            assert len(snapshot._routes) == 6
             free = function.form(Form(edition="blank")).module.engine.free_slots
             snapshot.invoke(function, "store", (8, 77), opening())
             assert function.form(Form(edition="blank")).module.engine.free_slots == free
