@@ -68,6 +68,7 @@ def test_every_setting_changes_what_it_says():
         "compile_timeout_s": ("5", 5.0),
         "compile_memory_mib": ("512", 512),
         "state": ("/var/lib/ours", "/var/lib/ours"),
+        "snapshot_cache_mib": ("0", 0),
         "snapshot_key": ("hmac:" + "ab" * 32, "hmac:" + "ab" * 32),
         "snapshot_trust": ("ed25519-public:/etc/key.pem", "ed25519-public:/etc/key.pem"),
         "snapshot_cipher_key": ("cd" * 32, "cd" * 32),
