@@ -5,6 +5,7 @@ Sandboxes are what users get: `Function.invoke` and `Function.submit` with their
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def _submitted(function: Function, flight: int) -> stock.Loop:
     return loop
 
 
+def _awaited(function: Function, runner: asyncio.Runner) -> stock.Loop:
+    """Return a loop of fresh sandboxes on fibers that begin on an event loop's thread, one after another."""
+
+    async def run(count: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            _check(await function.invoke_async(EXPORT, (VALUE,)))
+        return (time.perf_counter_ns() - start) / count / 1000
+
+    return lambda count: runner.run(run(count))
+
+
 def _check(done: Invocation) -> None:
     if done.values != (VALUE,):
         raise InternalError(f"the guest answered {done.values}")
@@ -129,23 +142,27 @@ def _starts(subject: Subject) -> Iterator[Figure]:
     ours, flight, alone = _invoked(function), _submitted(function, FLIGHT), _submitted(function, 1)
     peer, process = stock.stock_wasmtime(subject.wasm, EXPORT, VALUE), stock.plain_process()
     flight(FLIGHT)  # from now on there is compiled code
-    taken = alternate(
-        {
-            "invoke": lambda: ours(count),
-            "submit": lambda: flight(max(count, FLIGHT)),
-            "alone": lambda: alone(max(1, count // 10)),
-            "stock": lambda: peer(max(1, count // 5)),
-            "process": lambda: process(max(1, count // 50)),
-        },
-        subject.scale.samples,
-    )
+    with asyncio.Runner() as runner:
+        awaited = _awaited(function, runner)
+        taken = alternate(
+            {
+                "invoke": lambda: ours(count),
+                "await": lambda: awaited(count),
+                "submit": lambda: flight(max(count, FLIGHT)),
+                "alone": lambda: alone(max(1, count // 10)),
+                "stock": lambda: peer(max(1, count // 5)),
+                "process": lambda: process(max(1, count // 50)),
+            },
+            subject.scale.samples,
+        )
 
     def against(shown: str, name: str, peer: str, bar: float | None = None, than: str = "stock") -> Figure:
         return compared(shown, "us", taken[name], peer=peer, peers=taken[than], bar=bar)
 
     yield against("store + instantiate + call + drop, 1 page", "invoke", stock.WASMTIME, _BAR)
-    yield against(f"the same on a fiber, {FLIGHT} in flight", "submit", stock.WASMTIME, _FIBER_BAR)
-    yield against("the same on a fiber, one at a time", "alone", stock.WASMTIME)
+    yield against("the same on a fiber (invoke_async)", "await", stock.WASMTIME, _FIBER_BAR)
+    yield against(f"the same on a fiber of another thread (submit), {FLIGHT} in flight", "submit", stock.WASMTIME)
+    yield against("the same on a fiber of another thread (submit), one at a time", "alone", stock.WASMTIME)
     yield against("the same against a process", "invoke", stock.PROCESS, than="process")
     yield compared(stock.WASMTIME, "us", taken["stock"])
     yield compared(stock.PROCESS, "us", taken["process"])

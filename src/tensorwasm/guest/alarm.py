@@ -125,7 +125,7 @@ def run_first_slice(
     """
     alarm, began_ns = find_alarm(fiber.state.engine), clock_ns()
     try:
-        while clock_ns() - began_ns < SLICE_NS // 2:  # a tick of the engine's, or another's alarm, may come too early
+        while True:
             if alarm is not None:
                 alarm.set(time.monotonic_ns())
             if fiber.run(briefly=briefly):
@@ -133,6 +133,8 @@ def run_first_slice(
             if fiber.waits:
                 return False
             fiber.state.check()
+            if clock_ns() - began_ns >= SLICE_NS // 2:  # a tick of the engine's, or another's alarm, may come too early
+                break
     finally:
         if alarm is not None:
             alarm.rest()

@@ -60,6 +60,7 @@ class Reactor:
             InternalError: the system has no descriptor left.
         """
         self._inbox = Inbox.open(code)
+        self._arrivals: deque[Task] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
@@ -96,8 +97,8 @@ class Reactor:
         """
         if self.here:
             raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
-        task = Task(job)
-        self._admit(partial(self._begin, task, long))
+        task = Task(job, long=long)
+        self._admit(task)
         return task
 
     def adopt(self, job: Job, fiber: Sandbox) -> Task:
@@ -108,7 +109,7 @@ class Reactor:
         """
         task = Task(job)
         task.fiber = fiber
-        self._admit(partial(self._go_on, task, fiber))
+        self._admit(task)
         return task
 
     def cancel(self, task: Task) -> None:
@@ -152,8 +153,9 @@ class Reactor:
     # ---------------------------------------------------------------- the thread
 
     def _serve(self) -> None:
-        while self._tasks or self._calls or not self._closing:
+        while self._tasks or self._arrivals or self._calls or not self._closing:
             self._sleep()
+            self._take_arrivals()
             self._take_calls()
             self._take_notifications()
             self._take_timers()
@@ -163,10 +165,10 @@ class Reactor:
 
     def _sleep(self) -> None:
         """Wait until there is something to do. Others look at `_asleep` after they have left what there is to do."""
-        if self._ready or self._calls:
+        if self._ready or self._arrivals or self._calls:
             return
         self._asleep = True
-        self._inbox.wait(0.0 if self._calls else self._timers.patience_s())
+        self._inbox.wait(0.0 if self._arrivals or self._calls else self._timers.patience_s())
         self._asleep = False
 
     def _wake(self) -> None:
@@ -174,17 +176,23 @@ class Reactor:
             self._asleep = False
             self._inbox.wake()
 
-    def _admit(self, function: Callable[[], None]) -> None:
+    def _admit(self, task: Task) -> None:
         """Have the thread begin with a guest, unless it is to end: what comes before that is always seen to."""
         with self._taking:
             if self._closing:
                 raise InternalError("the reactor is closed")
-            self._calls.append(function)
+            self._arrivals.append(task)
         self._wake()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.append(function)
         self._wake()
+
+    def _take_arrivals(self) -> None:
+        for _ in range(len(self._arrivals)):
+            task = self._arrivals.popleft()
+            if self._enter(task):
+                self._begin(task)
 
     def _take_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -218,11 +226,14 @@ class Reactor:
 
     # ---------------------------------------------------------------- a guest's life
 
-    def _begin(self, task: Task, long: bool) -> None:  # noqa: FBT001 - what `spawn` was told
-        if not self._enter(task):
-            return
-        if not long:
-            self._ready.append(task)  # its sandbox is made when its turn comes
+    def _begin(self, task: Task) -> None:
+        """Let a guest go on that began elsewhere; have others stand in line: their sandboxes are made in their turn."""
+        if task.fiber is not None:
+            task.fiber.enter_thread()
+            task.fiber.wait.queue = self._inbox.address
+            self._proceed(task, task.fiber)
+        elif not task.long:
+            self._ready.append(task)
         elif (fiber := self._make(task)) is not None:
             self._keep(task, fiber)
             if not self._send_away(task):
@@ -237,12 +248,6 @@ class Reactor:
             return None
         fiber.wait.queue = self._inbox.address
         return fiber
-
-    def _go_on(self, task: Task, fiber: Sandbox) -> None:
-        if self._enter(task):
-            fiber.enter_thread()
-            fiber.wait.queue = self._inbox.address
-            self._proceed(task, fiber)
 
     def _enter(self, task: Task) -> bool:
         """Count a guest as one of ours; return whether it is to run."""
@@ -408,10 +413,11 @@ class Reactor:
             self._end(task, _cancelled("the runtime was closed"))
 
     def _finish(self, task: Task) -> None:
-        close = partial(self._close_sandbox, task)
         if not task.job.blocks:
-            close()
-        elif not (task.job.lingers and _on_own_thread(close)):
+            self._close_sandbox(task)
+            return
+        close = partial(self._close_sandbox, task)
+        if not (task.job.lingers and _on_own_thread(close)):
             _on_thread_of(self._closers, close)
 
     def _close_sandbox(self, task: Task) -> None:

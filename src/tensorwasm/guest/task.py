@@ -59,6 +59,7 @@ class Task:
         notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
         asleep: number of the timer that ends a sleep, 0 without.
         turn: what the guest waits for, if that is its turn.
+        long: it is known to take long.
         limit_ns: when it last had a timer to give up on its turn, on the monotonic clock.
         timed: it has a timer for its deadline.
         working: another thread takes a step.
@@ -75,6 +76,7 @@ class Task:
         "gone",
         "job",
         "limit_ns",
+        "long",
         "notified_at",
         "over",
         "signal",
@@ -84,8 +86,9 @@ class Task:
         "working",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, long: bool = False) -> None:
         self.job = job
+        self.long = long
         self.fiber: Sandbox | None = None
         self.error: BaseException | None = None
         self.steps: tuple[WaitingFunction, Steps] | None = None

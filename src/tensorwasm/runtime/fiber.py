@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -31,7 +31,7 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.state import GuestState
-from tensorwasm.guest.task import FiberStatistics, Sandbox
+from tensorwasm.guest.task import FiberStatistics, Sandbox, Task
 from tensorwasm.guest.wasi import Sink, WasiConfig
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
@@ -72,8 +72,9 @@ class Submission(Future["Invocation"]):
     def __init__(self) -> None:
         super().__init__()
         self._turn = threading.Lock()
-        self._told = False
-        self._stop: Callable[[], None] | None = None
+        self._told = self._settled = False
+        self._stop: Callable[[Task], object] | None = None
+        self._task: Task | None = None
 
     def cancel(self) -> bool:
         """End the guest, wherever it is; its sandbox is closed soon after. Returns False once there is an outcome."""
@@ -83,23 +84,32 @@ class Submission(Future["Invocation"]):
             told, self._told = self._told, True
         if not told:
             self.set_running_or_notify_cancel()
-            if self._stop is not None:
-                self._stop()
+            stop, task = self._stop, self._task
+            if stop is not None and task is not None:
+                stop(task)
         return True
 
-    def stop_with(self, stop: Callable[[], None]) -> None:
+    def stop_with(self, stop: Callable[[Task], object], task: Task) -> None:
         """Say how the guest is ended."""
-        self._stop = stop
-        if self.cancelled():
-            stop()
+        self._stop, self._task = stop, task
+        if self._told:
+            stop(task)
+        if self._settled:
+            self._task = None
 
     def settle(self, outcome: Invocation | BaseException) -> None:
-        """Set the outcome, unless it was cancelled."""
-        with suppress(InvalidStateError):
+        """Set the outcome, unless it was cancelled.
+
+        The guest refers to this, so this forgets it: the collector would have to find that out.
+        """
+        self._settled, self._task = True, None
+        try:
             if isinstance(outcome, BaseException):
                 self.set_exception(outcome)
             else:
                 self.set_result(outcome)
+        except InvalidStateError:
+            return
 
 
 @dataclass(slots=True)
@@ -315,7 +325,7 @@ class Background:
         fiber, error = job.begin(), None
         try:
             if not here.run(fiber):
-                future.stop_with(partial(reactor.cancel, reactor.adopt(job, fiber)))
+                future.stop_with(reactor.cancel, reactor.adopt(job, fiber))
                 return future
         except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
             error = raised
@@ -381,7 +391,7 @@ def _plan(
 
 def _spawn(reactor: Reactor, job: InvocationJob | LaneJob, future: Submission, *, long: bool = False) -> Submission:
     task = reactor.spawn(job, long=long)
-    future.stop_with(partial(reactor.cancel, task))
+    future.stop_with(reactor.cancel, task)
     return future
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -143,6 +144,21 @@ def test_closing_the_runtime_ends_those_that_run_and_those_that_have_not_begun()
         function = runtime.load(bytes(wat2wasm(WAT)))
         endless = [function.submit("spin") for _ in range(40)]
     assert {type(each.exception(SOON_S)) for each in endless} == {GuestTrap}
+
+
+def test_an_outcome_that_nobody_keeps_is_gone_without_the_collector(function):
+    settled(function)
+    gc.disable()
+    try:
+        future = function.submit("twice", [1])
+        seen = weakref.ref(future)
+        future.result(SOON_S)
+        settled(function)
+        del future
+        while seen() is not None:  # the reactor's thread may still hold it for a moment
+            threading.Event().wait(0.001)
+    finally:
+        gc.enable()
 
 
 def test_limits_are_the_functions(runtime):
