@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from types import TracebackType
 from typing import Final, Self
 
@@ -31,12 +32,16 @@ MAX_IDLE: Final = 16
 """Reservations that an image keeps for later sandboxes of one tenant."""
 MAX_OWNERS: Final = 64
 """Tenants for whom it keeps any."""
+MAX_IDLE_MAPPINGS: Final = 4096
+"""Mappings that such reservations have, of all images together: the kernel gives a process 65,530."""
 GAP_BYTES: Final = 1 << 20
 """Least number of zeros for which an image is divided, so that they cost no memory."""
 MAX_EXTENTS: Final = 16
 """Most mappings that one sandbox needs for its image."""
 
 _RESERVED_BYTES: Final = MEMORY_RESERVATION_BYTES + GUARD_BYTES
+_spare: Final = deque(repeat(None, MAX_IDLE_MAPPINGS))
+"""One for each mapping that another reservation may keep. No lock: an image that is collected gives its own back."""
 
 
 class Image:
@@ -51,6 +56,7 @@ class Image:
         self.size_bytes = size_bytes
         self.extents = extents
         self._descriptor = descriptor
+        self._mappings = 2 * len(extents) + 1  # what is shown, and what comes before, between and after
         self._idle: dict[str, deque[int]] = {}
         self._lock = threading.Lock()  # while the descriptor is used: once closed, its number is somebody else's
 
@@ -80,6 +86,8 @@ class Image:
             address = self._idle[owner].pop()
         except (KeyError, IndexError):
             address = self._map()
+        else:
+            _spare.extend(repeat(None, self._mappings))
         return MappedMemory(self, address, owner)
 
     def close(self) -> None:
@@ -92,6 +100,7 @@ class Image:
             while idle:
                 with suppress(IndexError):
                     mappings.release(idle.pop(), _RESERVED_BYTES)
+                    _spare.extend(repeat(None, self._mappings))
 
     def recycle(self, address: int, owner: str) -> None:
         """Take back memory that nobody reaches any more and of which no more was accessible than the image.
@@ -103,8 +112,12 @@ class Image:
         idle = self._idle.get(owner)
         if idle is None and len(self._idle) < MAX_OWNERS:
             idle = self._idle.setdefault(owner, deque())
-        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE
-        if idle is None or not kept or not mappings.rewind(address, self.size_bytes):
+        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _take_spare(self._mappings)
+        if idle is None or not kept:
+            mappings.release(address, _RESERVED_BYTES, self.size_bytes)
+            return
+        if not mappings.rewind(address, self.size_bytes):
+            _spare.extend(repeat(None, self._mappings))
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         idle.append(address)
@@ -281,6 +294,18 @@ class ImageWriter:
             else:
                 joined.append((start, length))
         return tuple(joined)
+
+
+def _take_spare(count: int) -> bool:
+    """Take leave to keep so many mappings; return whether there was as much."""
+    taken = 0
+    try:
+        for taken in range(count):  # noqa: B007 - how many it was is what counts
+            _spare.pop()
+    except IndexError:
+        _spare.extend(repeat(None, taken))
+        return False
+    return True
 
 
 def make_image(size_bytes: int, runs: Iterable[Run]) -> Image:

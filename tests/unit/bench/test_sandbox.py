@@ -41,7 +41,7 @@ def test_what_a_sandbox_leaves_is_seen():
     left: list[bytearray | int] = []
 
     def leave() -> None:
-        left.append(bytearray(4096))
+        left.append(bytearray(1 << 18))  # in all more than anybody here gave back
         left.append(os.open("/dev/null", os.O_RDONLY))
 
     grown = {figure.name: figure for figure in endure(leave, 0.2)}

@@ -2,6 +2,7 @@ import ctypes
 import mmap
 import os
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_nobody_can_write_to_an_image(prepared):
     image.close()
 
 
-def test_zeros_between_runs_take_no_memory_and_no_more_than_sixteen_mappings():
+def test_zeros_between_runs_take_no_memory_and_few_mappings():
     step = 2 * images.GAP_BYTES
     runs = [Run(index * step + 5, b"\x01") for index in range(40)]
     image = make_image(40 * step, runs)
@@ -206,3 +207,59 @@ def test_threads_share_an_image_and_none_sees_anothers_writes(prepared):
         thread.join()
     assert wrong == []
     image.close()
+
+
+def test_no_more_is_kept_than_all_images_may_keep_together(monkeypatch):
+    places: list[None] = [None] * 3
+    monkeypatch.setattr(images, "_places", places)
+    made = [make_image(WASM_PAGE_BYTES, [Run(0, b"s")]) for _ in range(3)]
+    for image in made:
+        for memory in [image.map() for _ in range(2)]:
+            memory.close()
+    assert places == []
+    assert [sum(len(idle) for idle in image._idle.values()) for image in made] == [2, 1, 0]
+    made[0].map().close()
+    for image in made:
+        image.close()
+    assert places == [None] * 3
+
+
+def test_memory_that_cannot_be_rewound_is_not_kept(monkeypatch):
+    image = make_image(WASM_PAGE_BYTES, [Run(0, b"s")])
+    places = len(images._places)
+    monkeypatch.setattr(images.mappings, "rewind", lambda *_: False)
+    memory = image.map()
+    memory.close()
+    assert not any(image._idle.values())
+    assert mappings_within(memory.address) == 0
+    assert len(images._places) == places
+    image.close()
+
+
+def test_what_images_keep_for_later_is_bounded_for_all_of_them_together(monkeypatch):
+    monkeypatch.setattr(images, "_spare", deque([None] * 20))
+    runs = [Run(place * 2 * images.GAP_BYTES, b"seed") for place in range(3)]
+    kept = [make_image(8 * images.GAP_BYTES, runs) for _ in range(8)]
+    addresses = []
+    for image in kept:
+        memories = [image.map("tenant") for _ in range(4)]
+        addresses += [memory.address for memory in memories]
+        for memory in memories:
+            memory.close()
+    assert sum(map(mappings_within, addresses)) <= 20
+    with kept[0].map("tenant").view() as view:
+        assert bytes(view[:4]) == b"seed"
+    for image in kept:
+        image.close()
+    assert len(images._spare) == 20
+
+
+def test_a_file_that_cannot_have_its_size_is_not_left_open(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    held = open_files()
+    with pytest.raises(CapacityExhausted):
+        ImageWriter(WASM_PAGE_BYTES)
+    assert open_files() == held
