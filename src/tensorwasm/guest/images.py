@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import repeat
 from types import TracebackType
 from typing import Final, Self
 
@@ -32,16 +31,16 @@ MAX_IDLE: Final = 16
 """Reservations that an image keeps for later sandboxes of one tenant."""
 MAX_OWNERS: Final = 64
 """Tenants for whom it keeps any."""
-MAX_IDLE_MAPPINGS: Final = 4096
-"""Mappings that such reservations have, of all images together: the kernel gives a process 65,530."""
+MAX_KEPT: Final = 1024
+"""Such reservations of all images together: each has up to nine of the 65,530 mappings that a process may have."""
 GAP_BYTES: Final = 1 << 20
 """Least number of zeros for which an image is divided, so that they cost no memory."""
-MAX_EXTENTS: Final = 16
+MAX_EXTENTS: Final = 4
 """Most mappings that one sandbox needs for its image."""
 
 _RESERVED_BYTES: Final = MEMORY_RESERVATION_BYTES + GUARD_BYTES
-_spare: Final = deque(repeat(None, MAX_IDLE_MAPPINGS))
-"""One for each mapping that another reservation may keep. No lock: an image that is collected gives its own back."""
+_places: Final[list[None]] = [None] * MAX_KEPT
+"""One for each reservation that may still be kept. No lock: an image that is collected gives its own back."""
 
 
 class Image:
@@ -56,7 +55,6 @@ class Image:
         self.size_bytes = size_bytes
         self.extents = extents
         self._descriptor = descriptor
-        self._mappings = 2 * len(extents) + 1  # what is shown, and what comes before, between and after
         self._idle: dict[str, deque[int]] = {}
         self._lock = threading.Lock()  # while the descriptor is used: once closed, its number is somebody else's
 
@@ -87,7 +85,7 @@ class Image:
         except (KeyError, IndexError):
             address = self._map()
         else:
-            _spare.extend(repeat(None, self._mappings))
+            _places.append(None)
         return MappedMemory(self, address, owner)
 
     def close(self) -> None:
@@ -100,7 +98,7 @@ class Image:
             while idle:
                 with suppress(IndexError):
                     mappings.release(idle.pop(), _RESERVED_BYTES)
-                    _spare.extend(repeat(None, self._mappings))
+                    _places.append(None)
 
     def recycle(self, address: int, owner: str) -> None:
         """Take back memory that nobody reaches any more and of which no more was accessible than the image.
@@ -112,12 +110,12 @@ class Image:
         idle = self._idle.get(owner)
         if idle is None and len(self._idle) < MAX_OWNERS:
             idle = self._idle.setdefault(owner, deque())
-        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _take_spare(self._mappings)
+        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _take_place()
         if idle is None or not kept:
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         if not mappings.rewind(address, self.size_bytes):
-            _spare.extend(repeat(None, self._mappings))
+            _places.append(None)
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         idle.append(address)
@@ -259,7 +257,10 @@ class ImageWriter:
         if not self._size_bytes:
             yield memoryview(b"")
             return
-        pages = mmap.mmap(self._descriptor, self._size_bytes)
+        try:
+            pages = mmap.mmap(self._descriptor, self._size_bytes)
+        except OSError as error:  # it takes a descriptor of its own too
+            raise CapacityExhausted(f"no memory for an image: {error.strerror}") from None
         # Many at once cost half of what they cost one by one, and here one learns whether there is memory for them.
         mappings.populate(ctypes.addressof(ctypes.c_char.from_buffer(pages)), self._extents)
         view = memoryview(pages)
@@ -296,14 +297,11 @@ class ImageWriter:
         return tuple(joined)
 
 
-def _take_spare(count: int) -> bool:
-    """Take leave to keep so many mappings; return whether there was as much."""
-    taken = 0
+def _take_place() -> bool:
+    """Return whether one more reservation may be kept."""
     try:
-        for taken in range(count):  # noqa: B007 - how many it was is what counts
-            _spare.pop()
+        _places.pop()
     except IndexError:
-        _spare.extend(repeat(None, taken))
         return False
     return True
 

@@ -55,10 +55,13 @@ def make_file(name: str, size_bytes: int) -> int:
     """
     if sys.platform != "linux" or not SUPPORTED:
         raise NotSupported("memory is restored on Linux only, where a file in memory can be sealed and mapped")
+    descriptor = -1
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size_bytes)
     except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
         raise CapacityExhausted(f"no image of a memory can be made: {error.strerror}") from None
     return descriptor
 

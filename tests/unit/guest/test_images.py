@@ -2,7 +2,6 @@ import ctypes
 import mmap
 import os
 import threading
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -234,24 +233,6 @@ def test_memory_that_cannot_be_rewound_is_not_kept(monkeypatch):
     assert mappings_within(memory.address) == 0
     assert len(images._places) == places
     image.close()
-
-
-def test_what_images_keep_for_later_is_bounded_for_all_of_them_together(monkeypatch):
-    monkeypatch.setattr(images, "_spare", deque([None] * 20))
-    runs = [Run(place * 2 * images.GAP_BYTES, b"seed") for place in range(3)]
-    kept = [make_image(8 * images.GAP_BYTES, runs) for _ in range(8)]
-    addresses = []
-    for image in kept:
-        memories = [image.map("tenant") for _ in range(4)]
-        addresses += [memory.address for memory in memories]
-        for memory in memories:
-            memory.close()
-    assert sum(map(mappings_within, addresses)) <= 20
-    with kept[0].map("tenant").view() as view:
-        assert bytes(view[:4]) == b"seed"
-    for image in kept:
-        image.close()
-    assert len(images._spare) == 20
 
 
 def test_a_file_that_cannot_have_its_size_is_not_left_open(monkeypatch):
