@@ -76,9 +76,10 @@ class Compiler:
                 status = _end(child)
         if answer is None:
             raise CompileFailed(f"compiling module {name} took more than {self._limits.wall_s:g} s")
-        if not status and answer.startswith(compiling.CODE):
+        whole = not status and len(answer) <= _ANSWER_BYTES
+        if whole and answer.startswith(compiling.CODE):
             return bytes(memoryview(answer)[len(compiling.CODE) :])
-        if not status and answer.startswith(compiling.REFUSED):
+        if whole and answer.startswith(compiling.REFUSED):
             said = answer[len(compiling.REFUSED) :][:_REFUSAL_BYTES].decode("utf-8", "replace")
             raise InvalidWasm(f"not a valid WebAssembly module: {traps.tell(said)}")
         raise CompileFailed(f"the compiler failed on module {name}: it {_describe(status)}")
@@ -172,4 +173,6 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 def _describe(status: int) -> str:
     if status >= 0:
         return f"exited with code {status}"
-    return f"ended by {signal.Signals(-status).name}, for a fault, or for want of memory"
+    with suppress(ValueError):  # those for anybody's own use have no names
+        return f"ended by {signal.Signals(-status).name}, for a fault, or for want of memory"
+    return f"ended by signal {-status}"

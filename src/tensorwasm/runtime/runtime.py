@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
-from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.errors import DeviceUnavailable, InternalError
 from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.guest import stack
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import Module
@@ -370,7 +371,13 @@ class Runtime:
         return linker.prepare(module) if linker is not None else None
 
     def close(self) -> None:
-        """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended."""
+        """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended.
+
+        Raises:
+            InternalError: a host function, or a sink, of a guest that was submitted called this: it would wait for that.
+        """
+        if stack.is_on_fiber():
+            raise InternalError("a host function of a guest that was submitted tried to close the runtime")
         self.warm.close()
         self.background.close()
         with self._lock:

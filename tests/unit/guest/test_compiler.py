@@ -74,6 +74,7 @@ def test_what_is_not_wasm_is_refused_as_it_would_be_here(engine, wat):
     [
         ("os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
         ("os._exit(3)", "exited with code 3"),
+        ("os.kill(os.getpid(), 40)", "ended by signal 40"),
         ("", "exited with code 0"),
         ("os.write(1, b'?' * 9)", "exited with code 0"),
         ("os.write(1, b'+code'); os._exit(1)", "exited with code 1"),
@@ -103,6 +104,16 @@ def test_an_answer_without_end_is_cut(program, monkeypatch):
     monkeypatch.setattr(compiler, "_ANSWER_BYTES", 1000)
     program("os.write(1, b'+')\nwhile True: os.write(1, bytes(4096))")
     with pytest.raises(CompileFailed, match="ended by SIGKILL"):
+        compile_with()
+
+
+def test_an_answer_that_is_too_long_is_none_however_its_process_ended(program, monkeypatch):
+    monkeypatch.setattr(compiler, "_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(compiler, "_CHUNK_BYTES", 1001)
+    end = compiler._end
+    monkeypatch.setattr(compiler, "_end", lambda child: end(child) and 0)  # as if it had gone before it was killed
+    program("os.write(1, b'+' + bytes(4096))")
+    with pytest.raises(CompileFailed):
         compile_with()
 
 

@@ -243,6 +243,26 @@ def test_a_sink_runs_no_guest(runtime, function):
     assert len(refused) == 2
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("way", ["reactor", "loop", "crew"])
+def test_a_sink_does_not_close_the_runtime_that_waits_for_it(runtime, function, way):
+    refused: list[BaseException] = []
+
+    def end(_chunk: bytes) -> bool:
+        with pytest.raises(InternalError, match="host function of a guest") as caught:
+            runtime.close()
+        refused.append(caught.value)
+        return True
+
+    function.long = way == "crew"
+    if way == "reactor":
+        function.submit("say", on_chunk=end).result(SOON_S)
+    else:
+        asyncio.run(function.invoke_async("say", on_chunk=end))
+    assert len(refused) == 1
+    assert function.submit("count", (3,)).result(SOON_S).values
+
+
 def test_the_interpreter_ends_with_guests_that_run():
     program = f"""
 import asyncio
