@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
 from conformance.rig import PTX
+from conformance.work import u64
+from strategies.kernels import NAP
 from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.artifacts.ring import KeyRing
 from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExceeded
@@ -27,6 +29,7 @@ from tensorwasm.values import MIB, Deadline, Limits
 CUDA = "wasi:cuda/host@0.3.0"
 ARGV_AT, PTX_AT, WORDS_AT = 1024, 4096, 32_768
 ENTRY_AT = PTX_AT + len(PTX)
+NAP_AT = ENTRY_AT + 8
 FUNCTIONS = {
     "wasi_cuda_load_ptx": ("i32 i32 i32 i32", "i64"),
     "wasi_cuda_unload": ("i64", "i32"),
@@ -50,13 +53,13 @@ def guest() -> bytes:
         gets = " ".join(f"(local.get {index})" for index in range(len(params.split())))
         imports.append(f'(import "{CUDA}" "{name}" (func ${name} {given} (result {result})))')
         wrappers.append(f'(func (export "{name}") {given} (result {result}) (call ${name} {gets}))')
-    text = PTX.encode().hex()
+    text = (PTX.encode() + b"mixawait" + NAP).hex()
     escaped = "".join(f"\\{text[at : at + 2]}" for at in range(0, len(text), 2))
     return bytes(
         wat2wasm(f"""(module {" ".join(imports)}
           (memory (export "memory") 2 8)
           (global $count (mut i64) (i64.const 0))
-          (data (i32.const {PTX_AT}) "{escaped}mixawait")
+          (data (i32.const {PTX_AT}) "{escaped}")
           {" ".join(wrappers)}
           (func (export "store") (param i32 i64) (i64.store (local.get 0) (local.get 1)))
           (func (export "load") (param i32) (result i64)
@@ -302,12 +305,11 @@ def test_what_was_held_is_charged_to_whoever_restores_it(runtime, function):
             assert held["poor"] == 0
 
 
-def test_work_that_does_not_end_is_neither_waited_for_nor_saved(runtime, function):
+def test_work_that_goes_on_past_its_deadline_is_neither_waited_for_nor_saved(runtime, function):
     with function.open(grants=["cuda"]) as live:
         player = Player(live)
-        player.alloc(64)
-        kernel = player.call("wasi_cuda_load_ptx", PTX_AT, len(PTX), ENTRY_AT + 3, 5)
-        size = player.put(Buffer(1, 0))
+        kernel = player.call("wasi_cuda_load_ptx", NAP_AT, len(NAP), NAP_AT + NAP.index(b"nap"), 3)
+        size = player.put(u64(700_000_000))  # longer than its deadline, and over before the GPU is given up for it
         with pytest.raises(InvokeTimeout):
             live.call(
                 "wasi_cuda_launch_async", (kernel, 1, 1, 1, 1, 1, 1, 0, ARGV_AT, size, 0), deadline=Deadline.after(0.2)
