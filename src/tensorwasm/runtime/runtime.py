@@ -374,7 +374,7 @@ class Runtime:
         """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended.
 
         Raises:
-            InternalError: a host function, or a sink, of a guest that was submitted called this: it would wait for that.
+            InternalError: a host function or a sink of a guest that was submitted called this: it would wait for it.
         """
         if stack.is_on_fiber():
             raise InternalError("a host function of a guest that was submitted tried to close the runtime")
