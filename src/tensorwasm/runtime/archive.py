@@ -21,6 +21,8 @@ from tensorwasm.saved import Run, SavedBuffer, SavedMemory, SavedSession
 from tensorwasm.values import Deadline
 
 Name = str | os.PathLike[str]
+_Key = tuple[str, object, tuple[tuple[int, ...], ...]]
+"""A tenant, the keys that it trusts, and what its files are."""
 
 
 class Filing(TypedDict, total=False):
@@ -91,7 +93,10 @@ def read_file(path: Name, ring: KeyRing, parents: Sequence[Name] = (), module_ha
         InvalidArgs: it cannot be read.
     """
     with open_file(path, ring, parents, module_hash) as file:
-        return _read(file)
+        try:
+            return _read(file)
+        except OSError as error:
+            raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
 
 
 class Archive:
@@ -105,10 +110,13 @@ class Archive:
 
     def __init__(self, size_bytes: int) -> None:
         self._kept: Shelf[Snapshot] = Shelf(MAX_KEPT, size_bytes)
+        self._turns: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def get(self, path: Name, tenant: str, keys: KeyRing | None = None, parents: Sequence[Name] = ()) -> Snapshot:
         """Return what a file holds. The first time it blocks for as long as reading and verifying take.
+
+        Of threads that want the same at once one reads it, and the others wait: there is no more of it than one.
 
         Raises:
             TensorWasmError: what `read_file` raises.
@@ -118,9 +126,22 @@ class Archive:
         key = tenant, trusted, tuple(_identify(each) for each in (path, *parents))
         with self._lock:
             found = self._kept.get(key)
+            if found is not None:
+                return found
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            try:
+                return self._read(key, lambda: read_file(path, keys or KeyRing.from_settings(), parents))
+            finally:
+                with self._lock:
+                    self._turns.pop(key, None)  # who waits has it, and finds what was read
+
+    def _read(self, key: _Key, read: Callable[[], Snapshot]) -> Snapshot:
+        with self._lock:
+            found = self._kept.get(key)
         if found is not None:
             return found
-        made = read_file(path, keys or KeyRing.from_settings(), parents)
+        made = read()
         with self._lock:
             if self._kept.get(key) is None:
                 self._kept.put(key, made, made.held_bytes)

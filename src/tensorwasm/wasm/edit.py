@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final, TypeVar
 
 from tensorwasm.wasm.declarations import Export
@@ -23,11 +24,11 @@ _MAY_DROP: Final = re.compile(rb"\xfc(?:[\x09\x0d]|[\x89\x8d]\x80{0,3}\x00)")
 
 def free_prefix(module: Module, stem: str) -> str:
     """Return a text that begins with ``stem`` and that no export's name begins with."""
-    prefix, number = stem, 0
-    while any(item.name.startswith(prefix) for item in module.exports):
-        number += 1
-        prefix = f"{stem}{number}."
-    return prefix
+    taken = {item.name.removeprefix(stem).partition(".")[0] for item in module.exports if item.name.startswith(stem)}
+    if not taken:
+        return stem
+    number = next(number for number in count(1) if str(number) not in taken)
+    return f"{stem}{number}."
 
 
 def add_exports(module: Module, exports: Iterable[Export]) -> Module:

@@ -128,3 +128,25 @@ def test_a_name_as_long_as_names_get_will_do(tmp_path):
     with durable.replace(tmp_path / ("n" * 255)) as file:
         file.write(b"new")
     assert leftovers(tmp_path) == ["n" * 255]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("way", [Path, "link"])
+def test_what_is_no_file_is_not_replaced(tmp_path, way):
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / "pipe"
+    if way == "link":
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    with pytest.raises(OSError, match="no file"), durable.replace(path):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert leftovers(tmp_path) == sorted({"pipe", path.name})
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "."])
+def test_a_path_that_can_be_no_file_is_an_error_of_the_system_s_kind(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"), durable.replace(Path(name)):
+        pass
+    assert leftovers(tmp_path) == []

@@ -1,4 +1,9 @@
+import gc
 import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +16,12 @@ from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.artifacts.ring import KeyRing
 from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
 from tensorwasm.runtime import Runtime
+from tensorwasm.runtime import archive as archive_module
 from tensorwasm.runtime.archive import Archive
+from tensorwasm.runtime.snapshots import Snapshot
 from tensorwasm.values import MIB, Limits
+
+resource = pytest.importorskip("resource")
 
 RING = KeyRing.of(HmacKey(b"k" * 32))
 OTHER = KeyRing.of(HmacKey(b"o" * 32))
@@ -32,6 +41,32 @@ def function(runtime):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("snapshots")
+
+
+def list_files() -> set[int]:
+    """Return the descriptors of this process, and perhaps one that reading them took."""
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+
+
+@contextmanager
+def few_files(free: int) -> Iterator[None]:
+    """Let this process open only so many more files."""
+    used, limits = list_files(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    unused = [number for number in range(len(used) + free + 1) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (unused[free], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def outcome_or_kind(act: Callable[[], object]) -> str | None:
+    """Return the kind of the error of ours that something raises, None if it raises none."""
+    try:
+        act()
+    except TensorWasmError as error:
+        return error.kind
+    return None
 
 
 @given(before=programs(), after=programs(10))
@@ -140,3 +175,41 @@ def test_what_is_refused_leaves_the_file_as_it_was(runtime, function, folder):
     with pytest.raises(NotCapturable):
         runtime.snapshot(live, path, keys=RING)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_a_path_that_no_file_can_have_is_the_callers_mistake_too(runtime, function, name):
+    with function.open() as live, pytest.raises(InvalidArgs, match="cannot write"):
+        runtime.snapshot(live, name, keys=RING)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nobody says which files are open here")
+@pytest.mark.parametrize("free", range(3))
+def test_files_running_out_is_told_at_whatever_step_of_a_restore(runtime, function, folder, free):
+    path = folder / "scarce.tws"
+    with function.open() as live:
+        live.call("fill", (1000, 1, 100_000))
+        runtime.snapshot(live, path, keys=RING)
+    archive, held = Archive(0), len(list_files())
+    with few_files(free):
+        found = outcome_or_kind(lambda: archive.get(path, "default", RING).close())
+    assert found in (["capacity_exhausted", "invalid_args"] if free < 2 else [None])
+    gc.collect()
+    assert len(list_files()) == held
+
+
+def test_threads_that_want_one_file_at_once_read_it_once(runtime, function, folder, monkeypatch):
+    path = folder / "wanted.tws"
+    with function.open() as live:
+        runtime.snapshot(live, path, keys=RING)
+    reads, ready, read_file = [], threading.Barrier(8), archive_module.read_file
+    monkeypatch.setattr(archive_module, "read_file", lambda *args: (reads.append(args), read_file(*args))[1])
+    archive = Archive(1 << 20)
+
+    def want(_: int) -> Snapshot:
+        ready.wait()
+        return archive.get(path, "default", RING)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(want, range(8)))) == 1
+    assert len(reads) == 1
