@@ -114,6 +114,11 @@ class EngineConfig:
         )
 
     @property
+    def calls_python(self) -> bool:
+        """Whether Python makes memory and takes it back, while a sandbox is made, grows and goes."""
+        return self.host_memory or self.images
+
+    @property
     def fiber_bytes(self) -> int:
         """Address space of a fiber's stack: the guest's part, and one for the host functions that it calls."""
         return self.stack_bytes + _FIBER_MARGIN_BYTES
@@ -283,7 +288,7 @@ def _configure(config: EngineConfig) -> int:
     address: int = capi.bind("wasm_config_new")()
     for name, value in settings_of(config).items():
         capi.bind(f"wasmtime_config_{name}_set")(address, value)
-    if config.host_memory or config.images:
+    if config.calls_python:
         kinds.install(address)
     else:
         _pool(address, config)

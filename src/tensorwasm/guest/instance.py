@@ -262,10 +262,16 @@ class Instance:
                 del _abandoned[store]
             self._state.close()
             self._frames.clear()
-            close_store(store, self._spent_ns)
+            self._state.error = None
+            if self.module.engine.config.calls_python:
+                shielded(self._state, close_store, store, self._spent_ns)
+            else:
+                close_store(store, self._spent_ns)
             self.module.engine.release_slot()
             if self._state.pad is not None:
                 recycle_pad(self._state.pad)
+            if self._state.error is not None:  # a signal's handler raised it meanwhile
+                raise self._state.error
 
     def _admit(self, prepared: Prepared, services: Mapping[str, object], pad: PadLayout | None) -> None:
         """Take a slot for the sandbox, once it is known to fit its limits."""
@@ -289,7 +295,9 @@ class Instance:
             stack.require(self.module.engine.config.stack_bytes)
             if deadline is not None and deadline.expired():
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
-            if not self._ended(_instantiate(*arguments)):
+            calls_python = self.module.engine.config.calls_python
+            error = shielded(state, _instantiate, *arguments) if calls_python else _instantiate(*arguments)
+            if not self._ended(error):
                 state.instance = instance
             return
         self._enter(deadline, min(self.limits.wall_s, START_CEILING_S))

@@ -128,7 +128,7 @@ class Visit:
         self._may_keep = brief and not pad.driver  # what guests wait for on a device takes long
         self._brief = self._may_keep and go is not None  # else nobody knows yet how long the guests here are
         self._compiled = go is not None
-        self._guarded = prepared.guarded and self._compiled
+        self._guarded = prepared.guarded and self._compiled and rebirth is None  # Python maps the memory of an image
         self._image = rebirth.image if rebirth is not None else None
         self._owner = rebirth.owner if rebirth is not None else ""
         self._writes = _make_writes(rebirth.globals if rebirth is not None else ())
@@ -211,9 +211,12 @@ class Visit:
                 self._leave(drain, time.monotonic_ns() - started_ns)
             if not self._compiled:
                 self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
+            interrupted = state.error
             state.end()
             if not self._stuck:
                 engine.release_slot()
+            if interrupted is not None:  # what a signal's handler raised while the sandbox was unmade
+                raise interrupted
         return plan.read(self._cells, 0)
 
     def close(self) -> None:
@@ -259,7 +262,7 @@ class Visit:
                 return
             del _abandoned[store]
             self._stuck = False
-        close_store(store, spent_ns)
+        shielded(self._state, close_store, store, spent_ns)
 
 
 def _make_writes(globals: tuple[tuple[str, str, int], ...]) -> tuple[Any, list[Any]]:  # noqa: A002 - what they are

@@ -1,4 +1,5 @@
 import gc
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -350,3 +351,60 @@ def test_an_instance_outlives_its_runtime():
     other.close()
     live.close()
     live.close()
+
+
+@pytest.mark.parametrize("place", ["get", "pop"])
+@pytest.mark.parametrize("way", ["restore", "invoke", "compiled"])
+def test_an_interrupt_while_memory_is_made_or_given_back_ends_that_and_nothing_else(way, place):
+    program = f"""
+import signal
+from wasmtime import wat2wasm
+from tensorwasm import Runtime
+from tensorwasm.guest import kinds
+from tensorwasm.guest.native.loading import load_entries
+from tensorwasm.runtime.opened import Opening
+
+class Interrupted(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupted
+
+class Memories(dict):
+    def __getitem__(self, number):
+        strike("get")
+        return super().__getitem__(number)
+    def pop(self, number):
+        strike("pop")
+        return super().pop(number)
+
+def strike(place):
+    if armed == place:
+        signal.raise_signal(signal.SIGALRM)
+
+armed = ""
+if {way!r} == "compiled":
+    load_entries()
+signal.signal(signal.SIGALRM, interrupt)
+kinds._live = Memories()
+with Runtime("emulator") as runtime:
+    function = runtime.load(bytes(wat2wasm('(module (memory (export "memory") 1) (func (export "go")))')))
+    with function.open() as live:
+        snapshot = runtime.snapshot(live)
+    def go():
+        if {way!r} != "restore":
+            return snapshot.invoke(function, "go", (), Opening())
+        with runtime.restore(snapshot, function) as restored:
+            return restored.call("go")
+    go()
+    armed = {place!r}
+    try:
+        go()
+    except Interrupted:
+        print("interrupted")
+    armed = ""
+    go()
+    print(len(kinds._live))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["interrupted", "0"], "", 0)
