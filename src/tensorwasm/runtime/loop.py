@@ -70,11 +70,12 @@ class Place:
         """
         fiber.state.check()
         began_ns = self._now_ns()
-        ended = run_first_slice(fiber, briefly=True, clock_ns=self._now_ns)
-        if fiber.long:
-            now_ns = self._now_ns()
-            self._free_ns = now_ns + REST * (now_ns - began_ns)
-        return ended
+        try:
+            return run_first_slice(fiber, briefly=True, clock_ns=self._now_ns)
+        finally:
+            if fiber.long:
+                now_ns = self._now_ns()
+                self._free_ns = now_ns + REST * (now_ns - began_ns)
 
 
 def is_interruptible(wasm: bytes, declared: Preamble, memory_bytes: int) -> bool:

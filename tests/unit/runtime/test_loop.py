@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -348,3 +349,47 @@ def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arriva
             assert clock[0] - before_ns <= SLICE_NS
             lost_ns += 0 if ended else clock[0] - before_ns
     assert lost_ns <= (clock[0] - began_ns) / (REST + 1) + SLICE_NS
+
+
+class StubbornFiber(FakeFiber):
+    """A guest whose code goes straight on, past its slice, and then ends or traps."""
+
+    def __init__(self, clock: list[int], needs_ns: int, error: Exception | None) -> None:
+        super().__init__(clock, needs_ns)
+        self.error = error
+
+    def run(self, *, briefly: bool) -> bool:
+        assert briefly
+        self.clock[0] += self.needs_ns
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+@pytest.mark.parametrize("error", [None, GuestTrap("unreachable", "a trap")])
+def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, monkeypatch):
+    monkeypatch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
+    clock = [10**12]
+    place, fiber = Place(lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
+    with pytest.raises(GuestTrap) if error else nullcontext():
+        assert place.run(fiber)
+    assert fiber.long
+    assert not place.free
+    clock[0] += REST * 100 * SLICE_NS - 1
+    assert not place.free
+    clock[0] += 1
+    assert place.free
+
+
+def test_code_that_goes_straight_on_over_much_memory_begins_elsewhere_next_time(runtime):
+    """Sixteen thousand pages that nobody has touched, without a loop: no look at the clock in between."""
+    step = "(i32.store8 (local.tee 0 (i32.add (local.get 0) (i32.const 4096))) (i32.const 1))"
+    straight = runtime.load(bytes(wat2wasm(f'(module (memory 1024) (func (export "go") (param i32) {step * 16_000}))')))
+    assert straight.brief
+    straight.invoke("go", (0,))
+    asyncio.run(straight.invoke_async("go", (0,)))  # what is made once is made
+    loops.place()._free_ns = 0
+    straight.long = False
+    asyncio.run(straight.invoke_async("go", (0,)))
+    assert straight.long
+    assert not loops.place().free
