@@ -21,6 +21,7 @@ from tensorwasm.guest.compiler import Compiler
 from tensorwasm.guest.engine import Engine, EngineConfig, settings_of
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
+from tensorwasm.runtime import codefiles
 from tensorwasm.runtime.codefiles import CodeFolder
 from tensorwasm.runtime.deploy import Deployer
 from tensorwasm.values import MIB
@@ -195,6 +196,12 @@ def sign_anew(path):
     CodeFolder(path.parent, HmacKey(bytes(32)), 1 << 30).put(bytes.fromhex(path.stem), path.read_bytes()[:5000])
 
 
+def sign_as_a_snapshot(path):
+    """Sign the very code with the key that this machine has for snapshots."""
+    code = path.read_bytes()[: -codefiles._TRAILER.size]
+    CodeFolder(path.parent, machine_key("snapshot"), 1 << 30).put(bytes.fromhex(path.stem), code)
+
+
 def of_another_version(path):
     """Put what this machine made for another engine in a file's place."""
     code = Compiler(Deployer(settings.current())._compiler._limits).compile(
@@ -214,6 +221,7 @@ def link(path):
     [
         flip,
         sign_anew,
+        sign_as_a_snapshot,
         of_another_version,
         link,
         lambda path: plant(path, path.read_bytes()[:-1]),
