@@ -292,6 +292,7 @@ class Background:
         self, function: Function, export: str | None, args: Sequence[object], options: Options
     ) -> Future[Invocation]:
         """Run an invocation; see `tensorwasm.runtime.Function.submit`."""
+        function.engine.require_ticker()  # a forked process has no threads either: nobody would ever answer
         reactor = self._open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
@@ -314,6 +315,7 @@ class Background:
         Raises:
             TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
         """
+        function.engine.require_ticker()
         reactor = self._open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)

@@ -339,6 +339,7 @@ class Function:
 
         Raises:
             InternalError: the runtime is closed, or a host function of a guest that was submitted called this.
+            TickerNotRunning: this is a forked process.
         """
         return self.host.background.submit(self, export, args, options)
 

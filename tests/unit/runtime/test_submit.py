@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError, wait
@@ -15,7 +17,7 @@ from wasmtime import wat2wasm
 import tensorwasm.runtime.fiber
 from tensorwasm import Runtime
 from tensorwasm.bench.waiting import GatedHost
-from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
+from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport, TickerNotRunning
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
@@ -254,3 +256,24 @@ def test_guests_end_while_all_threads_for_work_are_taken(fiber_runtime):
         assert plain.submit(grants=["cuda"]).result(SOON_S / 2).values == ()
     finally:
         ended.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
+def test_a_forked_child_is_refused_and_not_left_waiting_for_threads_that_it_has_not(runtime):
+    """It has neither the reactor's thread nor timers."""
+    function = load(runtime)
+    assert function.submit("add", (1, 2.0)).result(SOON_S).values == (2.0, 2)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        refused = 0
+        for ask in (
+            lambda: function.submit("add", (1, 2.0)),
+            lambda: function.invoke_async("add", (1, 2.0)).send(None),
+        ):
+            try:
+                ask()
+            except TickerNotRunning:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
