@@ -9,13 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tensorwasm.errors import GuestError, GuestExit
-from tensorwasm.guest import codec
 from tensorwasm.guest.imports import OutputStream
-from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
-from tensorwasm.runtime.calling import written
+from tensorwasm.runtime.calling import call, written
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
@@ -56,7 +53,7 @@ def run_stoppable(
     services = {"input": request.input, "stream": OutputStream(chunks)}
     with function.make_sandbox(prepared, config, services, ends, tenant=request.tenant) as instance:
         stop_with(instance.cancel)
-        values, exit_code = _call(instance, target, request, ends)
+        values, exit_code = call(instance, target, request.args, ends)
         out, err = written(instance)
         return Invocation(
             export=target,
@@ -80,13 +77,3 @@ def _configure(
     return WasiConfig(
         tuple(argv), tuple(dict(request.env).items()), request.stdin, stdout, stderr, directories_of(request.grants)
     )
-
-
-def _call(instance: Instance, target: str, request: Request, ends: Deadline) -> tuple[tuple[codec.Number, ...], int]:
-    try:
-        return tuple(instance.call(target, request.args, deadline=ends)), 0
-    except GuestExit as left:
-        return (), left.code
-    except GuestError as error:
-        error.stdout, error.stderr = written(instance)
-        raise
