@@ -1,10 +1,8 @@
 """The reactor: one thread that runs any number of guests as fibers.
 
-It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait: steps that wait
-for a device are resumed by the device's own notification, those that stand in line by whoever makes room, sleeps by a
-timer, work that takes long is done on a few other threads. A guest that does not wait is suspended when its time slice
-is over and goes to the back; one without a GPU goes on with other threads then (`tensorwasm.guest.crew`), until it
-waits or has ended.
+It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait
+(`tensorwasm.guest.waits`). A guest that does not wait is suspended when its time slice is over and goes to the back; one
+without a GPU goes on with other threads then (`tensorwasm.guest.crew`), until it waits or has ended.
 
 A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
 not the device (``drain`` sees to that), not a notification that has yet to arrive.
@@ -18,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Final
@@ -27,17 +24,13 @@ from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest import traps
 from tensorwasm.guest.alarm import run_first_slice
 from tensorwasm.guest.crew import Crew
+from tensorwasm.guest.errands import Errands
 from tensorwasm.guest.mailbox import Inbox
-from tensorwasm.guest.signals import Signals
-from tensorwasm.guest.state import as_raised
-from tensorwasm.guest.suspension import Signal, Sleep, Turn, Wait, WaitingCode, Work
+from tensorwasm.guest.suspension import WaitingCode
 from tensorwasm.guest.task import FiberStatistics, Job, Sandbox, Task
 from tensorwasm.guest.timers import Timers
-from tensorwasm.guest.turns import Turns
+from tensorwasm.guest.waits import Waits
 
-THREADS: Final = 8
-"""Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU:
-the end of a guest that may wait there for others' work has a thread of its own."""
 BATCH: Final = 64
 """Guests that are polled between two looks at what has arrived."""
 BATCH_NS: Final = 2_000_000
@@ -65,8 +58,16 @@ class Reactor:
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
         self._timers = Timers()
-        self._turns = Turns(self._call, self._timers, self._step)
-        self._signals = Signals(self._call, self._timers, self._step, code.complete)
+        self._errands = Errands()
+        self._waits = Waits(
+            self._timers,
+            self._errands,
+            code.complete,
+            call=self._call,
+            go_on=self._go_on,
+            end=self._end,
+            finish=self._finish,
+        )
         self._held: dict[Hashable, Any] = {}
         self._stack = ExitStack()
         self._closing = False
@@ -74,8 +75,6 @@ class Reactor:
         self._taking = threading.Lock()
         self._polls = 0
         self._crew = Crew(threads, self._give_back)
-        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
-        self._closers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fiber-ends")
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that runs a guest must not be ended by the interpreter's end
@@ -123,7 +122,7 @@ class Reactor:
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot."""
-        away, tasks, signals = self._crew.aboard, list(self._tasks), self._signals
+        away, tasks, signals = self._crew.aboard, list(self._tasks), self._waits.signals
         running = len(self._ready) + away
         return FiberStatistics(
             running=running,
@@ -146,8 +145,7 @@ class Reactor:
         if not self.here:
             self._thread.join()
             self._crew.close()
-            self._workers.shutdown()
-            self._closers.shutdown()
+            self._errands.close()
             atexit.unregister(self.close)
 
     # ---------------------------------------------------------------- the thread
@@ -161,7 +159,7 @@ class Reactor:
             self._take_timers()
             self._run_some()
         self._stack.close()
-        self._inbox.close(self._signals.close())
+        self._inbox.close(self._waits.signals.close())
 
     def _sleep(self) -> None:
         """Wait until there is something to do. Others look at `_asleep` after they have left what there is to do."""
@@ -200,22 +198,20 @@ class Reactor:
 
     def _take_notifications(self) -> None:
         for address in self._inbox.take():
-            task = self._signals.take(address)
+            task = self._waits.signals.take(address)
             if task.gone:
                 _recycle(task)
-            elif not task.over and task.signal is not None:
-                task.signal = None
-                self._step(task, True)
+            else:
+                self._waits.notify(task)
 
     def _take_timers(self) -> None:
         for number, task in self._timers.take_due():
             if task is None:
-                self._signals.feel_pulse()
+                self._waits.signals.feel_pulse()
             elif task.asleep == number:
-                task.asleep = 0
-                self._step(task, None)
+                self._waits.wake(task)
             elif self._check_time(task):
-                self._turns.check(task)
+                self._waits.turns.check(task)
 
     def _run_some(self) -> None:
         until_ns = time.monotonic_ns() + BATCH_NS
@@ -285,7 +281,7 @@ class Reactor:
         """See to it that a guest which has been suspended goes on."""
         self._keep(task, fiber)
         if fiber.waits:
-            self._start_steps(task, fiber)
+            self._waits.start(task, fiber)
         elif self._check_time(task) and not self._send_away(task):
             self._ready.append(task)
 
@@ -310,34 +306,8 @@ class Reactor:
             fiber.enter_thread()
             self._proceed(task, fiber)
 
-    def _start_steps(self, task: Task, fiber: Sandbox) -> None:
-        try:
-            task.steps = fiber.steps()
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
-            self._end(task, error)
-            return
-        self._step(task, None)
-
-    def _step(self, task: Task, value: Any, error: BaseException | None = None) -> None:
-        """Take steps until one has to wait, or the host function has answered or failed."""
-        fiber, steps = task.fiber, task.steps
-        if fiber is None or steps is None or task.over:
-            return
-        function, generator = steps
-        try:
-            while True:
-                wait: Wait = generator.send(value) if error is None else generator.throw(error)
-                value, error = False, None
-                try:
-                    if _STARTERS[type(wait)](self, task, wait):
-                        return
-                except Exception as raised:  # noqa: BLE001 - the steps decide what it means
-                    error = raised
-        except StopIteration as ended:
-            function.answer(fiber.wait, ended.value)
-        except BaseException as raised:  # noqa: BLE001 - it ends the guest's call
-            self._end(task, as_raised(raised, function.label))
-        task.steps = None
+    def _go_on(self, task: Task) -> None:
+        """Run a guest again whose host function has answered."""
         if self._check_time(task):
             self._ready.append(task)
 
@@ -352,38 +322,6 @@ class Reactor:
             return False
         return True
 
-    # ---------------------------------------------------------------- waiting
-
-    def _start_signal(self, task: Task, wait: Signal) -> bool:
-        return self._signals.start(task, wait)
-
-    def _start_sleep(self, task: Task, wait: Sleep) -> bool:
-        task.asleep = self._timers.add_in(wait.seconds, task)
-        return True
-
-    def _start_turn(self, task: Task, wait: Turn) -> bool:
-        return self._turns.start(task, wait)
-
-    def _start_work(self, task: Task, wait: Work) -> bool:
-        task.working = True
-        _on_thread_of(self._workers, partial(self._work, task, wait))
-        return True
-
-    def _work(self, task: Task, wait: Work) -> None:
-        try:
-            value = wait.function()
-        except BaseException as raised:  # noqa: BLE001 - the steps decide what it means
-            self._call(partial(self._worked, task, None, raised))  # kept nowhere else: it would keep this frame
-        else:
-            self._call(partial(self._worked, task, value, None))
-
-    def _worked(self, task: Task, value: Any, error: BaseException | None) -> None:
-        task.working = False
-        if task.over:
-            self._finish(task)
-        else:
-            self._step(task, value, error)
-
     # ---------------------------------------------------------------- the end
 
     def _end(self, task: Task, error: BaseException | None) -> None:
@@ -393,8 +331,7 @@ class Reactor:
         task.over, task.error = True, error
         if task.timed:
             self._timers.count_stale()
-        self._turns.end(task)
-        self._signals.end(task)
+        self._waits.end(task)
         if not task.away:
             self._leave(task)
 
@@ -413,12 +350,10 @@ class Reactor:
             self._end(task, _cancelled("the runtime was closed"))
 
     def _finish(self, task: Task) -> None:
-        if not task.job.blocks:
+        if task.job.blocks:
+            self._errands.end(partial(self._close_sandbox, task), alone=task.job.lingers)
+        else:
             self._close_sandbox(task)
-            return
-        close = partial(self._close_sandbox, task)
-        if not (task.job.lingers and _on_own_thread(close)):
-            _on_thread_of(self._closers, close)
 
     def _close_sandbox(self, task: Task) -> None:
         released = False
@@ -436,31 +371,6 @@ class Reactor:
         task.gone = released
         if released and not task.notified_at:
             _recycle(task)
-
-
-_STARTERS: Final[dict[type, Callable[[Reactor, Task, Any], bool]]] = {
-    Signal: Reactor._start_signal,  # noqa: SLF001 - the table of the class above
-    Sleep: Reactor._start_sleep,  # noqa: SLF001
-    Turn: Reactor._start_turn,  # noqa: SLF001
-    Work: Reactor._start_work,  # noqa: SLF001
-}
-"""How each kind of wait begins; whether the guest has to wait at all."""
-
-
-def _on_own_thread(function: Callable[[], None]) -> bool:
-    """Return whether there is a thread for it."""
-    try:
-        threading.Thread(target=function, name="tensorwasm-fiber-late-end", daemon=True).start()
-    except RuntimeError:  # the system has none
-        return False
-    return True
-
-
-def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
-    try:
-        pool.submit(function)
-    except RuntimeError:  # the interpreter is about to end and takes no more work
-        function()
 
 
 def _recycle(task: Task) -> None:

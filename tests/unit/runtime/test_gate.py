@@ -17,7 +17,7 @@ from tensorwasm.bench.waiting import GatedHost
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.quota import Gate, patience
 from tensorwasm.gpu.shared import SharedDevice
-from tensorwasm.guest.fibers import THREADS
+from tensorwasm.guest.errands import THREADS
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function
