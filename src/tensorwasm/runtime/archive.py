@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ class Filing(TypedDict, total=False):
 
 MAX_KEPT: Final = 1024
 """Most snapshots that are kept, however small: each has a file open."""
+_PART: Final = 4
+"""Of the files that the process may open, what is kept has one in so many: others need some too."""
 
 
 def save_file(
@@ -109,7 +112,7 @@ class Archive:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._kept: Shelf[Snapshot] = Shelf(MAX_KEPT, size_bytes)
+        self._kept: Shelf[Snapshot] = Shelf(_most_kept(), size_bytes)
         self._turns: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
 
@@ -147,10 +150,15 @@ class Archive:
                 self._kept.put(key, made, made.held_bytes)
         return made
 
-    def clear(self) -> None:
-        """Keep nothing any more."""
-        with self._lock:
-            self._kept = Shelf(MAX_KEPT)
+
+def _most_kept() -> int:
+    """Return how many snapshots may be kept."""
+    if sys.platform == "win32":
+        return MAX_KEPT
+    import resource  # noqa: PLC0415 - there is none on Windows
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_KEPT if most == resource.RLIM_INFINITY else max(1, min(MAX_KEPT, most // _PART))
 
 
 def _identify(path: Name) -> tuple[int, ...]:

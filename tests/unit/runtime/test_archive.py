@@ -213,3 +213,19 @@ def test_threads_that_want_one_file_at_once_read_it_once(runtime, function, fold
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(want, range(8)))) == 1
     assert len(reads) == 1
+
+
+def test_what_is_kept_leaves_files_to_the_rest_of_the_process(runtime, function, folder):
+    with function.open() as live:
+        for number in range(40):
+            live.call("store", (8, number))
+            runtime.snapshot(live, folder / f"many{number}.tws", keys=RING)
+    gc.collect()
+    held = len(list_files())
+    with few_files(60):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        archive = Archive(MIB)
+        for number in range(40):
+            archive.get(folder / f"many{number}.tws", "default", RING)
+        gc.collect()
+        assert len(list_files()) - held <= most < 40
