@@ -83,8 +83,7 @@ class DiskBackend:
     def _version(home: Path) -> Version:
         """Return what the catalog's head says it is: a file's times would not tell two changes of one moment apart."""
         try:
-            with (home / "catalog").open("rb", buffering=0) as file:
-                return catalog.version_of(file.read(_HEAD_BYTES))
+            return catalog.version_of(files.read_head(home / "catalog", _HEAD_BYTES))
         except FileNotFoundError:
             return None
 

@@ -207,12 +207,7 @@ def read(path: Path, limit_bytes: int, *, now_ns: int | None = None) -> Buffer:
         OSError: it cannot be read, or is not there.
         UnsafeFile: it is no file of this user's alone, so that it might change under whoever reads it.
     """
-    descriptor = os.open(path, _READ)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnsafeFile("a file of the artifact store is no regular file: remove it")
-        require_own(found, "a file of the artifact store", _OTHERS, "chmod 400")
+    with _opened(path) as (descriptor, found):
         if now_ns is not None and abs(now_ns - found.st_atime_ns) > _MINUTE_NS:
             with suppress(OSError):  # of a disk that is read-only
                 os.utime(descriptor, ns=(now_ns, found.st_mtime_ns))
@@ -221,6 +216,29 @@ def read(path: Path, limit_bytes: int, *, now_ns: int | None = None) -> Buffer:
         if found.st_size >= MAP_BYTES:
             return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
         return os.read(descriptor, limit_bytes + 1)
+
+
+def read_head(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of a file, as many as that or all it has; nothing is remembered of it.
+
+    Raises:
+        OSError: it cannot be read, or is not there.
+        UnsafeFile: as for `read`.
+    """
+    with _opened(path) as (descriptor, _):
+        return os.read(descriptor, size_bytes)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file that is this user's alone; a pipe in its place makes nobody wait."""
+    descriptor = os.open(path, _READ)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeFile("a file of the artifact store is no regular file: remove it")
+        require_own(found, "a file of the artifact store", _OTHERS, "chmod 400")
+        yield descriptor, found
     finally:
         os.close(descriptor)
 

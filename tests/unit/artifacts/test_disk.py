@@ -214,6 +214,23 @@ def test_a_folder_or_a_file_that_others_can_write_to_is_not_used(tmp_path):
         open_store(folder)
 
 
+@pytest.mark.parametrize("name", ["catalog", "blob"])
+def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, name):
+    store = open_store(tmp_path / "store")
+    digest = store.put("t", "module", A)
+    (blob,) = (tmp_path / "store" / "t" / "blobs").iterdir()
+    path = blob if name == "blob" else tmp_path / "store" / "t" / "catalog"
+    path.unlink()
+    os.mkfifo(path)
+    signal.alarm(20)  # instead of waiting for ever
+    try:
+        with pytest.raises(UnsafeFile, match="no regular file"):
+            open_store(tmp_path / "store").get("t", digest)
+        assert not open_store(tmp_path / "store").verify().ok
+    finally:
+        signal.alarm(0)
+
+
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
     folder = tmp_path / "store"
     store = open_store(folder)
