@@ -1,8 +1,8 @@
 """The reactor: one thread that runs any number of guests as fibers.
 
 It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait
-(`tensorwasm.guest.waits`). A guest that does not wait is suspended when its time slice is over and goes to the back; one
-without a GPU goes on with other threads then (`tensorwasm.guest.crew`), until it waits or has ended.
+(`tensorwasm.guest.waits`). A guest that does not wait is suspended when its time slice is over and goes to the back;
+one without a GPU goes on with other threads then (`tensorwasm.guest.crew`), until it waits or has ended.
 
 A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
 not the device (``drain`` sees to that), not a notification that has yet to arrive.

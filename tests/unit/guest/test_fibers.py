@@ -25,7 +25,7 @@ from tensorwasm.errors import (
     InvokeTimeout,
     MissingExport,
 )
-from tensorwasm.guest import fibers, signals, timers
+from tensorwasm.guest import errands, signals, timers
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.hostfunc import HostFunction
@@ -695,9 +695,9 @@ def test_what_may_block_at_the_end_does_not_hold_up_the_reactor(reactor, job, st
 @pytest.mark.parametrize("threads", ["there are", "there are none"])
 def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, threads):
     reactor, go_on = Reactor(code), threading.Event()
-    count = 2 * fibers.THREADS if threads == "there are" else 2
+    count = 2 * errands.THREADS if threads == "there are" else 2
     if threads == "there are none":
-        monkeypatch.setattr(fibers, "_on_own_thread", lambda _function: False)
+        monkeypatch.setattr(errands, "_on_own_thread", lambda _function: False)
     late = [job(ECHO, "spin", deadline=Deadline.after(0.02), blocks=True, lingers=True) for _ in range(count)]
     for one in late:
         one.drain = lambda: go_on.wait(SOON_S)
