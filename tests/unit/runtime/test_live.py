@@ -185,6 +185,14 @@ def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
 def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
     with function.open() as live, runtime.snapshot(live) as snapshot, pytest.raises(InvalidSnapshot, match="module"):
         runtime.restore(snapshot, slow)
+    twin = runtime.load(
+        bytes(wat2wasm(GUEST)) + b"\0\2\1x"
+    )  # of the same shape, but for a custom section
+    with function.open() as live, runtime.snapshot(live) as snapshot:
+        with pytest.raises(InvalidSnapshot, match="module"):
+            runtime.restore(snapshot, twin)
+        with pytest.raises(InvalidSnapshot, match="module"):
+            snapshot.invoke(twin, "load", (8,), opening())
 
 
 def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, function):
@@ -196,7 +204,14 @@ def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, fun
 
 
 @pytest.mark.rule("7-grants")
-def test_grants_are_those_of_both(runtime, slow, tmp_path):
+def test_grants_are_those_of_both(runtime, function, slow, tmp_path):
+    saved = ["cuda", f"read:{tmp_path}", "write:/there"]
+    with function.open(grants=saved) as live, runtime.snapshot(live) as snapshot:
+        for mine in (saved[:1], saved[1:2], saved[2:], [], saved):
+            with runtime.restore(snapshot, function, grants=[*mine, "read:/elsewhere"]) as restored:
+                assert list(restored.grants.words()) == mine
+        with runtime.restore(snapshot, function, grants=["read:/there", f"write:{tmp_path}"]) as restored:
+            assert restored.grants.words() == ("read:/there",)
     with slow.open(grants=["cuda"]) as live, runtime.snapshot(live) as snapshot:
         with runtime.restore(snapshot, slow) as restored:
             assert restored.grants.words() == ()

@@ -345,6 +345,7 @@ def test_a_start_that_fails_is_told_to_whoever_calls_as_if_there_were_no_pool(ru
     assert runtime.warm.statistics().misses == 1
 
 
+@pytest.mark.rule("4-warm")
 def test_a_start_that_asks_for_input_is_never_had_in_advance(runtime):
     function = load(runtime, ASKS, warm=1)
     until(lambda: runtime.warm.statistics().failures)
