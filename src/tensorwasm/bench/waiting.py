@@ -24,7 +24,7 @@ from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.module import Module
 from tensorwasm.runtime import Function, Runtime
-from tensorwasm.runtime.fiber import Background
+from tensorwasm.runtime.background import Background
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.warm import WarmPool
 from tensorwasm.values import Deadline, Limits
@@ -110,25 +110,25 @@ class GatedHost:
 
     @property
     def device_reason(self) -> str:
-        """See `tensorwasm.runtime.function.Host`."""
+        """See `tensorwasm.runtime.host.Host`."""
         return self._runtime.device_reason
 
     @property
     def background(self) -> Background:
-        """See `tensorwasm.runtime.function.Host`."""
+        """See `tensorwasm.runtime.host.Host`."""
         return self._runtime.background
 
     @property
     def warm(self) -> WarmPool:
-        """See `tensorwasm.runtime.function.Host`."""
+        """See `tensorwasm.runtime.host.Host`."""
         return self._runtime.warm
 
     def share(self) -> SharedDevice:
-        """See `tensorwasm.runtime.function.Host`."""
+        """See `tensorwasm.runtime.host.Host`."""
         return self._shared
 
     def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
-        """See `tensorwasm.runtime.function.Host`."""
+        """See `tensorwasm.runtime.host.Host`."""
         return self._runtime.prepare(wasm, module, form)
 
 

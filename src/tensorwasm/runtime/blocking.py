@@ -1,79 +1,73 @@
-"""A call without a device on the thread that makes it, which another thread can stop.
-
-It is what `tensorwasm.runtime.Function.invoke` does for such a call, in a sandbox that somebody else may end. A start
-function is not stopped: there is no sandbox to end before it has returned, or its 30 s at most have passed.
-"""
+"""A call on the thread that makes it, the ordinary way: with a sandbox of its own, and a GPU session of its own."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
-from tensorwasm.guest.imports import OutputStream
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
-from tensorwasm.runtime.calling import call, written
+from tensorwasm.guest.imports import CudaService
+from tensorwasm.runtime import calling
 from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.streams import Chunks, directories_of
-from tensorwasm.values import Deadline
+from tensorwasm.runtime.linear import DIRECT, open_session, roomy_pages, supplied, wants_compiled
+from tensorwasm.runtime.sandbox import make_sandbox
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
+    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.runtime.call import Call
+    from tensorwasm.runtime.invocation import Invocation
+    from tensorwasm.runtime.sandbox import Announce
+    from tensorwasm.values import DeviceInfo
 
 
-def run_stoppable(
-    function: Function,
-    request: Request,
-    deadline: Deadline,
-    stop_with: Callable[[Callable[[], object]], object],
+def run_here(
+    call: Call,
     *,
-    stdout: Sink | None = None,
-    stderr: Sink | None = None,
-    on_chunk: Callable[[bytes], bool] | None = None,
+    on_device: Callable[[DeviceInfo, str], object] | None = None,
+    announce: Announce | None = None,
 ) -> Invocation:
-    """Call an export in a sandbox of its own and tear the sandbox down. Blocks; the guest runs without the GIL.
+    """Make a sandbox, call the export and tear the sandbox down. Blocks; the guest runs without the GIL.
 
     Args:
-        function: what was made of the request's module.
-        request: the call; of its grants, the folders count.
-        deadline: when it must have ended.
-        stop_with: told what ends the guest, from any thread, before it runs or after.
-        stdout: takes standard output as it is written; None captures it.
-        stderr: the same for standard error.
-        on_chunk: takes chunks as they are emitted and returns whether anyone listens; None collects.
+        call: what was asked for.
+        on_device: as in `tensorwasm.runtime.Function.invoke`.
+        announce: told what ends the guest, its start function too, from any thread, before it runs or after.
 
     Raises:
-        GuestTrap: the guest trapped; named ``cancelled`` if it was stopped.
-        TensorWasmError: what else `tensorwasm.runtime.Function.invoke` raises without a device.
+        GuestTrap: the guest trapped; named ``cancelled`` if it was ended so.
+        TensorWasmError: what else `tensorwasm.runtime.Function.invoke` raises.
     """
-    started_s, limits = time.perf_counter(), function.host.limits
-    target, prepared, chunks = function.choose(request.export), function.form(Form()), Chunks(on_chunk)
-    ends = Deadline.after(limits.wall_s).earlier(deadline)
-    config = _configure(function, request, prepared, stdout, stderr)
-    services = {"input": request.input, "stream": OutputStream(chunks)}
-    with function.make_sandbox(prepared, config, services, ends, tenant=request.tenant) as instance:
-        stop_with(instance.cancel)
-        values, exit_code = call(instance, target, request.args, ends)
-        out, err = written(instance)
-        return Invocation(
-            export=target,
-            values=values,
-            result_types=function.result_types(target),
-            exit_code=exit_code,
-            stdout=out,
-            stderr=err,
-            chunks=tuple(chunks.chunks),
-            elapsed_s=time.perf_counter() - started_s,
-            gpu=None,
-        )
+    function, cuda = call.function, call.granted.cuda
+    gpu: AbstractContextManager[tuple[Session | None, Prepared]] = nullcontext((None, function.form(Form())))
+    if cuda:
+        gpu = _open_gpu(call, on_device)
+    with (
+        gpu as (session, prepared),
+        make_sandbox(call, prepared, session, announce) as instance,
+        roomy_pages(instance, function.host.limits) if cuda and call.memory == "pinned" else nullcontext(),
+    ):
+        values, exit_code = calling.call(instance, call.export, call.args, call.ends)
+        return call.outcome(values, exit_code, calling.written(instance), session)
 
 
-def _configure(
-    function: Function, request: Request, prepared: Prepared, stdout: Sink | None, stderr: Sink | None
-) -> WasiConfig:
-    if not prepared.needs_wasi:
-        return NO_WASI
-    argv = request.argv if request.argv is not None else (function.name,)
-    return WasiConfig(
-        tuple(argv), tuple(dict(request.env).items()), request.stdin, stdout, stderr, directories_of(request.grants)
-    )
+@contextmanager
+def _open_gpu(
+    call: Call, on_device: Callable[[DeviceInfo, str], object] | None
+) -> Iterator[tuple[Session | None, Prepared]]:
+    """Open a GPU session; yield it, and the module to instantiate."""
+    function, memory = call.function, call.memory
+    shared = function.host.share()
+    if on_device is not None:
+        on_device(shared.info, function.host.device_reason)
+    prepared = function.form(Form(wants_compiled(shared), memory in DIRECT))
+    native = prepared.needs_pad
+    # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
+    with (
+        shared.device.native.bound() if native else nullcontext(),
+        open_session(shared, call.tenant, memory, with_pad=native) as session,
+        supplied(shared, call.tenant, memory, function.host.limits) if memory in DIRECT else nullcontext(),
+    ):
+        call.services["cuda"] = CudaService(session)
+        session.enter(call.ends)
+        yield session, prepared

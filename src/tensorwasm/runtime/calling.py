@@ -11,7 +11,7 @@ from tensorwasm.guest.instance import Instance
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.fiber import Fiber
+    from tensorwasm.guest.task import Sandbox
 
 
 def call(
@@ -32,7 +32,7 @@ def call(
         raise
 
 
-def written(instance: Instance | Fiber) -> tuple[bytes, bytes]:
+def written(instance: Instance | Sandbox) -> tuple[bytes, bytes]:
     """Return captured standard output and standard error."""
     out, err = instance.stdout, instance.stderr
     return out.captured if out else b"", err.captured if err else b""

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.runtime.blocking import run_stoppable
+from tensorwasm.runtime.blocking import run_here
+from tensorwasm.runtime.call import Call, make_call
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request, check_request
@@ -130,8 +131,7 @@ class LocalExecutor:
     """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
     It takes any number of requests. Cancelling ends what runs: a guest without a device at its next loop or call, a
-    fiber at its next turn. What goes on is a start function without a device, for 30 s at most, and, where there are no
-    fibers, a guest with one.
+    fiber at its next turn. What goes on is a guest with a device where there are no fibers.
 
     Args:
         runtime: outlives the executor.
@@ -200,28 +200,19 @@ class LocalExecutor:
             ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
             return
         try:
-            function, sinks = self._load(request), _sinks(listener)
+            function, keywords = self._load(request), _keywords(request, deadline) | _sinks(listener)
             if request.grants.cuda:
                 self._admit(request)
-                keywords = _keywords(request, deadline) | sinks
                 self._watch(function.submit(request.export, request.args, **keywords), ticket, work)
             else:
-                self._call(function, request, deadline, sinks, ticket, work)
+                self._call(make_call(function, request.export, request.args, **keywords), ticket, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
 
-    def _call(
-        self,
-        function: Function,
-        request: Request,
-        deadline: Deadline,
-        sinks: dict[str, Any],
-        ticket: Ticket,
-        work: _Work,
-    ) -> None:
+    def _call(self, call: Call, ticket: Ticket, work: _Work) -> None:
         """Make a call without a device, on this thread."""
         try:
-            ticket.settle(run_stoppable(function, request, deadline, work.stop_with, **sinks))
+            ticket.settle(run_here(call, announce=work.stop_with))
         finally:
             work.forget()
 
@@ -295,7 +286,7 @@ def _settle(done: Future[Invocation], ticket: Ticket) -> None:
 
 
 def _keywords(request: Request, deadline: Deadline) -> dict[str, Any]:
-    """Return what `Function.submit` is to be called with, the export, its arguments and sinks aside."""
+    """Return what a guest is given, as keywords of `Function.invoke`, sinks aside."""
     return {
         "argv": request.argv,
         "env": dict(request.env),

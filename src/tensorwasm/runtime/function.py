@@ -3,76 +3,41 @@
 from __future__ import annotations
 
 import functools
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final, Protocol, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Unpack
 
-from tensorwasm import settings
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import CapacityExhausted, InvalidArgs, MissingExport
+from tensorwasm.errors import InvalidArgs, MissingExport
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest.edition import Edition, make_edition
-from tensorwasm.guest.imports import CudaService, OutputStream
-from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.store import is_quick
 from tensorwasm.guest.visit import may_visit
-from tensorwasm.guest.wasi import NO_WASI, Sink, WasiConfig
-from tensorwasm.runtime.calling import call, written
-from tensorwasm.runtime.fiber import Options
+from tensorwasm.guest.wasi import Sink
+from tensorwasm.runtime.blocking import run_here
+from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, roomy_pages, supplied, wants_compiled
 from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.loop import answered, is_interruptible
 from tensorwasm.runtime.opened import Opening
-from tensorwasm.runtime.route import Route
-from tensorwasm.runtime.stock import WarmStock, initialise, make_stock
-from tensorwasm.runtime.streams import Chunks, directories_of
+from tensorwasm.runtime.options import Options
+from tensorwasm.runtime.route import Route, find_route
+from tensorwasm.runtime.stock import WarmStock, make_stock
+from tensorwasm.runtime.streams import configure
 from tensorwasm.values import Deadline, MemoryKind
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.guest.engine import Engine
-    from tensorwasm.guest.module import Module
-    from tensorwasm.runtime.fiber import Background
+    from tensorwasm.runtime.host import Host
     from tensorwasm.runtime.lane import Lane
-    from tensorwasm.runtime.warm import WarmPool
-    from tensorwasm.values import DeviceInfo, Limits
+    from tensorwasm.values import DeviceInfo
 
 DEFAULT_EXPORTS: Final = ("_start", "main")
-_MAX_ROUTES: Final = 256
-
-
-class Host(Protocol):
-    """What a function needs of the runtime that loaded it."""
-
-    limits: Limits
-
-    @property
-    def device_reason(self) -> str:
-        """Why this device was taken."""
-
-    @property
-    def background(self) -> Background:
-        """Where submitted invocations run."""
-
-    @property
-    def warm(self) -> WarmPool:
-        """Keeps what is warm."""
-
-    def share(self) -> SharedDevice:
-        """Return the device, opened now if it was not, as sessions share it."""
-
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
-        """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
 class Function:
@@ -83,6 +48,8 @@ class Function:
         host: the runtime.
         long: its last guest that was submitted ran longer than an event loop may be held.
         lanes: the short ways of submitted invocations, by export; None where there is none.
+        routes: the short ways of those that block, by export, whether CUDA is granted, tenant and kind of memory.
+        stocks: its warm sandboxes, by tenant.
         initialiser: an export that every sandbox calls first; None without. See `warm`.
     """
 
@@ -99,13 +66,12 @@ class Function:
         self.host = host
         self.long = False
         self.lanes: dict[str | None, Lane | None] = {}
+        self.routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
+        self.stocks: dict[str, WarmStock] = {}
         self.initialiser: str | None = None
-        self._stocks: dict[str, WarmStock] = {}
         self._wasm = wasm
         self._prepared = prepared
         self._forms = {Form(): prepared}
-        self._without_gpu = nullcontext((None, prepared))
-        self._routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
 
     def warm(
         self,
@@ -144,16 +110,15 @@ class Function:
             if plan.params or plan.results:
                 raise InvalidArgs(f"{initialiser[:64]!r} takes or gives something: it is no initialiser")
             self.initialiser = initialiser
-            self._routes.clear()
-        old = self._stocks.pop(tenant, None)
+            self.routes.clear()
+        old = self.stocks.pop(tenant, None)
         if old is not None:
             self.host.warm.remove(old)
         if count and (self.initialiser is not None or not may_visit(self._prepared)):
-            words = tuple(argv) if argv is not None else (self.name,)
-            config = WasiConfig(words, tuple((env or {}).items())) if self._prepared.needs_wasi else NO_WASI
+            config = configure(self._prepared, self.name, Grants(), argv, env)
             stock = make_stock(self._prepared, self.host.limits, config, self.initialiser, count)
             self.host.warm.add(stock)
-            self._stocks[tenant] = stock
+            self.stocks[tenant] = stock
             weakref.finalize(self, self.host.warm.remove, stock)
 
     @functools.cached_property
@@ -239,42 +204,28 @@ class Function:
             CapacityExhausted: no free sandbox.
         """
         granted = parse_grants(grants)
-        route = self._route(export, granted, tenant, memory_kind)
+        route = find_route(self, export, granted, tenant, memory_kind)
         if route is not None:
             if on_device is not None and granted.cuda:
                 on_device(self.host.share().info, self.host.device_reason)
             return route.invoke(args, input, on_chunk, deadline)
-        target = self.choose(export)
-        collected = Chunks(on_chunk)
-        services: dict[str, object] = {"input": input, "stream": OutputStream(collected)}
-        config = NO_WASI
-        if self._prepared.needs_wasi:
-            args_given = tuple(argv) if argv is not None else (self.name,)
-            folders = directories_of(granted)
-            config = WasiConfig(args_given, tuple((env or {}).items()), stdin, stdout, stderr, folders)
-        start, ends = time.perf_counter(), Deadline.after(self.host.limits.wall_s).earlier(deadline)
-        gpu: AbstractContextManager[tuple[Session | None, Prepared]] = self._without_gpu
-        memory = checked_kind(memory_kind)
-        if granted.cuda:
-            gpu = self._gpu(services, tenant, memory, ends, on_device)
-        with (
-            gpu as (session, prepared),
-            self.make_sandbox(prepared, config, services, ends, session, tenant=tenant) as instance,
-            roomy_pages(instance, self.host.limits) if granted.cuda and memory == "pinned" else nullcontext(),
-        ):
-            values, exit_code = call(instance, target, args, ends)
-            out, err = written(instance)
-            return Invocation(
-                export=target,
-                values=values,
-                result_types=self.result_types(target),
-                exit_code=exit_code,
-                stdout=out,
-                stderr=err,
-                chunks=tuple(collected.chunks),
-                elapsed_s=time.perf_counter() - start,
-                gpu=session.statistics() if session else None,
-            )
+        call = make_call(
+            self,
+            export,
+            args,
+            argv=argv,
+            env=env,
+            stdin=stdin,
+            input=input,
+            grants=granted,
+            tenant=tenant,
+            memory_kind=memory_kind,
+            deadline=deadline,
+            stdout=stdout,
+            stderr=stderr,
+            on_chunk=on_chunk,
+        )
+        return run_here(call, on_device=on_device)
 
     def open(
         self,
@@ -385,117 +336,6 @@ class Function:
         found = self._prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
-    def _route(self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
-        """Return the short way, None where there is none: with WASI, a start of its own, or without compiled code."""
-        if self.initialiser is not None:
-            return None
-        key = export, granted.cuda, tenant, memory_kind
-        route = self._routes.get(key)
-        if route is None or route.settings is not settings.current():
-            route = self._find_route(self.choose(export), granted, tenant, memory_kind)
-            if route is not None:
-                if len(self._routes) >= _MAX_ROUTES:
-                    self._routes.clear()
-                self._routes[key] = route
-        return route
-
-    def _find_route(self, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> Route | None:
-        if not granted.cuda:
-            if not may_visit(self._prepared):
-                return None
-            return Route(self._prepared, target, self.host.limits, brief=self.brief)
-        if self._prepared.needs_wasi:
-            return None
-        memory = checked_kind(memory_kind)
-        if memory == "pinned":  # its pages are prepared before the guest touches them
-            return None
-        form = Form(wants_compiled(self.host.share()), memory in DIRECT)
-        prepared = self.form(form) if form.native and not form.host_memory else None
-        if prepared is None or not prepared.needs_pad or not may_visit(prepared):
-            return None
-        return Route(prepared, target, self.host.limits, self.host.share, tenant, memory)
-
-    def make_sandbox(
-        self,
-        prepared: Prepared,
-        config: WasiConfig,
-        services: Mapping[str, object],
-        deadline: Deadline,
-        session: Session | None = None,
-        *,
-        tenant: str,
-    ) -> Instance:
-        """Return a sandbox for one invocation: a warm one if there is one that fits, else a fresh one.
-
-        Args:
-            prepared: a form of the module.
-            config: what it gets through WASI.
-            services: what host functions find.
-            deadline: when it must be ready.
-            session: its GPU session; ended first, because the device may reach the sandbox's memory until then.
-            tenant: whose it is.
-
-        Raises:
-            TensorWasmError: what `tensorwasm.guest.instance.Instance` raises.
-        """
-        stock = self._stocks.get(tenant)
-        if stock is not None and session is None and stock.fits(config):
-            drawn = self.host.warm.draw(stock)
-            if isinstance(drawn, Instance):
-                return _given(drawn, services, config)
-        try:
-            return self._make_fresh(prepared, config, services, deadline, session)
-        except CapacityExhausted:
-            if session is not None or not self.host.warm.shed():
-                raise
-            return self._make_fresh(prepared, config, services, deadline, session)
-
-    def _make_fresh(
-        self,
-        prepared: Prepared,
-        config: WasiConfig,
-        services: Mapping[str, object],
-        deadline: Deadline,
-        session: Session | None,
-    ) -> Instance:
-        instance = Instance(
-            prepared,
-            limits=self.host.limits,
-            services=services,
-            wasi_config=config,
-            deadline=deadline,
-            drain=None if session is None else functools.partial(end_session, session),
-            pad=None if session is None else session.pad,
-        )
-        if self.initialiser is not None:
-            initialise(instance, self.initialiser, deadline)
-        return instance
-
-    @contextmanager
-    def _gpu(
-        self,
-        services: dict[str, object],
-        tenant: str,
-        memory: MemoryKind,
-        deadline: Deadline,
-        on_device: Callable[[DeviceInfo, str], object] | None,
-    ) -> Iterator[tuple[Session | None, Prepared]]:
-        """Open a GPU session; yield it, and the module to instantiate."""
-        shared = self.host.share()
-        if on_device is not None:
-            on_device(shared.info, self.host.device_reason)
-        prepared = self.form(Form(wants_compiled(shared), memory in DIRECT))
-        native = prepared.needs_pad
-        # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
-        with (
-            shared.device.native.bound() if native else nullcontext(),
-            _open_session(shared, tenant, memory, with_pad=native) as session,
-            supplied(shared, tenant, memory, self.host.limits) if memory in DIRECT else nullcontext(),
-        ):
-            services["cuda"] = CudaService(session)
-            session.enter(deadline)
-            yield session, prepared
-
     def form(self, form: Form) -> Prepared:
         """Return a form of the module, made when first asked for; without compiled host functions if there are none."""
         prepared = self._forms.get(form)
@@ -504,24 +344,3 @@ class Function:
             prepared = self.host.prepare(wasm, self._prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
-
-
-def _given(drawn: Instance, services: Mapping[str, object], config: WasiConfig) -> Instance:
-    """Give a warm sandbox to its caller."""
-    try:
-        drawn.renew(services, config)
-    except BaseException:
-        drawn.close()
-        raise
-    return drawn
-
-
-def _open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
-    """Return a session, with a pad for compiled code that its sandbox gives back."""
-    pad = draw_pad() if with_pad else None
-    try:
-        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
-    except BaseException:
-        if pad is not None:
-            recycle_pad(pad)
-        raise

@@ -26,8 +26,9 @@ from tensorwasm.runtime.streams import Chunks
 if TYPE_CHECKING:
     from tensorwasm.guest.linker import Prepared
     from tensorwasm.guest.task import Sandbox
-    from tensorwasm.runtime.fiber import Options, Submission
     from tensorwasm.runtime.function import Function
+    from tensorwasm.runtime.options import Options
+    from tensorwasm.runtime.submission import Submission
     from tensorwasm.values import Limits
 
 MAX_IDLE: Final = 64

@@ -1,4 +1,4 @@
-"""How a guest's linear memory and its calls reach the device: which kind, and whether through compiled code."""
+"""How a guest reaches the device: its session, which kind of linear memory, and whether through compiled code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, pages
 from tensorwasm.guest.memory import GuestMemory
+from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
 if TYPE_CHECKING:
@@ -110,6 +111,21 @@ def roomy_pages(sandbox: Sandbox, limits: Limits) -> Iterator[None]:
         yield
     finally:
         undo()
+
+
+def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
+    """Return a session, with a pad for compiled code that its sandbox gives back.
+
+    Raises:
+        TensorWasmError: what `tensorwasm.gpu.shared.SharedDevice.open_session` raises.
+    """
+    pad = draw_pad() if with_pad else None
+    try:
+        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
+    except BaseException:
+        if pad is not None:
+            recycle_pad(pad)
+        raise
 
 
 def end_session(session: Session) -> bool:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from tensorwasm import settings
 from tensorwasm.errors import (
     InternalError,
     InvalidArgs,
@@ -23,20 +22,17 @@ from tensorwasm.guest import kinds, restoring
 from tensorwasm.guest.capture import Origin, capture
 from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.wasi import NO_WASI, WasiConfig
 from tensorwasm.runtime.calling import call, written
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, supplied, wants_compiled
+from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, open_session, supplied, wants_compiled
 from tensorwasm.runtime.opened import Ancestor, LiveStatistics, Opening, Revival
-from tensorwasm.runtime.streams import Chunks, directories_of
+from tensorwasm.runtime.streams import Chunks, configure
 from tensorwasm.saved import SavedInstance, SavedSession
-from tensorwasm.values import Deadline, MemoryKind
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared import SharedDevice
-    from tensorwasm.guest.linker import Prepared
     from tensorwasm.runtime.function import Function
 
 _SETTLING_S: Final = 10.0
@@ -228,7 +224,9 @@ class LiveInstance:
         self._origin = Origin(revival.image if revival is not None and not direct else None, plain=not direct)
         supply: AbstractContextManager[None] = nullcontext()
         if self._shared is not None:
-            self._session = self._open_session(self._shared, memory, prepared)
+            self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_pad)
+            self._resources.enter_context(self._session)
+            self._services["cuda"] = CudaService(self._session)
             if direct:
                 supply = supplied(self._shared, self.tenant, memory, limits, size_bytes)
         if self._origin.image is not None:
@@ -239,33 +237,20 @@ class LiveInstance:
                 prepared,
                 limits=limits,
                 services=self._services,
-                wasi_config=self._wasi(prepared),
+                wasi_config=configure(
+                    prepared,
+                    function.name,
+                    self.grants,
+                    opening.argv,
+                    opening.env,
+                    opening.stdin,
+                    opening.stdout,
+                    opening.stderr,
+                ),
                 deadline=ends,
                 drain=partial(end_session, self._session) if self._session is not None else None,
                 pad=self._session.pad if self._session is not None else None,
             )
-
-    def _open_session(self, shared: SharedDevice, memory: MemoryKind, prepared: Prepared) -> Session:
-        pad = draw_pad() if prepared.needs_pad else None
-        try:
-            session = shared.open_session(
-                self.tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad
-            )
-        except BaseException:
-            if pad is not None:
-                recycle_pad(pad)
-            raise
-        self._resources.enter_context(session)
-        self._services["cuda"] = CudaService(session)
-        return session
-
-    def _wasi(self, prepared: Prepared) -> WasiConfig:
-        if not prepared.needs_wasi:
-            return NO_WASI
-        opening = self._opening
-        argv = opening.argv if opening.argv is not None else (self.function.name,)
-        folders, env = directories_of(self.grants), tuple(opening.env.items())
-        return WasiConfig(argv, env, opening.stdin, opening.stdout, opening.stderr, folders)
 
     def _revive(self, revival: Revival, ends: Deadline) -> None:
         restoring.apply(revival.plan, self._instance)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm import settings
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.visit import Rebirth, Visit
+from tensorwasm.guest.visit import Rebirth, Visit, may_visit
+from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.linear import end_session
+from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, wants_compiled
 from tensorwasm.runtime.streams import Chunks
 from tensorwasm.values import Deadline
 
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.guest.linker import Prepared
+    from tensorwasm.runtime.function import Function
+    from tensorwasm.runtime.grants import Grants
     from tensorwasm.values import Limits, MemoryKind
+
+_MAX_ROUTES: Final = 256
 
 MAX_IDLE: Final = 64
 """Stays that a route keeps; those with a session are kept as long as the device keeps that, if it is less."""
@@ -201,3 +206,44 @@ class Route:
         if stay.session is not None:
             stay.session.park()
         self._idle.append(stay)
+
+
+def find_route(
+    function: Function, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
+) -> Route | None:
+    """Return the route of an invocation, None if it has to take the ordinary way.
+
+    That is so with WASI, with a start of its own, and without compiled code.
+
+    Raises:
+        TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
+    """
+    if function.initialiser is not None:
+        return None
+    key = export, granted.cuda, tenant, memory_kind
+    route = function.routes.get(key)
+    if route is None or route.settings is not settings.current():
+        route = _make_route(function, function.choose(export), granted, tenant, memory_kind)
+        if route is not None:
+            if len(function.routes) >= _MAX_ROUTES:
+                function.routes.clear()
+            function.routes[key] = route
+    return route
+
+
+def _make_route(
+    function: Function, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None
+) -> Route | None:
+    plain, host = function.form(Form()), function.host
+    if not granted.cuda:
+        return Route(plain, target, host.limits, brief=function.brief) if may_visit(plain) else None
+    if plain.needs_wasi:
+        return None
+    memory = checked_kind(memory_kind)
+    if memory == "pinned":  # its pages are prepared before the guest touches them
+        return None
+    form = Form(wants_compiled(host.share()), memory in DIRECT)
+    prepared = function.form(form) if form.native and not form.host_memory else None
+    if prepared is None or not prepared.needs_pad or not may_visit(prepared):
+        return None
+    return Route(prepared, target, host.limits, host.share, tenant, memory)

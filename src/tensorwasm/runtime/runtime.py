@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
-from tensorwasm.errors import DeviceUnavailable, InternalError
+from tensorwasm.errors import InternalError
 from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.probe import open_device, parse_choice
 from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest import stack
 from tensorwasm.guest.engine import Engine, EngineConfig
@@ -23,11 +22,13 @@ from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.admission import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
+from tensorwasm.runtime.background import Background
 from tensorwasm.runtime.deploy import Deployer, DeployStatistics
-from tensorwasm.runtime.fiber import Background
+from tensorwasm.runtime.device import LateDevice
 from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function, Host
+from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.grants import Grants
+from tensorwasm.runtime.host import Deployment, Host
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linking import engine_of, linker_of, make_linker
 from tensorwasm.runtime.live import LiveInstance
@@ -86,11 +87,16 @@ class Runtime:
             TickerNotRunning: the system refused a timer.
         """
         current = settings.current()
-        self._choice = device if device is not None else current.device
-        parse_choice(self._choice)
         self.limits = limits or current.limits()
         check_limits(self.limits)
         self.gpu_bytes = checked_quota(gpu_bytes, current.gpu_quota_mib)
+        self._device = LateDevice(
+            device if device is not None else current.device,
+            self.gpu_bytes,
+            multiprocessors=multiprocessors if multiprocessors is not None else current.multiprocessors,
+            place=place,
+            jit=jit,
+        )
         config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
         if slots is None:
             slots = current.pool_slots or min(config.slots, most_slots(config.layout))
@@ -100,14 +106,7 @@ class Runtime:
         self.background = Background()
         self.warm = WarmPool(current.warm_sandboxes)
         self._lock = threading.Lock()
-        self._multiprocessors = multiprocessors if multiprocessors is not None else current.multiprocessors
-        self._place = place
-        self._jit = jit
-        self._device: Device | None = None
-        self._shared: SharedDevice | None = None
-        self._reason = ""
         self._archive: Archive | None = None
-        self._closed = False
 
     def load(
         self,
@@ -138,7 +137,7 @@ class Runtime:
         check_tenant(tenant)
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
-            host = _Deployment(self, limits or self.limits, tenant)
+            host = Deployment(self, limits or self.limits, tenant)
             check_limits(host.limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
@@ -167,7 +166,7 @@ class Runtime:
     @property
     def device_reason(self) -> str:
         """Why this device was taken, in a few words; empty until it is opened."""
-        return self._reason
+        return self._device.reason
 
     @property
     def accounts(self) -> Accounts:
@@ -184,14 +183,7 @@ class Runtime:
         Raises:
             DeviceUnavailable: it is not there, or the runtime is closed.
         """
-        with self._lock:
-            if self._closed:
-                raise DeviceUnavailable("the runtime is closed")
-            if self._device is None:
-                self._device, self._reason = open_device(
-                    self._choice, multiprocessors=self._multiprocessors, place=self._place, jit=self._jit
-                )
-            return self._device
+        return self._device.open()
 
     def share(self) -> SharedDevice:
         """Return the device as sessions share it, opened on first use and owned by the runtime.
@@ -199,18 +191,7 @@ class Runtime:
         Raises:
             DeviceUnavailable: it is not there, or the runtime is closed.
         """
-        shared = self._shared
-        if shared is not None:
-            return shared
-        device = self.open_device()
-        with self._lock:
-            if self._closed:
-                raise DeviceUnavailable("the runtime is closed")
-            if self._shared is None:
-                accounts = Accounts()
-                accounts.register(DEFAULT_TENANT, self.gpu_bytes)
-                self._shared = SharedDevice(device, accounts)
-            return self._shared
+        return self._device.share()
 
     @overload
     def snapshot(self, live: LiveInstance, path: None = None, **options: Unpack[Filing]) -> Snapshot: ...
@@ -381,14 +362,8 @@ class Runtime:
         self.warm.close()
         self.background.close()
         with self._lock:
-            self._closed = True
-            device, self._device = self._device, None
-            shared, self._shared = self._shared, None
             self._archive = None
-        if shared is not None:
-            shared.close()
-        if device is not None:
-            device.close()
+        self._device.close()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -399,30 +374,3 @@ class Runtime:
     ) -> None:
         """Close."""
         self.close()
-
-
-@dataclass(slots=True)
-class _Deployment:
-    """A runtime, as the functions of one module know it: with the module's limits and tenant."""
-
-    runtime: Runtime
-    limits: Limits
-    tenant: str
-
-    @property
-    def device_reason(self) -> str:
-        return self.runtime.device_reason
-
-    @property
-    def background(self) -> Background:
-        return self.runtime.background
-
-    @property
-    def warm(self) -> WarmPool:
-        return self.runtime.warm
-
-    def share(self) -> SharedDevice:
-        return self.runtime.share()
-
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
-        return self.runtime.prepare(wasm, module, form, self.tenant)

@@ -1,11 +1,15 @@
-"""What goes in and out of one invocation: chunks, folders."""
+"""What goes in and out of one invocation: chunks, and all of WASI."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.guest.wasi import NO_WASI, Directory, Sink, WasiConfig
 from tensorwasm.runtime.grants import Grants
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.linker import Prepared
 
 
 class Chunks:
@@ -26,7 +30,31 @@ class Chunks:
         """Nothing is held back."""
 
 
-def directories_of(granted: Grants) -> tuple[Directory, ...]:
-    """Return the folders that are granted, under the names that they have here."""
+def configure(
+    prepared: Prepared,
+    name: str,
+    granted: Grants,
+    argv: Sequence[str] | None,
+    env: Mapping[str, str] | None,
+    stdin: bytes = b"",
+    stdout: Sink | None = None,
+    stderr: Sink | None = None,
+) -> WasiConfig:
+    """Return what a guest gets through WASI, folders under the names that they have here.
+
+    Args:
+        prepared: its module, which may not use WASI at all.
+        name: what ``argv`` holds if none is given.
+        granted: of it, the folders count.
+        argv: arguments, the program's name first.
+        env: environment.
+        stdin: all of standard input.
+        stdout: takes standard output; None captures it.
+        stderr: the same for standard error.
+    """
+    if not prepared.needs_wasi:
+        return NO_WASI
+    words = tuple(argv) if argv is not None else (name,)
     folders = [(path, False) for path in granted.readable] + [(path, True) for path in granted.writable]
-    return tuple(Directory(path, path, writable) for path, writable in folders)
+    directories = tuple(Directory(path, path, writable) for path, writable in folders)
+    return WasiConfig(words, tuple((env or {}).items()), stdin, stdout, stderr, directories)

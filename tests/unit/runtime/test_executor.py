@@ -117,6 +117,29 @@ def test_cancelling_ends_a_guest_without_a_device_that_runs(executor):
     assert [each.result(SOON_S).export for each in pair] == ["say", "say"]
 
 
+STARTING = bytes(
+    wat2wasm("""(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 16) "\\40\\00\\00\\00\\05\\00\\00\\00")
+  (data (i32.const 64) "hello")
+  (func $start (drop (call $write (i32.const 1) (i32.const 16) (i32.const 1) (i32.const 32))) (loop (br 0)))
+  (func (export "main"))
+  (start $start))""")
+)
+
+
+def test_stopping_ends_a_start_function_without_a_device(executor):
+    begun = threading.Event()
+    request = Request(module=STARTING, limits=Limits(wall_s=20))
+    ticket = executor.submit(request, lambda *_: begun.set() or True)
+    assert begun.wait(SOON_S)
+    ticket.stop()
+    with pytest.raises(GuestTrap) as stopped:
+        ticket.result(SOON_S)
+    assert stopped.value.trap == "cancelled"
+
+
 def test_a_guest_without_a_device_that_is_stopped_says_so_and_keeps_what_it_wrote(executor):
     begun = threading.Event()
     ticket = submit(executor, "emit_and_spin", listener=lambda *_: begun.set() or True, limits=Limits(wall_s=3600))

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from wasmtime import wat2wasm
 
+import tensorwasm.runtime.background
 import tensorwasm.runtime.fiber
 from fakes.device import INFO, FakeDevice
 from tensorwasm import Runtime
@@ -87,7 +88,7 @@ def notes(monkeypatch):
 def call(request, monkeypatch):
     """Return a function that calls an export and returns when its sandbox has gone."""
     if request.param == "thread":
-        monkeypatch.setattr(tensorwasm.runtime.fiber, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.background, "load_code", lambda: None)
     with Runtime("emulator") as runtime:
 
         def call(export, *args, wat=GUEST, **options):

@@ -120,7 +120,7 @@ def function(runtime):
 
 
 def idle(function) -> list[Stay]:
-    return [stay for route in function._routes.values() for stay in route._idle]
+    return [stay for route in function.routes.values() for stay in route._idle]
 
 
 @pytest.mark.parametrize("options", [{}, GPU])

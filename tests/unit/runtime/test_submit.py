@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
+import tensorwasm.runtime.background
 import tensorwasm.runtime.fiber
 from tensorwasm import Runtime
 from tensorwasm.bench.waiting import GatedHost
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport, TickerNotRunning
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.fiber import Options
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.options import Options
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -51,7 +52,7 @@ fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fib
 @pytest.fixture(params=[pytest.param("fibers", marks=fibers_only), "threads"])
 def runtime(request, monkeypatch):
     if request.param == "threads":
-        monkeypatch.setattr(tensorwasm.runtime.fiber, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.background, "load_code", lambda: None)
     with Runtime("emulator") as made:
         yield made
 

@@ -1,0 +1,151 @@
+"""Invocations that hold no thread while they wait: each is a fiber on the runtime's reactor.
+
+Without Numba, or on another system than Linux, there are no fibers: invocations run on a few threads then, which the
+log says once. All that changes is how many can wait at once, and that one which runs is not ended by cancelling it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm import settings
+from tensorwasm.errors import InternalError, TensorWasmError
+from tensorwasm.guest import stack
+from tensorwasm.guest.alarm import find_alarm
+from tensorwasm.guest.fibers import Reactor
+from tensorwasm.guest.native.loading import load_code
+from tensorwasm.guest.task import FiberStatistics
+from tensorwasm.runtime.fiber import InvocationJob, describe
+from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.lane import LaneJob, find_lane
+from tensorwasm.runtime.loop import place
+from tensorwasm.runtime.submission import Submission
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.function import Function
+    from tensorwasm.runtime.options import Options
+
+THREADS: Final = 32
+"""Invocations that run at a time where there are no fibers."""
+
+
+class Background:
+    """Where a runtime's submitted invocations run; nothing is started before the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reactor: Reactor | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def submit(
+        self, function: Function, export: str | None, args: Sequence[object], options: Options
+    ) -> Future[Invocation]:
+        """Run an invocation; see `tensorwasm.runtime.Function.submit`."""
+        function.engine.require_ticker()  # a forked process has no threads either: nobody would ever answer
+        reactor = self._open()
+        if reactor is None:
+            return self._submit_to_thread(function, export, args, options)
+        future = Submission()
+        try:
+            job = _plan(function, export, args, reactor, future, options)
+        except TensorWasmError as error:
+            future.settle(error)
+            return future
+        return _spawn(reactor, job, future)
+
+    def begin(
+        self, function: Function, export: str | None, args: Sequence[object], options: Options
+    ) -> Invocation | Future[Invocation]:
+        """Run an invocation on this thread, for a slice at most; see `tensorwasm.runtime.Function.invoke_async`.
+
+        Returns:
+            What came of it, or the outcome to come if it goes on elsewhere.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
+        """
+        function.engine.require_ticker()
+        reactor = self._open()
+        if reactor is None:
+            return self._submit_to_thread(function, export, args, options)
+        future = Submission()
+        job = _plan(function, export, args, reactor, future, options)
+        here = place()
+        if function.long or not job.light or not here.free or find_alarm(function.engine) is None:
+            return _spawn(reactor, job, future, long=function.long)
+        fiber, error = job.begin(), None
+        try:
+            if not here.run(fiber):
+                future.stop_with(reactor.cancel, reactor.adopt(job, fiber))
+                return future
+        except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
+            error = raised
+        outcome, released = job.end(fiber, error)
+        if released:
+            fiber.recycle()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def statistics(self) -> FiberStatistics:
+        """Return a snapshot of the reactor; zeros where there are no fibers."""
+        reactor = self._reactor
+        return reactor.statistics() if reactor is not None else FiberStatistics()
+
+    def close(self) -> None:
+        """End every invocation and wait until all have gone. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            reactor, threads = self._reactor, self._threads
+        if reactor is not None:
+            reactor.close()
+        if threads is not None:
+            threads.shutdown(cancel_futures=True)
+
+    def _open(self) -> Reactor | None:
+        """Return the reactor, started now if it was not; None where there are no fibers."""
+        if stack.is_on_fiber():
+            raise InternalError("a host function of a guest that was submitted tried to submit another")
+        with self._lock:
+            if self._closed:
+                raise InternalError("the runtime is closed")
+            if self._reactor is None and self._threads is None:
+                code = load_code()
+                if code is None:
+                    self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-submitted")
+                else:
+                    self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
+            return self._reactor
+
+    def _submit_to_thread(
+        self, function: Function, export: str | None, args: Sequence[object], options: Options
+    ) -> Future[Invocation]:
+        with self._lock:
+            if self._closed or self._threads is None:
+                raise InternalError("the runtime is closed")
+            return self._threads.submit(function.invoke, export, args, **options)
+
+
+def _plan(
+    function: Function,
+    export: str | None,
+    args: Sequence[object],
+    reactor: Reactor,
+    future: Submission,
+    options: Options,
+) -> InvocationJob | LaneJob:
+    lane = find_lane(function, export, options)
+    if lane is not None:
+        return LaneJob(lane, function, args, options, future)
+    return describe(function, export, args, reactor, future, **options)
+
+
+def _spawn(reactor: Reactor, job: InvocationJob | LaneJob, future: Submission, *, long: bool = False) -> Submission:
+    task = reactor.spawn(job, long=long)
+    future.stop_with(reactor.cancel, task)
+    return future

@@ -1,0 +1,94 @@
+"""A runtime's device: opened when first asked for, and shared by its sessions."""
+
+from __future__ import annotations
+
+import threading
+
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.probe import open_device, parse_choice
+from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.values import Place
+
+
+class LateDevice:
+    """A device that may not be open yet. Any thread may use it.
+
+    Attributes:
+        reason: why this device was taken, in a few words; empty until it is open.
+    """
+
+    def __init__(
+        self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: Place | None, jit: bool
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            choice: which; see `tensorwasm.runtime.Runtime`, as for what is not said here.
+            gpu_bytes: cap of the tenant ``default``.
+            multiprocessors: share of a GPU.
+            place: of the share.
+            jit: whether the driver may compile PTX.
+
+        Raises:
+            InvalidArgs: there is no such choice.
+        """
+        parse_choice(choice)
+        self.reason = ""
+        self._choice = choice
+        self._gpu_bytes = gpu_bytes
+        self._multiprocessors = multiprocessors
+        self._place = place
+        self._jit = jit
+        self._lock = threading.Lock()
+        self._device: Device | None = None
+        self._shared: SharedDevice | None = None
+        self._closed = False
+
+    def open(self) -> Device:
+        """Return the device itself.
+
+        Raises:
+            DeviceUnavailable: it is not there, or was closed.
+        """
+        with self._lock:
+            self._require_open()
+            if self._device is None:
+                self._device, self.reason = open_device(
+                    self._choice, multiprocessors=self._multiprocessors, place=self._place, jit=self._jit
+                )
+            return self._device
+
+    def share(self) -> SharedDevice:
+        """Return the device as sessions share it.
+
+        Raises:
+            DeviceUnavailable: it is not there, or was closed.
+        """
+        shared = self._shared
+        if shared is not None:
+            return shared
+        device = self.open()
+        with self._lock:
+            self._require_open()
+            if self._shared is None:
+                accounts = Accounts()
+                accounts.register(DEFAULT_TENANT, self._gpu_bytes)
+                self._shared = SharedDevice(device, accounts)
+            return self._shared
+
+    def close(self) -> None:
+        """Release it. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            device, self._device = self._device, None
+            shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
+        if device is not None:
+            device.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise DeviceUnavailable("the runtime is closed")

@@ -1,0 +1,32 @@
+"""Keyword arguments of `tensorwasm.runtime.Function.invoke`, which documents them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypedDict
+
+from tensorwasm.guest.wasi import Sink
+from tensorwasm.runtime.grants import Grants
+from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
+
+
+class Given(TypedDict, total=False):
+    """What a guest is given."""
+
+    argv: Sequence[str] | None
+    env: Mapping[str, str] | None
+    stdin: bytes
+    input: bytes
+    grants: Iterable[str] | Grants
+    tenant: str
+    memory_kind: MemoryKind | None
+    deadline: Deadline | None
+    stdout: Sink | None
+    stderr: Sink | None
+    on_chunk: Callable[[bytes], bool] | None
+
+
+class Options(Given, total=False):
+    """All of them."""
+
+    on_device: Callable[[DeviceInfo, str], object] | None
