@@ -131,7 +131,8 @@ class WarmPool:
         self._dropped: list[Sandbox] = []
         self._counts = dict.fromkeys(("draws", "hits", "misses", "drops", "failures"), 0)
         self._wake = threading.Event()
-        self._stop: Stop | None = None
+        self._orphans: deque[Stock] = deque()
+        self._start: tuple[Stock, Stop] | None = None
         self._making: Stock | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -149,16 +150,20 @@ class WarmPool:
         self._wake.set()
 
     def remove(self, stock: Stock) -> None:
-        """Keep a stock no longer. Returns at once; its sandboxes are dropped soon."""
-        with self._lock:
-            if stock in self._stocks:
-                self._stocks.remove(stock)
-            self._drop(stock, len(stock.ready))
-            stock.count = 0
-            stop = self._stop if self._making is stock else None
-        if stop is not None:
-            stop()
-        self._wake.set()
+        """Keep a stock no longer. Returns at once; its sandboxes are dropped soon.
+
+        Waits for no lock: this is called when a function is collected too, by a thread that may hold any.
+        """
+        stock.count = 0
+        self._orphans.append(stock)
+        start = self._start
+        if start is not None and start[0] is stock:
+            start[1]()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_orphans()
+            finally:
+                self._lock.release()
 
     def draw(self, stock: Stock) -> Sandbox | None:
         """Return a sandbox that is the caller's alone from now on, None if there is none. Never waits for one."""
@@ -181,6 +186,7 @@ class WarmPool:
     def tend(self) -> bool:
         """Drop what is to go and make one sandbox, if one is wanted; return whether more may be to do."""
         with self._lock:
+            self._drop_orphans()
             for stock in self._stocks:
                 self._drop_old(stock)
                 if _is_full(stock):
@@ -200,13 +206,13 @@ class WarmPool:
     def close(self) -> None:
         """Drop everything. A start that runs is told to end, and not waited for. A second call does nothing."""
         with self._lock:
-            self._closed, stop = True, self._stop
+            self._closed, start = True, self._start
             for stock in self._stocks:
                 self._drop(stock, len(stock.ready))
             self._stocks.clear()
         self._wake.set()
-        if stop is not None:
-            stop()
+        if start is not None:
+            start[1]()
         self._close_dropped()
         atexit.unregister(self._leave)
 
@@ -219,7 +225,7 @@ class WarmPool:
         while not self._closed:
             self._wake.clear()
             if not self.tend():
-                self._wake.wait(_LOOK_S if self._stocks else None)
+                self._wake.wait(_LOOK_S if self._stocks or self._orphans or self._dropped else None)
 
     def _choose(self) -> Stock | None:
         """Return the stock that lacks most of what it is to have."""
@@ -236,7 +242,7 @@ class WarmPool:
             made = stock.make(self._tell_stop)
         except Exception as error:  # noqa: BLE001 - the caller who draws makes a fresh one, and sees for himself
             with self._lock:
-                self._stop = None
+                self._start = None
                 self._counts["failures"] += 1
                 stock.failures += 1
                 stock.again_s = self._now_s() + min(
@@ -245,19 +251,29 @@ class WarmPool:
             _log.info("no sandbox could be kept warm: %s", error)
             return
         with self._lock:
-            self._stop = None
+            self._start = None
             stock.failures = 0
             stock.ready.append((self._now_s(), made))
             if stock not in self._stocks:
                 self._drop(stock, 1)
+            self._drop_orphans()
         self._close_dropped()
 
     def _tell_stop(self, stop: Stop) -> None:
         with self._lock:
-            self._stop = stop
-            unwanted = self._making not in self._stocks
+            if self._making is None:
+                raise InternalError("a start is told of that nobody wanted")
+            self._start = self._making, stop
+            unwanted = self._making not in self._stocks or not self._making.count
         if unwanted:
             stop()
+
+    def _drop_orphans(self) -> None:
+        while self._orphans:
+            stock = self._orphans.popleft()
+            if stock in self._stocks:
+                self._stocks.remove(stock)
+            self._drop(stock, len(stock.ready))
 
     def _drop_old(self, stock: Stock) -> None:
         oldest_s = self._now_s() - MAX_AGE_S

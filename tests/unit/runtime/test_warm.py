@@ -353,12 +353,29 @@ def test_a_start_that_asks_for_input_is_never_had_in_advance(runtime):
     assert runtime.warm.statistics().warm == 0
 
 
+def test_a_function_that_is_collected_waits_for_no_lock(runtime):
+    function = load(runtime)
+    pool, held, done = warmed(function), [function], threading.Event()
+    del function
+
+    def collect() -> None:
+        with pool._lock, pool._wake._cond:  # as it may happen wherever something is allocated
+            held.clear()
+            gc.collect()
+        done.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(10)
+    until(lambda: not pool.statistics().warm)
+    until(lambda: not pool._dropped)
+
+
 @pytest.mark.parametrize("end", ["close", "remove"])
 def test_closing_waits_for_no_start(runtime, end):
     free = runtime._engine.free_slots
     function = load(runtime, SPINS)
     function.warm(1)
-    until(lambda: runtime.warm._stop is not None)
+    until(lambda: runtime.warm._start is not None)
     began_s = time.monotonic()
     if end == "close":
         runtime.close()
