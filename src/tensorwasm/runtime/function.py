@@ -300,9 +300,9 @@ class Function:
         """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
 
         A guest without a GPU, folders or a start function, whose memory is at most 2 MiB or whose module has neither
-        imports nor bulk instructions, begins on the calling thread: one that ends within half a millisecond never
-        leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the event loop's thread too, and must
-        not hold it.
+        imports nor bulk instructions nor functions of more than 16 KiB, begins on the calling thread: one that ends
+        within half a millisecond never leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the
+        event loop's thread too, and must not hold it.
 
         Args:
             export: as in `invoke`.

@@ -103,6 +103,24 @@ def scan(wasm: bytes) -> Preamble:
     )
 
 
+def longest_body(wasm: bytes) -> int:
+    """Return the length in bytes of a module's longest function, its locals included; 0 without one.
+
+    Raises:
+        InvalidWasm: the bytes break the binary format where this looks.
+
+    Source: Wasm core 2.0, 5.5.13.
+    """
+    longest = 0
+    for section, _, cursor in frames(wasm):
+        if section == frame.CODE:
+            for _ in range(cursor.count(declarations.MAX_FUNCTIONS, "function bodies")):
+                length = cursor.unsigned()
+                longest = max(longest, length)
+                cursor.offset += length
+    return longest
+
+
 def _read_custom(cursor: Cursor, _: _Scan) -> None:
     cursor.name()
 

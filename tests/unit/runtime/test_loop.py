@@ -282,6 +282,7 @@ asyncio.run(run())
     assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr
 
 
+STEP = "(i32.store8 (local.tee 0 (i32.add (local.get 0) (i32.const 4096))) (i32.const 1))"
 FILL = "(memory.fill (i32.const 0) (i32.const 1) (i32.const 9))"
 
 
@@ -297,6 +298,9 @@ FILL = "(memory.fill (i32.const 0) (i32.const 1) (i32.const 9))"
         ('(module (import "wasi:tensor/host@0.1.0" "input-len" (func (result i32))) (memory 1))', False),
         ('(module (table 1 funcref) (func (export "go") (drop (table.grow (ref.null func) (i32.const 9)))))', False),
         ("(module (func $start) (start $start))", False),
+        (f'(module (memory 1024) (func (export "go") (param i32) {STEP * 1_000}))', True),
+        (f'(module (memory 1024) (func (export "go") (param i32) {STEP * 16_000}))', False),
+        (f'(module (memory 1 32) (func (export "go") (param i32) {STEP * 16_000}))', True),
     ],
 )
 def test_only_what_a_timer_can_end_begins_on_a_loop(runtime, text, brief):
@@ -379,17 +383,3 @@ def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, mon
     assert not place.free
     clock[0] += 1
     assert place.free
-
-
-def test_code_that_goes_straight_on_over_much_memory_begins_elsewhere_next_time(runtime):
-    """Sixteen thousand pages that nobody has touched, without a loop: no look at the clock in between."""
-    step = "(i32.store8 (local.tee 0 (i32.add (local.get 0) (i32.const 4096))) (i32.const 1))"
-    straight = runtime.load(bytes(wat2wasm(f'(module (memory 1024) (func (export "go") (param i32) {step * 16_000}))')))
-    assert straight.brief
-    straight.invoke("go", (0,))
-    asyncio.run(straight.invoke_async("go", (0,)))  # what is made once is made
-    loops.place()._free_ns = 0
-    straight.long = False
-    asyncio.run(straight.invoke_async("go", (0,)))
-    assert straight.long
-    assert not loops.place().free

@@ -9,7 +9,7 @@ from oracles.guest import typed_error_of
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.cursor import Cursor
 from tensorwasm.wasm.frame import HEADER
-from tensorwasm.wasm.preamble import Export, FuncType, Import, MemoryType, Preamble, TableType, scan
+from tensorwasm.wasm.preamble import Export, FuncType, Import, MemoryType, Preamble, TableType, longest_body, scan
 
 FULL = bytes(
     wat2wasm(
@@ -171,3 +171,15 @@ def test_custom_sections_are_skipped_anywhere():
 def test_a_huge_count_costs_nothing():
     with pytest.raises(InvalidWasm):
         scan(HEADER + section(3, leb(2**32 - 1)))
+
+
+@given(st.lists(st.integers(0, 300), max_size=5))
+def test_the_longest_function_is_measured_with_its_locals(lengths):
+    text = " ".join(f"(func {'nop ' * length})" for length in lengths)
+    # Each has the number of its groups of locals, and its end.
+    assert longest_body(bytes(wat2wasm(f"(module {text})"))) == max((length + 2 for length in lengths), default=0)
+
+
+@pytest.mark.parametrize("body", [b"\x01", b"\x01\x05", b"\x02\xff\xff\xff\xff\x0f\x00", b"\xff\xff\xff\xff\x0f"])
+def test_lengths_that_lie_are_refused_or_measured_and_never_followed(body):
+    typed_error_of(longest_body, HEADER + section(10, body))
