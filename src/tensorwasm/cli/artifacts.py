@@ -1,4 +1,4 @@
-"""`tensor-wasm artifacts`: what is kept, taking away what nothing leads to, and looking whether all of it is whole."""
+"""`tensor-wasm artifacts`: what is kept, what nothing leads to, whether all is whole, and signing it again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tensorwasm.cli.places import owner
 from tensorwasm.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -112,6 +113,41 @@ def verify(*, store: Where = None, as_json: AsJson = False) -> None:
         print(f"{'ok' if found.ok else 'NOT OK'}: {found.count} artifacts of {found.artifact_bytes} bytes")
     if not found.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+def renew(*, store: Where = None, as_json: AsJson = False) -> None:
+    """Sign all snapshots with TENSOR_WASM_SNAPSHOT_KEY that another key signed, or encrypted.
+
+    Those keys belong into TENSOR_WASM_SNAPSHOT_TRUST meanwhile; of TENSOR_WASM_SNAPSHOT_CIPHER_KEY the first
+    encrypts. Names, and what adds to what, stay as they are. The exit code is 1 if one could not be
+    renewed; the others are.
+    """
+    from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.snapshot import renew_snapshot  # noqa: PLC0415 - the same
+
+    ring = KeyRing.from_settings()
+    with progress("renewing") as tell:
+        done = _open(store).renew(["snapshot"], lambda _tenant, data: renew_snapshot(data, ring), tell)
+    findings = list(map(_finding, done.findings))
+    if as_json:
+        _print_json({**asdict(done), "findings": findings})
+    else:
+        _print_findings(findings)
+        print(f"renewed {done.renewed} snapshots; {done.kept} needed nothing, {len(findings)} were not renewed")
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def unbind(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What leads to an artifact.")],
+    *,
+    store: Where = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose; without it the default tenant's.")] = None,
+) -> None:
+    """Take a name away; what nothing leads to any more goes with the next `gc`."""
+    _open(store).unbind(owner(tenant), name)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -157,6 +157,18 @@ def read_module(file: Path) -> bytes | Path:
     return sys.stdin.buffer.read(Limits().module_bytes + 1) if str(file) == "-" else file
 
 
+def read_binary(file: Path) -> bytes:
+    """Return a module's bytes, from the file or standard input, up to the byte that shows it is too much.
+
+    Raises:
+        InvalidArgs: the file cannot be read.
+    """
+    from tensorwasm.runtime import admission  # noqa: PLC0415 - keeps --help quick
+
+    given = read_module(file)
+    return given if isinstance(given, bytes) else admission.read_module(given, Limits().module_bytes)
+
+
 def _writer(text: TextIO) -> Callable[[bytes], None]:
     """Return a sink that passes a guest's bytes on at once, in order with our own text."""
 

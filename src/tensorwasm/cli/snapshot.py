@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tensorwasm.cli.artifacts import shown
+from tensorwasm.cli.places import Place, open_place, owner, read
 from tensorwasm.cli.progress import waiting
-from tensorwasm.cli.run import format_results, read_module
+from tensorwasm.cli.run import format_results, read_binary
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import checked_memory_mib, checked_seconds, current
 from tensorwasm.values import MIB, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from tensorwasm.artifacts.snapshot import Difference, SnapshotFile
+    from tensorwasm.artifacts.snapshot import Difference
     from tensorwasm.runtime import Runtime
     from tensorwasm.runtime.live import LiveInstance
 
@@ -32,10 +33,16 @@ app = typer.Typer(
 )
 
 Module = Annotated[Path, typer.Argument(metavar="FILE", help="The module, a .wasm file; - reads standard input.")]
-Saved = Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A file that `snapshot save` wrote.")]
+Saved = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="A file that `snapshot save` wrote, or artifact:NAME of one kept.")
+]
 Parents = Annotated[
-    list[Path] | None,
-    typer.Option("--parent", metavar="SNAPSHOT", help="What it adds to, nearest first. Repeatable."),
+    list[str] | None,
+    typer.Option(
+        "--parent",
+        metavar="SNAPSHOT",
+        help="What it adds to, nearest first; what is kept knows that itself. Repeatable.",
+    ),
 ]
 Calls = Annotated[
     list[str] | None,
@@ -52,44 +59,57 @@ Timeout = Annotated[
 Memory = Annotated[
     int | None, typer.Option("--memory", metavar="MIB", help="Linear memory at most. [env: TENSOR_WASM_MEMORY]")
 ]
+Tenant = Annotated[str | None, typer.Option(help="Whose artifacts and module; without it the default tenant's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def save(
     file: Module,
-    to: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="The file to write, whole or not at all.")],
+    to: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help="The file to write, whole or not at all, or artifact:NAME.")
+    ],
     *,
     call: Calls = None,
     given: Input = None,
     grant: Granted = None,
     parent: Parents = None,
+    tenant: Tenant = None,
     device: OnDevice = None,
     timeout: Timeout = None,
     memory: Memory = None,
 ) -> None:
     """Make an instance of a module, make the calls, and save what it is then.
 
-    With --parent only what differs from that snapshot is written.
+    With --parent only what differs from that snapshot is written. An artifact is kept together with its module and
+    with the one that it adds to.
     """
     with _runtime(device, timeout, memory) as runtime:
-        function = runtime.load(read_module(file), name=file.name)
+        module = read_binary(file)
+        function = runtime.load(module, name=file.name, tenant=owner(tenant))
         with function.open(grants=grant or (), input=_read_input(given)) as live:
             _make_calls(live, call or ())
-            _save(runtime, live, to, parent or ())
+            _save(live, module, Place(to, tenant), parent or ())
 
 
 @app.command()
 def restore(
     saved: Saved,
-    file: Module,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="The module, a .wasm file; - reads standard input. Without it, what was kept with it.",
+        ),
+    ] = None,
     *,
     call: Calls = None,
     grant: Granted = None,
     parent: Parents = None,
     to: Annotated[
-        Path | None, typer.Option("--save", metavar="SNAPSHOT", help="Save what it is after the calls.")
+        str | None, typer.Option("--save", metavar="SNAPSHOT", help="Save what it is after the calls.")
     ] = None,
+    tenant: Tenant = None,
     device: OnDevice = None,
     timeout: Timeout = None,
     memory: Memory = None,
@@ -98,21 +118,25 @@ def restore(
 
     It may use what is granted here and was granted when it was saved.
     """
+    place = Place(saved, tenant)
+    given = None if file is None else read_binary(file)
     with _runtime(device, timeout, memory) as runtime, ExitStack() as stack:
-        function = runtime.load(read_module(file), name=file.name)
         with waiting("restoring"):
-            live = stack.enter_context(runtime.restore(saved, function, grants=grant or (), parents=parent or ()))
+            snapshot = stack.enter_context(read(place, parent or ()))
+            module = place.load_module(snapshot) if given is None else given
+            function = runtime.load(module, name=saved if file is None else file.name, tenant=owner(tenant))
+            live = stack.enter_context(runtime.restore(snapshot, function, grants=grant or ()))
         _make_calls(live, call or ())
         if to is not None:
-            _save(runtime, live, to, ())
+            _save(live, module, Place(to, tenant), ())
 
 
 @app.command()
-def inspect(saved: Saved, *, as_json: AsJson = False) -> None:
+def inspect(saved: Saved, *, tenant: Tenant = None, as_json: AsJson = False) -> None:
     """Say what a snapshot is: sizes, names, keys; nothing that a guest keeps to itself."""
     from tensorwasm.artifacts.snapshot import summarize  # noqa: PLC0415 - keeps --help quick
 
-    with waiting("reading"), _open(saved, ()) as snapshot:
+    with waiting("reading"), open_place(Place(saved, tenant), None) as snapshot:
         summary = asdict(summarize(snapshot))
     if as_json:
         _print_json(summary)
@@ -122,9 +146,9 @@ def inspect(saved: Saved, *, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(saved: Saved, *, parent: Parents = None) -> None:
+def verify(saved: Saved, *, parent: Parents = None, tenant: Tenant = None) -> None:
     """Check a snapshot down to its last block: its signature, its hashes, and that it makes sense."""
-    with waiting("verifying"), _open(saved, parent or ()) as snapshot:
+    with waiting("verifying"), open_place(Place(saved, tenant), parent or ()) as snapshot:
         snapshot.check_content()
         print(f"ok: {snapshot.content_hash.hex()}, {snapshot.file_bytes} bytes")
 
@@ -135,17 +159,22 @@ def diff(
     two: Saved,
     *,
     parent: Annotated[
-        list[Path] | None, typer.Option("--parent", metavar="SNAPSHOT", help="What the first adds to, nearest first.")
+        list[str] | None, typer.Option("--parent", metavar="SNAPSHOT", help="What the first adds to, nearest first.")
     ] = None,
     other_parent: Annotated[
-        list[Path] | None, typer.Option(metavar="SNAPSHOT", help="What the second adds to, nearest first.")
+        list[str] | None, typer.Option(metavar="SNAPSHOT", help="What the second adds to, nearest first.")
     ] = None,
+    tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
     """Say where two snapshots differ, and exit with 1 if they do."""
     from tensorwasm.artifacts.snapshot import compare  # noqa: PLC0415 - keeps --help quick
 
-    with waiting("comparing"), _open(one, parent or ()) as first, _open(two, other_parent or ()) as second:
+    with (
+        waiting("comparing"),
+        open_place(Place(one, tenant), parent or ()) as first,
+        open_place(Place(two, tenant), other_parent or ()) as second,
+    ):
         found = compare(first, second)
     same = not (found.pages or found.globals or found.tables or found.fields)
     if as_json:
@@ -188,9 +217,9 @@ def _make_calls(live: LiveInstance, calls: list[str] | tuple[str, ...]) -> None:
         print(f"{shown(name)}: {format_results(done)}")
 
 
-def _save(runtime: Runtime, live: LiveInstance, to: Path, parents: list[Path] | tuple[Path, ...]) -> None:
+def _save(live: LiveInstance, module: bytes | memoryview, to: Place, parents: Sequence[str]) -> None:
     with waiting("saving"):
-        digest = runtime.snapshot(live, to, parents=parents)
+        digest = to.save(live, module, parents)
     print(f"saved {digest.content_hash.hex()}: {digest.content_bytes} bytes in {digest.file_bytes}")
 
 
@@ -214,13 +243,6 @@ def _read_input(file: Path | None) -> bytes:
     if len(data) > MAX_INPUT_BYTES:
         raise InvalidArgs(f"{file} has more than {MAX_INPUT_BYTES} bytes")
     return data
-
-
-def _open(file: Path, parents: list[Path] | tuple[Path, ...]) -> SnapshotFile:
-    from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime.archive import open_file  # noqa: PLC0415 - the same
-
-    return open_file(file, KeyRing.from_settings(), parents, None)
 
 
 def _readable(value: object) -> str:

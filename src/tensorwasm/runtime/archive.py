@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import BinaryIO, Final, TypedDict
 
 from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing
+from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing, Source
 from tensorwasm.artifacts.snapshot import SnapshotFile, write_snapshot
 from tensorwasm.errors import InvalidArgs, InvalidSnapshot
 from tensorwasm.guest.images import Image, ImageWriter
@@ -22,6 +22,9 @@ from tensorwasm.saved import Run, SavedBuffer, SavedMemory, SavedSession
 from tensorwasm.values import Deadline
 
 Name = str | os.PathLike[str]
+File = Name | memoryview
+"""A file's path, or its bytes."""
+
 _Key = tuple[str, object, tuple[tuple[int, ...], ...]]
 """A tenant, the keys that it trusts, and what its files are."""
 
@@ -29,7 +32,7 @@ _Key = tuple[str, object, tuple[tuple[int, ...], ...]]
 class Filing(TypedDict, total=False):
     """How an instance is written to a file; `tensorwasm.runtime.Runtime.snapshot` documents it."""
 
-    parents: Sequence[Name]
+    parents: Sequence[File]
     keys: KeyRing | None
     sealing: Sealing
     deadline: Deadline | None
@@ -45,7 +48,7 @@ def save_file(
     live: LiveInstance,
     path: Name,
     *,
-    parents: Sequence[Name] = (),
+    parents: Sequence[File] = (),
     keys: KeyRing | None = None,
     sealing: Sealing = DEFAULT,
     deadline: Deadline | None = None,
@@ -53,20 +56,37 @@ def save_file(
     """Do what `tensorwasm.runtime.Runtime.snapshot` does with a path."""
     ring = keys or KeyRing.from_settings()
     try:
-        if not parents:
-            with live.captured(None, deadline) as saved:
-                return write_snapshot(Path(path), saved, ring, sealing)
-        with (
-            open_file(parents[0], ring, parents[1:], live.function.module_hash) as parent,
-            _read(parent) as before,
-            live.captured(before.ancestor, deadline) as saved,
-        ):
-            return write_snapshot(Path(path), saved, ring, sealing, parent=parent)
+        return write_live(live, Path(path), ring, parents, sealing, deadline)
     except OSError as error:
         raise InvalidArgs(f"cannot write {path}: {error.strerror}") from None
 
 
-def open_file(path: Name, ring: KeyRing, parents: Sequence[Name], module_hash: bytes | None) -> SnapshotFile:
+def write_live(
+    live: LiveInstance,
+    to: Path | BinaryIO,
+    ring: KeyRing,
+    parents: Sequence[File],
+    sealing: Sealing,
+    deadline: Deadline | None,
+) -> Digest:
+    """Save an instance to a path, or to a new file that is open.
+
+    Raises:
+        OSError: it cannot be written.
+        TensorWasmError: what `tensorwasm.runtime.Runtime.snapshot` raises.
+    """
+    if not parents:
+        with live.captured(None, deadline) as saved:
+            return write_snapshot(to, saved, ring, sealing)
+    with (
+        open_file(parents[0], ring, parents[1:], live.function.module_hash) as parent,
+        _read(parent) as before,
+        live.captured(before.ancestor, deadline) as saved,
+    ):
+        return write_snapshot(to, saved, ring, sealing, parent=parent)
+
+
+def open_file(file: File, ring: KeyRing, parents: Sequence[File], module_hash: bytes | None) -> SnapshotFile:
     """Open a file and those that it adds to, nearest first.
 
     Raises:
@@ -75,16 +95,16 @@ def open_file(path: Name, ring: KeyRing, parents: Sequence[Name], module_hash: b
         InvalidArgs: it cannot be read.
     """
     try:
-        return SnapshotFile.open(Path(path), ring, module_hash=module_hash, find_parent=_in_order(parents))
+        return SnapshotFile.open(_source(file), ring, module_hash=module_hash, find_parent=_in_order(parents))
     except OSError as error:
-        raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
+        raise InvalidArgs(f"cannot read {file!s}: {error.strerror}") from None
 
 
-def read_file(path: Name, ring: KeyRing, parents: Sequence[Name] = (), module_hash: bytes | None = None) -> Snapshot:
+def read_file(path: File, ring: KeyRing, parents: Sequence[File] = (), module_hash: bytes | None = None) -> Snapshot:
     """Verify a file and those that it adds to, and read them into memory as one.
 
     Args:
-        path: of the file.
+        path: of the file, or its bytes.
         ring: keys whose signatures count.
         parents: files that it adds to, nearest first.
         module_hash: of the module that it must belong to; None takes any.
@@ -170,8 +190,12 @@ def _identify(path: Name) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _in_order(parents: Sequence[Name]) -> Callable[[bytes], Path | None] | None:
-    left = [Path(each) for each in parents]
+def _source(file: File) -> Source:
+    return file if isinstance(file, memoryview) else Path(file)
+
+
+def _in_order(parents: Sequence[File]) -> Callable[[bytes], Source | None] | None:
+    left = [_source(each) for each in parents]
     return (lambda _hash: left.pop(0) if left else None) if left else None
 
 

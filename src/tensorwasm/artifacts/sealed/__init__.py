@@ -20,6 +20,8 @@ from tensorwasm.artifacts.sealed.header import (
     Header,
 )
 from tensorwasm.artifacts.sealed.reader import SealedFile
+from tensorwasm.artifacts.sealed.renewal import renew_sealed
+from tensorwasm.artifacts.sealed.source import Source
 from tensorwasm.artifacts.sealed.writer import DEFAULT, Digest, Sealing, write_sealed
 
 __all__ = [
@@ -35,5 +37,7 @@ __all__ = [
     "Header",
     "SealedFile",
     "Sealing",
+    "Source",
+    "renew_sealed",
     "write_sealed",
 ]

@@ -143,6 +143,23 @@ class Coder:
         except invalid:
             raise Damaged("what is encrypted was changed, or belongs to another file") from None
 
+    def open_stored(self, index: int, block: Block, stored: memoryview) -> bytes | memoryview:
+        """Return what is stored of a block, decrypted.
+
+        Raises:
+            Damaged: it is not what was signed for.
+        """
+        if blake3(stored) != block.stored_hash:
+            raise Damaged("the file was changed while it was read")
+        return self.decrypt(index, stored)
+
+    def seal_stored(self, index: int, block: Block, data: bytes | memoryview) -> tuple[Block, bytes | memoryview]:
+        """Return the entry of a block, without its place, and what `open_stored` gave of it under this file's key."""
+        if self._aead is None or not block.stored_bytes:
+            return block, data
+        stored = self.encrypt(index, data)
+        return block._replace(stored_bytes=len(stored), stored_hash=blake3(stored)), stored
+
     def decode(self, index: int, block: Block, stored: memoryview, into: memoryview) -> None:
         """Write the content of a block that is stored.
 
@@ -155,9 +172,7 @@ class Coder:
         Raises:
             Damaged: they are not the bytes that were signed for.
         """
-        if blake3(stored) != block.stored_hash:
-            raise Damaged("the file was changed while it was read")
-        data = self.decrypt(index, stored)
+        data = self.open_stored(index, block, stored)
         if block.codec == Codec.ZSTD:
             _decompress(data, into)
         elif len(data) == len(into):

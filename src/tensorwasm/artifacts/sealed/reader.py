@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import threading
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Final, Self
 
 from tensorwasm.artifacts import hashing
@@ -33,53 +29,11 @@ from tensorwasm.artifacts.sealed.header import (
     Header,
     read_header,
 )
+from tensorwasm.artifacts.sealed.source import Bytes, Source, open_source
 from tensorwasm.artifacts.sealed.threads import count_threads, map_in_order
 from tensorwasm.errors import Damaged, NotSealed, TooLarge, UnknownKey, WrongContent, WrongModule
 
 _CHUNK_BYTES: Final = 8 << 20
-_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-class _Bytes:
-    """A file's bytes, read at any offset from any thread.
-
-    They are not mapped: whoever cuts a mapped file kills its reader.
-    """
-
-    __slots__ = ("_file", "_lock", "size_bytes")
-
-    def __init__(self, path: Path) -> None:
-        handle = os.open(path, _FLAGS)
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(handle)
-            raise NotSealed("this is no file")
-        self._file = open(handle, "rb", buffering=0)  # noqa: PTH123, SIM115 - of a descriptor, closed by `close`
-        self._lock = threading.Lock()
-        self.size_bytes = found.st_size
-
-    def read_into(self, at_bytes: int, into: memoryview) -> None:
-        """Fill a buffer.
-
-        Raises:
-            Damaged: the file ends before that.
-            OSError: it cannot be read.
-        """
-        while len(into):
-            count = self._read(at_bytes, into)
-            if not count:
-                raise Damaged("the file was cut while it was read")
-            at_bytes, into = at_bytes + count, into[count:]
-
-    def _read(self, at_bytes: int, into: memoryview) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [into], at_bytes)
-        with self._lock:
-            self._file.seek(at_bytes)
-            return self._file.readinto(into) or 0
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class SealedFile:
@@ -95,7 +49,7 @@ class SealedFile:
 
     __slots__ = ("_blocks", "_bytes", "_coder", "_starts", "_threads", "content_hash", "file_bytes", "header")
 
-    def __init__(self, data: _Bytes, header: Header, coder: Coder, blocks: list[Block], threads: int) -> None:
+    def __init__(self, data: Bytes, header: Header, coder: Coder, blocks: list[Block], threads: int) -> None:
         """Take what `open` has verified."""
         self._bytes = data
         self._coder = coder
@@ -109,7 +63,7 @@ class SealedFile:
     @classmethod
     def open(
         cls,
-        path: Path,
+        source: Source,
         ring: KeyRing,
         *,
         content: Content,
@@ -122,7 +76,7 @@ class SealedFile:
         Reads and hashes the whole file, but only if its signature is right and it has the length that was signed.
 
         Args:
-            path: of the file.
+            source: the file's path, or its bytes.
             ring: keys whose signatures count, and keys to decrypt with.
             content: what it must be.
             module_hash: of the module that it must belong to; None takes any.
@@ -134,7 +88,7 @@ class SealedFile:
             TooLarge: the file says, or is, more than a writer makes.
             OSError: it cannot be read.
         """
-        data = _Bytes(path)
+        data = open_source(source)
         try:
             header = _read_header(data, ring, allow_unsigned=allow_unsigned)
             _require_use(header, content, module_hash)
@@ -175,6 +129,18 @@ class SealedFile:
             self._plan(at_bytes, into, jobs)
         for _ in map_in_order(self._work, list(jobs.items()), self._threads):
             pass
+
+    def load_stored(self) -> Iterator[tuple[Block, bytes | memoryview]]:
+        """Yield every block in order, and what is stored of it, decrypted: compressed still, nothing of zeros.
+
+        Raises:
+            Damaged: the file was changed since it was opened.
+            OSError: it cannot be read.
+        """
+        for index, block in enumerate(self._blocks):
+            stored = memoryview(bytearray(block.stored_bytes))
+            self._bytes.read_into(block.at_bytes, stored)
+            yield block, self._coder.open_stored(index, block, stored) if block.stored_bytes else stored
 
     def check_content(self) -> None:
         """Decompress every block and compare its content with the hash that was signed.
@@ -238,7 +204,7 @@ class SealedFile:
             raise Damaged("a block has another content than was signed for")
 
 
-def _read_header(data: _Bytes, ring: KeyRing, *, allow_unsigned: bool) -> Header:
+def _read_header(data: Bytes, ring: KeyRing, *, allow_unsigned: bool) -> Header:
     """Return the header, once its signature is right and the file has the length that it says."""
     if data.size_bytes > MAX_FILE_BYTES:
         raise TooLarge(data.size_bytes, MAX_FILE_BYTES)
@@ -258,7 +224,7 @@ def _require_use(header: Header, content: Content, module_hash: bytes | None) ->
         raise WrongModule(f"the file belongs to the module {header.module_hash.hex()}, not {module_hash.hex()}")
 
 
-def _verify_body(data: _Bytes, header: Header, threads: int) -> None:
+def _verify_body(data: Bytes, header: Header, threads: int) -> None:
     """Hash all that follows the header."""
     hasher = hashing.hasher(threads=threads)
     chunk = memoryview(bytearray(min(_CHUNK_BYTES, header.body_bytes)))
@@ -279,7 +245,7 @@ def _find_cipher(header: Header, ring: KeyRing) -> CipherKey | None:
     return ring.ciphers[header.cipher_id]
 
 
-def _read_directory(data: _Bytes, header: Header, coder: Coder) -> list[Block]:
+def _read_directory(data: Bytes, header: Header, coder: Coder) -> list[Block]:
     """Return the blocks; whoever signed nonsense is refused, whatever it would lead to."""
     stored = memoryview(bytearray(header.directory_bytes))
     end = HEADER_BYTES + header.body_bytes - header.directory_bytes

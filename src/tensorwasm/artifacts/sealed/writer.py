@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -75,7 +76,7 @@ class Digest:
 
 
 def write_sealed(
-    path: Path,
+    to: Path | BinaryIO,
     head: bytes,
     rest: Iterable[bytes | memoryview],
     ring: KeyRing,
@@ -84,10 +85,10 @@ def write_sealed(
     content: Content,
     module_hash: bytes,
 ) -> Digest:
-    """Write a sealed file, whole or not at all; it is on the disk when this returns.
+    """Write a sealed file; at a path whole or not at all, and it is on the disk when this returns.
 
     Args:
-        path: what it replaces or becomes.
+        to: the path that it replaces or becomes, or a new file that is open.
         head: the structured part of the content.
         rest: what follows it. Nobody may change it meanwhile.
         ring: its signer signs, its first cipher encrypts.
@@ -121,8 +122,8 @@ def write_sealed(
     coder = Coder(header.constant(), sealing.level, cipher, header.salt)
     blocks = list(enumerate([*cut([memoryview(head)]), *cut(parts)]))
     threads = count_threads(sealing.threads, content_bytes)
-    with durable.replace(path) as file:
-        body = _Body(file, coder, aligned=not encrypted)
+    with durable.replace(to) if isinstance(to, Path) else nullcontext(to) as file:
+        body = Body(file, coder, aligned=not encrypted)
         for block, stored in map_in_order(lambda item: coder.encode(*item), blocks, threads):
             body.add(block, stored)
         header, content_hash = body.finish(header)
@@ -131,7 +132,7 @@ def write_sealed(
     return Digest(content_hash, content_bytes, HEADER_BYTES + header.body_bytes, header.key_id)
 
 
-class _Body:
+class Body:
     """What follows the header, as it grows."""
 
     def __init__(self, file: BinaryIO, coder: Coder, *, aligned: bool) -> None:

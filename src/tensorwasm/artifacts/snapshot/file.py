@@ -6,11 +6,10 @@ import dataclasses
 import mmap
 from collections.abc import Callable
 from itertools import takewhile
-from pathlib import Path
 from typing import Self
 
 from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import Header
+from tensorwasm.artifacts.sealed import Header, Source
 from tensorwasm.artifacts.snapshot.head import Layout
 from tensorwasm.artifacts.snapshot.layer import Layer, with_runs
 from tensorwasm.artifacts.snapshot.pages import Span, cover, find_pages
@@ -18,8 +17,8 @@ from tensorwasm.artifacts.snapshot.sense import Place
 from tensorwasm.errors import WrongParent
 from tensorwasm.saved import Run, SavedInstance
 
-FindParent = Callable[[bytes], Path | None]
-"""From the content hash of a snapshot to its file; None if there is none."""
+FindParent = Callable[[bytes], Source | None]
+"""From the content hash of a snapshot to its file, or its bytes; None if there is none."""
 
 _Parts = list[tuple[Layer, Place]]
 
@@ -42,7 +41,7 @@ class SnapshotFile:
     @classmethod
     def open(
         cls,
-        path: Path,
+        source: Source,
         ring: KeyRing,
         *,
         module_hash: bytes | None = None,
@@ -53,7 +52,7 @@ class SnapshotFile:
         """Open a snapshot and all that it adds to; each is verified before a byte of it is decompressed or parsed.
 
         Args:
-            path: of its file.
+            source: its file's path, or the file's bytes.
             ring: keys whose signatures count, and keys to decrypt with.
             module_hash: of the module that it must belong to; None takes any.
             find_parent: where other snapshots are; without it only what the file itself has can be read.
@@ -67,12 +66,12 @@ class SnapshotFile:
             OSError: it cannot be read.
         """
 
-        def open_layer(path: Path, module_hash: bytes | None) -> Layer:
-            return Layer.open(path, ring, module_hash=module_hash, allow_unsigned=allow_unsigned, threads=threads)
+        def open_layer(source: Source, module_hash: bytes | None) -> Layer:
+            return Layer.open(source, ring, module_hash=module_hash, allow_unsigned=allow_unsigned, threads=threads)
 
         layers: list[Layer] = []
         try:
-            layers.append(open_layer(path, module_hash))
+            layers.append(open_layer(source, module_hash))
             while find_parent is not None and layers[-1].instance.parent is not None:
                 found = _find(layers[-1].instance.parent, find_parent)
                 layers.append(_open_parent(found, layers[-1], open_layer))
@@ -241,16 +240,16 @@ def require_base(layout: Layout, parent: Layer) -> None:
         raise WrongParent("a snapshot adds to one with as many memories, none of them longer")
 
 
-def _find(wanted: bytes, find_parent: FindParent) -> Path:
-    path = find_parent(wanted)
-    if path is None:
+def _find(wanted: bytes, find_parent: FindParent) -> Source:
+    source = find_parent(wanted)
+    if source is None:
         raise WrongParent(f"the snapshot adds to {wanted.hex()}, which is not there")
-    return path
+    return source
 
 
-def _open_parent(path: Path, child: Layer, open_layer: Callable[[Path, bytes], Layer]) -> Layer:
+def _open_parent(source: Source, child: Layer, open_layer: Callable[[Source, bytes], Layer]) -> Layer:
     try:
-        return open_layer(path, child.instance.module_hash)
+        return open_layer(source, child.instance.module_hash)
     except FileNotFoundError:
         raise WrongParent(f"the snapshot adds to {(child.instance.parent or b'').hex()}, which is not there") from None
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import Content, SealedFile
+from tensorwasm.artifacts.sealed import Content, SealedFile, Source
 from tensorwasm.artifacts.snapshot.head import Layout, decode_head
 from tensorwasm.artifacts.snapshot.sense import Place
 from tensorwasm.errors import InvalidSnapshot
@@ -30,7 +29,7 @@ class Layer:
 
     @classmethod
     def open(
-        cls, path: Path, ring: KeyRing, *, module_hash: bytes | None, allow_unsigned: bool, threads: int | None
+        cls, source: Source, ring: KeyRing, *, module_hash: bytes | None, allow_unsigned: bool, threads: int | None
     ) -> Layer:
         """Open a file; as `SealedFile.open`.
 
@@ -41,7 +40,7 @@ class Layer:
             OSError: it cannot be read.
         """
         sealed = SealedFile.open(
-            path,
+            source,
             ring,
             content=Content.SNAPSHOT,
             module_hash=module_hash,

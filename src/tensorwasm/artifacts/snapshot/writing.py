@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import DEFAULT, Content, Digest, Sealing, write_sealed
+from tensorwasm.artifacts.scratch import map_scratch, scratch
+from tensorwasm.artifacts.sealed import DEFAULT, Content, Digest, Sealing, renew_sealed, write_sealed
 from tensorwasm.artifacts.snapshot.file import FindParent, SnapshotFile, require_base
 from tensorwasm.artifacts.snapshot.head import decode_head, encode_head, list_bytes
 from tensorwasm.errors import WrongParent
@@ -13,19 +15,19 @@ from tensorwasm.saved import SavedInstance
 
 
 def write_snapshot(
-    path: Path,
+    to: Path | BinaryIO,
     instance: SavedInstance,
     ring: KeyRing,
     sealing: Sealing = DEFAULT,
     *,
     parent: SnapshotFile | None = None,
 ) -> Digest:
-    """Write a snapshot, whole or not at all; it is on the disk when this returns.
+    """Write a snapshot; at a path whole or not at all, and it is on the disk when this returns.
 
     Blocks while it hashes, compresses and waits for the disk; nothing of the instance may change meanwhile.
 
     Args:
-        path: what it replaces or becomes.
+        to: the path that it replaces or becomes, or a new file that is open.
         instance: what is saved; its runs are not copied.
         ring: its signer signs, its first cipher encrypts.
         sealing: how.
@@ -45,7 +47,7 @@ def write_snapshot(
     layout = decode_head(head, len(head) + sum(map(len, rest)))
     if parent is not None:
         require_base(layout, parent.layers[0])
-    return write_sealed(path, head, rest, ring, sealing, content=Content.SNAPSHOT, module_hash=instance.module_hash)
+    return write_sealed(to, head, rest, ring, sealing, content=Content.SNAPSHOT, module_hash=instance.module_hash)
 
 
 def flatten(path: Path, snapshot: SnapshotFile, ring: KeyRing, sealing: Sealing = DEFAULT) -> Digest:
@@ -61,6 +63,22 @@ def flatten(path: Path, snapshot: SnapshotFile, ring: KeyRing, sealing: Sealing 
         OSError: something cannot be read or written; the path has what it had before.
     """
     return write_snapshot(path, snapshot.load_whole(), ring, sealing)
+
+
+def renew_snapshot(data: memoryview, ring: KeyRing) -> memoryview | None:
+    """Return a snapshot's bytes signed, and encrypted if they were, with the keys of today; None if they are already.
+
+    What adds to it still does, and it to its parent: hashes of content do not change.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        SigningNotConfigured: the ring has no key that signs.
+        TooLarge: it says, or is, more than a writer makes.
+        StoreUnavailable: there is no room for it.
+    """
+    with scratch() as file:
+        done = renew_sealed(data, file, ring, content=Content.SNAPSHOT)
+        return None if done is None else map_scratch(file)
 
 
 def verify_snapshot(
