@@ -155,7 +155,7 @@ def measure_waiting(choice: str, guests: int = GUESTS, patience_s: float = PATIE
 def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) -> tuple[Figure, ...]:
     wasm = read_guest("waiting")
     plain = runtime.load(wasm, "waiting")
-    function = Function(host, "waiting", wasm, plain.form(Form()))
+    function = Function(host, "waiting", wasm, plain.prepared)
     # What is made once is made before: code, threads, and the memory of the device that all buffers are cut from.
     plain.submit("wait", (0,), grants=("cuda",)).result(patience_s)
     function.submit("wait", (0,), grants=("cuda",)).result(patience_s)

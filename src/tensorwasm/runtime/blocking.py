@@ -39,7 +39,7 @@ def run_here(
         TensorWasmError: what else `tensorwasm.runtime.Function.invoke` raises.
     """
     function, cuda = call.function, call.granted.cuda
-    gpu: AbstractContextManager[tuple[Session | None, Prepared]] = nullcontext((None, function.form(Form())))
+    gpu: AbstractContextManager[tuple[Session | None, Prepared]] = nullcontext((None, function.prepared))
     if cuda:
         gpu = _open_gpu(call, on_device)
     with (

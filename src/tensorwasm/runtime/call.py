@@ -12,7 +12,6 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest import codec
 from tensorwasm.guest.imports import OutputStream
 from tensorwasm.guest.wasi import Sink, WasiConfig
-from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import checked_kind
@@ -107,7 +106,7 @@ def make_call(
         args=args,
         services={"input": input, "stream": OutputStream(chunks)},
         chunks=chunks,
-        config=configure(function.form(Form()), function.name, granted, argv, env, stdin, stdout, stderr),
+        config=configure(function.prepared, function.name, granted, argv, env, stdin, stdout, stderr),
         granted=granted,
         tenant=tenant,
         memory=checked_kind(memory_kind),

@@ -46,6 +46,7 @@ class Function:
     Attributes:
         name: for people.
         host: the runtime.
+        prepared: the module's first form, without a GPU.
         long: its last guest that was submitted ran longer than an event loop may be held.
         lanes: the short ways of submitted invocations, by export; None where there is none.
         routes: the short ways of those that block, by export, whether CUDA is granted, tenant and kind of memory.
@@ -64,13 +65,13 @@ class Function:
         """
         self.name = name
         self.host = host
+        self.prepared = prepared
         self.long = False
         self.lanes: dict[str | None, Lane | None] = {}
         self.routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
         self.stocks: dict[str, WarmStock] = {}
         self.initialiser: str | None = None
         self._wasm = wasm
-        self._prepared = prepared
         self._forms = {Form(): prepared}
 
     def warm(
@@ -106,7 +107,7 @@ class Function:
         if count < 0:
             raise InvalidArgs(f"the number of warm sandboxes is at least 0, not {count}")
         if initialiser is not None:
-            plan = self._prepared.module.plan(initialiser)
+            plan = self.prepared.module.plan(initialiser)
             if plan.params or plan.results:
                 raise InvalidArgs(f"{initialiser[:64]!r} takes or gives something: it is no initialiser")
             self.initialiser = initialiser
@@ -114,9 +115,9 @@ class Function:
         old = self.stocks.pop(tenant, None)
         if old is not None:
             self.host.warm.remove(old)
-        if count and (self.initialiser is not None or not may_visit(self._prepared)):
-            config = configure(self._prepared, self.name, Grants(), argv, env)
-            stock = make_stock(self._prepared, self.host.limits, config, self.initialiser, count)
+        if count and (self.initialiser is not None or not may_visit(self.prepared)):
+            config = configure(self.prepared, self.name, Grants(), argv, env)
+            stock = make_stock(self.prepared, self.host.limits, config, self.initialiser, count)
             self.host.warm.add(stock)
             self.stocks[tenant] = stock
             weakref.finalize(self, self.host.warm.remove, stock)
@@ -124,13 +125,13 @@ class Function:
     @functools.cached_property
     def brief(self) -> bool:
         """Whether its guests can begin on an event loop's thread: making one is quick, and a timer can end it."""
-        module = self._prepared.module
+        module = self.prepared.module
         return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 
     @property
     def engine(self) -> Engine:
         """Where its sandboxes run, unless their memory is made by the host."""
-        return self._prepared.module.engine
+        return self.prepared.module.engine
 
     @functools.cached_property
     def module_hash(self) -> bytes:
@@ -149,12 +150,12 @@ class Function:
     @property
     def exports(self) -> tuple[str, ...]:
         """Names of the exported functions, in order."""
-        return self._prepared.module.function_names()
+        return self.prepared.module.function_names()
 
     @property
     def imports(self) -> tuple[tuple[str, str], ...]:
         """Module and name of every import, in order."""
-        return tuple((wanted.module, wanted.name) for wanted in self._prepared.module.imports)
+        return tuple((wanted.module, wanted.name) for wanted in self.prepared.module.imports)
 
     def invoke(
         self,
@@ -321,7 +322,7 @@ class Function:
         Raises:
             MissingExport: there is none.
         """
-        exports = self._prepared.module.exports
+        exports = self.prepared.module.exports
         wanted = DEFAULT_EXPORTS if export is None else (export,)
         for name in wanted:
             if name in exports and exports[name].kind == "func":
@@ -333,7 +334,7 @@ class Function:
 
     def result_types(self, export: str) -> tuple[str, ...]:
         """Return the Wasm types of an export's results."""
-        found = self._prepared.module.exports.get(export)
+        found = self.prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def form(self, form: Form) -> Prepared:
@@ -341,6 +342,6 @@ class Function:
         prepared = self._forms.get(form)
         if prepared is None:
             wasm = getattr(self.edition, form.edition) if form.edition else self._wasm
-            prepared = self.host.prepare(wasm, self._prepared.module, form)
+            prepared = self.host.prepare(wasm, self.prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared

@@ -234,7 +234,7 @@ def find_route(
 def _make_route(
     function: Function, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None
 ) -> Route | None:
-    plain, host = function.form(Form()), function.host
+    plain, host = function.prepared, function.host
     if not granted.cuda:
         return Route(plain, target, host.limits, brief=function.brief) if may_visit(plain) else None
     if plain.needs_wasi:

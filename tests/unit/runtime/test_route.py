@@ -223,12 +223,12 @@ def test_without_the_grant_a_guest_has_no_gpu(function):
 )
 def test_failures_are_named_and_leave_the_place_usable(function, options, export, args, error):
     function.invoke("twice", [4], **options)
-    slots, states = function._prepared.module.engine.free_slots, len(STATES) - len(idle(function))
+    slots, states = function.prepared.module.engine.free_slots, len(STATES) - len(idle(function))
     for _ in range(3):
         with pytest.raises(error):
             function.invoke(export, args, **options)
         assert function.invoke("twice", [4], **options).values == (8,)
-    assert function._prepared.module.engine.free_slots == slots
+    assert function.prepared.module.engine.free_slots == slots
     assert len(STATES) == states + len(idle(function))
 
 
