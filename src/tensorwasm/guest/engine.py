@@ -26,6 +26,8 @@ from tensorwasm.wasm.preamble import Preamble
 
 MAX_ENGINES: Final = 16
 MAX_TABLES: Final = 4
+IMAGE_MAPPINGS: Final = 8
+"""That a sandbox may have more than others for its memory being an image (`tensorwasm.guest.images.MAX_EXTENTS`)."""
 MAX_TABLE_ELEMENTS: Final = 1 << 20
 POLL_S: Final = 0.25
 """Longest a guest runs between two looks at the clock and at whether it was cancelled."""
@@ -111,6 +113,7 @@ class EngineConfig:
             guard_bytes=GUARD_BYTES,
             table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
             stack_bytes=self.fiber_bytes if self.fibers else 0,
+            mappings=reservation.MAPPINGS_PER_SLOT + (IMAGE_MAPPINGS if self.images else 0),
         )
 
     @property

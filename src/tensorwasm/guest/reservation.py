@@ -16,7 +16,7 @@ from typing import Final
 from tensorwasm.errors import CapacityExhausted
 
 _ADDRESS_SPACE_BYTES: Final = 1 << 47
-_MAPPINGS_PER_SLOT: Final = 5  # measured with live instances: memory, image, guards, table, stack
+MAPPINGS_PER_SLOT: Final = 5  # measured with live instances: memory, image, guards, table, stack
 _SPARE_MAPPINGS: Final = 8192  # for everything else: libraries, threads, drivers, memory registered with a device
 _TIB: Final = 1 << 40
 
@@ -31,6 +31,7 @@ class PoolLayout:
         guard_bytes: unmapped after each memory.
         table_bytes: reserved for the tables of one sandbox.
         stack_bytes: reserved for the fiber of one sandbox, 0 in a pool without fibers.
+        mappings: that one sandbox may come to have.
     """
 
     slots: int
@@ -38,6 +39,7 @@ class PoolLayout:
     guard_bytes: int
     table_bytes: int
     stack_bytes: int = 0
+    mappings: int = MAPPINGS_PER_SLOT
 
     @property
     def slot_bytes(self) -> int:
@@ -57,7 +59,7 @@ def most_slots(layout: PoolLayout) -> int:
     for everything but sandboxes; then the address space. Pools that were made before are not looked at: their
     mappings come with their sandboxes.
     """
-    by_mappings = (_mapping_limit() - _SPARE_MAPPINGS - _mapping_count()) // _MAPPINGS_PER_SLOT
+    by_mappings = (_mapping_limit() - _SPARE_MAPPINGS - _mapping_count()) // layout.mappings
     by_addresses = (_ADDRESS_SPACE_BYTES - layout.guard_bytes) // layout.slot_bytes - 1
     return max(1, min(by_mappings, by_addresses))
 
@@ -76,9 +78,9 @@ def check(layout: PoolLayout) -> None:
             f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_ADDRESS_SPACE_BYTES // layout.slot_bytes - 1} slots"
         )
     limit, used = _mapping_limit(), _mapping_count()
-    if used + layout.slots * _MAPPINGS_PER_SLOT > limit:
+    if used + layout.slots * layout.mappings > limit:
         raise CapacityExhausted(
-            f"{layout.slots} slots may need {layout.slots * _MAPPINGS_PER_SLOT} mappings and the kernel allows "
+            f"{layout.slots} slots may need {layout.slots * layout.mappings} mappings and the kernel allows "
             f"{limit}, of which {used} are taken; ask for fewer slots or raise vm.max_map_count"
         )
     if sys.platform != "win32":  # there an anonymous mapping would be charged to the page file

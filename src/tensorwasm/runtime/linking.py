@@ -10,6 +10,7 @@ from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.linker import Linker
 from tensorwasm.guest.native.environment import NO_ENTRIES
 from tensorwasm.guest.native.loading import load_code, load_entries, load_passage
+from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.form import Form
 
 
@@ -25,7 +26,14 @@ def engine_of(form: Form, plain: Engine) -> Engine:
     """
     if form.host_memory:
         return Engine.shared(replace(plain.config, host_memory=True))
-    return Engine.shared(replace(plain.config, images=True)) if form.edition == "blank" else plain
+    return _image_engine(plain) if form.edition == "blank" else plain
+
+
+@cache
+def _image_engine(plain: Engine) -> Engine:
+    """Return the engine of restored sandboxes, with fewer places where they would take all mappings of the process."""
+    config = replace(plain.config, images=True)
+    return Engine.shared(replace(config, slots=min(config.slots, most_slots(config.layout))))
 
 
 def linker_of(form: Form, engine: Engine) -> Linker | None:

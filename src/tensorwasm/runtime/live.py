@@ -157,6 +157,7 @@ class LiveInstance:
         """
         if not self._lock.acquire(blocking=False):
             raise NotCapturable("a call is in progress: an instance is saved between two calls")
+        self._owner = threading.get_ident()
         try:
             self._require_plain()
             session = self._capture_session(ancestor, deadline or Deadline.after(_SETTLING_S))
@@ -177,6 +178,7 @@ class LiveInstance:
                     made_unix_ms=time.time_ns() // 1_000_000,
                 )
         finally:
+            self._owner = 0
             self._lock.release()
 
     def statistics(self) -> LiveStatistics:
@@ -195,10 +197,10 @@ class LiveInstance:
         """Free everything: memory, what it holds on the device, its slot. A running call is cancelled. Idempotent.
 
         Raises:
-            InternalError: a host function of its own called this.
+            InternalError: a host function of its own called this, or whoever captures it.
         """
         if self._owner == threading.get_ident():
-            raise InternalError("a host function tried to close the instance that called it")
+            raise InternalError("a host function, or who captures it, tried to close a busy instance")
         if self._lock.locked():
             self._instance.cancel()
         with self._lock, self._bound():
@@ -269,7 +271,7 @@ class LiveInstance:
     @contextmanager
     def _turn(self, ends: Deadline) -> Iterator[None]:
         if self._owner == threading.get_ident():
-            raise InternalError("a host function called back into the instance that called it")
+            raise InternalError("a host function, or who captures it, called back into a busy instance")
         if not self._lock.acquire(timeout=min(ends.remaining_s(), threading.TIMEOUT_MAX)):
             raise InvokeTimeout("the deadline passed while another call was using the instance")
         self._owner = threading.get_ident()

@@ -7,7 +7,8 @@ import pytest
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.guest import reservation
-from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.engine import IMAGE_MAPPINGS, Engine, EngineConfig
+from tensorwasm.guest.images import MAX_EXTENTS
 from tensorwasm.guest.reservation import PoolLayout
 from tensorwasm.values import MIB
 
@@ -46,6 +47,13 @@ def test_the_most_slots_follow_the_mapping_limit_less_a_reserve_and_what_is_held
     assert reservation.most_slots(layout(1)) == (65530 - 8192 - 338) // 5
     monkeypatch.setattr(reservation, "_mapping_limit", lambda: 1000)
     assert reservation.most_slots(layout(1)) == 1
+
+
+def test_restored_sandboxes_are_counted_with_the_mappings_of_their_images(monkeypatch):
+    monkeypatch.setattr(reservation, "_mapping_limit", lambda: 65530)
+    monkeypatch.setattr(reservation, "_mapping_count", lambda: 338)
+    assert 2 * MAX_EXTENTS <= IMAGE_MAPPINGS
+    assert reservation.most_slots(EngineConfig(images=True).layout) == (65530 - 8192 - 338) // (5 + IMAGE_MAPPINGS)
 
 
 def test_the_most_slots_fit_the_address_space(monkeypatch):

@@ -185,9 +185,7 @@ def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
 def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
     with function.open() as live, runtime.snapshot(live) as snapshot, pytest.raises(InvalidSnapshot, match="module"):
         runtime.restore(snapshot, slow)
-    twin = runtime.load(
-        bytes(wat2wasm(GUEST)) + b"\0\2\1x"
-    )  # of the same shape, but for a custom section
+    twin = runtime.load(bytes(wat2wasm(GUEST)) + b"\0\2\1x")  # of the same shape, but for a custom section
     with function.open() as live, runtime.snapshot(live) as snapshot:
         with pytest.raises(InvalidSnapshot, match="module"):
             runtime.restore(snapshot, twin)
@@ -306,6 +304,16 @@ def test_a_reservation_never_serves_another_tenant(runtime, function):
         first = place("one")
         assert place("two") != first
         assert place("one") == first
+
+
+def test_who_captures_an_instance_can_neither_call_nor_close_it_meanwhile(function):
+    with function.open() as live:
+        with live.captured():
+            with pytest.raises(InternalError, match="busy"):
+                live.close()
+            with pytest.raises(InternalError, match="busy"):
+                live.call(function.exports[0])
+        assert not live.closed
 
 
 def test_a_snapshot_that_is_closed_restores_nothing(runtime, function):
