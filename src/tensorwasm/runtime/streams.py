@@ -55,6 +55,7 @@ def configure(
     if not prepared.needs_wasi:
         return NO_WASI
     words = tuple(argv) if argv is not None else (name,)
-    folders = [(path, False) for path in granted.readable] + [(path, True) for path in granted.writable]
-    directories = tuple(Directory(path, path, writable) for path, writable in folders)
-    return WasiConfig(words, tuple((env or {}).items()), stdin, stdout, stderr, directories)
+    readable = [Directory(path, path, writable=False) for path in granted.readable]
+    writable = [Directory(path, path, writable=True) for path in granted.writable]
+    variables = tuple(env.items()) if env else ()
+    return WasiConfig(words, variables, stdin, stdout, stderr, (*readable, *writable))
