@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -13,7 +14,7 @@ from tensorwasm.artifacts.scratch import map_scratch, scratch
 from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing
 from tensorwasm.artifacts.snapshot import MAX_DEPTH, SnapshotFile
 from tensorwasm.artifacts.store import Buffer, TenantView
-from tensorwasm.errors import InvalidArgs, InvalidSnapshot, WrongModule, WrongParent
+from tensorwasm.errors import ArtifactNotFound, InvalidArgs, InvalidSnapshot, WrongModule, WrongParent
 from tensorwasm.runtime.archive import Name, open_file, read_file, write_live
 from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.snapshots import Snapshot
@@ -21,6 +22,8 @@ from tensorwasm.values import Deadline
 
 _MODULE: Final = "module"
 _SNAPSHOT: Final = "snapshot"
+_TRIES: Final = 3
+"""Again if something is not there: a renewal may just have put it under another hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,13 @@ def fetch(view: TenantView, name: str) -> Stored:
         ArtifactCorrupt: a part of it is damaged.
         StoreUnavailable: the store cannot be reached.
     """
-    first = view.resolve(name)
+    for _ in range(_TRIES):
+        with suppress(ArtifactNotFound):
+            return _walk(view, name, view.resolve(name))
+    return _walk(view, name, view.resolve(name))
+
+
+def _walk(view: TenantView, name: str, first: bytes) -> Stored:
     files: list[memoryview] = []
     digest: bytes | None = first
     while digest is not None:

@@ -142,6 +142,7 @@ def test_a_module_that_an_instance_does_not_run_is_not_kept_with_it(function, vi
     assert view.list() == ()
 
 
+@pytest.mark.rule("8-artifacts")
 def test_a_tenant_finds_nothing_of_anothers(function, store, view):
     keep_chain(function, view)
     other = TenantView(store, "bob")
@@ -240,3 +241,20 @@ def test_chains_stay_whole_under_a_new_key_and_the_old_one_may_go(runtime, funct
     assert (done.renewed, done.kept) == (0, 3)
     view.unbind("0")
     assert store.collect(0).artifacts == ()
+
+
+@pytest.mark.parametrize("method", ["resolve", "stat", "get"])
+def test_a_key_is_replaced_under_whoever_reads(runtime, function, store, view, method):
+    keep_chain(function, view)
+    both = KeyRing.of(NEW, *RING.verifiers.values())
+
+    class Interrupted(TenantView):
+        __slots__ = ()
+
+    def interrupted(self, given):
+        found = getattr(TenantView, method)(self, given)
+        store.renew(["snapshot"], lambda _, data: renew_snapshot(data, both))
+        return found
+
+    setattr(Interrupted, method, interrupted)
+    assert loaded(runtime, Interrupted(store, "alice"), "1", 4096, 8192, ring=both) == [1, 2]
