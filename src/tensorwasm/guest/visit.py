@@ -132,27 +132,8 @@ class Visit:
         self._image = rebirth.image if rebirth is not None else None
         self._owner = rebirth.owner if rebirth is not None else ""
         self._writes = _make_writes(rebirth.globals if rebirth is not None else ())
-        self._name = name = ctypes.create_string_buffer(export.encode())
-        self._order = Order(
-            calls=ctypes.addressof(CALLS),
-            engine=module.engine.address,
-            pad=self._state.token,
-            on_epoch=passage.on_epoch if passage is not None else ON_EPOCH_AT,
-            on_epoch_object=id(on_epoch),
-            interpreter=ctypes.addressof(INTERPRETER),
-            memory_bytes=limits.memory_bytes,
-            table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
-            tables=MAX_TABLES,
-            prepared=prepared.address,
-            export=ctypes.addressof(name),
-            export_bytes=len(name) - 1,
-            memory=ctypes.addressof(_MEMORY) if prepared.needs_pad else 0,
-            memory_name_bytes=len(_MEMORY) - 1,
-            cells=ctypes.addressof(self._cells),
-            cell_count=plan.cell_count,
-            writes=ctypes.addressof(self._writes[0]),
-            write_count=len(self._writes[0]),
-        )
+        self._name = ctypes.create_string_buffer(export.encode())
+        self._order = self._make_order(passage.on_epoch if passage is not None else ON_EPOCH_AT)
         self._address = ctypes.addressof(self._order)
         self._go: Callable[[int], int] = go or make_go(self._order, self._address)
         STATES[self._state.token] = self._state
@@ -263,6 +244,30 @@ class Visit:
             del _abandoned[store]
             self._stuck = False
         shielded(self._state, close_store, store, spent_ns)
+
+    def _make_order(self, on_epoch_at: int) -> Order:
+        """Return what compiled code is told, of what is this visit's own and stays where it is."""
+        prepared, limits = self._prepared, self._limits
+        return Order(
+            calls=ctypes.addressof(CALLS),
+            engine=self._engine.address,
+            pad=self._state.token,
+            on_epoch=on_epoch_at,
+            on_epoch_object=id(on_epoch),
+            interpreter=ctypes.addressof(INTERPRETER),
+            memory_bytes=limits.memory_bytes,
+            table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
+            tables=MAX_TABLES,
+            prepared=prepared.address,
+            export=ctypes.addressof(self._name),
+            export_bytes=len(self._name) - 1,
+            memory=ctypes.addressof(_MEMORY) if prepared.needs_pad else 0,
+            memory_name_bytes=len(_MEMORY) - 1,
+            cells=ctypes.addressof(self._cells),
+            cell_count=self._plan.cell_count,
+            writes=ctypes.addressof(self._writes[0]),
+            write_count=len(self._writes[0]),
+        )
 
 
 def _make_writes(globals: tuple[tuple[str, str, int], ...]) -> tuple[Any, list[Any]]:  # noqa: A002 - what they are
