@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from tensorwasm.errors import NotCapturable
 from tensorwasm.guest import traps
-from tensorwasm.values import WASM_PAGE_BYTES
+from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.declarations import MAX_EXPORTS, Export
 from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, Body, Element, Expression, Global
@@ -25,6 +25,8 @@ _T = TypeVar("_T")
 
 _STEM: Final = "tensorwasm.private."
 _EVERYTHING: Final = 1 << 32
+MAX_SUSPECT_BYTES: Final = 4 * MIB
+"""Most code that is looked through for drops of segments: Python reads some megabytes of it a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def make_edition(wasm: bytes) -> Edition:
     """Edit a module that an engine has accepted.
 
     Raises:
-        NotCapturable: it imports a memory, table or global, or has more than can be exported.
+        NotCapturable: it imports a memory, table or global, has more than can be exported, or too much code that may
+            drop segments.
         InvalidWasm: it is malformed where engines do not look.
     """
     module = decode(wasm)
@@ -138,8 +141,12 @@ def _find_functions(module: Module, prefix: str) -> dict[int, str]:
 
 def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], tuple[Drop, ...]]:
     """Let the module note which segments it drops, and drop them when it is called for that."""
-    data, elements = edit.find_drops(module)
     # Those that are not passive have been dropped before any code runs.
+    if all(segment.mode != PASSIVE for segment in (*module.data, *module.elements)):
+        return module, (), ()
+    if edit.suspect_bytes(module) > MAX_SUSPECT_BYTES:
+        raise NotCapturable(f"functions that may drop segments have more than {MAX_SUSPECT_BYTES} bytes of code")
+    data, elements = edit.find_drops(module)
     found = [("data.drop", index) for index in sorted(data) if module.data[index].mode == PASSIVE]
     found += [("elem.drop", index) for index in sorted(elements) if module.elements[index].mode == PASSIVE]
     if not found:

@@ -155,6 +155,11 @@ def declare_functions(module: Module, functions: Collection[int]) -> Module:
     return replace(module, elements=(*module.elements, Element(DECLARATIVE, tuple(functions))))
 
 
+def suspect_bytes(module: Module) -> int:
+    """Return the size of all bodies that may hold a drop: those that `find_drops` and `mark_drops` have to decode."""
+    return sum(len(body.raw) for body in module.bodies if _MAY_DROP.search(body.raw))
+
+
 def find_drops(module: Module) -> tuple[frozenset[int], frozenset[int]]:
     """Return the data segments and the element segments that code may drop.
 

@@ -102,7 +102,7 @@ def call(request, monkeypatch):
 
 @pytest.mark.parametrize(
     ("export", "args", "more"),
-    [("say", (1,), {}), ("trap", (1,), {}), ("spin", (1,), {"deadline": 0.1})],
+    [("say", (1,), {}), ("trap", (1,), {}), ("spin", (1,), {"deadline": 1.0})],
     ids=["result", "trap", "deadline"],
 )
 def test_huge_pages_are_asked_for_before_the_call_and_undone_before_the_slot_goes_back(call, notes, export, args, more):
