@@ -142,7 +142,7 @@ def _find_functions(module: Module, prefix: str) -> dict[int, str]:
 def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], tuple[Drop, ...]]:
     """Let the module note which segments it drops, and drop them when it is called for that."""
     # Those that are not passive have been dropped before any code runs.
-    if all(segment.mode != PASSIVE for segment in (*module.data, *module.elements)):
+    if PASSIVE not in {segment.mode for segment in module.data} | {segment.mode for segment in module.elements}:
         return module, (), ()
     if edit.suspect_bytes(module) > MAX_SUSPECT_BYTES:
         raise NotCapturable(f"functions that may drop segments have more than {MAX_SUSPECT_BYTES} bytes of code")
