@@ -19,15 +19,18 @@ from tensorwasm.guest.alarm import find_alarm
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.task import FiberStatistics
-from tensorwasm.runtime.fiber import InvocationJob, describe
+from tensorwasm.runtime.fiber import InvocationJob, describe, form_of
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.lane import LaneJob, find_lane
+from tensorwasm.runtime.linear import checked_kind
 from tensorwasm.runtime.loop import place
 from tensorwasm.runtime.submission import Submission
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.function import Function
+    from tensorwasm.runtime.grants import Grants
     from tensorwasm.runtime.options import Options
+    from tensorwasm.values import MemoryKind
 
 THREADS: Final = 32
 """Invocations that run at a time where there are no fibers."""
@@ -57,6 +60,15 @@ class Background:
             future.settle(error)
             return future
         return _spawn(reactor, job, future)
+
+    def prepare(self, function: Function, granted: Grants, memory: MemoryKind | None) -> None:
+        """Open the device and compile, if what is granted needs that and it was not done before. Blocks for as long.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
+        """
+        if self._open() is not None:
+            function.form(form_of(function.host.share() if granted.cuda else None, checked_kind(memory)))
 
     def begin(
         self, function: Function, export: str | None, args: Sequence[object], options: Options

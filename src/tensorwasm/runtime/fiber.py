@@ -24,7 +24,7 @@ from tensorwasm.runtime.calling import written
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, end_session, make_room, supplied, wants_compiled
-from tensorwasm.values import DeviceInfo
+from tensorwasm.values import DeviceInfo, MemoryKind
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.function import Function
@@ -181,6 +181,14 @@ def describe(
     shared = host.share() if call.granted.cuda else None
     if shared is not None and on_device is not None:
         on_device(shared.info, host.device_reason)
-    native = shared is not None and wants_compiled(shared)
-    prepared = function.form(Form(native, shared is not None and call.memory in DIRECT, fibers=True))
-    return InvocationJob(call, prepared, shared, reactor, future)
+    return InvocationJob(call, function.form(form_of(shared, call.memory)), shared, reactor, future)
+
+
+def form_of(shared: SharedDevice | None, memory: MemoryKind) -> Form:
+    """Return the form of a guest that runs as a fiber.
+
+    Args:
+        shared: its device, None if it has none.
+        memory: how kernels reach its memory.
+    """
+    return Form(shared is not None and wants_compiled(shared), shared is not None and memory in DIRECT, fibers=True)

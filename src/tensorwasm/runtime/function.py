@@ -68,6 +68,7 @@ class Function:
         self.prepared = prepared
         self.long = False
         self.lanes: dict[str | None, Lane | None] = {}
+        self._begun: set[tuple[bool, MemoryKind | None]] = set()
         self.routes: dict[tuple[str | None, bool, str, MemoryKind | None], Route] = {}
         self.stocks: dict[str, WarmStock] = {}
         self.initialiser: str | None = None
@@ -313,8 +314,21 @@ class Function:
         Raises:
             TensorWasmError: what `invoke` raises.
         """
+        if "grants" in options:
+            options["grants"] = parse_grants(options["grants"])
+        await self._prepare_elsewhere(options)
         outcome = self.host.background.begin(self, export, args, options)
         return outcome if isinstance(outcome, Invocation) else await answered(outcome)
+
+    async def _prepare_elsewhere(self, options: Options) -> None:
+        """Have the first invocation of each kind open the device and compile on another thread than the loop's."""
+        granted, memory = parse_grants(options.get("grants", ())), options.get("memory_kind")
+        if (granted.cuda, memory) not in self._begun:
+            import asyncio  # noqa: PLC0415 - as above
+
+            self.engine.require_ticker()  # a forked process has no threads
+            await asyncio.to_thread(self.host.background.prepare, self, granted, memory)
+            self._begun.add((granted.cuda, memory))
 
     def choose(self, export: str | None) -> str:
         """Return the name of the function that is called.

@@ -55,8 +55,30 @@ def runtime():
 
 
 @pytest.fixture
-def function(runtime):
+def new_function(runtime):
     return runtime.load(bytes(wat2wasm(GUEST)), "guest")
+
+
+@pytest.fixture
+def function(new_function):
+    """One that was called before: a first call compiles, elsewhere."""
+    asyncio.run(new_function.invoke_async("say"))
+    return new_function
+
+
+@pytest.mark.parametrize("grants", [(), iter(["cuda"])], ids=["plain", "gpu"])
+def test_the_first_call_compiles_on_another_thread_than_the_loops(runtime, new_function, grants, monkeypatch):
+    compiled_by, prepare = [], runtime.prepare
+
+    def watched(*args):
+        compiled_by.append(threading.get_ident())
+        return prepare(*args)
+
+    monkeypatch.setattr(runtime, "prepare", watched)
+    for _ in range(2):
+        assert asyncio.run(new_function.invoke_async("say", grants=grants)).chunks == (b"\0\0",)
+    assert compiled_by
+    assert threading.get_ident() not in compiled_by
 
 
 def test_a_guest_that_writes_does_not_hold_the_gil_that_its_sink_needs(runtime):
@@ -309,7 +331,7 @@ def test_only_what_a_timer_can_end_begins_on_a_loop(runtime, text, brief):
 
 def test_a_padded_number_of_a_bulk_instruction_is_seen(runtime):
     wasm = bytes(wat2wasm(f'(module (memory 1) (func (export "go") {FILL}))'))
-    declared = runtime.load(wasm)._prepared.module.preamble
+    declared = runtime.load(wasm).prepared.module.preamble
     padded = wasm.replace(b"\xfc\x0b", b"\xfc\x8b\x00")
     assert padded != wasm
     assert not loops.is_interruptible(padded, declared, 1 << 28)
