@@ -22,7 +22,7 @@ from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.probe import open_device
-from tensorwasm.runtime import runtime
+from tensorwasm.runtime import device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
@@ -238,10 +238,10 @@ def break_device(descriptor):
     """Be a real worker whose device can be lost."""
 
     def open_faulty(choice, **options):
-        device, reason = open_device(choice, **options)
-        return FaultyDevice(device), reason
+        healthy, reason = open_device(choice, **options)
+        return FaultyDevice(healthy), reason
 
-    runtime.open_device = open_faulty
+    device.open_device = open_faulty
     sys.argv[1:] = [str(descriptor)]
     child.run()
 

@@ -24,7 +24,7 @@ from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm import preamble
 from tensorwasm.wasm.preamble import Preamble
 
-MAX_ENGINES: Final = 16
+MAX_ENGINES: Final = 32
 MAX_TABLES: Final = 4
 IMAGE_MAPPINGS: Final = 8
 """That a sandbox may have more than others for its memory being an image (`tensorwasm.guest.images.MAX_EXTENTS`)."""
@@ -131,7 +131,7 @@ class Engine:
     """A wasmtime engine with its pool and its ticker. Safe to share between threads.
 
     Engines are never freed: the ticker calls into them from a thread that cannot be waited for, and compiled modules,
-    linkers and stores refer to them. `shared` keeps one for each configuration, at most 16.
+    linkers and stores refer to them. `shared` keeps one for each configuration, at most 32.
     """
 
     _shared: ClassVar[dict[EngineConfig, Engine]] = {}

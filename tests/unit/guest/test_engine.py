@@ -28,7 +28,7 @@ def test_equal_configurations_share_an_engine(engine):
 
 def test_the_number_of_engines_is_bounded(monkeypatch):
     monkeypatch.setattr(Engine, "_shared", dict.fromkeys(range(engines.MAX_ENGINES)))
-    with pytest.raises(CapacityExhausted, match="16 engines"):
+    with pytest.raises(CapacityExhausted, match="32 engines"):
         Engine.shared(EngineConfig(slots=5))
 
 
