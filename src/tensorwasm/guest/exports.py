@@ -104,11 +104,6 @@ class Exports:
         """Set a mutable ``funcref`` to an exported function, or to null."""
         self._set_global(name, self._reference(function))
 
-    def table_size(self, name: str) -> int:
-        """Return how many elements a table has."""
-        size: int = _table_size(self._context, _payload(self._find(name, _TABLE)))
-        return size
-
     def read_table(self, name: str) -> list[int]:
         """Return the numbers of the functions in a table. Takes about a second for a million."""
         table, value = _payload(self._find(name, _TABLE)), _Value()

@@ -206,11 +206,6 @@ class Visit:
         if state is not None and state.pad is not None:
             recycle_pad(state.pad)
 
-    def _map(self, _size_bytes: int, _capacity_bytes: int) -> kinds.Backing:
-        if self._image is None:
-            raise InternalError("the visit has no image")
-        return self._image.map(self._owner)
-
     def _judge(self, stop: int) -> None:
         """Raise what went wrong, if anything did."""
         order = self._order

@@ -12,6 +12,7 @@ import hmac
 import importlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -184,12 +185,12 @@ class Coder:
 def _decompress(data: bytes | memoryview, into: memoryview) -> None:
     """Fill a buffer from one frame, never more than that, and check that it has no more."""
     zstd = _zstd()
-    try:
-        with zstd.ZstdDecompressor(max_window_size=BLOCK_BYTES).stream_reader(data) as frame:
-            if frame.readinto(into) == len(into) and not frame.read(1):
-                return
-    except zstd.ZstdError:
-        pass
+    with (
+        suppress(zstd.ZstdError),
+        zstd.ZstdDecompressor(max_window_size=BLOCK_BYTES).stream_reader(data) as frame,
+    ):
+        if frame.readinto(into) == len(into) and not frame.read(1):
+            return
     raise Damaged("a block does not decompress to what it says")
 
 
