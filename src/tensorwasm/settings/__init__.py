@@ -3,179 +3,79 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
+from tensorwasm.settings.parsing import (
+    Setting,
+    architecture,
+    checked_memory_kind,
+    count,
+    flag,
+    memory,
+    native,
+    read,
+    seconds,
+    size,
+    text,
+)
+from tensorwasm.values import MIB, Limits, MemoryKind
 
 _DEFAULTS: Final = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting.
-
-    Attributes:
-        field: attribute of `Settings`.
-        variable: environment variable.
-        parse: the variable's name and text to a value; raises ValueError for what is no such value at all.
-        default: value when the variable is unset or empty.
-        meaning: one sentence for people.
-    """
-
-    field: str
-    variable: str
-    parse: Callable[[str, str], object]
-    default: object
-    meaning: str
-
-
-def checked_seconds(name: str, seconds: float) -> float:
-    """Return a number of seconds that a clock can hold.
-
-    Raises:
-        InvalidArgs: it is not positive, or more than 30 years; the message has the name.
-    """
-    if not 0 < seconds <= _MAX_SECONDS:
-        raise InvalidArgs(f"{name} is in seconds, more than 0 and at most {_MAX_SECONDS:g}, not {seconds:g}")
-    return seconds
-
-
-def checked_memory_mib(name: str, mib: int) -> int:
-    """Return a size that a linear memory can have, in MiB.
-
-    Raises:
-        InvalidArgs: it is not between 1 and 4096; the message has the name.
-    """
-    if not 1 <= mib <= _MAX_MEMORY_MIB:
-        raise InvalidArgs(f"{name} is in MiB, 1 to {_MAX_MEMORY_MIB}, not {mib}")
-    return mib
-
-
-def checked_count(name: str, number: int) -> int:
-    """Return a number of things of which there are some.
-
-    Raises:
-        InvalidArgs: it is less than 1; the message has the name.
-    """
-    if number < 1:
-        raise InvalidArgs(f"{name} is at least 1, not {number}")
-    return number
-
-
-_MAX_SECONDS: Final = 1e9
-_MAX_MEMORY_MIB: Final = 4096
-_NATIVE: Final = frozenset({"auto", "on", "off"})
-_FLAGS: Final = {"1": True, "true": True, "0": False, "false": False}
-
-
-def _text(_name: str, text: str) -> str:
-    return text
-
-
-def _seconds(name: str, text: str) -> float:
-    return checked_seconds(name, float(text))
-
-
-def _memory(name: str, text: str) -> int:
-    return checked_memory_mib(name, int(text))
-
-
-def _count(name: str, text: str) -> int:
-    return checked_count(name, int(text))
-
-
-def _size(name: str, text: str) -> int:
-    if (size := int(text)) < 0:
-        raise InvalidArgs(f"{name} is at least 0, not {size}")
-    return size
-
-
-def _architecture(_name: str, text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"sm_(\d{1,3})(\d)[af]?", text, re.ASCII)
-    if found is None:
-        raise ValueError
-    return int(found[1]), int(found[2])
-
-
-def checked_memory_kind(name: str, kind: str) -> MemoryKind:
-    """Return a kind of memory.
-
-    Raises:
-        InvalidArgs: there is none of that name; the message has the names that there are.
-    """
-    for known in MEMORY_KINDS:
-        if kind == known:
-            return known
-    raise InvalidArgs(f"{name} is one of {', '.join(MEMORY_KINDS)}, not {kind[:64]!r}")
-
-
-def _native(_name: str, text: str) -> str:
-    if text.lower() not in _NATIVE:
-        raise ValueError
-    return text.lower()
-
-
-def _flag(_name: str, text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise ValueError
-    return _FLAGS[text.lower()]
-
-
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("device", "TENSOR_WASM_DEVICE", _text, "auto", "Device: auto, emulator, cuda or cuda:N."),
+    Setting("device", "TENSOR_WASM_DEVICE", text, "auto", "Device: auto, emulator, cuda or cuda:N."),
     Setting(
         "timeout_s",
         "TENSOR_WASM_TIMEOUT",
-        _seconds,
+        seconds,
         _DEFAULTS.wall_s,
         "Wall-clock seconds for the start function and for every call.",
     ),
     Setting(
         "memory_mib",
         "TENSOR_WASM_MEMORY",
-        _memory,
+        memory,
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
     ),
     Setting(
         "pool_slots",
         "TENSOR_WASM_POOL_SLOTS",
-        _count,
+        count,
         None,
         "Sandboxes alive at once in one process; empty takes 1000, or as many as vm.max_map_count allows.",
     ),
     Setting(
         "guest_threads",
         "TENSOR_WASM_GUEST_THREADS",
-        _count,
+        count,
         None,
         "Threads for submitted guests without a GPU that run long; empty takes the number of processors.",
     ),
     Setting(
         "warm_sandboxes",
         "TENSOR_WASM_WARM_SANDBOXES",
-        _count,
+        count,
         64,
         "Sandboxes kept ready at a time in one process, of all functions that are to be warm together.",
     ),
     Setting(
         "emulator_memory_mib",
         "TENSOR_WASM_EMULATOR_MEMORY",
-        _count,
+        count,
         1024,
         "Device memory of the emulator in MiB.",
     ),
     Setting(
         "cuda_arch",
         "CUDA_ARCH",
-        _architecture,
+        architecture,
         None,
         "Compute capability that PTX is chosen for, such as sm_80; empty takes the device's.",
     ),
@@ -189,113 +89,113 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "gpu_quota_mib",
         "TENSOR_WASM_GPU_QUOTA",
-        _count,
+        count,
         None,
         "Device memory in MiB that a tenant may hold unless a caller sets its cap; empty takes what a process may.",
     ),
     Setting(
         "multiprocessors",
         "TENSOR_WASM_MULTIPROCESSORS",
-        _count,
+        count,
         None,
         "Share of the GPU, in multiprocessors; empty takes all of it.",
     ),
     Setting(
         "native",
         "TENSOR_WASM_NATIVE",
-        _native,
+        native,
         "auto",
         "Compiled host functions for guests with a GPU: auto (on CUDA devices), on or off.",
     ),
     Setting(
         "cache",
         "TENSOR_WASM_CACHE",
-        _text,
+        text,
         "",
         "Folder where compiled code is kept; empty takes tensor-wasm in the user's cache folder.",
     ),
     Setting(
         "code_cache_mib",
         "TENSOR_WASM_CODE_CACHE",
-        _size,
+        size,
         1024,
         "Compiled modules that are kept there, in MiB; 0 keeps none.",
     ),
     Setting(
         "compile_timeout_s",
         "TENSOR_WASM_COMPILE_TIMEOUT",
-        _seconds,
+        seconds,
         60.0,
         "Wall-clock seconds for compiling one module.",
     ),
     Setting(
         "compile_memory_mib",
         "TENSOR_WASM_COMPILE_MEMORY",
-        _count,
+        count,
         4096,
         "Address space in MiB for compiling one module; wasmtime itself takes 256.",
     ),
     Setting(
         "state",
         "TENSOR_WASM_STATE_DIR",
-        _text,
+        text,
         "",
         "Folder of this machine's keys and artifacts; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
     ),
     Setting(
         "snapshot_cache_mib",
         "TENSOR_WASM_SNAPSHOT_CACHE",
-        _size,
+        size,
         1024,
         "Memory for snapshots that were read from files, in MiB, so that they are read once; 0 keeps only the last.",
     ),
     Setting(
         "snapshot_key",
         "TENSOR_WASM_SNAPSHOT_KEY",
-        _text,
+        text,
         "",
         "Key that signs snapshots: hmac: or ed25519: and 64 hex digits or a file; empty takes the machine's own.",
     ),
     Setting(
         "snapshot_trust",
         "TENSOR_WASM_SNAPSHOT_TRUST",
-        _text,
+        text,
         "",
         "Further keys whose snapshots are taken, separated by commas; ed25519-public: too.",
     ),
     Setting(
         "snapshot_cipher_key",
         "TENSOR_WASM_SNAPSHOT_CIPHER_KEY",
-        _text,
+        text,
         "",
         "Keys that encrypt snapshots at rest, 64 hex digits or files, separated by commas; the first encrypts.",
     ),
     Setting(
         "artifacts",
         "TENSOR_WASM_ARTIFACTS",
-        _text,
+        text,
         "",
         "Where artifacts are kept: a folder or a URL (s3:, gs:, az:, memory:); empty takes the state folder's own.",
     ),
     Setting(
         "artifacts_quota_mib",
         "TENSOR_WASM_ARTIFACTS_QUOTA",
-        _count,
+        count,
         1024,
         "Artifacts that a tenant may keep, in MiB as they were put.",
     ),
     Setting(
         "artifacts_count",
         "TENSOR_WASM_ARTIFACTS_COUNT",
-        _count,
+        count,
         10_000,
         "Artifacts that a tenant may keep, and likewise names of them.",
     ),
-    Setting("ptxas", "TENSOR_WASM_PTXAS", _text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
+    Setting("ptxas", "TENSOR_WASM_PTXAS", text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
     Setting(
         "traceback",
         "TENSOR_WASM_TRACEBACK",
-        _flag,
+        flag,
         False,
         "1 shows Python's traceback when an error is a bug of this program.",
     ),
@@ -341,21 +241,11 @@ class Settings:
             InvalidArgs: a variable does not parse; the message names it and the value that was found.
         """
         # The table's readers return what the fields say; their common type cannot say so.
-        return cls(**{setting.field: _read(setting, environment) for setting in SETTINGS})  # type: ignore[arg-type]
+        return cls(**{setting.field: read(setting, environment) for setting in SETTINGS})  # type: ignore[arg-type]
 
     def limits(self) -> Limits:
         """Return the limits of a sandbox under these settings."""
         return Limits(memory_bytes=self.memory_mib * MIB, wall_s=self.timeout_s)
-
-
-def _read(setting: Setting, environment: Mapping[str, str]) -> object:
-    text = environment.get(setting.variable, "").strip()
-    if not text:
-        return setting.default
-    try:
-        return setting.parse(setting.variable, text)
-    except ValueError:
-        raise InvalidArgs(f"{setting.variable} cannot be {text[:64]!r}: {setting.meaning}") from None
 
 
 @cache

@@ -1,0 +1,36 @@
+"""What the client commands meet on the other side."""
+
+from __future__ import annotations
+
+from tensorwasm.errors.base import HostError
+
+
+class ServerUnreachable(HostError):
+    """The server does not answer, or breaks off."""
+
+    kind = "server_unreachable"
+
+
+class Refused(HostError):
+    """A server refused, or failed.
+
+    Attributes:
+        kind: the server's own.
+        status: of HTTP; 0 where it was told within an answer that had begun well.
+    """
+
+    kind = "refused"
+
+    def __init__(self, message: str, kind: str = "refused", status: int = 0) -> None:
+        """Remember what kind of refusal it is; an instance has the server's kind."""
+        super().__init__(message)
+        # The class has a word for those that have none of their own.
+        self.kind = kind  # type: ignore[misc]
+        self.status = status
+
+
+class EndpointMissing(HostError):
+    """The server has no such route: it is another release, or something else."""
+
+    kind = "endpoint_missing"
+    exit_code = 3
