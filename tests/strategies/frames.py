@@ -65,6 +65,7 @@ to_worker = st.one_of(
     invocations,
     st.builds(frames.Cancel, identities, st.booleans()),
     st.builds(frames.Stop),
+    st.builds(frames.Credit, identities, st.integers(1, frames.WINDOW)),
 )
 
 from_worker = st.one_of(

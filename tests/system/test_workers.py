@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from tensorwasm.errors import (
     InvokeTimeout,
 )
 from tensorwasm.runtime import Grants
+from tensorwasm.runtime.executor import PLACES
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
@@ -153,6 +155,42 @@ def test_a_listener_hears_while_the_guest_runs(real):
 
 def test_a_guest_whose_listener_has_gone_is_told(real):
     assert real.submit(Request(module=GUEST, export="chatter"), lambda *_: False).result(SOON_S).export == "chatter"
+
+
+@pytest.mark.parametrize("grants", [Grants(), Grants(cuda=True)], ids=["plain", "cuda"])
+def test_slow_listeners_make_their_own_guests_wait_and_nobody_else(real, grants):
+    go_on, heard = threading.Event(), Counter()
+
+    def listener(number):
+        return lambda *_: heard.update([number]) or go_on.wait(SOON_S)
+
+    slow = [
+        real.submit(Request(module=GUEST, export="chatter", grants=grants, deadline_s=SOON_S), listener(number))
+        for number in range(PLACES + 8)
+    ]
+    for _ in range(5):
+        assert call(real, "add", 2, 3).values == (5,)
+        assert call(real, "add", 2, 3, grants=Grants(cuda=True)).values == (5,)
+    assert max(heard.values()) == 1
+    for ticket in slow:
+        ticket.cancel()
+    go_on.set()
+
+
+def test_the_deadline_ends_a_guest_that_waits_for_its_listener(real):
+    go_on = threading.Event()
+    request = Request(module=GUEST, export="chatter", deadline_s=0.5)
+    ticket = real.submit(request, lambda *_: go_on.wait(2 * SOON_S))
+    assert call(real, "add", 2, 3).values == (5,)
+    threading.Timer(1.0, go_on.set).start()  # what it had written by then is taken first
+    with pytest.raises(InvokeTimeout):
+        ticket.result(SOON_S)
+
+
+def test_a_guest_that_waits_hears_that_its_listener_has_gone(real):
+    answers = iter([True] * 40)
+    ticket = real.submit(Request(module=GUEST, export="chatter"), lambda *_: next(answers, False))
+    assert ticket.result(SOON_S).export == "chatter"
 
 
 def test_errors_arrive_as_what_they_are(real):

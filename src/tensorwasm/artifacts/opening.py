@@ -59,12 +59,15 @@ def open_place(where: str) -> Backend:
     return _PLACES[scheme.lower()](where)
 
 
-def open_store(where: str | None = None, *, recent_bytes: int = 0) -> ContentStore:
+def open_store(
+    where: str | None = None, *, recent_bytes: int = 0, cap: Callable[[str], int | None] = lambda _tenant: None
+) -> ContentStore:
     """Return the store that the settings say, or the one somewhere else, under the settings' quotas.
 
     Args:
         where: as `open_place` takes it.
         recent_bytes: memory of this process for what was read lately.
+        cap: returns how many bytes a tenant may keep, None where the settings say; called on any thread.
 
     Raises:
         InvalidArgs: a setting makes no sense.
@@ -75,4 +78,9 @@ def open_store(where: str | None = None, *, recent_bytes: int = 0) -> ContentSto
     said = settings.current()
     quota = Quota(said.artifacts_quota_mib * MIB, said.artifacts_count)
     place = where or said.artifacts or str(settings.state_dir() / "artifacts")
-    return ContentStore(open_place(place), lambda _tenant: quota, recent_bytes=recent_bytes)
+
+    def quota_of(tenant: str) -> Quota:
+        most_bytes = cap(tenant)
+        return quota if most_bytes is None else Quota(most_bytes, quota.count)
+
+    return ContentStore(open_place(place), quota_of, recent_bytes=recent_bytes)

@@ -4,7 +4,8 @@ The engine's ticks are 10 ms apart, because each costs a thread of the C library
 long by a guest that begins on its thread. So the thread sets an alarm when a guest begins, and when it goes off it does
 what a tick does; the engine's other guests look at their clocks a little earlier for it, no more. Setting it costs a
 reprogrammed clock, microseconds on a virtual machine. So one that is set serves the guests that begin soon after too,
-as long as half a slice is left of it, and only where guests are rare it is taken back when the guest has ended.
+as long as half a slice is left of it, and only where guests are rare it is taken back when the guest has ended. The
+longer an alarm may be late, the more guests it serves: `find_alarm` takes how long.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 SLICE_NS: Final = 500_000
 """Longest that a guest runs at first, but for the time that a timer is late."""
+
+LEAST_NS: Final = SLICE_NS // 2
+"""Shortest that a guest runs before an alarm goes off."""
 
 LATE_SLICES: Final = 2
 """Slices after which it was no timer that was late."""
@@ -58,7 +62,7 @@ class Alarm:
 
         Args:
             engine: address of the engine, which must never be freed.
-            slice_ns: longest that a guest is to run, more than 0; half of it is the shortest.
+            slice_ns: longest that a guest is to run, more than `LEAST_NS`.
 
         Raises:
             TickerNotRunning: the system has no such timers, or refused one.
@@ -81,14 +85,14 @@ class Alarm:
             library.timer_delete(timer)
 
     def set(self, now_ns: int) -> None:
-        """Have it go off between half a slice and a slice from now.
+        """Have it go off between `LEAST_NS` and a slice from now.
 
         Args:
             now_ns: the time, on the monotonic clock.
         """
         self._busy = now_ns - self._asked_ns < self._slice_ns
         self._asked_ns = now_ns
-        if self._fires_ns - now_ns < self._slice_ns // 2:
+        if self._fires_ns - now_ns < LEAST_NS:
             self._set_time(self._timer, 0, ctypes.byref(self._at), None)
             self._fires_ns = now_ns + self._slice_ns
 
@@ -99,17 +103,18 @@ class Alarm:
             self._fires_ns = 0
 
 
-def find_alarm(engine: Engine) -> Alarm | None:
-    """Return the calling thread's alarm for an engine, None where the system has no timer for it."""
+def find_alarm(engine: Engine, slice_ns: int = SLICE_NS) -> Alarm | None:
+    """Return the calling thread's alarm for an engine and slices so long, None where the system has no timer for it."""
+    key = engine.address, slice_ns
     try:
-        alarms: dict[int, Alarm | None] = _of_thread.alarms
+        alarms: dict[tuple[int, int], Alarm | None] = _of_thread.alarms
     except AttributeError:
         alarms = _of_thread.alarms = {}
-    if engine.address not in alarms:
-        alarms[engine.address] = None
+    if key not in alarms:
+        alarms[key] = None
         with suppress(TickerNotRunning):
-            alarms[engine.address] = Alarm(engine.address, SLICE_NS)
-    return alarms[engine.address]
+            alarms[key] = Alarm(*key)
+    return alarms[key]
 
 
 def run_first_slice(

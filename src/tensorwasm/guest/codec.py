@@ -122,6 +122,8 @@ def render(kinds: Sequence[str], values: Sequence[Number]) -> str:
         kinds: the result types.
         values: what `decode` returned.
     """
+    if _FORMATS.keys().isdisjoint(kinds):
+        return str(list(values))  # half of the time
     return f"[{', '.join(_render(kind, value) for kind, value in zip(kinds, values, strict=True))}]"
 
 

@@ -11,6 +11,7 @@ answers is theirs, and is run here. A sandbox's isolation rests on the compiler 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -33,6 +34,9 @@ _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "SYSTEMROOT")
 _ANSWER_BYTES: Final = 1 << 30
 _REFUSAL_BYTES: Final = 64 << 10
 _CHUNK_BYTES: Final = MIB
+_TRIES: Final = 3
+_ENDING_S: Final = 1.0
+"""What a process that has closed its output needs to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,15 @@ class Compiler:
         Raises:
             InvalidWasm: not a valid module.
             CompileFailed: the compiler crashed on it, or went over its limits.
-            CapacityExhausted: the system starts no process.
+            CapacityExhausted: the system starts no process, or kills it again and again.
         """
         with self._places:
-            child = self._start(settings)
-            try:
-                answer = _converse(child, wasm, time.monotonic() + self._limits.wall_s)
-            finally:
-                status = _end(child)
+            for _ in range(_TRIES):
+                answer, status, killed = self._run(wasm, settings)
+                if not killed:
+                    break
+            else:
+                raise CapacityExhausted("the compiler was killed from outside, for want of memory as it seems")
         if answer is None:
             raise CompileFailed(f"compiling module {name} took more than {self._limits.wall_s:g} s")
         whole = not status and len(answer) <= _ANSWER_BYTES
@@ -83,6 +88,16 @@ class Compiler:
             said = answer[len(compiling.REFUSED) :][:_REFUSAL_BYTES].decode("utf-8", "replace")
             raise InvalidWasm(f"not a valid WebAssembly module: {traps.tell(said)}")
         raise CompileFailed(f"the compiler failed on module {name}: it {_describe(status)}")
+
+    def _run(self, wasm: bytes, settings: Mapping[str, int]) -> tuple[bytearray | None, int, bool]:
+        """Return what a child answers, its exit status, and whether somebody else has killed it, which says nothing."""
+        child, killed = self._start(settings), False
+        try:
+            answer = _converse(child, wasm, time.monotonic() + self._limits.wall_s)
+            killed = answer is not None and len(answer) <= _ANSWER_BYTES and _was_killed(child)
+        finally:
+            status = _end(child)
+        return answer, status, killed
 
     def _start(self, settings: Mapping[str, int]) -> subprocess.Popen[bytes]:
         cpu_s = int(self._limits.wall_s * _threads()) + 1
@@ -154,6 +169,22 @@ def _say(pipe: IO[bytes], left: memoryview) -> memoryview:
         return left
     except BrokenPipeError:
         return left[:0]
+
+
+def _was_killed(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child that has closed its output was killed, by the system or an operator; it stays unreaped."""
+    if sys.platform != "linux":  # nobody can say so there
+        return False
+    handle = os.pidfd_open(child.pid)
+    try:
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        if not ended.poll(_ENDING_S * 1000):
+            return False
+    finally:
+        os.close(handle)
+    found = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return found is not None and (found.si_code, found.si_status) == (os.CLD_KILLED, signal.SIGKILL)
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:

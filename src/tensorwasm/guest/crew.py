@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from tensorwasm.guest.alarm import run_first_slice
+from tensorwasm.guest.courtesy import be_courteous
 from tensorwasm.guest.task import Task
 
 NEWCOMERS: Final = 16
@@ -87,6 +88,7 @@ class Crew:
         self._workers.append(worker)
 
     def _serve(self) -> None:
+        be_courteous()
         while self._bell.get():
             task, new = self._next()
             self._turn(task, new)

@@ -65,6 +65,7 @@ class Fiber:
 
     Attributes:
         long: the guest was suspended because its first slice was over (`tensorwasm.guest.alarm`).
+        spent_ns: how long the guest has run.
         state: the sandbox.
         values: results of the call, once it has ended.
         wait: what the guest left in its pad when it was suspended.
@@ -80,11 +81,11 @@ class Fiber:
         "_pending",
         "_prepared",
         "_quick",
-        "_spent_ns",
         "_store",
         "_supply",
         "_unfurnish",
         "long",
+        "spent_ns",
         "state",
         "values",
         "wait",
@@ -139,7 +140,7 @@ class Fiber:
         self._export = export
         self._pending = [export] if initialiser is None else [export, initialiser]
         self._drain = drain
-        self._spent_ns = 0
+        self.spent_ns = 0
         self.long = False
         self._future = 0
         self._frame = _make_frame(module.plan(export), args)
@@ -223,7 +224,7 @@ class Fiber:
         with stack.on_fiber():
             # Without imports nothing of Python is called that a signal's handler could interrupt.
             done = poll(self._future) if self._prepared.guarded else shielded(self.state, poll, self._future)
-        self._spent_ns += time.monotonic_ns() - started_ns
+        self.spent_ns += time.monotonic_ns() - started_ns
         if done:
             self.stop()
         return done
@@ -260,7 +261,7 @@ class Fiber:
         if self._unfurnish is not None:
             self._unfurnish()
         self.state.close()
-        close_store(store, self._spent_ns)
+        close_store(store, self.spent_ns)
         self.state.engine.release_slot()
         return True
 

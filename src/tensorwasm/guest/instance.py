@@ -241,6 +241,17 @@ class Instance:
         """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
         self._state.cancel()
 
+    def resume(self) -> None:
+        """Take calls again after `cancel`; a call in progress is waited for.
+
+        Raises:
+            InternalError: a host function of its own called this.
+        """
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function tried to resume the sandbox that called it")
+        with self._lock:
+            self._state.resume()
+
     def close(self) -> None:
         """Free everything and give the slot back. A second call does nothing; a running call is cancelled first.
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from tensorwasm.errors import InternalError, UnknownImport
 from tensorwasm.guest import capi, preview1, traps
+from tensorwasm.guest.courtesy import give_way
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.module import Module
@@ -245,6 +246,7 @@ def make_trampoline(function: HostFunction) -> Trampoline:
                 state.caller = 0
             if result is not None:
                 result.from_address(cells).value = answer
+            give_way()
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             # Looked up anew: an interrupt may have come before there was a name for it.
             guest = STATES.get(_context_get_data(_caller_context(caller)))

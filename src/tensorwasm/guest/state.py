@@ -154,6 +154,12 @@ class GuestState:
             self._wake.release()
         self.engine.wake_guests()
 
+    def resume(self) -> None:
+        """Take calls again after `cancel`. Only between two calls: one in progress might not hear that it was ended."""
+        if self._cancelled:
+            self._wake.acquire()
+            self._cancelled = False
+
     def sleep(self, seconds: float) -> None:
         """Wait, for a guest that asked to.
 

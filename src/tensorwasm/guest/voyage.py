@@ -47,6 +47,7 @@ class Voyage:
 
     Attributes:
         long: see `tensorwasm.guest.fiber.Fiber`; like all that follow.
+        spent_ns: how long the guest has run.
         state: the sandbox.
         values: results of the call, once it has ended.
         wait: what the guest left in its pad when it was suspended.
@@ -56,7 +57,7 @@ class Voyage:
 
     __slots__ = (
         "_address", "_cells", "_engine", "_go", "_guarded", "_home", "_limits", "_name", "_order", "_prepared",
-        "_reserved", "_spent_ns", "long", "state", "values", "wait",
+        "_reserved", "long", "spent_ns", "state", "values", "wait",
     )  # fmt: skip
 
     stdout: Final = None
@@ -90,7 +91,7 @@ class Voyage:
         self.values: Sequence[codec.Number] = ()
         self.wait: Wait = pad.wait
         self.long = False
-        self._spent_ns = 0
+        self.spent_ns = 0
         self._reserved = False
         self._home: Callable[[Voyage], object] | None = None
         memory = module.exports.get("memory")
@@ -140,7 +141,7 @@ class Voyage:
         self._cells.write(args)
         self._engine.reserve_slot()
         self._reserved = True
-        self._home, self.long, self._spent_ns = home, False, 0
+        self._home, self.long, self.spent_ns = home, False, 0
         self.state.begin(services)
         self.state.arm(time.monotonic_ns(), deadline_ns)
 
@@ -205,7 +206,7 @@ class Voyage:
             store, order.store, order.context = order.store, 0, 0
             self._drop()
             if store:
-                close_store(store, self._spent_ns)
+                close_store(store, self.spent_ns)
             self.state.end()
             self.wait.kind = Kind.NOTHING
             self._engine.release_slot()
@@ -230,7 +231,7 @@ class Voyage:
         with stack.on_fiber():
             # Without imports nothing of Python is called that a signal's handler could interrupt.
             done: int = function(argument) if self._guarded else shielded(self.state, function, argument)
-        self._spent_ns += time.monotonic_ns() - started_ns
+        self.spent_ns += time.monotonic_ns() - started_ns
         return done
 
     def _judge(self, stop: int) -> None:

@@ -19,6 +19,7 @@ from tensorwasm.guest.alarm import find_alarm
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.native.loading import load_code
 from tensorwasm.guest.task import FiberStatistics
+from tensorwasm.guest.voyage import may_voyage
 from tensorwasm.runtime.fiber import InvocationJob, describe, form_of
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.lane import LaneJob, find_lane
@@ -53,13 +54,13 @@ class Background:
         reactor = self._open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
-        future = Submission()
         try:
-            job = _plan(function, export, args, reactor, future, options)
+            job = _plan(function, export, args, reactor, options)
         except TensorWasmError as error:
+            future = Submission()
             future.settle(error)
             return future
-        return _spawn(reactor, job, future)
+        return _spawn(reactor, job)
 
     def prepare(self, function: Function, granted: Grants, memory: MemoryKind | None) -> None:
         """Open the device and compile, if what is granted needs that and it was not done before. Blocks for as long.
@@ -68,7 +69,8 @@ class Background:
             TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
         """
         if self._open() is not None:
-            function.form(form_of(function.host.share() if granted.cuda else None, checked_kind(memory)))
+            prepared = function.form(form_of(function.host.share() if granted.cuda else None, checked_kind(memory)))
+            may_voyage(prepared)  # compiled code is loaded now, and not on the first caller's thread
 
     def begin(
         self, function: Function, export: str | None, args: Sequence[object], options: Options
@@ -85,14 +87,14 @@ class Background:
         reactor = self._open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
-        future = Submission()
-        job = _plan(function, export, args, reactor, future, options)
+        job = _plan(function, export, args, reactor, options)
         here = place()
         if function.long or not job.light or not here.free or find_alarm(function.engine) is None:
-            return _spawn(reactor, job, future, long=function.long)
+            return _spawn(reactor, job, long=function.long)
         fiber, error = job.begin(), None
         try:
             if not here.run(fiber):
+                future = job.future
                 future.stop_with(reactor.cancel, reactor.adopt(job, fiber))
                 return future
         except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
@@ -148,16 +150,16 @@ def _plan(
     export: str | None,
     args: Sequence[object],
     reactor: Reactor,
-    future: Submission,
     options: Options,
 ) -> InvocationJob | LaneJob:
     lane = find_lane(function, export, options)
     if lane is not None:
-        return LaneJob(lane, function, args, options, future)
-    return describe(function, export, args, reactor, future, **options)
+        return LaneJob(lane, function, args, options)
+    return describe(function, export, args, reactor, Submission(), **options)
 
 
-def _spawn(reactor: Reactor, job: InvocationJob | LaneJob, future: Submission, *, long: bool = False) -> Submission:
+def _spawn(reactor: Reactor, job: InvocationJob | LaneJob, *, long: bool = False) -> Submission:
+    future = job.future
     task = reactor.spawn(job, long=long)
     future.stop_with(reactor.cancel, task)
     return future

@@ -10,18 +10,20 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.runtime.blocking import run_here
-from tensorwasm.runtime.call import Call, make_call
+from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.threads import Threads, run_call
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.runtime.work import Work
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32
@@ -72,7 +74,7 @@ class Executor(Protocol):
             request: what to call.
             listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
                 then holds none. It must not wait for another request. When it returns False the guest's next write
-                fails. None collects the output.
+                fails; an error of ours that it raises is the outcome. None collects the output.
 
         Raises:
             CapacityExhausted: too many requests are under way, or the executor is closed.
@@ -130,8 +132,11 @@ class Census:
 class LocalExecutor:
     """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
-    It takes any number of requests. Cancelling ends what runs: a guest without a device at its next loop or call, a
-    fiber at its next turn. What goes on is a guest with a device where there are no fibers.
+    Those with a listener have a thread each, which the listener may hold for as long as it likes: it makes its own
+    guest wait, and nobody else.
+
+    It takes any number of requests. Cancelling ends what runs: a guest on a thread at its next loop or call, a fiber at
+    its next turn. What goes on is a guest with a device where there are no fibers.
 
     Args:
         runtime: outlives the executor.
@@ -141,6 +146,7 @@ class LocalExecutor:
     def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
+        self._listened = Threads()
         self._functions: Shelf[Future[Function]] = Shelf()
         self._lock = threading.Lock()
         self._census = Census()
@@ -156,7 +162,7 @@ class LocalExecutor:
             CapacityExhausted: the executor is closed, or the system has no thread left.
         """
         check_request(request)
-        work = _Work()
+        work = Work()
         ticket = Ticket(work.stop)
         with self._lock:
             if self._closed:
@@ -189,13 +195,12 @@ class LocalExecutor:
         with self._lock:
             self._closed = True
         self._pool.shutdown()
+        self._listened.close()
         for ticket in tuple(self._fibers):
             with suppress(CancelledError):
                 ticket.error()
 
-    def _run(
-        self, request: Request, deadline: Deadline, listener: Listener | None, ticket: Ticket, work: _Work
-    ) -> None:
+    def _run(self, request: Request, deadline: Deadline, listener: Listener | None, ticket: Ticket, work: Work) -> None:
         if work.stopped:
             ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
             return
@@ -203,20 +208,17 @@ class LocalExecutor:
             function, keywords = self._load(request), _keywords(request, deadline) | _sinks(listener)
             if request.grants.cuda:
                 self._admit(request)
+            call = partial(make_call, function, request.export, request.args, **keywords)
+            if listener is not None:
+                self._listened.run(call, ticket, work)
+            elif request.grants.cuda:
                 self._watch(function.submit(request.export, request.args, **keywords), ticket, work)
             else:
-                self._call(make_call(function, request.export, request.args, **keywords), ticket, work)
+                run_call(call, ticket, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
 
-    def _call(self, call: Call, ticket: Ticket, work: _Work) -> None:
-        """Make a call without a device, on this thread."""
-        try:
-            ticket.settle(run_here(call, announce=work.stop_with))
-        finally:
-            work.forget()
-
-    def _watch(self, future: Future[Invocation], ticket: Ticket, work: _Work) -> None:
+    def _watch(self, future: Future[Invocation], ticket: Ticket, work: Work) -> None:
         """Have a fiber's outcome become the ticket's."""
         self._fibers.add(ticket)
         ticket.call_when_done(self._fibers.discard)
@@ -246,34 +248,6 @@ class LocalExecutor:
                 self._functions.drop(key)
             raise
         return mine.result()
-
-
-class _Work:
-    """How a call is stopped, once that is known, and whether it is to be."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stop: Callable[[], object] | None = None
-        self.stopped = False
-
-    def stop(self) -> None:
-        """Stop the call, now or as soon as it is known how."""
-        with self._lock:
-            self.stopped, stop = True, self._stop
-        if stop is not None:
-            stop()
-
-    def forget(self) -> None:
-        """Keep nothing of a call that has ended: tickets are kept for as long as somebody likes."""
-        with self._lock:
-            self._stop = None
-
-    def stop_with(self, stop: Callable[[], object]) -> None:
-        """Say how the call is stopped."""
-        with self._lock:
-            self._stop = stop
-        if self.stopped:
-            stop()
 
 
 def _settle(done: Future[Invocation], ticket: Ticket) -> None:

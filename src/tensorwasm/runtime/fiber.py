@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class InvocationJob:
     """One invocation, as a reactor runs it."""
 
-    __slots__ = ("_call", "_future", "_prepared", "_reactor", "_session", "_shared")
+    __slots__ = ("_call", "_prepared", "_reactor", "_session", "_shared", "future")
 
     def __init__(
         self, call: Call, prepared: Prepared, shared: SharedDevice | None, reactor: Reactor, future: Submission
@@ -53,7 +53,7 @@ class InvocationJob:
         self._prepared = prepared
         self._shared = shared
         self._reactor = reactor
-        self._future = future
+        self.future = future
         self._session: Session | None = None
 
     @property
@@ -116,7 +116,8 @@ class InvocationJob:
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Make the invocation of what there is, close the sandbox, and tell whoever waits."""
         outcome, released = self.end(fiber, error)
-        self._future.settle(outcome)
+        self.future.spent_ns = fiber.spent_ns if fiber is not None else 0
+        self.future.settle(outcome)
         return released
 
     def end(self, fiber: Sandbox | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:

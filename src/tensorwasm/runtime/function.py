@@ -129,6 +129,11 @@ class Function:
         module = self.prepared.module
         return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 
+    @functools.cached_property
+    def pure(self) -> bool:
+        """Whether its guests are brief, and nobody sees what they do but by their results: they import nothing."""
+        return self.brief and not self.prepared.module.imports
+
     @property
     def engine(self) -> Engine:
         """Where its sandboxes run, unless their memory is made by the host."""

@@ -22,13 +22,13 @@ from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.streams import Chunks
+from tensorwasm.runtime.submission import Submission
 
 if TYPE_CHECKING:
     from tensorwasm.guest.linker import Prepared
     from tensorwasm.guest.task import Sandbox
     from tensorwasm.runtime.function import Function
     from tensorwasm.runtime.options import Options
-    from tensorwasm.runtime.submission import Submission
     from tensorwasm.values import Limits
 
 MAX_IDLE: Final = 64
@@ -116,9 +116,7 @@ class LaneJob:
     lingers: ClassVar = False
     roams: ClassVar = True
 
-    def __init__(
-        self, lane: Lane, function: Function, args: Sequence[object], options: Options, future: Submission
-    ) -> None:
+    def __init__(self, lane: Lane, function: Function, args: Sequence[object], options: Options) -> None:
         """Describe the job.
 
         Args:
@@ -126,16 +124,22 @@ class LaneJob:
             function: what is called.
             args: the export's arguments.
             options: of `tensorwasm.runtime.Function.invoke`.
-            future: gets the outcome.
         """
         self._lane = lane
         self._function = function
         self._args = args
         self._options = options
-        self._future = future
+        self._future: Submission | None = None
         self._chunks: Chunks | None = None
         self._started_s = time.perf_counter()
         self._ends_ns = earlier(options.get("deadline"), time.monotonic_ns(), lane.limits.wall_s)
+
+    @property
+    def future(self) -> Submission:
+        """Gets the outcome. Made when first asked for, which is before the job is anybody else's."""
+        if self._future is None:
+            self._future = Submission()
+        return self._future
 
     @property
     def light(self) -> bool:
@@ -163,7 +167,8 @@ class LaneJob:
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Make the invocation of what there is, close the sandbox, and tell whoever waits."""
         outcome, released = self.end(fiber, error)
-        self._future.settle(outcome)
+        self.future.spent_ns = fiber.spent_ns if fiber is not None else 0
+        self.future.settle(outcome)
         return released
 
     def end(self, fiber: Sandbox | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:

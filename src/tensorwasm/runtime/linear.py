@@ -15,6 +15,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, pages
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.settings.parsing import checked_memory_kind
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def checked_kind(memory: MemoryKind | None) -> MemoryKind:
         InvalidArgs: there is no such kind.
     """
     asked = settings.current().gpu_memory if memory is None else memory
-    return settings.checked_memory_kind("memory_kind", asked)
+    return checked_memory_kind("memory_kind", asked)
 
 
 def supplied(

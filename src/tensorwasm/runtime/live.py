@@ -193,6 +193,14 @@ class LiveInstance:
         """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
         self._instance.cancel()
 
+    def resume(self) -> None:
+        """Take calls again after `cancel`, with memory as the ended call left it; a call in progress is waited for.
+
+        Raises:
+            InternalError: a host function of its own called this.
+        """
+        self._instance.resume()
+
     def close(self) -> None:
         """Free everything: memory, what it holds on the device, its slot. A running call is cancelled. Idempotent.
 

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 
 class Submission(Future[Invocation]):
-    """The outcome of an invocation that was submitted. `cancel` ends the guest, before it starts and while it runs."""
+    """The outcome of an invocation that was submitted. `cancel` ends the guest, before it starts and while it runs.
+
+    Attributes:
+        spent_ns: how long the guest has run, waits and other guests' turns apart; None until it has ended.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.spent_ns: int | None = None
         self._turn = threading.Lock()
         self._told = self._settled = False
         self._stop: Callable[[Task], object] | None = None

@@ -76,4 +76,4 @@ def test_without_timers_a_slice_is_a_tick(monkeypatch):
     ticks = iter(range(0, 10 * SLICE_NS, SLICE_NS // 2))
     assert not alarms.run_first_slice(fiber, clock_ns=lambda: next(ticks))
     assert (runs, fiber.long) == ([False], True)
-    alarms._of_thread.alarms.pop(1)
+    alarms._of_thread.alarms.pop((1, SLICE_NS))

@@ -88,6 +88,28 @@ def test_a_compiler_that_fails_is_an_error_that_names_the_module(program, text, 
     assert failed.value.kind == "compile_failed"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
+@pytest.mark.parametrize("said", [b"", b"+co"])
+def test_one_that_is_killed_from_outside_says_nothing_about_the_module(program, tmp_path, said):
+    mark = str(tmp_path / "mark")
+    killed = f"""
+        if not os.path.exists({mark!r}):
+            open({mark!r}, "w").close()
+            os.write(1, {said!r})
+            os.kill(os.getpid(), 9)
+        os.write(1, b"+code")"""
+    program(killed)
+    assert compile_with() == b"code"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
+def test_one_that_is_killed_again_and_again_is_a_want_of_room(program):
+    program("os.kill(os.getpid(), 9)")
+    with pytest.raises(CapacityExhausted, match="killed from outside") as failed:
+        compile_with()
+    assert failed.value.retryable
+
+
 @pytest.mark.parametrize("wasm", [HEADER, bytes(4 * MIB)])
 def test_one_that_does_not_listen_is_stopped_in_time_whatever_is_said_to_it(program, wasm):
     program("import threading; threading.Event().wait()")

@@ -171,6 +171,32 @@ def test_a_call_waits_for_another_only_until_its_deadline_and_nothing_is_saved_m
         thread.join()
 
 
+def test_an_instance_whose_call_was_ended_goes_on_once_it_is_told_to(slow):
+    with slow.open() as live:
+        outcomes: list[str] = []
+
+        def spin() -> None:
+            with pytest.raises(GuestTrap) as trap:
+                live.call("spin")
+            outcomes.append(trap.value.trap)
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        while not live._lock.locked():
+            pass
+        live.cancel()
+        thread.join()
+        with pytest.raises(GuestTrap, match="cancelled"):
+            live.call("hello")
+        live.resume()
+        live.resume()
+        assert outcomes == ["cancelled"]
+        assert live.call("hello").stdout == b"hello"
+        live.cancel()
+        live.resume()
+        assert live.call("hello").stdout == b"hello"
+
+
 def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
     with slow.open(grants=[f"read:{tmp_path}"]) as live, pytest.raises(NotCapturable, match="folders"):
         runtime.snapshot(live)

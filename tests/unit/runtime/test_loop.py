@@ -361,7 +361,7 @@ class FakeFiber:
 @given(st.lists(st.tuples(st.integers(0, 3 * SLICE_NS), st.integers(1, 20 * SLICE_NS)), max_size=100))
 def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arrivals):
     clock, lost_ns = [10**12], 0
-    place = Place(lambda: clock[0])
+    place = Place(lambda: clock[0], lambda: clock[0])
     began_ns = clock[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
@@ -375,6 +375,30 @@ def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arriva
             assert clock[0] - before_ns <= SLICE_NS
             lost_ns += 0 if ended else clock[0] - before_ns
     assert lost_ns <= (clock[0] - began_ns) / (REST + 1) + SLICE_NS
+
+
+@given(st.lists(st.integers(0, 20 * SLICE_NS), min_size=1, max_size=20))
+def test_a_guest_that_is_made_to_wait_for_a_processor_stays_and_costs_no_rest(waits_ns):
+    """While others have the processor, nobody is held up by the guest."""
+    clock, spent = [10**12], [0]
+    place = Place(lambda: clock[0], lambda: spent[0])
+    for wait_ns in waits_ns:
+
+        class Waiting(FakeFiber):
+            def run(self, *, briefly: bool) -> bool:
+                clock[0] += self.needs_ns
+                if self.needs_ns > SLICE_NS:  # its alarm has gone off meanwhile
+                    self.needs_ns = 1
+                    return False
+                spent[0] += 1000
+                return True
+
+        fiber = Waiting(clock, wait_ns)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
+            assert place.run(fiber)
+        assert not fiber.long
+        assert place.free
 
 
 class StubbornFiber(FakeFiber):
@@ -396,7 +420,7 @@ class StubbornFiber(FakeFiber):
 def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, monkeypatch):
     monkeypatch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
     clock = [10**12]
-    place, fiber = Place(lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
+    place, fiber = Place(lambda: clock[0], lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
     with pytest.raises(GuestTrap) if error else nullcontext():
         assert place.run(fiber)
     assert fiber.long

@@ -27,6 +27,7 @@ from tensorwasm.runtime.workers.frames import (
     BlobPart,
     BrokenFrame,
     Cancel,
+    Credit,
     Done,
     Failed,
     Forget,
@@ -193,6 +194,11 @@ class Conversation:
         if flight.number in self.flights:
             self._outbox.put([Cancel(flight.number, stop)])
 
+    def credit(self, flight: Flight, parts: int) -> None:
+        """Tell the process that so many parts of a request's output were taken."""
+        if flight.number in self.flights:
+            self._outbox.put([Credit(flight.number, parts)])
+
     def stop(self) -> None:
         """Have the process leave."""
         if not self._stopping:
@@ -300,9 +306,7 @@ class Conversation:
             self._late = f"sent no heartbeat for {self._patience.silent_s:g} s"
 
     def _take_output(self, frame: Output) -> None:
-        flight = self._flight(frame.request)
-        if not flight.take(frame):
-            self.cancel(flight, stop=False)
+        self._flight(frame.request).take(frame)  # once nobody takes it, the process was told so
 
     def _take_done(self, frame: Done) -> None:
         self._flight(frame.request).finish(frame)

@@ -23,6 +23,7 @@ from tensorwasm.runtime.workers.frames import (
     BrokenFrame,
     Cancel,
     Charge,
+    Credit,
     Forget,
     Frame,
     Invoke,
@@ -31,7 +32,8 @@ from tensorwasm.runtime.workers.frames import (
     split,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
-from tensorwasm.values import Limits
+from tensorwasm.runtime.workers.window import Window
+from tensorwasm.values import Deadline, Limits
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.runtime import Runtime
@@ -47,6 +49,7 @@ class _Call:
     """A call under way; `heard` is whether its output is still wanted as it is written."""
 
     frame: Invoke
+    window: Window
     ticket: Ticket | None = None
     heard: bool = True
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,6 +81,7 @@ class Counter:
             Forget: self._forget,
             Invoke: self._invoke,
             Cancel: self._cancel,
+            Credit: self._credit,
         }
 
     def take(self, frame: Frame) -> None:
@@ -129,15 +133,22 @@ class Counter:
         if call is None:
             return  # it was answered while this was on its way
         call.heard = False
+        call.window.close()
         if frame.stop and call.ticket is not None:
             call.ticket.stop()
+
+    def _credit(self, frame: Credit) -> None:
+        call = self._calls.get(frame.request)
+        if call is not None:
+            call.window.add(frame.parts)
 
     def _invoke(self, frame: Invoke) -> None:
         try:
             request = self._request(frame)
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
-        call = self._calls[frame.request] = _Call(frame)
+        ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
+        call = self._calls[frame.request] = _Call(frame, Window(ends))
         call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
         call.ticket.call_when_done(lambda ended: self._answers.submit(self._answer, call, ended))
 
@@ -161,12 +172,16 @@ class Counter:
 
     def _listener(self, call: _Call) -> Listener:
         def listen(name: OutputName, data: bytes) -> bool:
-            with call.lock:  # nothing may follow the answer
-                if call.heard:
-                    self._send_output(call.frame.request, name, data)
-                return call.heard
+            return all(call.window.take() and self._send_heard(call, name, part) for part in split(data))
 
         return listen
+
+    def _send_heard(self, call: _Call, name: OutputName, part: bytes) -> bool:
+        """Send a part of the output while it is wanted; return whether it is."""
+        with call.lock:  # nothing may follow the answer
+            if call.heard:
+                self._line.send(Output(call.frame.request, name, part))
+            return call.heard
 
     def _answer(self, call: _Call, ticket: Ticket) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
-from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Invoke, Output
+from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, Done, Failed, Invoke, Output
 from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
 from tensorwasm.values import MIB, Deadline
 
@@ -21,6 +23,21 @@ OVERDUE_S: Final = 60.0
 """What a worker gets past a request's time to answer it; then it is taken to hang."""
 
 _CHUNKS_BYTES: Final = 64 * MIB
+_CREDITED_AT_ONCE: Final = WINDOW // 4
+_log = logging.getLogger(__name__)
+
+
+class Carrier(Protocol):
+    """The worker that a request is with. Any thread may call it."""
+
+    def cancel(self, flight: Flight) -> None:
+        """End a request that nobody waits for."""
+
+    def hush(self, flight: Flight) -> None:
+        """Send no more of a request's output: nobody takes any."""
+
+    def credit(self, flight: Flight, parts: int) -> None:
+        """Send so many more parts of a request's output: as many were taken."""
 
 
 class Flight:
@@ -30,7 +47,7 @@ class Flight:
         number: the request's, never used twice.
         request: what to call.
         listener: takes the output, None to collect it.
-        cancel: ends the request when its ticket is cancelled; any thread calls it.
+        carrier: the worker.
 
     Attributes:
         number: as given.
@@ -39,14 +56,14 @@ class Flight:
         deadline: when the request must have ended.
     """
 
-    def __init__(
-        self, number: int, request: Request, listener: Listener | None, cancel: Callable[[Flight], object]
-    ) -> None:
+    def __init__(self, number: int, request: Request, listener: Listener | None, carrier: Carrier) -> None:
         self.number = number
         self.request = request
-        self.ticket = Ticket(lambda: cancel(self))
+        self.ticket = Ticket(lambda: carrier.cancel(self))
         self.deadline = Deadline.after(request.deadline_s)
-        self._delivery = Delivery(listener) if listener is not None else None
+        self._delivery: Delivery | None = None
+        if listener is not None:
+            self._delivery = Delivery(listener, partial(carrier.credit, self), partial(carrier.hush, self))
         self._left_bytes = {
             "stdout": request.limits.output_bytes,
             "stderr": request.limits.output_bytes,
@@ -72,7 +89,7 @@ class Flight:
         """Take a part of the output; return False if nobody takes any.
 
         Raises:
-            BrokenFrame: more than the guest could have written.
+            BrokenFrame: more than the guest could have written, or than was asked for.
         """
         self._left_bytes[output.name] -= len(output.data)
         if self._left_bytes[output.name] < 0:
@@ -105,10 +122,17 @@ class Flight:
         self._settle(error)
 
     def _settle(self, outcome: Invocation | TensorWasmError) -> None:
-        if self._delivery is None:
+        delivery = self._delivery
+        if delivery is None:
             self.ticket.settle(outcome)
-        else:
-            self._delivery.end(lambda: self.ticket.settle(outcome))
+            return
+
+        def settle() -> None:
+            """What the listener raised ended a guest that returned after it, as it does where guests run here."""
+            ended_well = isinstance(outcome, Invocation)
+            self.ticket.settle(delivery.failure if ended_well and delivery.failure else outcome)
+
+        delivery.end(settle)
 
     def _left_s(self) -> float | None:
         return None if self.deadline.at_ns is None else self.deadline.remaining_s()
@@ -117,18 +141,37 @@ class Flight:
 class Delivery:
     """Calls a listener on a thread of its own, in order, so that a slow one keeps nobody else waiting.
 
-    What waits is bounded by what a guest may write.
+    What waits is bounded: a worker sends no more parts than it has credit for, and gets more as parts are taken.
+
+    Args:
+        listener: takes the parts.
+        credit: told how many parts were taken since it was last told.
+        hush: told once that the listener wants no more.
+
+    Attributes:
+        failure: what the listener raised, if that is one of ours.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, credit: Callable[[int], object], hush: Callable[[], object]) -> None:
         self._listener = listener
+        self._credit = credit
+        self._hush = hush
         self._waiting: queue.SimpleQueue[tuple[OutputName, bytes] | Callable[[], object]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._listening = True
+        self.failure: TensorWasmError | None = None
+        self._put = self._taken = self._credited = 0
 
     def put(self, name: OutputName, data: bytes) -> bool:
-        """Have a part taken; return False once the listener wants no more."""
+        """Have a part taken; return False once the listener wants no more.
+
+        Raises:
+            BrokenFrame: a part for which there is no credit.
+        """
         if self._listening:
+            self._put += 1
+            if self._put - self._credited > WINDOW:
+                raise BrokenFrame("more output than was asked for")
             self._waiting.put((name, data))
             self._start()
         return self._listening
@@ -147,11 +190,25 @@ class Delivery:
 
     def _run(self) -> None:
         while not callable(item := self._waiting.get()):
-            try:
-                self._listening = self._listening and self._listener(*item)
-            except Exception:  # noqa: BLE001 - a listener that fails listens no more
-                self._listening = False
+            if self._listening:
+                self._hand_over(*item)
         item()
+
+    def _hand_over(self, name: OutputName, data: bytes) -> None:
+        try:
+            self._listening = self._listener(name, data)
+        except TensorWasmError as error:
+            self._listening, self.failure = False, error
+        except Exception:  # noqa: BLE001 - a bug of the listener's, which the log has; the guest goes on unheard
+            _log.exception("a listener failed, and listens no more")
+            self._listening = False
+        self._taken += 1
+        due = self._taken - self._credited
+        if not self._listening:
+            self._hush()
+        elif due >= _CREDITED_AT_ONCE:
+            self._credited += due  # before the worker hears of it
+            self._credit(due)
 
 
 def make_invoke(

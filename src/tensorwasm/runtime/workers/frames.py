@@ -25,9 +25,12 @@ from msgspec import Meta
 from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
+
+WINDOW: Final = 32
+"""Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for `Credit`."""
 
 _HEADER: Final = struct.Struct(">BI")
 
@@ -139,6 +142,18 @@ class Cancel(Frame, frozen=True):
 
     request: Identity
     stop: bool
+
+
+class Credit(Frame, frozen=True):
+    """To a worker: the listener of a call has taken parts of its output, and as many more may be sent.
+
+    Attributes:
+        request: the call's number; it may have been answered meanwhile.
+        parts: how many.
+    """
+
+    request: Identity
+    parts: Annotated[int, Meta(ge=1, le=WINDOW)]
 
 
 class Stop(Frame, frozen=True):
@@ -277,6 +292,7 @@ TO_WORKER: Final = _table(
     (5, Invoke, TEXT_BYTES + _SMALL),
     (6, Cancel, _SMALL),
     (7, Stop, _SMALL),
+    (8, Credit, _SMALL),
 )
 """What a parent may say."""
 

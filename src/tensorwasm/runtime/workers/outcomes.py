@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from tensorwasm import errors
 from tensorwasm.errors import (
     DeviceLost,
     GuestExit,
     GuestTrap,
     InternalError,
     MalformedPtx,
+    RateLimited,
     TensorWasmError,
     TooLarge,
 )
@@ -26,6 +28,9 @@ from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu
 
 _MESSAGE_CHARACTERS: Final = 4096
 _WORD_CHARACTERS: Final = 64
+_OF_WORKERS: Final = frozenset(f"{errors.__name__}.{part}" for part in ("base", "caller", "guest", "host", "sealed"))
+"""Where the errors are that end calls. A worker has no say about who a client is, or about another server."""
+
 _INTEGER_BITS: Final = {"i32": 32, "i64": 64}
 
 
@@ -69,6 +74,7 @@ CARRIED: Final[dict[type[TensorWasmError], tuple[tuple[str, type], ...]]] = {
     GuestExit: (("code", int),),
     MalformedPtx: (("line", int), ("column", int)),
     TooLarge: (("requested_bytes", int), ("limit_bytes", int)),
+    RateLimited: (("retry_after_s", int),),
 }
 """What errors of a class carry beside their text, subclasses' included. Output goes ahead of the error."""
 
@@ -87,7 +93,7 @@ def _by_kind() -> dict[str, type[TensorWasmError]]:
     """Return the classes by kind. Of two with one kind the more special counts: the general one only groups."""
     found: dict[str, type[TensorWasmError]] = {}
     for each in _tree(TensorWasmError):
-        if each.__module__ == TensorWasmError.__module__:
+        if each.__module__ in _OF_WORKERS:
             found.setdefault(each.kind, each)
     # Whether its worker is replaced is for the supervisor to know, which makes a DeviceFault of it.
     return found | {DeviceLost.kind: DeviceLost, InternalError.kind: InternalError}

@@ -105,7 +105,7 @@ class WorkerExecutor:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             worker = self._place(request.tenant)
-            flight = Flight(next(self._requests), request, listener, worker.cancel)
+            flight = Flight(next(self._requests), request, listener, worker)
             worker.submit(flight)
         self._census.enter(request.tenant, flight.ticket)
         return flight.ticket

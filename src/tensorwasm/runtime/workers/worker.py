@@ -196,6 +196,14 @@ class Worker:
 
         self._order(order)
 
+    def hush(self, flight: Flight) -> None:
+        """Have nothing more sent of a request's output."""
+        self._order(lambda talk: talk.cancel(flight, stop=False) if talk is not None else None)
+
+    def credit(self, flight: Flight, parts: int) -> None:
+        """Have so many more parts sent of a request's output."""
+        self._order(lambda talk: talk.credit(flight, parts) if talk is not None else None)
+
     def drain(self, limit_s: float, *, replace: bool = False) -> None:
         """Have it finish what it has, and leave; returns at once. One that has no process just now leaves at once.
 

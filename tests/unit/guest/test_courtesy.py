@@ -1,0 +1,137 @@
+"""Threads of guests leave others room: the processor by long slices, the interpreter by sleeping now and then."""
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import threading
+
+import pytest
+from wasmtime import wat2wasm
+
+from tensorwasm import Runtime
+from tensorwasm.guest import courtesy, linker
+from tensorwasm.guest.courtesy import EVERY_NS, SLICE_NS, be_courteous, give_way, lengthen_slice
+from tensorwasm.runtime.call import make_call
+from tensorwasm.runtime.threads import Threads
+
+_GETTERS = {"x86_64": 315, "aarch64": 275}
+
+linux = pytest.mark.skipif(sys.platform != "linux" or platform.machine() not in _GETTERS, reason="Linux's own call")
+
+
+def _attributes():
+    """Return what Linux says of the calling thread: policy, nice, slice in nanoseconds."""
+    buffer = ctypes.create_string_buffer(56)
+    assert ctypes.CDLL(None).syscall(_GETTERS[platform.machine()], 0, buffer, len(buffer), 0) == 0
+    _, policy, _, nice, _, runtime, _, _ = struct.unpack_from("=IIQiIQQQ", buffer)
+    return policy, nice, runtime
+
+
+def _on_a_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@linux
+def test_a_thread_gets_the_slice_and_keeps_its_priority():
+    before = _attributes()
+
+    def run():
+        os.setpriority(os.PRIO_PROCESS, 0, 3)  # of this thread alone
+        return lengthen_slice(), _attributes()
+
+    taken, (policy, nice, slice_ns) = _on_a_thread(run)
+    assert taken
+    assert (policy, nice) == (os.SCHED_OTHER, 3)
+    assert slice_ns in {SLICE_NS, 0}  # 0: a kernel that has no such slices
+    assert _attributes() == before
+
+
+@linux
+def test_a_thread_that_is_scheduled_otherwise_is_left_alone():
+    def run():
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        return lengthen_slice(), os.sched_getscheduler(0)
+
+    assert _on_a_thread(run) == (False, os.SCHED_BATCH)
+
+
+def test_where_there_is_no_such_call_nothing_is_done(monkeypatch):
+    monkeypatch.setattr(courtesy.platform, "machine", lambda: "riscv64")
+    assert not lengthen_slice()
+
+
+@linux
+def test_a_process_that_may_not_even_ask_goes_on_without(monkeypatch):
+    def refuse(_pid):
+        raise PermissionError
+
+    monkeypatch.setattr(courtesy.os, "sched_getscheduler", refuse)
+    assert not lengthen_slice()
+
+
+class Clock:
+    """What `time` is to the module: it says how late it is, and notes who sleeps."""
+
+    def __init__(self):
+        self.now_ns = 1
+        self.slept = 0
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def sleep(self, seconds):
+        assert 0 < seconds < 1e-3
+        self.slept += 1
+
+
+def test_who_calls_the_host_on_and_on_sleeps_now_and_then(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(courtesy, "time", clock)
+
+    def call_on_and_on():
+        be_courteous()
+        for _ in range(10 * EVERY_NS // 1000):
+            clock.now_ns += 1000
+            give_way()
+        return clock.slept
+
+    assert _on_a_thread(call_on_and_on) in {9, 10}
+
+
+def test_whoever_has_his_thread_to_himself_never_sleeps(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(courtesy, "time", clock)
+
+    def call_now_and_then():
+        for _ in range(100):
+            clock.now_ns += 10 * EVERY_NS
+            give_way()
+        return clock.slept
+
+    assert _on_a_thread(call_now_and_then) == 0
+
+
+def test_guests_of_a_service_are_courteous_and_those_of_a_program_are_not(monkeypatch):
+    given = []
+    monkeypatch.setattr(linker, "give_way", lambda: given.append(getattr(courtesy._of_thread, "due_ns", None)))
+    module = wat2wasm(
+        """(module (import "wasi:tensor/host" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+            (memory (export "memory") 1)
+            (func (export "say") (result i32) (call $emit (i32.const 0) (i32.const 1))))"""
+    )
+    with Runtime(device="emulator") as runtime:
+        function = runtime.load(module)
+        assert function.invoke("say").chunks == (b"\0",)
+        assert given == [None]
+        given.clear()
+        threads = Threads()
+        threads.submit(lambda: make_call(function, "say", [])).result(60)
+        threads.close()
+        assert len(given) == 1
+        assert given[0] is not None
