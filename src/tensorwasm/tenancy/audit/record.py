@@ -1,0 +1,108 @@
+"""What is recorded, in a form that costs the request little: what many records share is encoded once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from tensorwasm.tenancy.principal import Principal
+
+MAX_BODY_BYTES: Final = 16 << 10
+"""Longest record; from a longer one what the client chose is left out."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AuditRecord(msgspec.Struct, frozen=True, gc=False):
+    """One call that changes something, or one that was refused for its credentials.
+
+    Attributes:
+        ts_unix_ms: when it was answered.
+        request_id: as in X-Request-Id.
+        actor: from `actor_of`; None where nobody is known to have made it.
+        action: of the route.
+        resource: what it was about, such as ``function_id`` and ``tenant_id``.
+        outcome: from `outcome_of`.
+        latency_ms: from its head to its answer.
+        peer_addr: who connected.
+        client_cert_subject: as a trusted proxy told.
+    """
+
+    ts_unix_ms: int
+    request_id: str
+    actor: msgspec.Raw | None
+    action: str
+    resource: dict[str, Any]
+    outcome: msgspec.Raw
+    latency_ms: float
+    peer_addr: str | None = None
+    client_cert_subject: str | None = None
+
+
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log says of itself.
+
+    Attributes:
+        ts_unix_ms: when.
+        notice: ``opened``: a file begins; ``resumed``: a process goes on with one; ``torn``: a last line that was not
+            written whole was taken away; ``cut``: lines that had been flushed are not there; ``dropped``: records were
+            lost because the log could not keep up; ``suppressed``: refusals of credentials were only counted.
+        count: of bytes where torn, else of lines.
+    """
+
+    ts_unix_ms: int
+    notice: str
+    count: int = 0
+
+
+_actors: dict[str, tuple[Principal, msgspec.Raw]] = {}
+_MAX_ACTORS: Final = 4096
+
+
+def actor_of(principal: Principal) -> msgspec.Raw:
+    """Return a principal as it is recorded; the same one at once."""
+    known = _actors.get(principal.id)
+    if known is not None and known[0] is principal:
+        return known[1]
+    dev = principal.kind == "dev"
+    kind = "dev" if dev else "wildcard" if principal.tenants is None else "tenant_set"
+    scope = {"kind": kind, "tenants": sorted(principal.tenants or ())}
+    actor = {"kind": principal.kind, "token_id": None if dev else principal.id, "scope": scope}
+    if len(_actors) >= _MAX_ACTORS:
+        _actors.clear()
+    raw = msgspec.Raw(_encode(actor))
+    _actors[principal.id] = (principal, raw)
+    return raw
+
+
+@lru_cache(1024)
+def outcome_of(status_code: int, error_kind: str | None = None) -> msgspec.Raw:
+    """Return an outcome as it is recorded; the same one at once."""
+    outcome: dict[str, object] = {"status_code": status_code}
+    return msgspec.Raw(_encode(outcome if error_kind is None else outcome | {"error_kind": error_kind}))
+
+
+def encode(record: AuditRecord | Notice) -> bytes:
+    """Return a record as a JSON object; one that cannot be encoded or is too long without what the client chose."""
+    try:
+        body = _encode(record)
+    except (UnicodeError, TypeError, ValueError, OverflowError):
+        body = b""
+    if (body and len(body) <= MAX_BODY_BYTES) or isinstance(record, Notice):
+        return body
+    spare = AuditRecord(
+        record.ts_unix_ms,
+        _ascii(record.request_id),
+        record.actor if record.actor is not None and len(bytes(record.actor)) <= MAX_BODY_BYTES // 2 else None,
+        _ascii(record.action),
+        {"omitted": True},
+        record.outcome,
+        record.latency_ms,
+    )
+    return _encode(spare)
+
+
+def _ascii(text: str) -> str:
+    return text[:256].encode("ascii", "backslashreplace").decode()

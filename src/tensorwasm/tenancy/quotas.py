@@ -1,0 +1,299 @@
+"""Quotas: how much a tenant may hold at a time, and use up in an hour.
+
+What is held is given back (`Quotas.hold` and `Holding.release`); what is used up is not (`Quotas.charge`), and
+counts until an hour has passed over it. How the service uses them::
+
+    with quotas.hold(tenant, policy.quotas, requests=1):                      # around a request
+        quotas.check_budget(tenant, policy.quotas)                            # before a guest with a GPU
+        with quotas.hold(tenant, policy.quotas, instances=1, memory_bytes=n): # around a guest
+            ...
+        quotas.charge(tenant, gpu_us=spent.gpu_us, launches=spent.launches)   # after it
+
+Any thread may call any of it: one lock is held for a microsecond at most, and nothing blocks under it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from tensorwasm.errors import InvalidArgs, QuotaExceeded
+
+HELD: Final[dict[str, str]] = {
+    "instances": "instances alive at a time, those of idle sessions in memory too",
+    "memory_bytes": "linear memory of its instances",
+    "gpu_bytes": "device memory and pinned host memory",
+    "artifact_bytes": "bytes stored: modules, sessions and snapshots; else TENSOR_WASM_ARTIFACTS_QUOTA holds",
+    "streams": "streams and WebSockets open at a time",
+    "requests": "requests in flight",
+}
+"""Quotas of what is held, with what each counts."""
+
+BUDGETS: Final[dict[str, str]] = {
+    "gpu_us_per_hour": "microseconds of GPU time within an hour",
+    "launches_per_hour": "kernel launches within an hour",
+}
+"""Quotas of what is used up, with what each counts."""
+
+QUOTAS: Final[dict[str, str]] = HELD | BUDGETS
+"""Every quota of this file by its name; a tenant without a number for one has no such limit."""
+
+RATES: Final[dict[str, str]] = {
+    "qps": "requests a second of one token for the tenant; 0 lets only the burst through, ever",
+    "burst": "requests of one token for the tenant at once; 0 for any number",
+}
+"""What `tensorwasm.tenancy.buckets` is given of a tenant, with what each says."""
+
+CAPS: Final[dict[str, str]] = QUOTAS | RATES
+"""Every number that can be set for a tenant."""
+
+HOUR_MS: Final = 3_600_000
+_LOOKS: Final = 2  # accounts looked at for each new one: more than come, so that what is idle is found
+_UNLIMITED: Final = 1 << 80
+_MAX_CAP: Final = (1 << 63) - 1
+
+
+class _Account:
+    """What one tenant holds and has used up; every number is in its quota's unit.
+
+    Attributes:
+        held: by every name of `HELD`.
+        hour: number of the hour since 1970 that `now` belongs to.
+        now: used up in that hour, by name of `BUDGETS`.
+        before: used up in the hour before.
+    """
+
+    __slots__ = ("before", "held", "hour", "now")
+
+    def __init__(self) -> None:
+        self.held = dict.fromkeys(HELD, 0)
+        self.hour = 0
+        self.now: dict[str, int] = {}
+        self.before: dict[str, int] = {}
+
+    def turn_to(self, hour: int) -> None:
+        """Make an hour the current one; an earlier one changes nothing."""
+        if hour > self.hour:
+            self.before = self.now if hour == self.hour + 1 else {}
+            self.now = {}
+            self.hour = hour
+
+    def used(self, budget: str, now_ms: int) -> int:
+        """Return what of a budget was used up within an hour, the hour before taken as used evenly."""
+        left_ms = HOUR_MS - (now_ms - self.hour * HOUR_MS)
+        before = self.before.get(budget, 0)
+        return self.now.get(budget, 0) + (before * max(0, min(left_ms, HOUR_MS)) // HOUR_MS if before else 0)
+
+    def idle(self) -> bool:
+        """Return whether nothing is held, nor was anything used up that still counts."""
+        return not any(self.held.values()) and not self.now and not self.before
+
+
+class Holding(msgspec.Struct, gc=False):
+    """What a tenant holds until it is released; also a context manager that releases it.
+
+    Made by `Quotas.hold`. (A struct, since making one costs half of what making an object costs.)
+    """
+
+    _lock: threading.Lock
+    _held: dict[str, int]
+    _amounts: dict[str, int] | None
+
+    def release(self) -> None:
+        """Give it back; a second time gives back nothing."""
+        with self._lock:
+            amounts = self._amounts
+            if amounts is not None:
+                self._amounts = None
+                held = self._held
+                for name, amount in amounts.items():
+                    held[name] -= amount
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.release()
+
+
+class Quotas:
+    """The accounts of all tenants of this process.
+
+    An account in which nothing counts any more is dropped when others are opened. What is held is known to this process
+    alone and begins at nothing; who keeps the usage of hours elsewhere brings it back with `restore`.
+
+    Args:
+        now_unix_ms: the clock of the budgets.
+    """
+
+    def __init__(self, now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        """Start with nothing held and nothing used up."""
+        self._now_unix_ms = now_unix_ms
+        self._lock = threading.Lock()
+        self._accounts: OrderedDict[int, _Account] = OrderedDict()
+        self._refusals: dict[str, int] = {}
+        self._spent = {"gpu_us": 0, "launches": 0}
+
+    def hold(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> Holding:
+        """Take amounts of some quotas, all of them or none.
+
+        Args:
+            tenant: who holds them.
+            limits: its policy's number for each quota of `QUOTAS`; one that is not in it is not limited.
+            amounts: how much of which quota of `HELD`.
+
+        Raises:
+            QuotaExceeded: it would be more than a limit; the message names the quota, what is held and the limit.
+            InvalidArgs: there is no such quota, or an amount is negative.
+        """
+        with self._lock:
+            held = (self._accounts.get(tenant) or self._open(tenant)).held
+            for name, amount in amounts.items():
+                used = held.get(name, 0)
+                if amount < 0 or used + amount > limits.get(name, _UNLIMITED) or name not in held:
+                    for before in itertools.takewhile(name.__ne__, amounts):
+                        held[before] -= amounts[before]
+                    if amount < 0 or name not in held:
+                        raise InvalidArgs(f"{amount} of {name} cannot be held")
+                    raise self._refuse(name, used, amount, limits[name])
+                held[name] = used + amount
+        return Holding(self._lock, held, amounts)
+
+    def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
+        """Return if amounts of some quotas could be held, for what is over before anybody else could hold any.
+
+        Args:
+            tenant: who.
+            limits: as for `hold`.
+            amounts: likewise.
+
+        Raises:
+            QuotaExceeded: as for `hold`.
+        """
+        account = self._accounts.get(tenant)
+        for name, amount in amounts.items():
+            limit = limits.get(name)
+            if limit is not None:
+                used = 0 if account is None else account.held[name]
+                if used + amount > limit:
+                    with self._lock:
+                        raise self._refuse(name, used, amount, limit)
+
+    def charge(self, tenant: int, *, gpu_us: int = 0, launches: int = 0) -> None:
+        """Record what was used up. It is never refused: what is over the budget makes later work wait.
+
+        Raises:
+            InvalidArgs: an amount is negative.
+        """
+        self.restore(tenant, self._now_unix_ms() // HOUR_MS * HOUR_MS, gpu_us=gpu_us, launches=launches)
+        with self._lock:
+            self._spent["gpu_us"] += gpu_us
+            self._spent["launches"] += launches
+
+    def restore(self, tenant: int, hour_unix_ms: int, *, gpu_us: int = 0, launches: int = 0) -> None:
+        """Record what was used up in an hour; in order of time, as a restarted service reads its records.
+
+        Args:
+            tenant: who used it.
+            hour_unix_ms: when that hour began; hours that no longer count change nothing.
+            gpu_us: microseconds of GPU time.
+            launches: kernel launches.
+
+        Raises:
+            InvalidArgs: an amount is negative.
+        """
+        if gpu_us < 0 or launches < 0:
+            raise InvalidArgs("usage cannot be negative")
+        if not gpu_us and not launches:
+            return
+        with self._lock:
+            account = self._accounts.get(tenant) or self._open(tenant)
+            hour = hour_unix_ms // HOUR_MS
+            account.turn_to(hour)
+            if hour < account.hour - 1:
+                return
+            used = account.now if hour == account.hour else account.before
+            for name, amount in (("gpu_us_per_hour", gpu_us), ("launches_per_hour", launches)):
+                used[name] = used.get(name, 0) + amount
+
+    def check_budget(self, tenant: int, limits: Mapping[str, int]) -> None:
+        """Return if nothing is used up to its limit.
+
+        Raises:
+            QuotaExceeded: a budget is spent; the message names the quota, what is used and the limit.
+        """
+        with self._lock:
+            account = self._accounts.get(tenant)
+            for name in BUDGETS:
+                limit = limits.get(name)
+                if limit is not None:
+                    used = 0 if account is None else self._used(account, name)
+                    if used >= limit:
+                        raise self._refuse(name, used, 1, limit)
+
+    def usage(self, tenant: int) -> dict[str, int]:
+        """Return what a tenant holds, and has used up within an hour, by every name of `QUOTAS`."""
+        with self._lock:
+            account = self._accounts.get(tenant)
+            if account is None:
+                return dict.fromkeys(QUOTAS, 0)
+            return account.held | {name: self._used(account, name) for name in BUDGETS}
+
+    def held(self, name: str) -> dict[int, int]:
+        """Return how much of a quota of `HELD` each tenant holds that holds any."""
+        with self._lock:
+            return {tenant: amount for tenant, account in self._accounts.items() if (amount := account.held[name])}
+
+    def refusals(self) -> dict[str, int]:
+        """Return how often each quota has refused something, by its name."""
+        with self._lock:
+            return dict(self._refusals)
+
+    def spent(self) -> dict[str, int]:
+        """Return what all tenants have been charged with since the start: ``gpu_us`` and ``launches``."""
+        with self._lock:
+            return dict(self._spent)
+
+    def _refuse(self, name: str, used: int, amount: int, limit: int) -> QuotaExceeded:
+        self._refusals[name] = self._refusals.get(name, 0) + 1
+        return QuotaExceeded(f"the quota {name} is {limit}: {used} are used, and {amount} more are too many")
+
+    def _used(self, account: _Account, budget: str) -> int:
+        now_ms = self._now_unix_ms()
+        account.turn_to(now_ms // HOUR_MS)
+        return account.used(budget, now_ms)
+
+    def _open(self, tenant: int) -> _Account:
+        """Return a new account, after a look at those that were not looked at longest."""
+        for _ in range(min(_LOOKS, len(self._accounts))):
+            old, account = self._accounts.popitem(last=False)
+            account.turn_to(self._now_unix_ms() // HOUR_MS)
+            if not account.idle():
+                self._accounts[old] = account
+        account = self._accounts[tenant] = _Account()
+        return account
+
+
+def parse_caps(text: str) -> dict[str, int]:
+    """Return caps from a text such as ``qps=10,burst=20,instances=100``.
+
+    Raises:
+        InvalidArgs: there is no such cap, or its number is not one of 0 to 2**63 - 1; the message names it.
+    """
+    caps = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, number = entry.partition("=")
+        if name not in CAPS or re.fullmatch("[0-9]{1,19}", number) is None or int(number) > _MAX_CAP:
+            raise InvalidArgs(f"a cap is NAME=NUMBER, of {', '.join(CAPS)}, not {entry[:64]!r}")
+        caps[name] = int(number)
+    return caps

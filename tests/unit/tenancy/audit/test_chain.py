@@ -1,0 +1,157 @@
+"""What is done to a log behind its back shows; what a process that died left does not look like it."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strategies.audit import RECORDS, tamperings
+from tensorwasm.tenancy.audit import AuditLog, verify
+from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, Head, read_link
+from tensorwasm.tenancy.audit.record import AuditRecord, encode, outcome_of
+from tensorwasm.tenancy.audit.sinks import open_file, write_head
+
+OPENED = b'{"notice":"opened"}'
+
+
+def _lines(count=8):
+    chain = Chain(Head())
+    return [chain.link(OPENED), *(chain.link(b'{"action":"a%d"}' % n) for n in range(count - 1))], chain.head()
+
+
+def _write(folder, lines, head):
+    path = folder / "audit.log"
+    path.write_bytes(b"".join(lines))
+    write_head(path, head)
+    return path
+
+
+@given(RECORDS)
+def test_every_record_is_one_line_that_holds(record):
+    chain = Chain(Head())
+    line = chain.link(encode(record))
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert len(line) < MAX_LINE_BYTES
+    link = read_link(line[:-1])
+    assert (link.seq, link.prev, link.hash) == (1, GENESIS, chain.hash)
+    said = json.loads(line)
+    assert said["ts_unix_ms"] == record.ts_unix_ms
+    assert said["outcome"]["status_code"] in range(100, 600)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_line_that_is_removed_changed_moved_or_added_shows(tmp_path, data):
+    lines, head = _lines()
+    assert verify(_write(tmp_path, lines, head)).ok
+    assert not verify(_write(tmp_path, data.draw(tamperings(lines)), head)).ok
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_line_is_none(data):
+    assert read_link(data) is None
+
+
+def test_a_log_made_up_anew_shows_by_its_head(tmp_path):
+    lines, head = _lines()
+    chain = Chain(Head())
+    forged = [chain.link(OPENED), *(chain.link(b'{"action":"b"}') for _ in lines)]
+    assert [finding.line for finding in verify(_write(tmp_path, forged, head)).findings] == [len(lines)]
+
+
+def test_findings_name_the_line(tmp_path):
+    lines, head = _lines()
+    lines[3] = lines[3].replace(b"a2", b"zz")
+    del lines[5]
+    found = verify(_write(tmp_path, lines, head))
+    assert [finding.line for finding in found.findings] == [4, 6]
+    assert found.lines == 6
+    assert (found.first_seq, found.last) == (1, head)
+
+
+def test_without_a_head_an_end_that_is_cut_off_would_not_show_and_that_is_said(tmp_path):
+    lines, _ = _lines()
+    path = tmp_path / "audit.log"
+    path.write_bytes(b"".join(lines))
+    assert not verify(path).ok
+    assert verify(path, head=False).ok
+
+
+def test_files_that_go_on_from_one_another_are_one_log(tmp_path):
+    lines, _ = _lines()
+    chain = Chain(Head.decode(json.dumps({"seq": 8, "hash": json.loads(lines[-1])["hash"]}).encode()))
+    more = [chain.link(OPENED), chain.link(b'{"action":"c"}')]
+    old = tmp_path / "audit.log.1"
+    old.write_bytes(b"".join(lines))
+    new = _write(tmp_path, more, chain.head())
+    assert verify(old, new).lines == 10
+    assert verify(old, new).ok
+    assert verify(new).ok
+    assert verify(new).first_seq == 9
+    assert not verify(new, old).ok
+    old.write_bytes(b"".join(lines[:-1]))
+    assert not verify(old, new).ok
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.data())
+def test_wherever_a_process_died_the_next_one_goes_on(tmp_path, data):
+    """What was flushed is there; of what was written since, the end may be missing."""
+    lines, _ = _lines()
+    flushed = data.draw(st.integers(0, len(lines)))
+    whole, kept = b"".join(lines), b"".join(lines[:flushed])
+    path = tmp_path / "audit.log"
+    path.write_bytes(whole[: data.draw(st.integers(len(kept), len(whole)))])
+    write_head(path, Head() if not flushed else Head(flushed, json.loads(lines[flushed - 1])["hash"]))
+    torn_bytes = verify(path).torn_bytes
+    AuditLog(path).close()
+    found = verify(path)
+    assert found.ok
+    notices = [json.loads(line).get("notice") for line in path.read_bytes().splitlines()]
+    assert notices.count("torn") == bool(torn_bytes)
+    assert notices.count("resumed") + notices.count("opened") >= 1 + bool(flushed)
+    assert path.read_bytes().startswith(kept)
+
+
+def test_flushed_lines_that_are_not_there_at_the_start_show_for_ever(tmp_path):
+    lines, head = _lines()
+    path = _write(tmp_path, lines[:5], head)
+    AuditLog(path).close()
+    AuditLog(path).close()
+    found = verify(path)
+    assert [finding.detail for finding in found.findings] == ["line 9 of the log follows line 5"]
+    assert [json.loads(line)["count"] for line in path.read_bytes().splitlines() if b'"cut"' in line] == [3]
+
+
+@pytest.mark.parametrize("content", [b"hello", b"hello\n", b"x" * 100_000, b'{"seq":1}\n'])
+def test_a_file_with_something_else_in_it_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "precious.txt"
+    path.write_bytes(content)
+    with pytest.raises(Exception, match="something else in it"):
+        AuditLog(path)
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_does_not_hold_at_the_end_stays_and_shows(tmp_path):
+    lines, head = _lines()
+    lines[-1] = lines[-1].replace(b"a6", b"zz")
+    path = _write(tmp_path, lines, head)
+    AuditLog(path).close()
+    assert b"".join(lines) == path.read_bytes()[: len(b"".join(lines))]
+    assert not verify(path).ok
+
+
+def test_a_record_with_what_cannot_be_encoded_is_written_without_it():
+    record = AuditRecord(1, "r\ud800", None, "a", {"x": object()}, outcome_of(200), 0.5, "peer", "subject")
+    said = json.loads(encode(record))
+    assert said["resource"] == {"omitted": True}
+    assert said["request_id"] == "r\\ud800"
+
+
+def test_nul_bytes_after_the_last_line_are_a_torn_one(tmp_path):
+    lines, head = _lines()
+    opened = open_file(_write(tmp_path, [*lines, bytes(100)], head))
+    assert (opened.torn_bytes, opened.cut_lines, opened.head) == (100, 0, head)
+    opened.sink.close()

@@ -1,0 +1,197 @@
+"""Quotas: never over, whoever asks at the same time; nothing left at the end, whichever way it comes."""
+
+import asyncio
+import random
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oracles.limits import LedgerModel
+from tensorwasm.errors import InvalidArgs, QuotaExceeded
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, QUOTAS, Quotas, parse_caps
+
+AMOUNTS = st.dictionaries(st.sampled_from(sorted(HELD)), st.integers(0, 6), max_size=4)
+NOBODY = dict.fromkeys(QUOTAS, 0)
+NOON = 485_000 * HOUR_MS
+
+
+@given(AMOUNTS, st.lists(st.one_of(AMOUNTS, st.integers(0, 20)), max_size=60))
+def test_all_amounts_are_held_or_none_and_a_release_counts_once(limits, steps):
+    quotas, model, holdings = Quotas(), LedgerModel(limits), []
+    for step in steps:
+        if isinstance(step, int):
+            if holdings:
+                holding, amounts = holdings[step % len(holdings)]
+                holding.release()
+                model.change(amounts, -1)
+                holdings[step % len(holdings)] = (holding, {})
+        elif model.fits(step):
+            quotas.require(7, limits, **step)
+            holdings.append((quotas.hold(7, limits, **step), step))
+            model.change(step, 1)
+        else:
+            with pytest.raises(QuotaExceeded) as held:
+                quotas.hold(7, limits, **step)
+            with pytest.raises(QuotaExceeded) as asked:
+                quotas.require(7, limits, **step)
+            assert str(asked.value) == str(held.value)
+        assert quotas.usage(7) == NOBODY | model.held
+    for holding, _ in holdings:
+        with holding:
+            pass
+    assert quotas.usage(7) == NOBODY
+
+
+def test_64_threads_are_never_over_and_end_with_nothing():
+    quotas, limits, over = Quotas(), {"instances": 10, "memory_bytes": 1000}, []
+
+    def work(seed):
+        chance = random.Random(seed)
+        for _ in range(60):
+            tenant = chance.randrange(3)
+            try:
+                with quotas.hold(tenant, limits, instances=chance.randrange(4), memory_bytes=chance.randrange(400)):
+                    used = quotas.usage(tenant)
+                    over.extend(name for name, limit in limits.items() if not 0 <= used[name] <= limit)
+            except QuotaExceeded:
+                continue
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not over
+    assert [quotas.usage(tenant) for tenant in range(3)] == [NOBODY] * 3
+
+
+def test_64_tasks_that_end_in_every_way_leave_nothing():
+    quotas, limits = Quotas(), {"requests": 20}
+
+    async def work(seed):
+        chance = random.Random(seed)
+        for _ in range(20):
+            with quotas.hold(7, limits, requests=1):
+                await asyncio.sleep(0)
+                if chance.random() < 0.1:
+                    raise ValueError
+
+    async def main():
+        tasks = [asyncio.create_task(work(seed)) for seed in range(64)]
+        for turn in range(200):
+            await asyncio.sleep(0)
+            assert quotas.usage(7)["requests"] <= 20
+            tasks[turn % 64].cancel() if turn % 3 == 0 else None
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(end) for end in ends} >= {ValueError, QuotaExceeded, asyncio.CancelledError}
+
+    asyncio.run(main())
+    assert quotas.usage(7) == NOBODY
+
+
+@pytest.mark.parametrize("amounts", [{"instances": -1}, {"gold": 1}, {"requests": 1, "launches_per_hour": 1}])
+def test_what_cannot_be_held_is_refused_and_changes_nothing(amounts):
+    quotas = Quotas()
+    with pytest.raises(InvalidArgs):
+        quotas.hold(7, {}, **amounts)
+    assert quotas.usage(7) == NOBODY
+
+
+def test_a_refusal_names_the_quota_what_is_used_and_the_limit():
+    quotas = Quotas()
+    quotas.hold(7, {}, instances=3)
+    with pytest.raises(QuotaExceeded, match="the quota instances is 4: 3 are used, and 2 more are too many"):
+        quotas.hold(7, {"instances": 4}, requests=1, instances=2)
+    assert quotas.usage(7) == NOBODY | {"instances": 3}
+    assert quotas.held("instances") == {7: 3}
+
+
+def test_what_was_used_up_counts_for_an_hour_and_fades_in_the_next():
+    now = [NOON]
+    quotas = Quotas(lambda: now[0])
+    limits = {"gpu_us_per_hour": 100}
+    quotas.charge(7, gpu_us=100, launches=3)
+    with pytest.raises(QuotaExceeded, match="gpu_us_per_hour is 100: 100 are used"):
+        quotas.check_budget(7, limits)
+    now[0] += HOUR_MS + HOUR_MS // 2
+    quotas.check_budget(7, limits)
+    assert quotas.usage(7) == NOBODY | {"gpu_us_per_hour": 50, "launches_per_hour": 1}
+    now[0] += HOUR_MS
+    assert quotas.usage(7) == NOBODY
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2 * HOUR_MS), st.integers(0, 1000)), max_size=30),
+    st.integers(0, 1000),
+)
+def test_nobody_uses_more_in_an_hour_of_the_clock_than_the_budget_and_one_charge(steps, limit):
+    now = [NOON]
+    quotas = Quotas(lambda: now[0])
+    by_hour = {}
+    for passing_ms, amount in steps:
+        now[0] += passing_ms
+        try:
+            quotas.check_budget(7, {"gpu_us_per_hour": limit})
+        except QuotaExceeded:
+            continue
+        assert sum(by_hour.get(now[0] // HOUR_MS, [])) < limit
+        quotas.charge(7, gpu_us=amount)
+        by_hour.setdefault(now[0] // HOUR_MS, []).append(amount)
+    assert quotas.usage(7)["gpu_us_per_hour"] >= sum(by_hour.get(now[0] // HOUR_MS, []))
+
+
+def test_hours_that_were_recorded_before_a_restart_count_on():
+    quotas = Quotas(lambda: NOON + HOUR_MS // 4)
+    for hour, amount in ((NOON - 2 * HOUR_MS, 900), (NOON - HOUR_MS, 40), (NOON, 5), (NOON - HOUR_MS, 40)):
+        quotas.restore(7, hour, gpu_us=amount)
+    assert quotas.usage(7) == NOBODY | {"gpu_us_per_hour": 65}
+
+
+def test_accounts_in_which_nothing_counts_go_as_others_come():
+    now = [NOON]
+    quotas = Quotas(lambda: now[0])
+    kept = quotas.hold(0, {}, instances=1)
+    quotas.charge(1, launches=1)
+    for tenant in range(2, 1000):
+        quotas.hold(tenant, {}, requests=1).release()
+        now[0] += 1
+    assert len(quotas._accounts) < 6
+    assert quotas.usage(0)["instances"] == 1
+    assert quotas.usage(1)["launches_per_hour"] == 1
+    kept.release()
+
+
+def test_usage_cannot_be_negative():
+    with pytest.raises(InvalidArgs):
+        Quotas().charge(7, gpu_us=-1)
+
+
+def test_the_caps_of_the_settings_parse():
+    caps = parse_caps(ServiceSettings.from_environment({}).tenant_caps)
+    assert (caps["qps"], caps["burst"]) == (100, 200)
+    assert parse_caps("") == {}
+    assert parse_caps(" qps=0 , launches_per_hour=9223372036854775807") == {
+        "qps": 0,
+        "launches_per_hour": (1 << 63) - 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["qps", "qps=", "qps=-1", "qps=1.5", "gold=1", "qps=\u0661", f"qps={1 << 63}", "qps=" + "9" * 5000]
+)
+def test_other_caps_do_not(text):
+    with pytest.raises(InvalidArgs, match="a cap is NAME=NUMBER"):
+        parse_caps(text)
+
+
+def test_the_names_are_apart():
+    assert not set(HELD) & set(BUDGETS)
