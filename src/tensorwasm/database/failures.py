@@ -1,0 +1,109 @@
+"""What the drivers raise, in our words: a table of codes. Statements go to the log, their values nowhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+    SQLAlchemyError,
+    StatementError,
+    TimeoutError,  # noqa: A004 - SQLAlchemy's own: no connection of the pool came free
+)
+
+from tensorwasm.errors import Conflict, DatabaseUnavailable, InternalError
+
+_log = logging.getLogger(__name__)
+
+_SQLITE: Final[Mapping[int, str]] = {
+    5: "the database is locked by somebody else",
+    6: "the database is locked by somebody else",
+    7: "the database has no memory",
+    8: "the database cannot be written",
+    10: "the disk of the database fails",
+    11: "the database file is damaged: restore it from a backup",
+    13: "the disk of the database is full",
+    14: "the database file cannot be opened",
+    15: "the database is locked by somebody else",
+    26: "the database file is damaged, or is none: restore it from a backup",
+}
+"""By primary result code. Source: SQLite, "Result and Error Codes"."""
+
+_POSTGRESQL: Final[Mapping[str, str]] = {
+    "08": "the database does not answer",
+    "25006": "the database cannot be written",
+    "28": "the database refuses the credentials",
+    "3D": "there is no such database on the server",
+    "40": "the database is held up by somebody else",
+    "53": "the database has no room, or no connection left",
+    "55P03": "the database is locked by somebody else",
+    "57": "the database went down, or took too long",
+    "58": "the disk of the database fails",
+    "XX001": "the database is damaged: restore it from a backup",
+    "XX002": "the database is damaged: restore it from a backup",
+}
+"""By SQLSTATE, or its class. Source: PostgreSQL, "Error Codes"."""
+
+_CONFLICTS: Final = frozenset({787, 1555, 2067, 2579, "23503", "23505"})
+"""Foreign keys and unique ones, which callers can contradict; a missing value or a failed check is a mistake here."""
+
+_CODES: Final = ("sqlite_errorname", "sqlstate")
+_NO_CONNECTION: Final = "the database does not answer"
+
+
+def translate(error: Exception) -> Exception:
+    """Return what to raise instead of an error of SQLAlchemy's, with a fixed message; the details are logged.
+
+    Returns:
+        `DatabaseUnavailable`, `Conflict` for a row that contradicts others, `InternalError` for all else of
+        SQLAlchemy's; any other error itself.
+    """
+    if not isinstance(error, SQLAlchemyError):
+        return error
+    if isinstance(error, IntegrityError) and _code(error) in _CONFLICTS:
+        return Conflict("this contradicts what is there already")
+    reason = _reason(error)
+    _log.log(logging.WARNING if reason else logging.ERROR, "%s: %s", reason or "a statement failed", _describe(error))
+    return DatabaseUnavailable(reason) if reason else InternalError("the database refused a statement")
+
+
+def spoils(error: Exception) -> bool:
+    """Return whether an error leaves nothing to be relied on of the transaction that it happened in."""
+    own = IntegrityError | DataError | ProgrammingError | NotSupportedError
+    return isinstance(error, DBAPIError) and not isinstance(error, own)
+
+
+def _reason(error: SQLAlchemyError) -> str | None:
+    """Return why the database cannot be used, None if it can and the statement is to blame."""
+    if isinstance(error, TimeoutError):
+        return "the database is busy"
+    if not isinstance(error, DBAPIError):
+        return None
+    code = _code(error)
+    if isinstance(code, int):
+        return _SQLITE.get(code & 0xFF)
+    if code is not None:
+        return _POSTGRESQL.get(code) or _POSTGRESQL.get(code[:2])
+    return None if not spoils(error) else _NO_CONNECTION
+
+
+def _code(error: DBAPIError) -> int | str | None:
+    """Return SQLite's extended result code, or PostgreSQL's SQLSTATE."""
+    found: int | str | None = getattr(error.orig, "sqlite_errorcode", None) or getattr(error.orig, "sqlstate", None)
+    return found
+
+
+def _describe(error: SQLAlchemyError) -> str:
+    """Return what may be logged: names, codes and the statement with its placeholders."""
+    parts = [type(error).__name__]
+    if isinstance(error, StatementError):
+        origin = error.orig
+        parts += [type(origin).__name__, *(str(getattr(origin, name, "") or "") for name in _CODES)]
+        parts.append(" ".join((error.statement or "").split())[:500])
+    return " ".join(filter(None, parts))

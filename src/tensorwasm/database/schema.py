@@ -1,0 +1,192 @@
+"""Every table. A tenant is its number in decimal, because 2**64 - 1 fits no integer of SQLite; times are Unix ms.
+
+JSON columns hold text that the queries of the noun encode and decode; they are never searched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+METADATA: Final = MetaData()
+
+TENANTS: Final = Table(
+    "tenants",
+    METADATA,
+    Column("tenant", String(20), primary_key=True),
+    Column("name", Text, nullable=False, default=""),
+    Column("weight", Integer, nullable=False, default=1),
+    Column("quotas", Text, nullable=False, default="{}"),
+    Column("disabled", Boolean, nullable=False, default=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+
+TOKENS: Final = Table(
+    "tokens",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("digest", LargeBinary(32), nullable=False, unique=True),
+    Column("name", Text, nullable=False, default=""),
+    Column("tenants", Text, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Column("expires_unix_ms", BigInteger),
+    Column("revoked_unix_ms", BigInteger),
+    Column("replaces", String(36)),
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+
+FUNCTIONS: Final = Table(
+    "functions",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("tenant", String(20), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("current", Integer, nullable=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Column("updated_unix_ms", BigInteger, nullable=False),
+    Index("functions_by_tenant", "tenant", "created_unix_ms", "id"),
+)
+
+VERSIONS: Final = Table(
+    "versions",
+    METADATA,
+    Column("function_id", String(36), ForeignKey("functions.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("module", LargeBinary(32), nullable=False),
+    Column("module_bytes", BigInteger, nullable=False),
+    Column("options", Text, nullable=False, default="{}"),
+    Column("created_unix_ms", BigInteger, nullable=False),
+)
+
+ALIASES: Final = Table(
+    "aliases",
+    METADATA,
+    Column("function_id", String(36), ForeignKey("functions.id", ondelete="CASCADE"), primary_key=True),
+    Column("alias", String(64), primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("updated_unix_ms", BigInteger, nullable=False),
+)
+
+JOBS: Final = Table(
+    "jobs",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("tenant", String(20), nullable=False),
+    Column("function_id", String(36), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("max_attempts", Integer, nullable=False),
+    Column("due_unix_ms", BigInteger, nullable=False),
+    Column("lease_owner", String(36)),
+    Column("lease_unix_ms", BigInteger),
+    Column("result", LargeBinary),
+    Column("result_bytes", Integer, nullable=False, default=0),
+    Column("error", Text),
+    Column("cancelled", Boolean, nullable=False, default=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Column("ended_unix_ms", BigInteger),
+    Column("expires_unix_ms", BigInteger),
+    Column("trace_id", String(32), nullable=False, default=""),
+    Index("jobs_due", "status", "due_unix_ms"),
+    Index("jobs_in_turn", "status", "tenant", "due_unix_ms"),
+    Index("jobs_by_tenant", "tenant", "created_unix_ms", "id"),
+    Index("jobs_expired", "expires_unix_ms"),
+    Index("jobs_ended", "tenant", "ended_unix_ms", "result_bytes"),  # how many and how much, from the index alone
+)
+
+IDEMPOTENCY: Final = Table(
+    "idempotency",
+    METADATA,
+    Column("tenant", String(20), primary_key=True),
+    Column("operation", String(32), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("request_digest", LargeBinary(32), nullable=False),
+    Column("subject", String(36), nullable=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Index("idempotency_by_age", "created_unix_ms"),
+    Index("idempotency_of_tenant", "tenant", "created_unix_ms"),
+)
+
+SESSIONS: Final = Table(
+    "sessions",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("tenant", String(20), nullable=False),
+    Column("function_id", String(36), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("options", Text, nullable=False, default="{}"),
+    Column("save", String(36)),
+    Column("calls", BigInteger, nullable=False, default=0),
+    Column("saved_calls", BigInteger, nullable=False, default=0),
+    Column("rewinds", Integer, nullable=False, default=0),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Column("used_unix_ms", BigInteger, nullable=False),
+    Index("sessions_by_tenant", "tenant", "created_unix_ms", "id"),
+)
+
+SNAPSHOTS: Final = Table(
+    "snapshots",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("tenant", String(20), nullable=False),
+    Column("function_id", String(36), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("session_id", String(36)),
+    Column("content_hash", LargeBinary(32), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_unix_ms", BigInteger, nullable=False),
+    Index("snapshots_by_tenant", "tenant", "created_unix_ms", "id"),
+)
+
+KERNELS: Final = Table(
+    "kernels",
+    METADATA,
+    Column("name", String(255), primary_key=True),
+    Column("version", String(255), primary_key=True),
+    Column("sm_version", Integer, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("signature", LargeBinary(32), nullable=False),
+    Column("publisher", Text, nullable=False),
+    Column("published_unix_ms", BigInteger, nullable=False),
+    Column("ptx", Text, nullable=False),
+)
+
+USAGE: Final = Table(
+    "usage",
+    METADATA,
+    Column("tenant", String(20), primary_key=True),
+    Column("hour_unix_ms", BigInteger, primary_key=True),
+    Column("requests", BigInteger, nullable=False, default=0),
+    Column("errors", BigInteger, nullable=False, default=0),
+    Column("cpu_us", BigInteger, nullable=False, default=0),
+    Column("gpu_us", BigInteger, nullable=False, default=0),
+    Column("launches", BigInteger, nullable=False, default=0),
+    Column("bytes_in", BigInteger, nullable=False, default=0),
+    Column("bytes_out", BigInteger, nullable=False, default=0),
+)
+
+META: Final = Table(
+    "meta",
+    METADATA,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""The schema's version, and facts of the installation."""
