@@ -1,0 +1,1 @@
+"""What the edges serve: functions, invocations, jobs, sessions, snapshots, kernels, tenants, usage. Knows no HTTP."""

@@ -1,0 +1,91 @@
+"""What keeps instances: sessions and snapshots, opened together, since each needs the other's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm.artifacts.store import Store
+from tensorwasm.service.clock import Clock
+from tensorwasm.service.files import Files
+from tensorwasm.service.seals import Seals
+from tensorwasm.service.sessions import Sessions
+from tensorwasm.service.sessions.keeping import Desk
+from tensorwasm.service.sessions.living import Workshop
+from tensorwasm.service.sessions.waking import Resolver
+from tensorwasm.service.snapshots import Snapshots
+from tensorwasm.service.spending import Ledger
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import Quotas
+
+GRACE_S: Final = 3600.0
+"""How long nothing touches a save that may be about to get its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Sessions and snapshots.
+
+    Attributes:
+        sessions: instances that several calls share.
+        snapshots: what they were.
+        clock: what time it is.
+    """
+
+    sessions: Sessions
+    snapshots: Snapshots
+    clock: Clock
+
+    async def tidy(self) -> int:
+        """Take away saves that neither a session nor a snapshot leads to, and return how many.
+
+        Raises:
+            TensorWasmError: the store or the database does not answer.
+        """
+        before_ns = self.clock.unix_ms() * 1_000_000 - round(GRACE_S * 1e9)
+        return await self.sessions.tidy(before_ns) + await self.snapshots.tidy(before_ns)
+
+
+async def open_instances(
+    stack: AsyncExitStack,
+    settings: ServiceSettings,
+    seals: Seals,
+    desk: Desk,
+    functions: Resolver,
+    store: Store,
+    quotas: Quotas,
+    policy: Callable[[int], TenantPolicy],
+    ledger: Ledger,
+    clock: Clock,
+) -> Instances:
+    """Open sessions and snapshots; when the stack is closed every session is saved.
+
+    Args:
+        stack: closes both, before anything that was opened earlier.
+        settings: of the service.
+        seals: what signs saves.
+        desk: of the database.
+        functions: finds what sessions run.
+        store: where saves are.
+        quotas: what tenants hold.
+        policy: what holds for a tenant.
+        ledger: is told what calls used.
+        clock: what time it is.
+
+    Raises:
+        DatabaseUnavailable: sessions cannot be taken back to their last saves.
+    """
+
+    def hold(tenant: int, memory_bytes: int) -> AbstractContextManager[object]:
+        return quotas.hold(tenant, policy(tenant).quotas, instances=1, memory_bytes=memory_bytes)
+
+    workshop, files = Workshop(store, seals), Files(store, seals)
+    sessions = Sessions(desk, functions, workshop, hold, idle_s=settings.session_idle_s, ledger=ledger, clock=clock)
+    snapshots = Snapshots(desk, functions, sessions, workshop, files, hold, clock)
+    stack.callback(snapshots.close)
+    stack.push_async_callback(sessions.close, settings.drain_s)
+    await sessions.start()
+    return Instances(sessions, snapshots, clock)

@@ -1,0 +1,80 @@
+"""What functions and aliases may be called, and how a version is referred to."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from tensorwasm.errors import InvalidName, NotFound
+
+MAX_NAME_BYTES: Final = 256
+
+_ALIAS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
+_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+
+
+class Reference(NamedTuple):
+    """What leads to a version of a function.
+
+    Attributes:
+        function_id: UUID.
+        number: the version's, None if an alias or nothing was said.
+        alias: empty if there is none.
+    """
+
+    function_id: str
+    number: int | None
+    alias: str
+
+
+def checked_name(name: str) -> str:
+    """Return a name that a function may have.
+
+    Raises:
+        InvalidName: it is empty, blank, longer than 256 bytes or has control characters.
+    """
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidName("a name is text") from None
+    if not 1 <= size_bytes <= MAX_NAME_BYTES or not name.strip():
+        raise InvalidName(f"a name has 1 to {MAX_NAME_BYTES} bytes, and is not blank")
+    if any(_is_control(character) for character in name):
+        raise InvalidName("a name has no control characters")
+    return name
+
+
+def checked_alias(alias: str) -> str:
+    """Return a name that an alias may have.
+
+    Raises:
+        InvalidName: it does not begin with a letter or underscore, or has more than 64 letters, digits, ``.``, ``_``
+            and ``-``.
+    """
+    if not _ALIAS.fullmatch(alias):
+        raise InvalidName("an alias is a letter or _, and at most 63 letters, digits, '.', '_' and '-'")
+    return alias
+
+
+def parse_reference(text: str) -> Reference:
+    """Read ``ID``, ``ID@VERSION`` or ``ID@ALIAS``.
+
+    Raises:
+        NotFound: there can be no such function, version or alias.
+    """
+    function_id, at, which = text.partition("@")
+    if not _ID.fullmatch(function_id):
+        raise NotFound("there is no such function")
+    if not at:
+        return Reference(function_id, None, "")
+    if _NUMBER.fullmatch(which):
+        return Reference(function_id, int(which), "")
+    if _ALIAS.fullmatch(which):
+        return Reference(function_id, None, which)
+    raise NotFound("there is no such version of this function")
+
+
+def _is_control(character: str) -> bool:
+    """Return whether a character is one of Unicode's category Cc."""
+    return character < " " or "\x7f" <= character <= "\x9f"

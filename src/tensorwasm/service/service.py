@@ -1,0 +1,96 @@
+"""`Service`: all that is served, in one value that the edges are given."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tensorwasm.artifacts.store import Store
+from tensorwasm.database.desk import Desk
+from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.service.clock import Clock
+from tensorwasm.service.directory import Directory
+from tensorwasm.service.functions import Functions
+from tensorwasm.service.idempotency import Idempotency
+from tensorwasm.service.invocations import Invocations
+from tensorwasm.service.jobs.jobs import Jobs
+from tensorwasm.service.kernels import Kernels
+from tensorwasm.service.models import Models
+from tensorwasm.service.outcomes import Outcomes
+from tensorwasm.service.readiness import Readiness
+from tensorwasm.service.sessions import Sessions
+from tensorwasm.service.snapshots import Snapshots
+from tensorwasm.service.tenants import Tenants
+from tensorwasm.service.tokens import NewToken, Tokens
+from tensorwasm.service.usage import Usage
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.audit import AuditLog
+from tensorwasm.tenancy.authentication import Authenticator
+from tensorwasm.tenancy.quotas import Quotas
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What is served; `tensorwasm.service.opening.open_service` opens it.
+
+    Attributes:
+        settings: what it was opened under.
+        folder: of its data.
+        clock: what time it is.
+        desk: of the database.
+        authenticator: from a header to a principal.
+        directory: what holds for a tenant.
+        tokens: administers tokens.
+        tenants: administers tenants.
+        first_token: made just now because there was none; for the operator to see once.
+        store: artifacts.
+        runtime: runs guests without a device.
+        metrics: what is counted.
+        audit: who changed what.
+        quotas: what tenants hold and use up.
+        usage: what they used.
+        functions: what they have deployed.
+        invocations: calls functions.
+        jobs: calls of functions that are made later.
+        idempotency: what requests that are made again made the first time.
+        sessions: instances that several calls share.
+        snapshots: what they were.
+        kernels: the registry of signed kernels.
+        models: functions by the names that clients of OpenAI's API use.
+        outcomes: how streams ended lately.
+        readiness: whether the database answers.
+        stack: closes all of it, in reverse.
+    """
+
+    settings: ServiceSettings
+    folder: Path
+    clock: Clock
+    desk: Desk
+    authenticator: Authenticator
+    directory: Directory
+    tokens: Tokens
+    tenants: Tenants
+    first_token: NewToken | None = field(repr=False)
+    store: Store
+    runtime: Runtime
+    metrics: Metrics
+    audit: AuditLog
+    quotas: Quotas
+    usage: Usage
+    functions: Functions
+    invocations: Invocations
+    jobs: Jobs
+    idempotency: Idempotency
+    sessions: Sessions
+    snapshots: Snapshots
+    kernels: Kernels
+    models: Models
+    outcomes: Outcomes
+    readiness: Readiness
+    stack: AsyncExitStack = field(repr=False)
+
+    async def close(self) -> None:
+        """Let what runs end, within the time that the settings give it, and close everything. Idempotent."""
+        await self.stack.aclose()

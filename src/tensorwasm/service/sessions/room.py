@@ -1,0 +1,125 @@
+"""Room for instances: quotas, a cap, and who has to leave memory when either is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.errors import CapacityExhausted, LimitError, NotCapturable, QuotaExceeded, TensorWasmError
+from tensorwasm.service.sessions.errands import Line
+from tensorwasm.service.sessions.keeping import Keeper
+from tensorwasm.service.sessions.living import Live
+from tensorwasm.service.sessions.seat import Seat
+
+if TYPE_CHECKING:
+    from tensorwasm.service.resolution import Resolved
+
+Hold = Callable[[int, int], AbstractContextManager[object]]
+"""Takes one instance and so many bytes of memory from a tenant's quotas, until the context is left.
+
+Raises:
+    QuotaExceeded: the tenant has no more.
+"""
+
+TRIES: Final = 8
+"""Sessions that are asked to leave for one that comes, before that one is refused."""
+
+_log = logging.getLogger(__name__)
+
+
+class Room:
+    """Instances in memory. Used on one event loop.
+
+    Args:
+        keeper: saves those that leave.
+        hold: of the quotas.
+        most: instances there may be.
+        line: sessions that somebody wants something of, or that are in memory.
+    """
+
+    def __init__(self, keeper: Keeper, hold: Hold, most: int, line: Line) -> None:
+        """Begin empty."""
+        self._keeper = keeper
+        self._hold = hold
+        self._most = most
+        self._line = line
+        self._coming = 0
+
+    async def let_in(self, seat: Seat, resolved: Resolved, make: Callable[[], Awaitable[Live]]) -> None:
+        """Give a session an instance, which is charged to its tenant's quotas as long as it is in memory.
+
+        Memory counts as what it may grow to: a guest that grows asks nobody. Where something is short, the session
+        that was not used for longest leaves: of the tenant if it is the tenant's quota, else of all.
+
+        Raises:
+            QuotaExceeded: the tenant's quota is used up by what cannot leave.
+            CapacityExhausted: likewise everybody's.
+            TensorWasmError: what `make` raises.
+        """
+        for left in reversed(range(TRIES + 1)):
+            try:
+                return await self._try(seat, resolved, make)
+            except (CapacityExhausted, QuotaExceeded) as short:
+                if not left or not await self._make_room(seat, short):
+                    raise
+        return None
+
+    async def leave(self, seat: Seat) -> None:
+        """Save an instance and let it go; whoever holds the seat's turn calls this. If it cannot be saved it stays.
+
+        Raises:
+            TensorWasmError: what `Keeper.persist` raises.
+        """
+        if seat.known().status != "fresh":  # such a one is made anew
+            await self._keeper.persist(seat)
+        await self.empty(seat)
+
+    async def empty(self, seat: Seat) -> None:
+        """Free an instance as it is; whoever holds the seat's turn calls this."""
+        live, seat.live, seat.resolved = seat.live, None, None
+        with seat.holding:
+            if live is not None:
+                await self._keeper.run(live.close)
+
+    async def evict(self, seat: Seat) -> bool:
+        """Have a session that is idle leave memory, and return whether it did. What prevents it is logged."""
+        if not seat.idle or seat.stuck:
+            return False
+        try:
+            with self._line.busy(seat):
+                async with seat.turn:
+                    await self.leave(seat)
+        except NotCapturable as error:
+            _log.info("session %s stays in memory: %s", seat.id, error.kind)
+        except TensorWasmError as error:
+            _log.warning("session %s could not be saved, and stays in memory: %s", seat.id, error.kind)
+        return seat.live is None
+
+    async def _try(self, seat: Seat, resolved: Resolved, make: Callable[[], Awaitable[Live]]) -> None:
+        if self._coming + sum(each.live is not None for each in self._line.seats()) >= self._most:
+            raise CapacityExhausted(f"{self._most} sessions are in memory, and none of them can leave")
+        self._coming += 1
+        try:
+            with ExitStack() as holding:
+                holding.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
+                seat.live = await make()
+                seat.resolved, seat.holding = resolved, holding.pop_all()
+        finally:
+            self._coming -= 1
+
+    async def _make_room(self, seat: Seat, short: LimitError) -> bool:
+        """Have the idle session leave that was not used for longest, and return whether one did."""
+        own = isinstance(short, QuotaExceeded)
+        idle = [each for each in self._line.seats() if each.idle and not each.stuck]
+        for each in sorted(idle, key=lambda each: each.used_ns)[:TRIES]:
+            if (not own or each.tenant == seat.tenant) and await self.evict(each):
+                return True
+        return False
+
+    async def sweep(self, unused_since_ns: int) -> int:
+        """Have every idle session leave that was not used since a time, and return how many did."""
+        idle = [each for each in self._line.seats() if each.idle and each.used_ns <= unused_since_ns]
+        return sum(await asyncio.gather(*map(self.evict, idle)))

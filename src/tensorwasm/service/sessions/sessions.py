@@ -1,0 +1,399 @@
+"""`Sessions`: instances that several calls share.
+
+What is safe when: an answer to `Sessions.open` means that the session is there after any crash, and is made anew if
+nothing was saved by then. A call's effects are in memory until the session is saved: when it is idle, when somebody
+asks for it, before the answer of a call that is ``durable``, and when the service ends. A crash takes the session back
+to its last save, never further, and `SessionRecord.rewinds` says so. What cannot be saved is ``lost`` with its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tensorwasm.database import sessions as rows
+from tensorwasm.database.sessions import SessionOptions, SessionRecord
+from tensorwasm.errors import InvalidRequest, NotFound, TensorWasmError, TooManyArgs
+from tensorwasm.service.asking import MAX_ARGS
+from tensorwasm.service.chores import do
+from tensorwasm.service.clock import Clock
+from tensorwasm.service.names import parse_reference
+from tensorwasm.service.options import check_environment
+from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
+from tensorwasm.service.sessions.errands import Errand, Line
+from tensorwasm.service.sessions.keeping import Desk, Keeper
+from tensorwasm.service.sessions.living import Live, Workshop, session_name
+from tensorwasm.service.sessions.room import Hold, Room
+from tensorwasm.service.sessions.seat import Seat, Session
+from tensorwasm.service.sessions.waking import Resolver, Waking
+from tensorwasm.service.spending import Ledger
+from tensorwasm.values import NEVER, Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.invocation import Invocation
+    from tensorwasm.runtime.snapshots import Snapshot
+
+_CALL_THREADS: Final = 32
+_SAVE_THREADS: Final = 4
+_MOST_LIVE: Final = 1024
+_TEND_S: Final = 5.0
+_LINGER_S: Final = 1.0
+"""How long guests that were ended are waited for."""
+
+_log = logging.getLogger(__name__)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCall:
+    """A call of a session.
+
+    Attributes:
+        export: None takes ``_start``, and where there is none, ``main``.
+        args: for its parameters.
+        input: what the guest reads with ``read-input`` from now on; None leaves what there is.
+        deadline: when it must have ended, its waiting included; None takes the function's usual time.
+        durable: whether to answer only once the state after it is saved.
+    """
+
+    export: str | None = None
+    args: tuple[object, ...] = ()
+    input: bytes | None = field(default=None, repr=False)
+    deadline: Deadline | None = None
+    durable: bool = False
+
+
+class Sessions:
+    """Sessions of all tenants. For one event loop; nothing here holds it. One process at a time has a database's.
+
+    Args:
+        desk: of the database.
+        functions: finds what sessions run.
+        workshop: makes, saves and brings back instances.
+        hold: of the tenants' quotas.
+        idle_s: how long an instance stays in memory without a call.
+        most: instances in memory.
+        ledger: is told what calls used; None tells nobody.
+        clock: says when they were used.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        functions: Resolver,
+        workshop: Workshop,
+        hold: Hold,
+        *,
+        idle_s: float,
+        most: int = _MOST_LIVE,
+        ledger: Ledger | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start nothing yet; `start` does."""
+        self._desk = desk
+        self._workshop = workshop
+        self._idle_s = idle_s
+        self._ledger = ledger
+        self._clock = clock or Clock()
+        self._line = Line(self._now_ns)
+        self._keeper = Keeper(desk, workshop, _SAVE_THREADS)
+        self._room = Room(self._keeper, hold, most, self._line)
+        self._waking = Waking(desk, functions, workshop, self._keeper, self._room, _CALL_THREADS)
+        self._ending = asyncio.Event()
+        self._tending: asyncio.Task[None] | None = None
+
+    # ---------------------------------------------------------------- beginning and ending
+
+    async def start(self) -> None:
+        """Take sessions back to what is saved of them, and begin to look after them.
+
+        Raises:
+            DatabaseUnavailable: the rows cannot be written.
+        """
+        await self._keeper.rewind()
+        self._tending = asyncio.create_task(self._tend())
+
+    async def close(self, within_s: float) -> None:
+        """Take nothing more, let calls end, and save every session at once; then free everything.
+
+        Calls have half of the time. What cannot be saved is lost, and its row says so; what the time was too short for
+        goes on from its last save.
+
+        Args:
+            within_s: how long all of it may take.
+        """
+        ends = Deadline.after(within_s)
+        self._line.close()
+        self._ending.set()
+        if self._tending is not None:
+            await asyncio.wait((self._tending,), timeout=within_s / 2)
+        await self._line.settle(min(within_s / 2, ends.remaining_s()))
+        self._line.stop()
+        await self._line.settle(min(_LINGER_S, ends.remaining_s()))
+        leaving = [asyncio.create_task(self._dismiss(seat)) for seat in self._line.seats() if seat.live is not None]
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=ends.remaining_s())
+            for task in late:
+                task.cancel()
+        self._waking.close()
+        self._keeper.close()
+
+    async def sweep(self) -> int:
+        """Save what was idle for long, let it leave memory, and return how many did."""
+        return await self._room.sweep(self._now_ns() - round(self._idle_s * 1e9))
+
+    async def tidy(self, before_ns: int) -> int:
+        """Take away saves that no session leads to; `Keeper.tidy` says how."""
+        return await self._keeper.tidy(before_ns)
+
+    @property
+    def in_memory(self) -> int:
+        """How many sessions have an instance."""
+        return sum(seat.live is not None for seat in self._line.seats())
+
+    # ---------------------------------------------------------------- sessions
+
+    async def open(
+        self,
+        tenant: int,
+        reference: str,
+        options: SessionOptions | None = None,
+        *,
+        deadline: Deadline = NEVER,
+        snapshot: Snapshot | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Make a session. Once this returns it outlasts any crash.
+
+        Args:
+            tenant: whose it is.
+            reference: what it runs; which version that is is decided now.
+            options: what it is given.
+            deadline: when it must be ready.
+            snapshot: what it goes on from, and saves at once; None for a new instance.
+            session_id: a UUID that was never used, None for one that is made now.
+
+        Raises:
+            NotFound: there is no such function.
+            TenantScopeDenied: it is another tenant's.
+            NotSupported: it is granted CUDA.
+            NotCapturable: the module's instances cannot be saved.
+            InvalidArgs: the environment cannot be passed on.
+            InvalidRequest: the ID is no UUID.
+            Conflict: there is a session of that ID.
+            BodyTooLarge: what it is given is longer than 1 MiB.
+            QuotaExceeded: the tenant may have no more instances, or sessions.
+            CapacityExhausted: nobody may.
+            Draining: the service is ending.
+            TensorWasmError: what starting or restoring raises, and the database.
+        """
+        given = options or SessionOptions()
+        check_environment(given.env)
+        identity = str(uuid.uuid4()) if session_id is None else checked_id(session_id)
+        resolved = await self._waking.resolve(tenant, reference)
+        now = self._clock.unix_ms()
+        record = SessionRecord(
+            id=identity,
+            tenant=tenant,
+            function_id=resolved.version.function_id,
+            version=resolved.version.number,
+            status="fresh" if snapshot is None else "lost",  # until it is saved it is never made anew
+            options=given,
+            save=None,
+            calls=0,
+            saved_calls=0,
+            rewinds=0,
+            created_unix_ms=now,
+            used_unix_ms=now,
+        )
+
+        async def work(errand: Errand) -> Session:
+            await self._waking.open(errand.seat, record, resolved, snapshot, deadline)
+            return errand.seat.show()
+
+        return await self._line.send(self._line.seat(tenant, identity), work, deadline)
+
+    async def call(self, tenant: int, session_id: str, ask: SessionCall) -> Invocation:
+        """Call an export of a session, brought back first if it is not in memory.
+
+        State stays as the guest left it, also after a trap or a timeout. A caller that is cancelled ends its guest.
+
+        Raises:
+            NotFound: there is no such session, or its function is gone.
+            TenantScopeDenied: it is another tenant's.
+            Conflict: it is lost, or is being closed.
+            TooManyArgs: more than 256 arguments.
+            RateLimited: too many calls of it are waiting.
+            InvokeTimeout: the deadline passed, before its turn came or later.
+            ArtifactCorrupt: its saved state cannot be read.
+            Draining: the service is ending.
+            TensorWasmError: what `LiveInstance.call` raises; of a durable call, what saving raises: the call was made
+                then, and its effects are in memory.
+        """
+        if len(ask.args) > MAX_ARGS:
+            raise TooManyArgs(f"{len(ask.args)} arguments: at most {MAX_ARGS}")
+
+        async def work(errand: Errand) -> Invocation:
+            return await self._call(errand, ask)
+
+        return await self._line.send(self._line.seat(tenant, session_id), work, ask.deadline or NEVER)
+
+    async def get(self, tenant: int, session_id: str) -> Session:
+        """Return a session as it is now.
+
+        Raises:
+            NotFound: there is none.
+            TenantScopeDenied: it is another tenant's.
+        """
+        seat = self._line.find(tenant, session_id)
+        return seat.show() if seat is not None else Session(await self._waking.read(tenant, session_id))
+
+    async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[Session, ...]:
+        """Return a tenant's sessions, oldest first.
+
+        Raises:
+            InvalidRequest: ``after`` is no cursor, or the limit is not 1 to 1000.
+        """
+        found = await self._desk.read(rows.list_sessions, tenant, parse_cursor(after), checked_limit(limit))
+        pairs = ((record, self._line.find(tenant, record.id)) for record in found)
+        return tuple(Session(record) if seat is None else seat.show() for record, seat in pairs)
+
+    async def save(
+        self,
+        tenant: int,
+        session_id: str,
+        use: Callable[[SessionRecord, str], _Value],
+        deadline: Deadline = NEVER,
+    ) -> _Value:
+        """Save a session now, unless it is, and have something done with the save, which stays until that is done.
+
+        Args:
+            tenant: whose it is.
+            session_id: which; of one that is lost it is what was saved last.
+            use: is given the session and the name of the save in the store, on another thread.
+            deadline: when its turn must have come.
+
+        Raises:
+            NotCapturable: it holds what cannot be saved.
+            TensorWasmError: what `call` raises before its guest runs, what saving raises, and what ``use`` raises.
+        """
+
+        async def work(errand: Errand) -> _Value:
+            seat = errand.seat
+            if (await self._waking.known(seat)).save is None:
+                await self._waking.wake(seat, deadline)
+            await self._keeper.persist(seat)
+            record = seat.known()
+            return await self._keeper.run(use, record, session_name(record.id, record.save or ""))
+
+        return await self._line.send(self._line.seat(tenant, session_id), work, deadline)
+
+    async def end(self, tenant: int, session_id: str) -> None:
+        """End a session for good: its running call too, and what waits behind it.
+
+        Raises:
+            NotFound: there is none.
+            TenantScopeDenied: it is another tenant's.
+            DatabaseUnavailable: it is still there.
+        """
+
+        async def work(errand: Errand) -> None:
+            await self._end(errand.seat)
+
+        await self._line.send(self._line.seat(tenant, session_id), work, NEVER, last=True)
+
+    # ---------------------------------------------------------------- what errands do
+
+    async def _call(self, errand: Errand, ask: SessionCall) -> Invocation:
+        seat = errand.seat
+        await self._waking.wake(seat, errand.deadline)
+        live, resolved = seat.require_live()
+        await self._keeper.mark(seat)
+        if errand.left:
+            raise asyncio.CancelledError
+        ends = Deadline.after(resolved.usual_ns / 1e9) if ask.deadline is None else ask.deadline
+        call = partial(live.call, ask.export, ask.args, input=ask.input, deadline=ends)
+        try:
+            return await self._visit(errand, live, call, len(ask.input or b""))
+        finally:
+            if ask.durable:
+                await self._keeper.persist(seat)
+
+    async def _visit(self, errand: Errand, live: Live, call: Callable[[], Invocation], given_bytes: int) -> Invocation:
+        """Let a guest run; whatever ends it, the session can be called again."""
+        seat = errand.seat
+        seat.guest = live
+        outcome = None
+        try:
+            outcome = await self._waking.run(call)
+            return outcome
+        finally:
+            self._note(seat.tenant, outcome, given_bytes)
+            seat.guest = None
+            seat.count_call(self._clock.unix_ms())
+            if errand.left or seat.closing:  # it may have been cancelled
+                live.resume()
+
+    def _note(self, tenant: int, outcome: Invocation | None, given_bytes: int) -> None:
+        """Tell what a call used, of one that failed as much as is known."""
+        if self._ledger is None:
+            return
+        if outcome is None:
+            self._ledger.note(tenant, 1, 1, 0, 0, 0, given_bytes)
+            return
+        sent_bytes = len(outcome.stdout) + len(outcome.stderr) + sum(map(len, outcome.chunks))
+        self._ledger.note(tenant, 1, 0, int(outcome.elapsed_s * 1e6), 0, 0, given_bytes, sent_bytes)
+
+    async def _end(self, seat: Seat) -> None:
+        record = await self._waking.known(seat)
+        if not await self._desk.write(rows.delete_session, record.id):
+            raise NotFound("there is no such session")
+        seat.record = None
+        if record.save is not None:
+            seat.stale.add(record.save)
+        await self._room.empty(seat)
+        await self._keeper.drop_stale(seat)
+
+    async def _dismiss(self, seat: Seat) -> None:
+        """Save a session as the service ends, or say that it is lost."""
+        try:
+            async with seat.turn:
+                if seat.record is not None:
+                    with suppress(TensorWasmError):
+                        await self._room.leave(seat)
+                if seat.live is not None and seat.record is not None and seat.record.status == "volatile":
+                    await self._keeper.lose(seat)
+                await self._room.empty(seat)
+        except TensorWasmError as error:
+            _log.warning("session %s ends without a word: %s", seat.id, error.kind)
+
+    # ---------------------------------------------------------------- the rest
+
+    async def _tend(self) -> None:
+        pause_s = min(max(self._idle_s / 4, 0.05), _TEND_S)
+        while not self._ending.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause_s)
+                return
+            await do(self.sweep, "idle sessions cannot leave memory", _log)
+
+    def _now_ns(self) -> int:
+        return round(self._clock.monotonic_s() * 1e9)
+
+
+def checked_id(text: str) -> str:
+    """Return a UUID that a session may have.
+
+    Raises:
+        InvalidRequest: it is none, in small letters.
+    """
+    with suppress(NotFound):
+        if parse_reference(text).function_id == text:
+            return text
+    raise InvalidRequest("a session's ID is a UUID in small letters")

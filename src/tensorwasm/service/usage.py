@@ -1,0 +1,187 @@
+"""`Usage`: what tenants use, counted in memory as it happens and written by the hour.
+
+A process that is killed loses what it counted since its last flush: `FLUSH_S` at most, and longer only while the
+database does not answer. One that is closed loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm.database.desk import Desk
+from tensorwasm.database.usage import AMOUNTS, HOUR_MS, Amounts, add_usage, list_device_usage, list_usage
+from tensorwasm.errors import InvalidRequest, TensorWasmError
+from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.tenancy.quotas import Quotas
+
+_log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 5.0
+"""Seconds between flushes: the most that is lost when the process is killed."""
+
+MAX_HOURS: Final = 24 * 366
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What a tenant used.
+
+    Attributes:
+        tenant: who.
+        since_unix_ms: from the beginning of this hour.
+        until_unix_ms: to the beginning of this one.
+        hours: beginning of an hour and what was used in it, in order; hours without any are left out.
+        total: of all of them.
+    """
+
+    tenant: int
+    since_unix_ms: int
+    until_unix_ms: int
+    hours: tuple[tuple[int, Amounts], ...]
+    total: Amounts
+
+
+class Usage:
+    """What all tenants use. `note` is for the event loop's thread.
+
+    Args:
+        desk: of the database.
+        clock: what time it is.
+        flush_s: seconds between flushes.
+    """
+
+    def __init__(self, desk: Desk, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
+        """Count from nothing."""
+        self._desk = desk
+        self._clock = clock
+        self._flush_s = flush_s
+        self._counts: dict[int, list[int]] = {}
+        self._hour = self._this_hour()
+        self._unwritten: dict[int, dict[int, list[int]]] = {}
+        self._flushing: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Begin to flush every few seconds, in the event loop that runs."""
+        self._timer = asyncio.ensure_future(self._run())
+
+    async def recall(self, quotas: Quotas) -> None:
+        """Tell the quotas what counts of the hours before: a restart gives nobody his GPU time back.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer.
+        """
+        for hour, tenant, gpu_us, launches in await self._desk.read(list_device_usage, self._hour - HOUR_MS):
+            quotas.restore(tenant, hour, gpu_us=gpu_us, launches=launches)
+
+    async def close(self) -> None:
+        """Write what was counted. Idempotent.
+
+        Raises:
+            DatabaseUnavailable: it was not written.
+            CapacityExhausted: likewise: too many wait for the database.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.gather(self._timer, return_exceptions=True)
+            self._timer = None
+        await self.flush()
+
+    def note(
+        self,
+        tenant: int,
+        requests: int = 0,
+        errors: int = 0,
+        cpu_us: int = 0,
+        gpu_us: int = 0,
+        launches: int = 0,
+        bytes_in: int = 0,
+        bytes_out: int = 0,
+    ) -> None:
+        """Count what a tenant used, in less than a microsecond. Amounts as in `Amounts`."""
+        counts = self._counts.get(tenant)
+        if counts is None:
+            if not self._counts:
+                self._hour = self._this_hour()
+            self._counts[tenant] = [requests, errors, cpu_us, gpu_us, launches, bytes_in, bytes_out]
+            return
+        counts[0] += requests
+        counts[1] += errors
+        counts[2] += cpu_us
+        counts[3] += gpu_us
+        counts[4] += launches
+        counts[5] += bytes_in
+        counts[6] += bytes_out
+
+    async def flush(self) -> None:
+        """Write what was counted so far.
+
+        Raises:
+            DatabaseUnavailable: it was not; it still counts, and the next flush writes it.
+            CapacityExhausted: likewise: too many wait for the database.
+        """
+        while self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        self._flushing = asyncio.ensure_future(self._write())
+        # Whoever asked may be cancelled: what is being written is written all the same, and once.
+        await asyncio.shield(self._flushing)
+
+    async def _write(self) -> None:
+        try:
+            self._put_aside()
+            for hour in sorted(self._unwritten):
+                used = {tenant: Amounts(*counts) for tenant, counts in self._unwritten[hour].items()}
+                await self._desk.write(add_usage, hour, used)
+                del self._unwritten[hour]
+        finally:
+            self._flushing = None
+
+    def _put_aside(self) -> None:
+        """Begin to count anew; what was counted waits to be written under its hour."""
+        if not self._counts:
+            return
+        waiting = self._unwritten.setdefault(self._hour, {})
+        for tenant, counts in self._counts.items():
+            before = waiting.get(tenant)
+            waiting[tenant] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
+        self._counts = {}
+
+    async def report(self, tenant: int, since_unix_ms: int, until_unix_ms: int) -> UsageReport:
+        """Return what a tenant used in the hours that begin within a time, everything counted here so far included.
+
+        Args:
+            tenant: whose usage.
+            since_unix_ms: rounded down to an hour.
+            until_unix_ms: rounded up to one; a year and a day later at most.
+
+        Raises:
+            InvalidRequest: the time is too long, or ends before it begins.
+            DatabaseUnavailable: the database does not answer.
+            CapacityExhausted: too many wait for it.
+        """
+        since, until = since_unix_ms // HOUR_MS * HOUR_MS, -(-until_unix_ms // HOUR_MS) * HOUR_MS
+        if not 0 <= since_unix_ms <= until_unix_ms or until - since > MAX_HOURS * HOUR_MS:
+            raise InvalidRequest("since comes before until, by a year and a day at most")
+        if self._counts or self._unwritten:
+            await self.flush()
+        hours = await self._desk.read(list_usage, tenant, since, until)
+        total = Amounts(*(sum(getattr(each, name) for _, each in hours) for name in AMOUNTS))
+        return UsageReport(tenant, since, until, tuple(hours), total)
+
+    def _this_hour(self) -> int:
+        return self._clock.unix_ms() // HOUR_MS * HOUR_MS
+
+    async def _run(self) -> None:
+        """Flush every few seconds, and at the end of each hour, so that what is counted is of one hour."""
+        while True:
+            left_s = (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000
+            await asyncio.sleep(min(self._flush_s, left_s))
+            try:
+                await self.flush()
+            except TensorWasmError as error:
+                _log.warning("usage could not be written: %s", error.kind)
+            except Exception:  # noqa: BLE001 - a bug in one round must not end all others
+                _log.exception("usage could not be written")

@@ -1,0 +1,112 @@
+"""`Workers`: the worker processes behind the service, started when a guest first needs a device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from tensorwasm import settings
+from tensorwasm.errors import CapacityExhausted, InvalidArgs
+from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.ticket import Listener, Ticket
+from tensorwasm.runtime.workers.placement import Isolation
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.worker import WorkerStatistics
+
+
+class Workers:
+    """An executor that is opened when it is first needed. For one event loop.
+
+    Args:
+        open_executor: opens it; may block for a minute where GPUs have to be found.
+    """
+
+    def __init__(self, open_executor: Callable[[], WorkerExecutor]) -> None:
+        """Open nothing yet."""
+        self._open_executor = open_executor
+        self._opening: asyncio.Task[WorkerExecutor] | None = None
+        self._executor: WorkerExecutor | None = None
+        self._closed = False
+
+    @classmethod
+    def of(cls, isolation: str) -> Workers:
+        """Return the workers that the settings say.
+
+        Args:
+            isolation: ``shared`` or ``process``; empty takes the device's default.
+
+        Raises:
+            InvalidArgs: there is no such isolation.
+        """
+        if isolation not in {"", "shared", "process"}:
+            raise InvalidArgs(f"TENSOR_WASM_API_ISOLATION is shared or process, not {isolation[:32]!r}")
+        chosen = cast("Isolation | None", isolation or None)
+        return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
+
+    async def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
+        """Take a request; see `tensorwasm.runtime.executor.Executor.submit`.
+
+        Raises:
+            TensorWasmError: what that raises, and what opening the executor does.
+        """
+        executor = self._executor
+        if executor is None:
+            executor = await self._open()
+        return executor.submit(request, listener)
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Return a snapshot of every worker; none before the first is needed."""
+        return self._executor.workers() if self._executor is not None else ()
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started in the place of others."""
+        return sum(max(0, worker.starts - 1) for worker in self.statistics())
+
+    async def _open(self) -> WorkerExecutor:
+        if self._closed:
+            raise CapacityExhausted("the workers are closed")
+        if self._opening is None:
+            self._opening = asyncio.create_task(asyncio.to_thread(self._open_executor))
+        try:
+            self._executor = await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None  # the next one tries again
+            raise
+        return self._executor
+
+    async def close(self, limit_s: float = 0.0) -> None:
+        """Take no more requests, let those under way end, and end the processes.
+
+        Args:
+            limit_s: seconds after which what has not ended is ended.
+        """
+        self._closed = True
+        if self._opening is not None:
+            executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]
+            if isinstance(executor, WorkerExecutor):
+                await asyncio.to_thread(executor.drain, limit_s)
+
+
+async def told(ticket: Ticket) -> Ticket:
+    """Wait in an event loop until a ticket has its outcome. A caller that leaves cancels it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def ring() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def tell(_: Ticket) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(ring)
+
+    ticket.call_when_done(tell)
+    try:
+        await done
+    except BaseException:
+        ticket.cancel()
+        raise
+    return ticket

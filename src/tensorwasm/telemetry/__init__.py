@@ -1,0 +1,1 @@
+"""Metrics. prometheus_client lives here only."""

@@ -1,0 +1,673 @@
+"""Tokens and tenants administered: by capability, known at once here and soon elsewhere, never beyond who asks."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from strategies.identity import scope_sets, tenant_sets
+from tensorwasm.database.desk import Desk
+from tensorwasm.database.opening import open_database, sqlite_url
+from tensorwasm.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidArgs,
+    InvalidName,
+    InvalidRequest,
+    NotFound,
+    ScopeDenied,
+    TenantScopeDenied,
+    Unauthorized,
+)
+from tensorwasm.service.clock import Clock
+from tensorwasm.service.directory import FRESH_S, KEEP_DEAD_MS, STALE_S, TIDY_ROUNDS, Directory
+from tensorwasm.service.identity import open_identity
+from tensorwasm.service.tenants import TenantChange, Tenants
+from tensorwasm.service.tokens import MAX_OVERLAP_S, MAX_TENANTS, Tokens
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.tenancy.authentication import Authenticator
+from tensorwasm.tenancy.capability import AdminCapability, Registry
+from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
+from tensorwasm.tenancy.quotas import CAPS
+from tensorwasm.tenancy.roll import Roll
+
+LISTED = "operators-own-token-0001"
+ADMIN = frozenset({"admin", "invoke"})
+
+
+USUAL = {"qps": 100, "streams": 64}
+
+
+class Times:
+    def __init__(self):
+        self.unix_ms = 1_000_000
+        self.monotonic_s = 100.0
+        self.clock = Clock(lambda: self.unix_ms, lambda: self.monotonic_s)
+
+    def pass_s(self, seconds):
+        self.unix_ms += int(seconds * 1000)
+        self.monotonic_s += seconds
+
+
+class Process:
+    """One process's part: its registry, its directory, and what they serve."""
+
+    def __init__(self, desk, times):
+        self.desk, self.times = desk, times
+        self.roll = Roll()
+        self.directory = Directory(desk, self.roll, times.clock, caps=USUAL)
+        self.registry, self.all = Registry.open()
+        self.tokens = Tokens(desk, self.directory, self.registry, times.clock)
+        self.tenants = Tenants(desk, self.directory, self.registry, times.clock)
+        self.auth = Authenticator(self.roll, self.directory.catch_up, now_unix_ms=lambda: times.unix_ms)
+
+    def admit(self, tenants, scopes=ADMIN):
+        return self.tenants.admit(Principal("bearer", "p", tenants, scopes))
+
+    def knows(self, text):
+        try:
+            return self.auth.authenticate(f"Bearer {text}")
+        except Unauthorized:
+            return None
+
+
+@pytest.fixture
+def url(tmp_path):
+    return sqlite_url(tmp_path / "data" / "service.db")
+
+
+@pytest.fixture
+def times():
+    return Times()
+
+
+@pytest.fixture
+def desk(url):
+    desk = Desk(open_database(url))
+    yield desk
+    desk.close_now()
+
+
+@pytest.fixture
+def here(desk, times):
+    return Process(desk, times)
+
+
+@pytest.fixture
+def there(desk, times):
+    return Process(desk, times)
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def test_a_new_token_lets_in_at_once_and_is_shown_once(here):
+    new = run(here.tokens.create(here.all, "ann", {7, 8}, {"invoke"}, 2_000_000))
+    assert here.knows(new.text) == Principal(
+        "bearer", new.record.id, frozenset({7, 8}), frozenset({"invoke"}), 2_000_000
+    )
+    assert run(here.tokens.get(here.all, new.record.id)) == new.record
+    assert run(here.tokens.list(here.all)) == [new.record]
+    assert new.text not in repr(new)
+
+
+@pytest.mark.rule("14-ended")
+def test_a_revoked_token_lets_nobody_in_when_revoking_returns_and_stays_revoked(here):
+    async def revoke():
+        new = await here.tokens.create(here.all, "ann", {7})
+        assert here.knows(new.text)
+        first = await here.tokens.revoke(here.all, new.record.id)
+        assert here.knows(new.text) is None
+        here.times.pass_s(1)
+        assert await here.tokens.revoke(here.all, new.record.id) == first
+        with pytest.raises(Unauthorized):
+            await here.auth.authenticate_slowly(f"Bearer {new.text}")
+
+    run(revoke())
+
+
+@pytest.mark.rule("14-ended")
+def test_a_look_that_began_before_a_token_was_revoked_does_not_bring_it_back(here):
+    async def race():
+        new = await here.tokens.create(here.all, "ann", {7})
+        here.times.pass_s(1)
+        await asyncio.gather(
+            here.directory.catch_up(),
+            here.tokens.revoke(here.all, new.record.id),
+            here.directory.follow_once(),
+        )
+        assert here.knows(new.text) is None
+
+    run(race())
+
+
+@pytest.mark.rule("14-ended")
+def test_who_leaves_while_revoking_revokes_all_the_same(here):
+    async def leave():
+        new = await here.tokens.create(here.all, "ann", {7})
+        task = asyncio.ensure_future(here.tokens.revoke(here.all, new.record.id))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.gather(*here.directory._changes)
+        assert here.knows(new.text) is None
+        assert (await here.tokens.get(here.all, new.record.id)).revoked_unix_ms is not None
+
+    run(leave())
+
+
+@pytest.mark.rule("14-ended")
+@pytest.mark.parametrize(("overlap_s", "good"), [(0, False), (10, True)])
+def test_a_rotated_token_is_good_for_the_overlap_and_no_longer(here, overlap_s, good):
+    async def rotate():
+        old = await here.tokens.create(here.all, "ann", {7}, {"invoke"})
+        new = await here.tokens.rotate(here.all, old.record.id, overlap_s)
+        assert bool(here.knows(old.text)) == good
+        assert here.knows(new.text).scopes == {"invoke"}
+        assert (new.record.replaces, new.record.name, new.record.tenants) == (old.record.id, "ann", frozenset({7}))
+        here.times.pass_s(overlap_s)
+        assert here.knows(old.text) is None
+        assert here.knows(new.text)
+
+    run(rotate())
+
+
+def test_rotating_prolongs_nothing_unless_told(here):
+    async def rotate():
+        old = await here.tokens.create(here.all, "ann", {7}, expires_unix_ms=1_005_000)
+        new = await here.tokens.rotate(here.all, old.record.id, 60)
+        assert new.record.expires_unix_ms == 1_005_000
+        assert (await here.tokens.get(here.all, old.record.id)).expires_unix_ms == 1_005_000
+        later = await here.tokens.rotate(here.all, new.record.id, expires_unix_ms=9_000_000)
+        assert later.record.expires_unix_ms == 9_000_000
+
+    run(rotate())
+
+
+def test_a_token_is_replaced_once_and_not_after_its_end(here):
+    async def rotate():
+        old = await here.tokens.create(here.all, "ann", {7})
+        outcomes = await asyncio.gather(
+            *(here.tokens.rotate(here.all, old.record.id, 60) for _ in range(5)), return_exceptions=True
+        )
+        assert sum(isinstance(each, Conflict) for each in outcomes) == 4
+        ended = await here.tokens.create(here.all, "bob", {7}, expires_unix_ms=1_000_001)
+        here.times.pass_s(1)
+        with pytest.raises(Conflict, match="has ended"):
+            await here.tokens.rotate(here.all, ended.record.id)
+
+    run(rotate())
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (InvalidName, {"name": ""}),
+        (InvalidName, {"name": "a\nb"}),
+        (InvalidRequest, {"tenants": []}),
+        (InvalidRequest, {"tenants": [-1]}),
+        (InvalidRequest, {"tenants": [MAX_TENANT + 1]}),
+        (InvalidRequest, {"tenants": range(MAX_TENANTS + 1)}),
+        (InvalidRequest, {"scopes": []}),
+        (InvalidRequest, {"scopes": ["everything"]}),
+        (InvalidRequest, {"expires_unix_ms": 1_000_000}),
+        (InvalidRequest, {"expires_unix_ms": 1 << 60}),
+    ],
+    ids=str,
+)
+def test_what_no_token_can_be_is_refused_and_nothing_is_made(here, error, arguments):
+    with pytest.raises(error):
+        run(here.tokens.create(here.all, **{"name": "ann", "tenants": [7]} | arguments))
+    assert run(here.tokens.list(here.all)) == []
+
+
+@pytest.mark.parametrize("overlap_s", [-1, MAX_OVERLAP_S + 1, float("nan"), float("inf")])
+def test_an_overlap_out_of_its_range_is_refused(here, overlap_s):
+    new = run(here.tokens.create(here.all, "ann", {7}))
+    with pytest.raises(InvalidRequest):
+        run(here.tokens.rotate(here.all, new.record.id, overlap_s))
+    assert here.knows(new.text)
+
+
+@pytest.mark.rule("14-minted")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(tenant_sets, scope_sets, tenant_sets, scope_sets)
+def test_nobody_makes_a_token_that_may_more_than_he_may(here, tenants, scopes, asked, passed):
+    scopes |= {"admin"}
+    capability = here.admit(tenants, scopes)
+    try:
+        new = run(here.tokens.create(capability, "n", asked, passed))
+    except (TenantScopeDenied, ScopeDenied):
+        assert not passed <= scopes or (tenants is not None and (asked is None or not asked <= tenants))
+        return
+    principal = here.knows(new.text)
+    assert principal.scopes <= scopes
+    assert tenants is None or (principal.tenants is not None and principal.tenants <= tenants)
+
+
+@pytest.mark.rule("14-minted")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(tenant_sets, scope_sets, tenant_sets, scope_sets)
+def test_nobody_gets_another_token_by_rotating_it_nor_ends_one_that_he_does_not_reach(
+    here, tenants, scopes, owned, allowed
+):
+    scopes |= {"admin"}
+    old = run(here.tokens.create(here.all, "n", owned, allowed))
+    capability = here.admit(tenants, scopes)
+    reaches = tenants is None or (owned is not None and owned <= tenants)
+    assert (old.record.id in {each.id for each in run(everything(here, capability))}) == reaches
+    try:
+        new = run(here.tokens.rotate(capability, old.record.id))
+    except NotFound:
+        assert not reaches
+        for ask in (here.tokens.get, here.tokens.revoke):
+            with pytest.raises(NotFound):
+                run(ask(capability, old.record.id))
+        assert here.knows(old.text)
+    except ScopeDenied:
+        assert not allowed <= scopes
+        assert here.knows(old.text)
+    else:
+        assert reaches
+        assert here.knows(new.text).scopes <= scopes
+
+
+async def everything(process, capability):
+    found, after = [], None
+    while page := await process.tokens.list(capability, after, 1000):
+        found += page
+        after = page[-1].id
+    return found
+
+
+@pytest.mark.rule("14-capability")
+def test_every_admin_method_refuses_a_capability_of_another_registry(here, there):
+    new = run(here.tokens.create(here.all, "ann", {7}))
+    for strange in (there.all, there.admit(None), AdminCapability(), None):
+        asks = [
+            here.tokens.create(strange, "x", {7}),
+            here.tokens.get(strange, new.record.id),
+            here.tokens.list(strange),
+            here.tokens.rotate(strange, new.record.id),
+            here.tokens.revoke(strange, new.record.id),
+            here.tokens.ensure_first_token(strange),
+            here.tenants.create(strange, 7, TenantChange()),
+            here.tenants.get(strange, 7),
+            here.tenants.list(strange),
+            here.tenants.update(strange, 7, TenantChange()),
+            here.tenants.disable(strange, 7),
+        ]
+        for ask in asks:
+            with pytest.raises(ScopeDenied):
+                run(ask)
+    assert here.knows(new.text)
+
+
+def test_pages_go_on_after_the_last_that_was_seen(here):
+    made = [run(here.tokens.create(here.all, str(n), {n % 2})).record for n in range(6) if here.times.pass_s(1) is None]
+    capability = here.admit(frozenset({1}))
+    assert run(here.tokens.list(capability, None, 2)) == [made[1], made[3]]
+    assert run(here.tokens.list(capability, made[3].id, 2)) == [made[5]]
+    for limit in (0, 1001, -1):
+        with pytest.raises(InvalidRequest):
+            run(here.tokens.list(capability, None, limit))
+
+
+# ---------------------------------------------------------------- the first token
+
+
+def test_the_first_token_may_do_everything_and_is_made_once(here, there):
+    first = run(here.tokens.ensure_first_token(here.all))
+    assert here.knows(first.text) == Principal("bearer", first.record.id, None, frozenset(SCOPES))
+    assert run(here.tokens.ensure_first_token(here.all)) is None
+    assert run(there.tokens.ensure_first_token(there.all)) is None
+
+
+def test_when_no_token_is_good_any_more_there_is_a_first_one_again(here):
+    first = run(here.tokens.ensure_first_token(here.all))
+    run(here.tokens.revoke(here.all, first.record.id))
+    assert run(here.tokens.ensure_first_token(here.all)).text != first.text
+
+
+def test_of_many_processes_that_begin_at_once_one_makes_the_first_token(here, there):
+    async def begin():
+        return await asyncio.gather(*(each.tokens.ensure_first_token(each.all) for each in (here, there) * 5))
+
+    assert sum(each is not None for each in run(begin())) == 1
+
+
+def test_only_who_may_everything_makes_the_first_token(here):
+    for capability in (here.admit(None), here.admit(frozenset({7}), frozenset(SCOPES))):
+        with pytest.raises((ScopeDenied, TenantScopeDenied)):
+            run(here.tokens.ensure_first_token(capability))
+
+
+# ---------------------------------------------------------------- other processes
+
+
+def test_another_process_knows_a_token_when_it_comes_in_and_its_end_two_seconds_later(here, there):
+    async def both():
+        new = await here.tokens.create(here.all, "ann", {7})
+        assert there.knows(new.text) is None
+        assert await there.auth.authenticate_slowly(f"Bearer {new.text}") == here.knows(new.text)
+        await here.tokens.revoke(here.all, new.record.id)
+        assert there.knows(new.text)
+        await there.directory.follow_once()
+        assert there.knows(new.text) is None
+
+    run(both())
+
+
+def test_another_process_knows_a_tenants_policy_two_seconds_later(here, there):
+    async def both():
+        await here.tenants.update(here.all, 7, TenantChange(weight=5))
+        await there.directory.follow_once()
+        assert there.tenants.policy(7).weight == 5
+
+    run(both())
+
+
+def test_many_unknown_tokens_share_a_look_and_looks_are_apart(here):
+    async def flood():
+        for _ in range(20):
+            await asyncio.gather(*(here.directory.catch_up() for _ in range(50)))
+        before = here.desk.statistics().reads
+        here.times.pass_s(FRESH_S + 0.01)
+        await asyncio.gather(*(here.directory.catch_up() for _ in range(50)))
+        return before, here.desk.statistics().reads - before
+
+    assert run(flood()) == (1, 1)
+
+
+class Broken:
+    """A desk whose database does not answer."""
+
+    def __init__(self, desk):
+        self.desk, self.broken = desk, False
+
+    async def read(self, *arguments):
+        if self.broken:
+            raise DatabaseUnavailable("gone")
+        return await self.desk.read(*arguments)
+
+    async def write(self, *arguments):
+        return await self.desk.write(*arguments)
+
+
+@pytest.mark.rule("14-ended")
+def test_without_a_database_tokens_are_believed_for_thirty_seconds_and_again_once_it_is_back(desk, times, caplog):
+    broken = Broken(desk)
+    process = Process(broken, times)
+
+    async def lose():
+        new = await process.tokens.create(process.all, "ann", {7})
+        await process.tenants.disable(process.all, 8)
+        await process.directory.follow_once()
+        broken.broken = True
+        times.pass_s(STALE_S)
+        await process.directory.follow_once()
+        assert process.knows(new.text)
+        times.pass_s(1)
+        await process.directory.follow_once()
+        assert process.knows(new.text) is None
+        assert process.tenants.policy(8).disabled
+        with pytest.raises(DatabaseUnavailable):
+            await process.auth.authenticate_slowly(f"Bearer {new.text}")
+        broken.broken = False
+        assert await process.auth.authenticate_slowly(f"Bearer {new.text}")
+        assert new.text not in caplog.text
+
+    run(lose())
+    assert "no longer believed" in caplog.text
+
+
+def test_following_goes_on_whatever_the_database_does(desk, times):
+    class Enough(Exception):
+        pass
+
+    broken, waits = Broken(desk), []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+        broken.broken = len(waits) % 2 == 0
+        if len(waits) == 6:
+            raise Enough
+
+    directory = Directory(broken, Roll(), times.clock, sleep)
+    with pytest.raises(Enough):
+        run(directory.follow())
+    assert desk.statistics().reads == 3
+
+
+def test_a_bug_in_a_look_ends_neither_following_nor_the_limit_of_belief(desk, times, caplog):
+    process = Process(desk, times)
+
+    async def lose():
+        new = await process.tokens.create(process.all, "ann", {7})
+        await process.directory.follow_once()
+        process.directory._desk = None
+        times.pass_s(STALE_S + 1)
+        await process.directory.follow_once()
+        assert process.knows(new.text) is None
+        process.directory._desk = desk
+        await process.directory.follow_once()
+        assert process.knows(new.text)
+
+    run(lose())
+    assert "AttributeError" in caplog.text
+
+
+def test_a_database_that_was_brought_back_from_earlier_is_believed(here, tmp_path, times):
+    desk = Desk(open_database(sqlite_url(tmp_path / "other" / "service.db")))
+    other = Process(desk, times)
+    kept = run(other.tokens.create(other.all, "kept", {7}))
+    gone = [run(here.tokens.create(here.all, "gone", {7})) for _ in range(3)]
+    run(here.directory.follow_once())
+    here.directory._desk = desk
+    run(here.directory.follow_once())
+    assert here.knows(kept.text)
+    assert not any(here.knows(each.text) for each in gone)
+    desk.close_now()
+
+
+def test_what_ended_long_ago_is_forgotten_here_and_in_the_database(here):
+    async def tidy():
+        new = await here.tokens.create(here.all, "ann", {7}, expires_unix_ms=1_000_001)
+        here.times.pass_s(1 + KEEP_DEAD_MS / 1000)
+        assert len(here.roll) == 1
+        for _ in range(TIDY_ROUNDS):
+            await here.directory.follow_once()
+        assert len(here.roll) == 0
+        with pytest.raises(NotFound):
+            await here.tokens.get(here.all, new.record.id)
+
+    run(tidy())
+
+
+# ---------------------------------------------------------------- tenants
+
+
+def test_a_tenant_of_whom_nothing_was_said_is_there_with_the_services_own_rules(here):
+    assert here.tenants.policy(MAX_TENANT) == TenantPolicy(quotas=USUAL)
+    record = run(here.tenants.get(here.all, 5))
+    assert (record.tenant, record.weight, dict(record.quotas), record.disabled, record.created_unix_ms) == (
+        5,
+        1,
+        {},
+        False,
+        0,
+    )
+    assert run(here.tenants.list(here.all)) == []
+
+
+def test_what_is_said_of_a_tenant_holds_at_once(here):
+    change = TenantChange("ann", 3, {"requests": 2, "qps": 5})
+    record = run(here.tenants.create(here.all, 7, change))
+    assert here.tenants.policy(7) == TenantPolicy(3, USUAL | {"requests": 2, "qps": 5})
+    assert run(here.tenants.get(here.all, 7)) == record
+    run(here.tenants.update(here.all, 7, TenantChange(quotas={"requests": None, "burst": 9})))
+    assert here.tenants.policy(7) == TenantPolicy(3, USUAL | {"qps": 5, "burst": 9})
+    with pytest.raises(TypeError):
+        here.tenants.policy(7).quotas["qps"] = 1
+    with pytest.raises(Conflict):
+        run(here.tenants.create(here.all, 7, change))
+
+
+def test_a_disabled_tenant_is_refused_and_comes_back(here):
+    run(here.tenants.disable(here.all, 7))
+    with pytest.raises(TenantScopeDenied, match="disabled"):
+        here.tenants.policy(7).require_enabled()
+    run(here.tenants.update(here.all, 7, TenantChange(disabled=False)))
+    here.tenants.policy(7).require_enabled()
+
+
+def test_nobody_of_a_disabled_tenant_lifts_that_from_himself(here):
+    run(here.tenants.disable(here.all, 7))
+    with pytest.raises(TenantScopeDenied):
+        here.admit(frozenset({7}))
+    capability = here.admit(frozenset({7, 8}))
+    assert not run(here.tenants.update(capability, 7, TenantChange(disabled=False))).disabled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        TenantChange(weight=0),
+        TenantChange(weight=1001),
+        TenantChange(quotas={"cookies": 1}),
+        TenantChange(quotas={"qps": -1}),
+        TenantChange(quotas={"qps": 1 << 63}),
+    ],
+    ids=str,
+)
+def test_what_no_tenant_can_be_is_refused_and_nothing_is_changed(here, change):
+    for ask in (here.tenants.create, here.tenants.update):
+        with pytest.raises(InvalidRequest):
+            run(ask(here.all, 7, change))
+    with pytest.raises(InvalidName):
+        run(here.tenants.update(here.all, 7, TenantChange("a\x00")))
+    assert run(here.tenants.list(here.all)) == []
+
+
+def test_every_quota_that_there_is_can_be_set(here):
+    quotas = dict.fromkeys(CAPS, 0)
+    assert run(here.tenants.update(here.all, 7, TenantChange(quotas=quotas))).quotas == quotas
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(tenant_sets)
+def test_only_tenants_that_a_capability_reaches_can_be_seen_or_changed(here, tenants):
+    capability = here.admit(tenants)
+    for tenant in (0, 7, MAX_TENANT):
+        run(here.tenants.update(here.all, tenant, TenantChange(weight=1)))
+        if tenants is None or tenant in tenants:
+            assert run(here.tenants.get(capability, tenant)).tenant == tenant
+            continue
+        before = here.desk.statistics()
+        for ask in (
+            here.tenants.get(capability, tenant),
+            here.tenants.create(capability, tenant, TenantChange()),
+            here.tenants.update(capability, tenant, TenantChange(weight=9)),
+            here.tenants.disable(capability, tenant),
+        ):
+            with pytest.raises(TenantScopeDenied):
+                run(ask)
+        assert here.desk.statistics() == before  # nothing was looked up
+    listed = {each.tenant for each in run(here.tenants.list(capability))}
+    assert listed == {0, 7, MAX_TENANT} & (listed | {0, 7, MAX_TENANT} if tenants is None else tenants)
+
+
+# ---------------------------------------------------------------- opening
+
+
+@asynccontextmanager
+async def opened(url, **variables):
+    desk = Desk(open_database(url))
+    try:
+        yield await open_identity(ServiceSettings.from_environment(variables), desk)
+    finally:
+        await desk.close()
+
+
+def opening(url, **variables):
+    async def open_it():
+        async with opened(url, **variables) as identity:
+            first = identity.first_token and identity.first_token.text
+            try:
+                return first, identity.authenticator.authenticate(None)
+            except Unauthorized:
+                return first, None
+
+    return run(open_it())
+
+
+LIST = {"TENSOR_WASM_API_TOKENS": f"{LISTED}:tenant=7"}
+DEV = {"TENSOR_WASM_API_ALLOW_DEV_MODE": "1"}
+
+
+@pytest.mark.rule("14-exposure")
+def test_without_tokens_the_first_is_made_and_nobody_is_let_in_without_one(url):
+    first, anybody = opening(url)
+    assert first
+    assert anybody is None
+    assert opening(url) == (None, None)
+
+
+def test_with_a_list_of_tokens_no_first_one_is_made(url):
+    assert opening(url, **LIST) == (None, None)
+    assert opening(url)[0]
+
+
+@pytest.mark.rule("14-exposure")
+def test_dev_mode_lets_anybody_in_only_where_there_is_no_token(url):
+    first, anybody = opening(url, **DEV)
+    assert (first, anybody.kind) == (None, "dev")
+    assert opening(url, **DEV, **LIST) == (None, None)
+    assert opening(url)[0]
+    assert opening(url, **DEV) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TENSOR_WASM_API_TOKENS": "changeme"},
+        {"TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS": "changeme"},
+        {"TENSOR_WASM_API_OIDC_ISSUER": "http://issuer.example"},
+    ],
+)
+def test_settings_that_make_no_sense_are_errors_at_the_start(url, variables):
+    with pytest.raises(InvalidArgs, match=next(iter(variables)).rpartition("_")[0]):
+        opening(url, **variables)
+
+
+@pytest.mark.rule("14-hashed")
+def test_no_log_error_or_file_of_the_database_has_anything_of_a_token(url, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    async def live():
+        async with opened(url, **LIST) as identity:
+            capability = identity.tenants.admit(Principal("bearer", "a", None, frozenset(SCOPES)))
+            new = await identity.tokens.create(capability, "ann", {7}, USER_SCOPES)
+            newer = await identity.tokens.rotate(capability, new.record.id)
+            shown = [repr(identity), repr(new), repr(newer), repr(await identity.tokens.list(capability))]
+            for ask in (identity.tokens.rotate(capability, new.record.id), identity.tokens.get(capability, new.text)):
+                with pytest.raises((Conflict, NotFound)) as caught:
+                    await ask
+                shown.append(repr(caught.value))
+            return [new.text, newer.text], "".join(shown)
+
+    texts, shown = run(live())
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for text in (*texts, LISTED):
+        secret = text.partition("_")[2] or text  # the secret may have more of them
+        assert len(secret) > 8
+        assert secret not in shown + caplog.text
+        assert secret.encode() not in kept

@@ -1,0 +1,152 @@
+"""The registry of kernels: who may publish, in which order what is wrong is said, and what is given out."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import update
+
+from fakes.live_sessions import FakeDesk
+from strategies.kernels import AFFINE, FILL
+from tensorwasm.artifacts.keys import HmacKey
+from tensorwasm.database.schema import KERNELS
+from tensorwasm.errors import (
+    AlreadyRegistered,
+    ArtifactCorrupt,
+    BadSignature,
+    DigestMismatch,
+    InvalidName,
+    InvalidRequest,
+    KernelRegistryNotConfigured,
+    MalformedPtx,
+    NotFound,
+    PublishDisabled,
+    PublisherNotAllowed,
+    PublishScopeRequired,
+)
+from tensorwasm.service.kernels import Kernels
+from tensorwasm.service.manifests import Manifest, digest_of, envelope_1, sign_manifest
+from tensorwasm.tenancy.principal import Principal
+
+KEY = HmacKey(b"k" * 32)
+PUBLISHER = Principal("bearer", "p", None, frozenset({"kernels:publish"}))
+USER = Principal("bearer", "u", None)
+TEXT = FILL if isinstance(FILL, str) else FILL.decode()
+OTHER = AFFINE if isinstance(AFFINE, str) else AFFINE.decode()
+
+
+def manifest(ptx=TEXT, **more):
+    said = {"name": "fill", "version": "1", "sm_version": 90, "publisher": "us", "published_unix_ms": 5} | more
+    return sign_manifest(Manifest(digest=digest_of(ptx.encode()), **said), KEY)
+
+
+def tell(story, key=KEY, **options):
+    async def run():
+        desk = FakeDesk()
+        await story(Kernels(desk, key, **options), desk)
+
+    asyncio.run(run())
+
+
+def test_a_kernel_is_published_listed_and_fetched():
+    async def story(kernels, _desk):
+        for number in ("1", "2", "10"):
+            await kernels.publish(PUBLISHER, "", manifest(version=number), TEXT)
+        await kernels.publish(PUBLISHER, "", manifest(OTHER, name="affine"), OTHER)
+        found = await kernels.list()
+        assert [(each.name, each.version, each.ptx) for each in found] == [
+            ("affine", "1", ""),
+            ("fill", "1", ""),
+            ("fill", "10", ""),
+            ("fill", "2", ""),
+        ]
+        assert [each.version for each in await kernels.list(2, 1)] == ["10"]
+        assert await kernels.list(9, 1 << 40) == ()
+        assert (await kernels.get("affine", "1")).ptx == OTHER
+        with pytest.raises(NotFound):
+            await kernels.get("affine", "2")
+        for offset, limit in ((-1, 1), (0, -1), (1 << 63, 1)):
+            with pytest.raises(InvalidRequest):
+                await kernels.list(offset, limit)
+
+    tell(story)
+
+
+def test_what_is_wrong_is_said_in_order():
+    bad_digest = replace(manifest(), digest=b"d" * 32)
+    bad_signature = replace(manifest(publisher="them"), signature=b"s" * 32)
+    torn = ".version 7.0 .target sm_90 .address_size 64 .visible"
+
+    async def story(kernels, _desk):
+        await kernels.publish(PUBLISHER, "", manifest(), TEXT)
+        for error, given, text in (
+            (InvalidName, replace(bad_digest, name="a\0b"), TEXT),
+            (MalformedPtx, bad_digest, "é"),
+            (DigestMismatch, replace(bad_digest, signature=b"s" * 32), TEXT),
+            (BadSignature, bad_signature, TEXT),
+            (PublisherNotAllowed, manifest(torn, publisher="them"), torn),
+            (MalformedPtx, manifest(torn), torn),
+            (AlreadyRegistered, manifest(), TEXT),
+        ):
+            with pytest.raises(error):
+                await kernels.publish(PUBLISHER, "", given, text)
+        assert len(await kernels.list()) == 1
+
+    tell(story, publishers=["us"])
+
+
+def test_who_may_publish():
+    async def story(kernels, _desk):
+        dev = Principal("dev", "dev", None, frozenset({"kernels:publish"}))
+        with pytest.raises(PublishDisabled):
+            await kernels.publish(dev, "listed", manifest(), TEXT)
+        for token in ("", "liste", "listedx"):
+            with pytest.raises(PublishScopeRequired):
+                await kernels.publish(USER, token, manifest(), TEXT)
+        await kernels.publish(USER, "listed", manifest(), TEXT)
+        assert "listed" not in repr(vars(kernels))
+
+    tell(story, tokens=["listed", "other"])
+
+
+def test_without_a_key_there_is_no_registry():
+    async def story(kernels, _desk):
+        for ask in (kernels.publish(PUBLISHER, "", manifest(), TEXT), kernels.list(), kernels.get("fill", "1")):
+            with pytest.raises(KernelRegistryNotConfigured):
+                await ask
+
+    tell(story, key=None)
+
+
+def test_the_first_envelope_is_taken_unless_publishers_are_listed():
+    old = replace(manifest(), signature=KEY.sign(envelope_1(manifest())))
+
+    async def take(kernels, _desk):
+        await kernels.publish(PUBLISHER, "", old, TEXT)
+        assert (await kernels.get("fill", "1")).signature == old.signature
+
+    async def refuse(kernels, _desk):
+        with pytest.raises(BadSignature):
+            await kernels.publish(PUBLISHER, "", old, TEXT)
+
+    tell(take)
+    tell(refuse, publishers=["us"])
+
+
+def test_a_row_that_somebody_changed_is_not_given_out():
+    async def change(desk, **values):
+        await desk.write(lambda connection: connection.execute(update(KERNELS).values(**values)))
+
+    async def story(kernels, desk):
+        await kernels.publish(PUBLISHER, "", manifest(), TEXT)
+        await change(desk, publisher="them")
+        with pytest.raises(BadSignature):
+            await kernels.get("fill", "1")
+        await change(desk, publisher="us", ptx=OTHER)
+        with pytest.raises(ArtifactCorrupt):
+            await kernels.get("fill", "1")
+        await change(desk, ptx=TEXT)
+        with pytest.raises(BadSignature):
+            await Kernels(desk, HmacKey(b"l" * 32)).get("fill", "1")
+
+    tell(story)

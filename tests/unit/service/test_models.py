@@ -1,0 +1,143 @@
+"""Which function a model is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound, TenantScopeDenied
+from tensorwasm.service.models import KEPT, KEPT_S, Models, parse_map
+
+
+class FakeFunctions:
+    """Functions by id: tenant, name, aliases; the later of one name is the newer."""
+
+    def __init__(self, **functions):
+        self.functions = functions
+        self.asked = 0
+
+    def _record(self, identity):
+        tenant, name, *_ = self.functions[identity]
+        return SimpleNamespace(id=identity, tenant=tenant, name=name)
+
+    async def named(self, tenant, name):
+        self.asked += 1
+        found = [each for each, (owner, known, *_) in self.functions.items() if (owner, known) == (tenant, name)]
+        if not found:
+            raise NotFound("none")
+        return self._record(found[-1])
+
+    async def resolve(self, tenant, reference):
+        identity, at, alias = reference.partition("@")
+        if identity not in self.functions:
+            raise NotFound("none")
+        owner, _, *aliases = self.functions[identity]
+        if owner != tenant:
+            raise TenantScopeDenied("another's")
+        if at and alias not in aliases:
+            raise NotFound("none")
+        return SimpleNamespace(reference=reference, record=self._record(identity))
+
+    async def list(self, tenant, after, limit):
+        return tuple(self._record(each) for each, (owner, *_) in self.functions.items() if owner == tenant)
+
+
+FUNCTIONS = {
+    "f1": (1, "llm", "live"),
+    "f2": (1, "llm"),
+    "f3": (1, "odd@name"),
+    "g1": (2, "llm"),
+    "g2": (2, "hidden"),
+}
+
+
+def find(model, tenant=1, mapped=None):
+    return asyncio.run(Models(FakeFunctions(**FUNCTIONS), mapped or {}).find(tenant, model))
+
+
+@pytest.mark.parametrize(
+    ("model", "tenant", "expected"),
+    [
+        ("llm", 1, "f2"),
+        ("llm", 2, "g1"),
+        ("f1", 1, "f1"),
+        ("f1@live", 1, "f1@live"),
+        ("odd@name", 1, "f3"),
+        ("short", 1, "f1@live"),
+        ("shared", 2, "g2"),
+        ("gpt:4", 1, "f2"),
+    ],
+)
+def test_a_model_is_the_operators_name_a_functions_name_or_its_id(model, tenant, expected):
+    assert find(model, tenant, {"short": "f1@live", "shared": "g2", "gpt:4": "f2"}) == expected
+
+
+@pytest.mark.parametrize(
+    "model", ["", "@", "@live", "hidden", "g1", "shared", "llm@live", "llm@none", "f2@live", "LLM", "x" * 10_000]
+)
+def test_what_is_not_the_tenants_is_not_there(model):
+    with pytest.raises(ModelNotFound) as raised:
+        find(model, 1, {"shared": "g2"})
+    assert len(raised.value.message) < 200
+
+
+def test_a_name_of_the_operators_that_leads_to_anothers_function_leads_to_ones_own():
+    assert find("llm", 1, {"llm": "g1"}) == "f2"
+
+
+def test_a_name_is_looked_up_once_in_a_while():
+    async def story():
+        now_s, functions = [0.0], FakeFunctions(**FUNCTIONS)
+        models = Models(functions, {}, lambda: now_s[0])
+        for _ in range(3):
+            assert await models.find(1, "llm") == "f2"
+        assert functions.asked == 1
+        functions.functions["f9"] = (1, "llm")
+        now_s[0] = KEPT_S
+        assert models.known(1, "llm") is None
+        assert await models.find(1, "llm") == "f9"
+        models.forget(1, "llm")
+        assert models.known(1, "llm") is None
+        assert models.known(2, "llm") is None
+
+    asyncio.run(story())
+
+
+def test_names_are_remembered_in_bounds():
+    async def story():
+        functions = FakeFunctions(**{f"f{at}": (1, f"n{at}") for at in range(KEPT + 5)})
+        models = Models(functions, {})
+        for at in range(KEPT + 5):
+            await models.find(1, f"f{at}")
+        assert len(models._known) == KEPT
+
+    asyncio.run(story())
+
+
+def test_a_tenants_models_are_listed_once_each():
+    async def story():
+        models = Models(FakeFunctions(**FUNCTIONS), {"short": "f1@live", "shared": "g2"})
+        assert {name: record.id for name, record in (await models.list(1)).items()} == {
+            "short": "f1",
+            "odd@name": "f3",
+            "llm": "f2",
+        }
+        assert (await models.get(1, "llm")).id == "f2"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", {}), ("a:1", {"a": "1"}), (" a:1 , b:c:2@x,", {"a": "1", "b:c": "2@x"})],
+)
+def test_the_map_is_read(text, expected):
+    assert parse_map(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a", ":1", "a:", "a:1,a:2"])
+def test_a_map_that_makes_no_sense_is_refused(text):
+    with pytest.raises(InvalidArgs):
+        parse_map(text)

@@ -1,0 +1,143 @@
+"""Usage: nothing that was noted is lost or counted twice, whatever the database does meanwhile."""
+
+import asyncio
+import timeit
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.desks import InlineDesk
+from fakes.jobs import SetClock
+from tensorwasm.database.usage import AMOUNTS, HOUR_MS, Amounts, list_usage
+from tensorwasm.errors import DatabaseUnavailable, InvalidRequest
+from tensorwasm.service.usage import Usage
+from tensorwasm.tenancy.quotas import Quotas
+
+TENANTS = (0, 7, 2**64 - 1)
+NOTES = st.tuples(st.just("note"), st.sampled_from(TENANTS), st.tuples(*[st.integers(0, 2**40)] * len(AMOUNTS)))
+STEPS = st.lists(
+    st.one_of(NOTES, st.sampled_from([("flush",), ("hour",), ("lose",), ("find",), ("report",)])), max_size=25
+)
+
+
+@given(STEPS)
+def test_what_was_noted_is_written_once_under_its_hour(steps):
+    async def main():
+        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
+        usage = Usage(desk, clock.clock)
+        expected = {}
+        for step in steps:
+            if step[0] == "note":
+                usage.note(step[1], *step[2])
+                key = (step[1], clock.now_ms // HOUR_MS * HOUR_MS)
+                expected[key] = [a + b for a, b in zip(expected.get(key, [0] * 7), step[2], strict=True)]
+            elif step[0] == "hour":
+                await attempt(usage.flush(), desk)  # as the timer does at the end of each
+                clock.now_ms += HOUR_MS
+            elif step[0] == "flush":
+                await attempt(usage.flush(), desk)
+            elif step[0] == "report":
+                await attempt(usage.report(7, 0, clock.now_ms + 1), desk, InvalidRequest)
+            else:
+                desk.failing = step[0] == "lose"
+        desk.failing = False
+        await usage.close()
+        for tenant in TENANTS:
+            found = desk.write_now(list_usage, tenant, 0, clock.now_ms + HOUR_MS)
+            assert dict(found) == {
+                hour: Amounts(*amounts) for (each, hour), amounts in expected.items() if each == tenant
+            }
+        desk.close_now()
+
+    asyncio.run(main())
+
+
+async def attempt(work, desk, *also):
+    with suppress(*also, *([DatabaseUnavailable] if desk.failing else [])):
+        await work
+
+
+def test_a_report_has_what_was_noted_just_now():
+    async def main():
+        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000 + 5)
+        usage = Usage(desk, clock.clock)
+        usage.note(7, requests=2, gpu_us=5)
+        clock.now_ms += HOUR_MS
+        await usage.flush()
+        usage.note(7, requests=1, errors=1)
+        usage.note(8, requests=9)
+        report = await usage.report(7, clock.now_ms - 2 * HOUR_MS, clock.now_ms)
+        assert report.total == Amounts(requests=3, errors=1, gpu_us=5)
+        assert [hour for hour, _ in report.hours] == [HOUR_MS * 500_000, HOUR_MS * 500_001]
+        assert (await usage.report(7, clock.now_ms, clock.now_ms)).total == Amounts(requests=1, errors=1)
+        desk.close_now()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("since", "until"), [(2, 1), (-1, 1), (0, 367 * 24 * HOUR_MS)])
+def test_a_time_that_cannot_be_is_refused(since, until):
+    async def main():
+        desk = InlineDesk()
+        with pytest.raises(InvalidRequest):
+            await Usage(desk).report(7, since, until)
+        desk.close_now()
+
+    asyncio.run(main())
+
+
+def test_a_report_that_nobody_waits_for_any_more_costs_nothing():
+    async def main():
+        desk, clock = InlineDesk(), SetClock()
+        usage = Usage(desk, clock.clock)
+        usage.note(7, requests=1)
+        writing, go_on = asyncio.Event(), asyncio.Event()
+        write = desk.write
+
+        async def write_slowly(fn, *args):
+            found = await write(fn, *args)
+            writing.set()
+            await go_on.wait()
+            return found
+
+        desk.write = write_slowly
+        asked = asyncio.ensure_future(usage.report(7, 0, HOUR_MS))
+        await writing.wait()
+        asked.cancel()
+        go_on.set()
+        usage.note(7, requests=1)
+        await usage.close()
+        found = desk.write_now(list_usage, 7, 0, clock.now_ms + HOUR_MS)
+        assert [used.requests for _, used in found] == [2]
+        desk.close_now()
+
+    asyncio.run(main())
+
+
+def test_a_note_takes_less_than_a_microsecond():
+    desk = InlineDesk()
+    usage = Usage(desk)
+    best = min(timeit.repeat(lambda: usage.note(7, 1, 0, 120, 0, 0, 100, 200), number=2000, repeat=20)) / 2000
+    assert best < 3e-6, "three times what it may take on a busy machine"
+    desk.close_now()
+
+
+def test_a_restart_gives_nobody_his_time_of_the_device_back():
+    async def main():
+        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
+        usage = Usage(desk, clock.clock)
+        for spent_us, hours in ((1000, 1), (500, 1), (20, 0)):
+            usage.note(7, 1, 0, spent_us, spent_us, 3)
+            usage.note(8, 1, 0, spent_us)
+            await usage.flush()
+            clock.now_ms += hours * HOUR_MS
+        clock.now_ms += HOUR_MS // 2
+        quotas = Quotas(clock.clock.unix_ms)
+        await Usage(desk, clock.clock).recall(quotas)
+        assert quotas.usage(7)["gpu_us_per_hour"] == 20 + 500 // 2
+        assert quotas.usage(7)["launches_per_hour"] == 3 + 3 // 2
+        assert quotas.usage(8)["gpu_us_per_hour"] == 0
+
+    asyncio.run(main())
