@@ -1,0 +1,1 @@
+"""HTTP: routes over the service, on Granian's RSGI."""

@@ -1,0 +1,287 @@
+"""What every request goes through, in this order, before and after its handler.
+
+Host, route, length of the body, who asks, for which tenant, with which scope, how often, whether the server still takes
+work, the body itself, the tenant's quota of requests, a place among the route's class, the handler, the answer, and
+what is counted and written down of it. Nothing is looked up before it is known that the asker may: an answer to
+somebody else says nothing of what there is.
+
+Most requests never wait: so `Pipeline.start` runs one until it has to, and only then makes a task of it. Until `ASIDE`
+was awaited nothing in here may wait, or need a task to be in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+from tensorwasm.errors import (
+    Draining,
+    HostError,
+    InternalError,
+    InvalidRequest,
+    KernelRegistryNotConfigured,
+    TensorWasmError,
+)
+from tensorwasm.server import bodies
+from tensorwasm.server.admission import admit
+from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
+from tensorwasm.server.guards import Guards
+from tensorwasm.server.matching import Table
+from tensorwasm.server.origin import Origins
+from tensorwasm.server.recording import Recorder
+from tensorwasm.server.routing import Call, Reply, Route, RouteClass, Streamed
+from tensorwasm.server.sending import refuse, send
+from tensorwasm.server.streaming.websocket import Socket
+from tensorwasm.server.tracing import request_ids, trace_id
+from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.values import NEVER, Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.service.service import Service
+
+LEFT: Final = 499
+"""Status that is recorded, never sent, of a request whose client left."""
+
+SWITCHED: Final = 101
+"""Status that is recorded of a WebSocket that was open."""
+
+WATCHED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
+"""Classes whose requests end when their client leaves; others are finished, for what they write counts."""
+
+OPEN_TO_THE_LAST: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.json", "/docs"})
+"""Paths that are served while the server goes down; that it is not ready is what the others are told."""
+
+EXPECTED: Final = (Draining, KernelRegistryNotConfigured)
+"""Of this machine's failures those that its operator asked for: they are no news to the log."""
+
+_NOTHING: Final[Mapping[str, str]] = {}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the settings say of every request.
+
+    Attributes:
+        max_body_bytes: longest body.
+        body_timeout_s: seconds in which a body must have come.
+        max_deadline_s: longest deadline that a client may ask for.
+        tenant_required: the tenant must be named.
+    """
+
+    max_body_bytes: int
+    body_timeout_s: float
+    max_deadline_s: float
+    tenant_required: bool
+
+
+class Pipeline:
+    """What every request goes through. For one event loop.
+
+    Args:
+        service: handed on to handlers.
+        table: the routes.
+        guards: who may, how often, how much.
+        origins: from where.
+        rules: what the settings say.
+        recorder: counts and writes down.
+    """
+
+    def __init__(
+        self, service: Service, table: Table, guards: Guards, origins: Origins, rules: Rules, recorder: Recorder
+    ) -> None:
+        """Serve nothing yet."""
+        self.draining = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.budget = bodies.Budget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
+        self._service = service
+        self._table = table
+        self._guards = guards
+        self._origins = origins
+        self._rules = rules
+        self._recorder = recorder
+        self._next_id = request_ids()
+        self._decoders = {id(route): bodies.decoder(route) for route in table.routes}
+
+    # ---------------------------------------------------------------- running
+
+    def start(self, exchange: Exchange) -> None:
+        """Run a request until it has to wait; the rest of it is a task. It is answered, whatever happens."""
+        running = self._run(exchange)
+        try:
+            running.send(None)
+        except StopIteration:
+            return
+        self.spawn(running)
+
+    def spawn(self, running: Coroutine[Any, Any, None]) -> None:
+        """Make a task of a coroutine, which may have begun already."""
+        task = asyncio.get_running_loop().create_task(running)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        exchange.request_id = self._next_id()
+        exchange.trace_id = trace_id(exchange.headers.get("traceparent"))
+        try:
+            answer = await self._answer(exchange)
+            status = SWITCHED if answer is None else await send(exchange, answer, self._origins)
+        except asyncio.CancelledError:
+            status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is going down"))
+        except TensorWasmError as error:
+            status = self._refuse(exchange, error)
+        except Exception:  # noqa: BLE001 - the last line of defence: an answer instead of a traceback
+            _log.exception("request %s: a bug", exchange.request_id)
+            status = self._refuse(exchange, InternalError("a bug"))
+        finally:
+            if exchange.reader is not None:
+                exchange.reader.close()
+        self._recorder.record(exchange, status)
+        exchange.forget()
+
+    def _refuse(self, exchange: Exchange, error: TensorWasmError) -> int:
+        exchange.error = error
+        if isinstance(error, HostError) and not isinstance(error, EXPECTED):
+            _log.error("request %s: %s: %s", exchange.request_id, error.kind, error.message)
+        if exchange.body is None:
+            self.spawn(bodies.linger(exchange.chunks(), self.budget))
+        return refuse(exchange, error, self._origins)
+
+    async def _answer(self, exchange: Exchange) -> Reply | Streamed | None:
+        headers = exchange.headers
+        if self._origins.hosts:
+            hosts = headers.get_all("host") or [exchange.scope.authority]
+            self._origins.check_host(hosts[0] if len(hosts) == 1 else None)  # of two nobody knows which is meant
+        if exchange.method == "OPTIONS":
+            return self._options(exchange)
+        route, params = self._table.match(exchange.method, exchange.path)
+        exchange.route = route
+        self._recorder.begin(route)
+        if exchange.error is not None:  # its short body did not come in time
+            raise exchange.error
+        if exchange.method == WEBSOCKET:
+            self._origins.check_page(headers.get("origin"))
+        if exchange.body is None:
+            self._check_length(headers.get("content-length"))
+        policy = None
+        if route.scope is not None:
+            policy = await admit(exchange, route, self._guards, tenant_required=self._rules.tenant_required)
+            if exchange.principal is not None and exchange.principal.kind == "dev":
+                self._origins.check_page(headers.get("origin"))  # nothing else keeps any page from asking
+        if self.draining and route.path not in OPEN_TO_THE_LAST:
+            raise Draining("the server is going down")
+        if exchange.body is None:
+            return await self._answer_long(exchange, route, params, policy)
+        return await self._serve(exchange, route, params, policy, exchange.body)
+
+    # ---------------------------------------------------------------- before the handler
+
+    def _options(self, exchange: Exchange) -> Reply:
+        allow = ("allow", ", ".join(self._table.allowed(exchange.path)))
+        return Reply(status=204, headers=(allow, *self._origins.preflight(exchange.headers.get("origin"))))
+
+    def _check_length(self, text: str | None) -> None:
+        declared = bodies.declared_bytes(text)
+        if declared is not None and declared > self._rules.max_body_bytes:
+            raise bodies.too_large(self._rules.max_body_bytes)
+
+    async def _answer_long(
+        self, exchange: Exchange, route: Route, params: Mapping[str, str], policy: TenantPolicy | None
+    ) -> Reply | Streamed | None:
+        """Read a body that was not read ahead, and go on."""
+        await ASIDE
+        most_bytes = self._rules.max_body_bytes
+        exchange.reader = bodies.Reader(exchange.chunks(), self.budget, most_bytes, exchange.tenant)
+        length = exchange.headers.get("content-length")
+        body = await exchange.reader.read(self._rules.body_timeout_s, bodies.declared_bytes(length))
+        exchange.body = b""  # nothing of it is to come any more
+        bodies.require_whole(body, length)
+        return await self._serve(exchange, route, params, policy, body)
+
+    def _deadline(self, text: str | None) -> Deadline:
+        """Return the deadline that a header asks for, no later than the operator allows."""
+        if text is None:
+            return NEVER
+        if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 15 or int(text) == 0:
+            raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
+        return Deadline.after(min(int(text) / 1000, self._rules.max_deadline_s))
+
+    # ---------------------------------------------------------------- the handler
+
+    async def _serve(
+        self, exchange: Exchange, route: Route, params: Mapping[str, str], policy: TenantPolicy | None, body: bytes
+    ) -> Reply | Streamed | None:
+        """Decode the body, take the tenant's place and the class's, and have the handler answer."""
+        headers, tenant = exchange.headers, exchange.tenant or 0
+        query = exchange.scope.query_string
+        exchange.call = call = Call(
+            self._service,
+            exchange.principal,
+            tenant,
+            params,
+            dict(parse_qsl(query, keep_blank_values=True)) if query else _NOTHING,
+            headers,
+            self._decoders[id(route)](body, headers.get("content-type")),
+            body,
+            exchange.request_id,
+            exchange.trace_id,
+            self._deadline(headers.get("x-tensorwasm-deadline-ms")),
+            exchange.client,
+            exchange.gone,
+        )
+        if policy is None:
+            return await self._handle(exchange, route, call)
+        gate, quotas = self._guards.gates[route.kind], self._guards.quotas
+        quotas.require(tenant, policy.quotas, requests=1)
+        begun = None
+        if gate.may_enter(tenant) and exchange.method != WEBSOCKET:
+            begun = route.handle(call)
+            if isinstance(begun, Reply):
+                return begun  # nobody else could have had its place meanwhile: there was nothing to hold
+        with quotas.hold(tenant, policy.quotas, requests=1):
+            if not gate.try_enter(tenant, policy.weight):
+                await ASIDE
+                async with gate.turn(tenant, policy.weight, deadline=call.deadline):
+                    return await self._handle(exchange, route, call)
+            try:
+                return await self._handle(exchange, route, call, begun)
+            finally:
+                gate.leave(tenant)
+
+    async def _handle(
+        self, exchange: Exchange, route: Route, call: Call, begun: Awaitable[Reply | Streamed] | None = None
+    ) -> Reply | Streamed | None:
+        """Have the handler answer, which may have begun."""
+        if exchange.method == WEBSOCKET:
+            await self._converse(exchange, route, call)
+            return None
+        answer: Reply | Awaitable[Reply | Streamed] = route.handle(call) if begun is None else begun
+        if isinstance(answer, Reply):
+            return answer
+        await ASIDE
+        task = asyncio.current_task()
+        if route.kind not in WATCHED or task is None:
+            return await answer
+        departure = Departure(exchange.proto, task)
+        try:
+            return await answer
+        finally:
+            departure.close()
+            exchange.left = departure.left
+
+    async def _converse(self, exchange: Exchange, route: Route, call: Call) -> None:
+        """Accept a WebSocket, and close it once the handler is done with it."""
+        await ASIDE
+        if route.scope is not None:
+            required = self._rules.tenant_required
+            call.again = partial(admit, exchange, route, self._guards, tenant_required=required)
+        socket = await Socket.accept(exchange.scope, exchange.proto, self.budget)
+        try:
+            await route.handle(call, socket)
+        finally:
+            socket.close()

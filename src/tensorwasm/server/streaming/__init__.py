@@ -1,0 +1,1 @@
+"""Answers that come while a guest still runs: how they are framed, sent and ended."""

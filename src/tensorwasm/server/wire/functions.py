@@ -1,0 +1,303 @@
+"""Functions, versions, aliases and invocations in JSON."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
+from tensorwasm.values import MemoryKind
+
+Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]
+Bytes64 = Annotated[str, Meta(description="Standard base64, padded.", extra_json_schema={"contentEncoding": "base64"})]
+
+
+class Options(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How a version of a function is run.
+
+    Attributes:
+        grants: what its guests may use; `cuda` is all there is.
+        memory_mib: most linear memory in MiB; without, as much as the operator allows.
+        timeout_s: longest that an invocation may take; without, the operator's usual time.
+        memory_kind: how kernels reach linear memory; without, the operator's choice.
+        warm: sandboxes kept ready.
+        env: environment that its guests find.
+    """
+
+    grants: tuple[str, ...] = ()
+    memory_mib: int | None = None
+    timeout_s: float | None = None
+    memory_kind: MemoryKind | None = None
+    warm: int = 0
+    env: dict[str, str] = {}
+
+    def to_options(self) -> FunctionOptions:
+        """Return them as the service takes them."""
+        return FunctionOptions(
+            grants=self.grants,
+            memory_mib=self.memory_mib,
+            timeout_s=self.timeout_s,
+            memory_kind=self.memory_kind,
+            warm=self.warm,
+            env=tuple(self.env.items()),
+        )
+
+    @classmethod
+    def of(cls, options: FunctionOptions) -> Options:
+        """Return the service's."""
+        return cls(
+            grants=options.grants,
+            memory_mib=options.memory_mib,
+            timeout_s=options.timeout_s,
+            memory_kind=options.memory_kind,
+            warm=options.warm,
+            env=dict(options.env),
+        )
+
+
+class Deploy(msgspec.Struct, kw_only=True):
+    """A function to be made. It has `wasm_b64` or `module_hash`.
+
+    Attributes:
+        name: 1 to 256 bytes, not blank, without control characters.
+        wasm_b64: the module, or an OCI image layout with one as a tar file.
+        module_hash: `blake3:` and 64 hex digits, of a module that the tenant has already.
+        options: how it is run.
+    """
+
+    name: str
+    wasm_b64: Bytes64 | None = None
+    module_hash: str | None = None
+    options: Options | None = None
+
+
+class Update(msgspec.Struct, kw_only=True):
+    """A new version of a function, or another name, or both; what is left out stays.
+
+    Attributes:
+        name: as in a deploy.
+        wasm_b64: likewise.
+        module_hash: likewise.
+        options: likewise.
+    """
+
+    name: str | None = None
+    wasm_b64: Bytes64 | None = None
+    module_hash: str | None = None
+    options: Options | None = None
+
+
+class Promote(msgspec.Struct):
+    """Which version is to be the current one.
+
+    Attributes:
+        current: its number.
+    """
+
+    current: Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class PointAlias(msgspec.Struct):
+    """Where an alias is to lead.
+
+    Attributes:
+        version: number of a version.
+    """
+
+    version: Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class Deployed(msgspec.Struct):
+    """A function that was made."""
+
+    id: str
+
+
+class FunctionBody(msgspec.Struct):
+    """A function.
+
+    Attributes:
+        id: UUID.
+        tenant_id: whose it is.
+        name: for people.
+        current: number of the version that is called unless another is named.
+        created_unix_ms: when it was deployed.
+        updated_unix_ms: when it got its current version or name.
+    """
+
+    id: str
+    tenant_id: int
+    name: str
+    current: int
+    created_unix_ms: Millis
+    updated_unix_ms: Millis
+
+    @classmethod
+    def of(cls, record: FunctionRecord) -> FunctionBody:
+        """Return the service's."""
+        return cls(
+            record.id, record.tenant, record.name, record.current, record.created_unix_ms, record.updated_unix_ms
+        )
+
+
+class VersionBody(msgspec.Struct):
+    """A version of a function; it never changes.
+
+    Attributes:
+        version: its number, from 1 on.
+        module_hash: `blake3:` and 64 hex digits.
+        module_bytes: length of the module.
+        options: how it is run.
+        created_unix_ms: when it was made.
+    """
+
+    version: int
+    module_hash: str
+    module_bytes: int
+    options: Options
+    created_unix_ms: Millis
+
+    @classmethod
+    def of(cls, record: VersionRecord) -> VersionBody:
+        """Return the service's."""
+        return cls(
+            record.number,
+            f"blake3:{record.module.hex()}",
+            record.module_bytes,
+            Options.of(record.options),
+            record.created_unix_ms,
+        )
+
+
+class AliasBody(msgspec.Struct):
+    """A name that leads to a version.
+
+    Attributes:
+        alias: the name.
+        version: the version's number.
+        updated_unix_ms: since when.
+    """
+
+    alias: str
+    version: int
+    updated_unix_ms: Millis
+
+    @classmethod
+    def of(cls, record: AliasRecord) -> AliasBody:
+        """Return the service's."""
+        return cls(record.alias, record.number, record.updated_unix_ms)
+
+
+class FunctionDetail(msgspec.Struct):
+    """A function, with what leads to its versions.
+
+    Attributes:
+        id: UUID.
+        tenant_id: whose it is.
+        name: for people.
+        current: number of the version that is called unless another is named.
+        created_unix_ms: when it was deployed.
+        updated_unix_ms: when it got its current version or name.
+        aliases: names that lead to versions.
+    """
+
+    id: str
+    tenant_id: int
+    name: str
+    current: int
+    created_unix_ms: Millis
+    updated_unix_ms: Millis
+    aliases: list[AliasBody]
+
+
+class FunctionPage(msgspec.Struct):
+    """Some functions, oldest first.
+
+    Attributes:
+        functions: them.
+        next: what `after` is to be for those that follow; null if there are none.
+    """
+
+    functions: list[FunctionBody]
+    next: str | None
+
+
+class VersionPage(msgspec.Struct):
+    """Some versions of a function, oldest first.
+
+    Attributes:
+        versions: them.
+        next: what `after` is to be for those that follow; null if there are none.
+    """
+
+    versions: list[VersionBody]
+    next: int | None
+
+
+class Invoke(msgspec.Struct, kw_only=True):
+    """A call of an export.
+
+    Attributes:
+        export: without, `_start`, and where there is none, `main`.
+        args: numbers, or their texts, as the export's signature says: at most 256. A text may be `NaN` or `Infinity`.
+        input: what the guest reads with `read-input`, as text.
+        input_b64: likewise, as base64.
+        stdin: all of standard input, as text.
+        stdin_b64: likewise, as base64.
+        argv: arguments of WASI, the program's name first.
+        env: environment besides the function's.
+        deadline_ms: milliseconds in which it must have ended; no more than the operator allows.
+    """
+
+    export: str | None = None
+    args: tuple[Any, ...] = ()
+    input: str | None = None
+    input_b64: Bytes64 | None = None
+    stdin: str | None = None
+    stdin_b64: Bytes64 | None = None
+    argv: tuple[str, ...] | None = None
+    env: dict[str, str] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
+
+
+class Output(msgspec.Struct, omit_defaults=True):
+    """What a guest wrote, as text, or as base64 where it is not UTF-8.
+
+    Attributes:
+        text: what it wrote.
+        base64: likewise.
+    """
+
+    text: str | UnsetType = UNSET
+    base64: Bytes64 | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, written: bytes) -> Output | UnsetType:
+        """Return what was written; nothing for nothing."""
+        if not written:
+            return UNSET
+        try:
+            return cls(text=written.decode())
+        except UnicodeDecodeError:
+            return cls(base64=base64.b64encode(written).decode())
+
+
+class Invoked(msgspec.Struct):
+    """What came of a call.
+
+    Attributes:
+        function_id: UUID of the function.
+        result: `ok` from an export without results, else all of them; numbers that JSON lacks are texts.
+        stdout: what the guest wrote to standard output, if anything.
+        stderr: likewise.
+        output: what it sent with `emit-chunk`, if anything.
+    """
+
+    function_id: str
+    result: Annotated[list[int | float | str], Meta(description="All results.")] | str
+    stdout: Output | UnsetType = UNSET
+    stderr: Output | UnsetType = UNSET
+    output: Output | UnsetType = UNSET

@@ -1,0 +1,130 @@
+"""The parent of the server: when it starts another, and when it gives up."""
+
+import json
+
+import pytest
+
+from tensorwasm.server import supervisor
+from tensorwasm.server.address import Address
+from tensorwasm.server.supervisor import MAX_VAIN, Order, Supervisor
+
+
+class Life:
+    """Servers that end with these codes, after they have served or before."""
+
+    def __init__(self, monkeypatch, *ends):
+        self.ends = list(ends)
+        self.orders = []
+        self.waits_s = []
+        made = Supervisor(Order(Address("127.0.0.1", 8080)), {})
+        monkeypatch.setattr(made, "_run_one", self.run_one)
+        monkeypatch.setattr(made, "_pause", self.waits_s.append)
+        self.supervisor = made
+
+    def run_one(self, order):
+        self.orders.append(order)
+        code, served = self.ends.pop(0)
+        if code == "stop":
+            self.supervisor._stopping = True
+            return 0, served
+        return code, served
+
+    def run(self):
+        return self.supervisor._keep(self.supervisor._order)
+
+
+@pytest.mark.parametrize("code", [0, 2, 4])
+def test_a_server_that_ends_as_it_should_or_refuses_is_not_started_again(monkeypatch, code):
+    life = Life(monkeypatch, (code, True))
+    assert life.run() == code
+    assert len(life.orders) == 1
+
+
+@pytest.mark.parametrize("code", [1, -9, -11, 137])
+def test_a_server_that_dies_is_started_again_and_says_where_it_listens_once(monkeypatch, code, capsys):
+    life = Life(monkeypatch, (code, True), (code, True), ("stop", True))
+    assert life.run() == 0
+    assert [order.announce for order in life.orders] == [True, False, False]
+    assert life.waits_s == [supervisor.FIRST_WAIT_S] * 2
+    assert capsys.readouterr().err.count("starting it again") == 2
+
+
+def test_one_that_has_served_is_started_again_at_once_however_often_it_is_killed(monkeypatch):
+    life = Life(monkeypatch, *[(-9, True)] * 100, ("stop", True))
+    assert life.run() == 0
+    assert life.waits_s == [supervisor.FIRST_WAIT_S] * 100
+
+
+def test_one_that_is_killed_before_it_listens_leaves_it_to_the_next_to_say_where(monkeypatch):
+    life = Life(monkeypatch, (-9, False), (-9, False), (-9, True), ("stop", True))
+    assert life.run() == 0
+    assert [order.announce for order in life.orders] == [True, True, True, False]
+
+
+def test_servers_that_die_before_they_serve_are_given_up(monkeypatch, capsys):
+    life = Life(monkeypatch, *[(-11, False)] * 20)
+    assert life.run() == 1
+    assert len(life.orders) == MAX_VAIN
+    assert life.waits_s == sorted(life.waits_s)
+    assert max(life.waits_s) <= supervisor.MAX_WAIT_S
+    assert "SIGSEGV" in capsys.readouterr().err
+
+
+def test_one_that_served_between_them_begins_anew(monkeypatch):
+    vain = [(-9, False)] * (MAX_VAIN - 1)
+    assert Life(monkeypatch, *vain, (-9, True), *vain, ("stop", True)).run() == 0
+
+
+TOLD = "import os, sys; order = sys.stdin.read(); serve = lambda: os.write(int(sys.argv[2]), b'1'); "
+
+
+def make_supervisor(monkeypatch, script):
+    monkeypatch.setattr(supervisor, "PROGRAM", ("-c", TOLD + script))
+    return Supervisor(Order(Address("127.0.0.1", 8080)), {})
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("serve(); os._exit(7)", (7, True)),
+        ("os._exit(7)", (7, False)),
+        ("serve(); os.kill(os.getpid(), 9)", (-9, True)),
+        ("os.kill(os.getpid(), 9)", (-9, False)),
+        ("serve(); os._exit(0 if '8080' in order else 7)", (0, True)),
+    ],
+)
+def test_a_server_says_by_its_pipe_that_it_serves(monkeypatch, script, expected):
+    made = make_supervisor(monkeypatch, script)
+    try:
+        assert made._run_one(made._order) == expected
+        assert (made._spare is not None) == expected[1]
+    finally:
+        if made._spare is not None:
+            made._spare.close()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_stands_by_serves_next_unless_it_died_too(monkeypatch, dies):
+    made = make_supervisor(monkeypatch, "serve(); os._exit(1)")
+    made._run_one(made._order)
+    spare = made._spare
+    if dies:
+        spare.process.kill()
+        spare.process.wait()
+    try:
+        assert made._run_one(made._order) == (1, True)
+        assert (spare.process.returncode == 1) != dies
+    finally:
+        made._spare.close()
+
+
+def test_one_that_is_started_while_it_is_told_to_stop_is_told_so(monkeypatch):
+    made = make_supervisor(monkeypatch, "import signal; signal.pause()")
+    made._stopping = True
+    assert made._run_one(made._order) == (-15, False)
+
+
+def test_an_order_is_read_as_it_was_written_and_has_no_secrets():
+    order = Order(Address("::1", 80), 1000, announce=False)
+    assert Order.from_json(order.to_json()) == order
+    assert set(json.loads(order.to_json())) == {"address", "max_body_bytes", "announce"}
