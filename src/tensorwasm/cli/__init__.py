@@ -1,7 +1,8 @@
 """The command line: `tensor-wasm`.
 
-Exit codes: 0 done; 1 the guest or this program failed; 2 a mistake in what was asked; 4 no such device; 124 the
-deadline passed; 130 interrupted. A guest's own exit code is passed on.
+Exit codes: 0 done; 1 the guest, the server or this program failed; 2 a mistake in what was asked, found here; 3 the
+server has no such endpoint; 4 no such device; 124 the deadline passed here; 130 interrupted. `run` passes a guest's own
+exit code on.
 """
 
 from __future__ import annotations

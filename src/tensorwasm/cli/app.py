@@ -12,7 +12,24 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from tensorwasm.cli import artifacts, bench, doctor, run, snapshot
+from tensorwasm.cli import (
+    artifacts,
+    audit,
+    bench,
+    deploy,
+    doctor,
+    functions,
+    invoke,
+    jobs,
+    kernel,
+    metrics,
+    observe,
+    run,
+    serve,
+    sessions,
+    snapshot,
+    tokens,
+)
 from tensorwasm.errors import GuestExit, OutputClosed, TensorWasmError
 from tensorwasm.settings import current, package_version
 
@@ -28,8 +45,19 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(doctor.doctor)
+app.command()(serve.serve)
 app.command()(bench.bench)
+app.command()(deploy.deploy)
+app.command()(invoke.invoke)
+app.command()(metrics.metrics)
+app.command()(observe.observe)
+app.add_typer(functions.app)
+app.add_typer(jobs.app)
+app.add_typer(kernel.app)
+app.add_typer(sessions.app)
+app.add_typer(tokens.app)
 app.add_typer(artifacts.app)
+app.add_typer(audit.app)
 app.add_typer(snapshot.app)
 
 

@@ -9,20 +9,27 @@ from typing import Annotated
 import typer
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.settings import checked_seconds, current
+from tensorwasm.settings import current
+from tensorwasm.settings.parsing import checked_seconds
 
 
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="What to measure: deploy, dispatch, emulator, job, memory, quota, sandbox or waiting."),
+        typer.Argument(
+            help="What to measure: deploy, dispatch, emulator, http, job, memory, quota, sandbox, soak or waiting."
+        ),
     ],
     *,
     device: Annotated[
         str | None, typer.Option(help="For benchmarks that take one: auto, emulator, cuda, cuda:N.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="For sandbox: how long sandboxes are made at a steady rate, instead of 60.")
+        float | None,
+        typer.Option(
+            help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http: of each "
+            "run of wrk, instead of 5."
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
     plot_file: Annotated[

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, OutputClosed
-from tensorwasm.settings import checked_count, checked_memory_kind, checked_memory_mib, checked_seconds, current
+from tensorwasm.settings import current
+from tensorwasm.settings.parsing import checked_count, checked_memory_kind, checked_memory_mib, checked_seconds
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tensorwasm.runtime import Invocation
 
@@ -84,7 +85,7 @@ def run(
     kind = settings.gpu_memory if memory_kind is None else checked_memory_kind("--memory-kind", memory_kind)
     gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
     deadline = Deadline.after(wall_s)
-    values, grants, variables = codec.parse(args), parse_grants(grant or ()), _variables(env or ())
+    values, grants, variables = codec.parse(args), parse_grants(grant or ()), read_variables(env or ())
     with _watched(wall_s), Runtime(device or settings.device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
         function = runtime.load(read_module(file), name=file.name)
         outcome = function.invoke(
@@ -183,7 +184,12 @@ def _writer(text: TextIO) -> Callable[[bytes], None]:
     return write
 
 
-def _variables(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
+def read_variables(pairs: Sequence[str]) -> dict[str, str]:
+    """Return variables by name.
+
+    Raises:
+        InvalidArgs: one is not NAME=VALUE.
+    """
     split = [pair.partition("=") for pair in pairs]
     if bad := [name for name, equals, _ in split if not (name and equals)]:
         raise InvalidArgs(f"--env takes NAME=VALUE, not {bad[0][:64]!r}")

@@ -16,7 +16,8 @@ from tensorwasm.cli.places import Place, open_place, owner, read
 from tensorwasm.cli.progress import waiting
 from tensorwasm.cli.run import format_results, read_binary
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.settings import checked_memory_mib, checked_seconds, current
+from tensorwasm.settings import current
+from tensorwasm.settings.parsing import checked_memory_mib, checked_seconds
 from tensorwasm.values import MIB, Limits
 
 if TYPE_CHECKING:

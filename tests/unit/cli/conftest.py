@@ -1,0 +1,34 @@
+"""The command line in this process, with a server of the test's own."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from fakes.client import FakeServer
+from tensorwasm.cli import app, client
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("TENSOR_WASM_TOKEN", raising=False)
+    server = FakeServer()
+    monkeypatch.setattr(client, "connect", server.connect)
+    return server
+
+
+@pytest.fixture
+def cli(capfd):
+    """Run a command line, and return its exit code and output."""
+
+    def run(*arguments):
+        code = app._dispatch([str(argument) for argument in arguments])
+        return Done(code, *capfd.readouterr())
+
+    return run

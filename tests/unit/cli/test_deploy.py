@@ -1,0 +1,158 @@
+"""Deploying and changing functions: what is sent, what is printed, what is refused before anything is sent."""
+
+import base64
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fakes.client import refuse
+from tensorwasm.cli import deploy
+
+WASM = b"\0asm\1\0\0\0"
+ID = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+
+
+@pytest.fixture
+def module(tmp_path):
+    path = tmp_path / "adder.wasm"
+    path.write_bytes(WASM)
+    return path
+
+
+def test_a_module_is_sent_as_it_is_and_its_id_is_printed(server, cli, module):
+    server["POST /functions"] = {"id": ID}
+    done = cli("deploy", module)
+    assert (done.code, done.out) == (0, f"{ID}\n")
+    assert server.asked == ["POST /functions?name=adder"]
+    assert (server.requests[0].content, server.requests[0].headers["Content-Type"]) == (WASM, "application/wasm")
+
+
+def test_options_go_with_the_module_and_what_was_not_said_is_left_out(server, cli, module):
+    server["POST /functions"] = {"id": ID}
+    options = ("--name", "added", "--grant", "cuda", "--memory", 64, "--timeout", 2.5, "--env", "A=b=c", "--warm", 2)
+    done = cli("deploy", module, *options, "--output", "json", "--idempotency-key", "once")
+    assert (done.code, json.loads(done.out)) == (0, {"id": ID})
+    wanted = {"grants": ["cuda"], "memory_mib": 64, "timeout_s": 2.5, "env": {"A": "b=c"}, "warm": 2}
+    assert server.bodies == [{"name": "added", "wasm_b64": base64.b64encode(WASM).decode(), "options": wanted}]
+    assert server.requests[0].headers["Idempotency-Key"] == "once"
+
+
+def test_a_module_from_standard_input_needs_a_name(server, cli, monkeypatch):
+    server["POST /functions"] = {"id": ID}
+    assert cli("deploy", "-").code == 2
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(WASM)))
+    assert cli("deploy", "-", "--name", "adder").code == 0
+    assert [request.content for request in server.requests] == [WASM]
+
+
+def test_more_than_64_mib_is_refused_here(server, cli, module, monkeypatch):
+    monkeypatch.setattr(deploy, "MAX_MODULE_BYTES", len(WASM) - 1)
+    done = cli("deploy", module)
+    assert (done.code, done.err.split(":")[1], server.requests) == (2, " module_too_large", [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("missing.wasm",),
+        (".",),
+        ("{module}", "--memory", "0"),
+        ("{module}", "--timeout", "-1"),
+        ("{module}", "--env", "A"),
+        ("{module}", "--idempotency-key", "a\nb"),
+        ("{module}", "--idempotency-key", ""),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_sent(server, cli, module, arguments):
+    assert cli("deploy", *(argument.format(module=module) for argument in arguments)).code == 2
+    assert not server.requests
+
+
+def test_what_the_server_refuses_is_told(server, cli, module):
+    server["POST /functions"] = refuse(400, "invalid_wasm", "no module")
+    done = cli("deploy", module)
+    assert (done.code, done.err) == (1, "error: invalid_wasm: no module\n")
+
+
+@pytest.mark.parametrize("answer", [[], {}, "x", 7])
+def test_an_answer_without_an_id_is_told(server, cli, module, answer):
+    server["POST /functions"] = (200, answer)
+    done = cli("deploy", module)
+    assert (done.code, done.err.split(":")[1]) == (1, " malformed_answer")
+
+
+ROW = {"id": ID, "name": "add\x1b[2Jer", "current": 2, "created_unix_ms": 0, "updated_unix_ms": 1700000000000}
+
+
+def test_functions_are_listed_page_by_page(server, cli):
+    server["GET /functions"] = [{"functions": [ROW], "next": "1.a"}, {"functions": [ROW, ROW], "next": None}]
+    done = cli("functions", "list")
+    assert server.asked == ["GET /functions?limit=100", "GET /functions?limit=100&after=1.a"]
+    head, *rows = done.out.splitlines()
+    assert head.split() == ["ID", "CURRENT", "UPDATED", "NAME"]
+    assert rows == [f"{ID}  2        2023-11-14 22:13:20  add[2Jer"] * 3
+
+
+def test_no_more_are_asked_for_than_wanted(server, cli):
+    server["GET /functions"] = {"functions": [ROW, ROW], "next": "1.a"}
+    done = cli("functions", "list", "--limit", "2", "--output", "json")
+    assert (len(json.loads(done.out)), server.asked) == (2, ["GET /functions?limit=2"])
+    assert cli("functions", "list", "--limit", "0").code == 2
+
+
+def test_no_functions_are_said_to_be_none(server, cli):
+    server["GET /functions"] = {"functions": [], "next": None}
+    assert cli("functions", "list").out == "(no functions)\n"
+
+
+def test_a_function_is_shown_with_its_versions_and_aliases(server, cli):
+    version = {"version": 1, "module_bytes": 8, "created_unix_ms": 0, "module_hash": "blake3:00", "options": {}}
+    server[f"GET /functions/{ID}"] = {**ROW, "tenant_id": 2**64 - 1, "aliases": [{"alias": "live", "version": 2}]}
+    server[f"GET /functions/{ID}/versions"] = {"versions": [version], "next": None}
+    done = cli("functions", "show", ID)
+    assert done.code == 0
+    assert str(2**64 - 1) in done.out
+    assert "blake3:00" in done.out
+    assert done.out.endswith("live -> 2\n")
+    assert json.loads(cli("functions", "show", ID, "--output", "json").out)["versions"] == [version]
+
+
+def test_a_function_gets_a_new_version_a_name_or_an_earlier_version(server, cli, module):
+    server[f"PUT /functions/{ID}"] = server[f"PATCH /functions/{ID}"] = ROW
+    assert cli("functions", "update", ID, module, "--memory", "1").out == f"{ID} is at version 2\n"
+    assert cli("functions", "update", ID, "--name", "new").code == 0
+    assert cli("functions", "update", ID, "--current", "1").code == 0
+    wasm = base64.b64encode(WASM).decode()
+    assert server.bodies == [{"wasm_b64": wasm, "options": {"memory_mib": 1}}, {"name": "new"}, {"current": 1}]
+    assert [request.method for request in server.requests] == ["PUT", "PUT", "PATCH"]
+
+
+def test_nothing_or_too_much_to_change_is_a_mistake(server, cli):
+    assert cli("functions", "update", ID).code == 2
+    assert cli("functions", "update", ID, "--current", "1", "--name", "new").code == 2
+    assert not server.requests
+
+
+def test_an_alias_is_set_and_taken_away(server, cli):
+    server[f"PUT /functions/{ID}/aliases/live"] = {"alias": "live", "version": 3}
+    server[f"DELETE /functions/{ID}/aliases/live"] = (204, None)
+    assert cli("functions", "alias", ID, "live", "3").out == "live -> 3\n"
+    assert cli("functions", "alias", ID, "live", "--delete").code == 0
+    assert cli("functions", "alias", ID, "live").code == 2
+    assert cli("functions", "alias", ID, "live", "3", "--delete").code == 2
+    assert server.bodies == [{"version": 3}, None]
+
+
+def test_a_function_is_deleted(server, cli):
+    server[f"DELETE /functions/{ID}"] = (204, None)
+    assert cli("functions", "delete", ID).code == 0
+
+
+@pytest.mark.parametrize("identity", ["..", ".", "a/b", "a%2fb", "a?b", "", "é", "a" * 257])
+def test_an_id_that_would_be_another_path_is_a_mistake(server, cli, identity):
+    assert cli("functions", "delete", identity).code == 2
+    assert cli("invoke", identity).code == 2
+    assert not server.requests
