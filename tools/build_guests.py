@@ -24,10 +24,11 @@ ZIGLANG: Final = "0.17.1"
 """The release that made the committed files."""
 
 FOLDERS: Final[dict[str, tuple[str, ...]]] = {
+    "examples/llm/*.c": ("-mexec-model=reactor", "-Wl,-z,stack-size=65536"),
     "examples/*/*.c": (),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
 }
-"""Where sources are, and options of their own."""
+"""Where sources are, and options of their own; the first that fits counts."""
 
 OPTIONS: Final = ("-target", "wasm32-wasi", "-std=c23", "-O2", "-s", "-Wall", "-Wextra", "-Werror")
 INCLUDES: Final = ("guest-sdk/include", "examples")
@@ -74,9 +75,9 @@ def build(*, check: bool) -> Iterator[tuple[Path, bytes]]:
             raise BuildError(f"{text}: bytes cannot be compared")
         print(f"NOTE: {text}: all will change", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        for pattern, options in FOLDERS.items():
-            for source in sorted(ROOT.glob(pattern)):
-                yield source.with_suffix(".wasm"), compile_guest(source, options, Path(folder))
+        options = {source: FOLDERS[pattern] for pattern in reversed(FOLDERS) for source in ROOT.glob(pattern)}
+        for source in sorted(options):
+            yield source.with_suffix(".wasm"), compile_guest(source, options[source], Path(folder))
 
 
 if __name__ == "__main__":
