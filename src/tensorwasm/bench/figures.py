@@ -137,9 +137,17 @@ def machine() -> str:
     return f"{cpu}, {platform.system()} {platform.release()}"
 
 
+def _linkage() -> str:
+    """Say how the interpreter is built where that shows: as a shared library it is slower by a third."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return ""
+    return ", a shared library" if "/libpython" in maps.read_text() else ", a program of one piece"
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that figures depend on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version() + _linkage()}
     for name in ("tensor-wasm", "wasmtime", "numpy", "cuda-bindings"):
         try:
             found[name] = metadata.version(name)

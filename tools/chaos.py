@@ -1,0 +1,93 @@
+"""Kill a server and its workers at random under load, and write what that has shown.
+
+``tools/chaos.py --kills 100 --json bench/results/chaos.json``. It ends with 1 if anything that was acknowledged is lost
+or is there twice, or the server was away for 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+
+import storm  # noqa: E402 - found there
+from servers import running_server  # noqa: E402 - likewise
+
+BACK_S = 2.0
+PACKAGES = ("tensor-wasm", "granian", "uvloop", "SQLAlchemy", "wasmtime")
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--json", type=Path, help="where the report goes besides the screen")
+    asked = parser.parse_args(arguments)
+    loads = [os.getloadavg()[0]]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(Path(folder) / "data", environment=storm.ENVIRONMENT) as server,
+    ):
+        found = storm.rage(server, asked.kills, seed=asked.seed, clients=asked.clients)
+    loads.append(os.getloadavg()[0])
+    report = describe(asked, found, loads)
+    text = json.dumps(report, indent=2) + "\n"
+    print(text, end="")
+    if asked.json is not None:
+        asked.json.write_text(text)
+    return 0 if report["ok"] else 1
+
+
+def describe(asked: argparse.Namespace, found: storm.Report, loads: list[float]) -> dict[str, Any]:
+    """Return what is written of a storm."""
+    lost = {kind: count - found.found[kind] for kind, count in found.acknowledged.items()}
+    back = found.server_s + found.beside_s
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": {"processors": os.cpu_count(), "name": _processor(), "system": platform.platform()},
+        "load_average": [round(each, 2) for each in loads],
+        "versions": {"python": platform.python_version(), **{each: version(each) for each in PACKAGES}},
+        "seed": asked.seed,
+        "clients": asked.clients,
+        "kills": found.kills,
+        "server_killed_to_first_answer_s": quantiles(found.server_s),
+        "other_killed_to_next_answer_s": quantiles(found.beside_s),
+        "worker_killed_to_next_result_s": quantiles(found.worker_s),
+        "acknowledged": found.acknowledged,
+        "lost": lost,
+        "jobs_begun_more_than_once": found.interrupted,
+        "most_attempts_of_a_job": found.attempts,
+        "wrong": found.wrong,
+        "answers": found.answers,
+        "ok": not any(lost.values()) and not found.wrong and max(back, default=0.0) < BACK_S,
+    }
+
+
+def quantiles(times_s: list[float]) -> dict[str, float]:
+    """Return the middle, the 99th of a hundred and the longest, each a time that there was; nothing of nothing."""
+    ordered = sorted(times_s)
+    if not ordered:
+        return {}
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[max(0, -int(-len(ordered) * part // 1) - 1)], 3) for name, part in at.items()}
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
