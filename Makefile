@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt lint build bench fuzz docs ptx guests gpu ci clean
+.PHONY: help demo serve test check fmt lint build bench fuzz docs ptx guests gpu ci clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,12 +25,20 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.user
 
+$(VENV)/.server: pyproject.toml | $(BIN)/python
+	@echo "installing the service into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server]'
+	@touch $@ $(VENV)/.user
+
 $(VENV)/.gpu: $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,cuda]'
 	@touch $@
 
 demo: $(VENV)/.user  ## an untrusted C program launches a CUDA kernel, on the GPU or without one
 	@$(BIN)/tensor-wasm run examples/vector_add/vector_add.wasm --grant cuda --device auto --verbose
+
+serve: $(VENV)/.server  ## the service, on this machine's port 8080; its first token is shown once
+	@$(BIN)/tensor-wasm serve
 
 test: $(VENV)/.dev  ## the whole suite, from nothing
 	@$(BIN)/python -m pytest -n auto --dist worksteal -q

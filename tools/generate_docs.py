@@ -22,14 +22,21 @@ sys.path.insert(0, str(ROOT / "src"))
 from tensorwasm import cli, errors  # noqa: E402 - the tree's own source, installed or not
 from tensorwasm.cli.app import app  # noqa: E402 - the same
 from tensorwasm.settings import SETTINGS  # noqa: E402 - the same
+from tensorwasm.settings.client import CLIENT_SETTINGS  # noqa: E402 - the same
+from tensorwasm.settings.service import SERVICE_SETTINGS  # noqa: E402 - the same
+from tensorwasm.telemetry.families import FAMILIES  # noqa: E402 - the same
 
 FOLDER = ROOT / "docs" / "reference"
 
 
 def render_settings() -> str:
     """Return the page of environment variables."""
-    rows = [f"| `{s.variable}` | `{_default(s.default)}` | {s.meaning} |" for s in SETTINGS]
-    return "\n".join(("# Settings", "", "| Variable | Default | Meaning |", "|---|---|---|", *rows)) + "\n"
+    parts = ["# Settings"]
+    tables = (("Of every process", SETTINGS), ("Of the service", SERVICE_SETTINGS), ("Of its clients", CLIENT_SETTINGS))
+    for title, settings in tables:
+        rows = [f"| `{s.variable}` | `{_default(s.default)}` | {s.meaning} |" for s in settings]
+        parts += [f"## {title}", "\n".join(("| Variable | Default | Meaning |", "|---|---|---|", *rows))]
+    return "\n\n".join(parts) + "\n"
 
 
 def _default(value: object) -> str:
@@ -66,6 +73,22 @@ def render_errors() -> str:
     return "\n".join(("# Errors", "", text, "", *head, *rows)) + "\n"
 
 
+def render_metrics() -> str:
+    """Return the page of metrics."""
+    rows = []
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        buckets = f" Buckets: {', '.join(f'{bound:g}' for bound in family.buckets)} s." if family.buckets else ""
+        rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning}{buckets} |")
+    text = (
+        "`GET /metrics` gives these in Prometheus's text format, version 0.0.4, and the `process_*` metrics of the "
+        "serving process. `route` is a route's template, such as `/functions/:id/invoke`, or `unknown`. "
+        "`tenant_id` is `T#` and the number for the 100 tenants that have most, and `other` for the rest together."
+    )
+    head = ("| Name | Type | Labels | Meaning |", "|---|---|---|---|")
+    return "\n".join(("# Metrics", "", text, "", *head, *rows)) + "\n"
+
+
 def render_commands() -> str:
     """Return the page of the command line: from the declarations, not from one library version's rendering."""
     parts = ["# Command line"]
@@ -96,6 +119,7 @@ def _spelling(parameter: Any) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": render_settings,
     "errors.md": render_errors,
+    "metrics.md": render_metrics,
     "cli.md": render_commands,
     "hardware.md": partial(claims.render, HARDWARE),
     "safety.md": partial(claims.render, SAFETY),

@@ -79,6 +79,16 @@ SAFETY: Final = Table(
         Claim("13-lanes", "The emulator runs no more threads side by side than it may, whatever the grid."),
         Claim("13-memory", "It bounds the memory of a launch and of a module before it allocates any."),
         Claim("13-reading", "Reading, checking and loading PTX ends at the deadline too, and leaves nothing."),
+        Claim("14-hashed", "Of a token only a digest is kept; no log, error or representation has anything of it."),
+        Claim("14-ended", "A token that is revoked, rotated or past its end lets nobody in, here at once."),
+        Claim("14-minted", "Nobody makes a token that may do more than he may."),
+        Claim(
+            "14-capability", "Administering takes a capability of the same registry, which nobody can make or widen."
+        ),
+        Claim("14-oidc", "A JWT chooses neither its algorithm nor where its key is; issuer and audience are pinned."),
+        Claim("14-keys", "An issuer's keys come from a file or its own host, bounded in size, time and frequency."),
+        Claim("14-exposure", "Without authentication nobody is served unless told; publicly only if told twice."),
+        Claim("14-origin", "A page opens a WebSocket from an origin that the operator allows, or not at all."),
         Claim("15-grant", "Without the grant `wasi:cuda` answers -1 and nothing else happens."),
         Claim("16-messages", "No message shows a path of the host or an address of the process."),
     ),

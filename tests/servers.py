@@ -1,0 +1,111 @@
+"""A real server in a process of its own, on a port that was free, with a data folder that goes when the test does."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+READY_S = 60.0
+STOP_S = 30.0
+
+
+@dataclass
+class LiveServer:
+    """A server that runs.
+
+    Attributes:
+        url: such as ``http://127.0.0.1:40001``.
+        token: for everything, of an administrator of all tenants.
+        data: its data folder.
+        process: the parent of the server's own process.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    data: Path
+    process: subprocess.Popen
+
+    @property
+    def port(self):
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def headers(self):
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def client(self, **more):
+        """Return a client that sends the token; the caller closes it."""
+        headers = self.headers | more.pop("headers", {})
+        return httpx.Client(base_url=self.url, headers=headers, timeout=more.pop("timeout", 30.0), **more)
+
+    def child(self):
+        """Return the process number of the server itself."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(found[0])
+
+    def stop(self):
+        """Tell it to stop, and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+
+@contextlib.contextmanager
+def running_server(data, *arguments, environment=None, token=None) -> Iterator[LiveServer]:
+    """Start ``tensor-wasm serve`` with a data folder and further arguments; end it at the end.
+
+    A folder that has been used has a token already, which `token` says.
+    """
+    errors_path = Path(data).with_suffix(".stderr")
+    own = {
+        "TENSOR_WASM_API_TENANT_CAPS": "requests=4096",  # tests ask more often than tenants may unless it is said
+        "TENSOR_WASM_DEVICE": "emulator",
+        "TENSOR_WASM_CODE_CACHE": "0",
+        "TENSOR_WASM_STATE_DIR": f"{data}.state",
+    }
+    with errors_path.open("ab") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tensorwasm.cli", "serve", "--addr", "127.0.0.1:0", "--data", str(data), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **own, **(environment or {})},
+            text=True,
+        )
+    try:
+        url = _wait_for_address(process, errors_path)
+        shown = re.search(r"^token, shown this once: (\S+)$", errors_path.read_text(), re.MULTILINE)
+        yield LiveServer(url, token or (shown[1] if shown else ""), Path(data), process)
+    finally:
+        _end(process)
+
+
+def _wait_for_address(process, errors_path):
+    ends_s = time.monotonic() + READY_S
+    while time.monotonic() < ends_s:
+        if select.select([process.stdout], [], [], 0.1)[0]:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"listening on (\S+)\n", line)
+            if found:
+                return found[1]
+            if not line:
+                break
+    raise AssertionError(f"the server does not start: {errors_path.read_text()[-4000:]}")
+
+
+def _end(process):
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # the second ends it at once
+            process.wait(STOP_S)
+    process.stdout.close()

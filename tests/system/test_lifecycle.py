@@ -1,0 +1,249 @@
+"""How a server starts, stops, dies and comes again."""
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+ADD = base64.b64encode((Path(__file__).parents[2] / "bench/guests/add.wasm").read_bytes()).decode()
+SPIN = "AGFzbQEAAAABBAFgAAADAgEABwgBBHNwaW4AAAoJAQcAA0AMAAsL"
+
+
+def deploy(client, module=ADD):
+    return client.post("/functions", json={"name": "f", "wasm_b64": module}).json()["id"]
+
+
+def until(holds, seconds=30.0):
+    ends_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def answers(url):
+    try:
+        return httpx.get(f"{url}/healthz", timeout=1.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def is_gone(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_what_runs_ends_before_a_server_that_is_told_to_stop(start_server):
+    with start_server() as server, server.client() as client:
+        spin = deploy(client, SPIN)
+        found = []
+
+        def invoke():
+            with server.client() as other:
+                found.append(other.post(f"/functions/{spin}/invoke", json={"export": "spin", "deadline_ms": 2000}))
+
+        running = threading.Thread(target=invoke)
+        running.start()
+        until(lambda: 'in_flight{method="POST",route="/functions/:id/invoke"} 1.0' in client.get("/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: client.get("/readyz").status_code == 503)
+        refused = client.get("/functions")
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "draining")
+        assert refused.headers["retry-after"] == "1"
+        assert client.get("/livez").status_code == 200
+        running.join(30)
+        assert [each.status_code for each in found] == [504]
+        assert server.process.wait(30) == 0
+
+
+def test_a_second_signal_ends_it_at_once(start_server):
+    with start_server() as server, server.client() as client:
+        spin = deploy(client, SPIN)
+        running = threading.Thread(target=lambda: _ignore(server, spin))
+        running.start()
+        until(lambda: 'in_flight{method="POST",route="/functions/:id/invoke"} 1.0' in client.get("/metrics").text)
+        server.process.send_signal(signal.SIGINT)
+        until(lambda: client.get("/readyz").status_code == 503)
+        began_s = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(10)
+        assert time.monotonic() - began_s < 5
+        running.join(30)
+
+
+def _ignore(server, spin):
+    try:
+        with server.client() as other:
+            other.post(f"/functions/{spin}/invoke", json={"export": "spin", "deadline_ms": 15000})
+    except httpx.HTTPError:
+        return
+
+
+def test_a_server_that_is_killed_comes_again_with_all_it_had(start_server):
+    with start_server() as server:
+        with server.client() as client:
+            function = deploy(client)
+        for _ in range(2):
+            killed = server.child()
+            os.kill(killed, signal.SIGKILL)
+            until(lambda killed=killed: is_gone(killed))
+            until(lambda: answers(server.url))
+            with server.client() as client:
+                called = client.post(f"/functions/{function}/invoke", json={"export": "add", "args": [2, 3]})
+                assert called.json()["result"] == [5]
+
+
+def test_a_server_that_is_told_that_its_audit_log_was_moved_goes_on_in_a_new_one(start_server):
+    with start_server() as server, server.client() as client:
+        deploy(client)
+        serving = server.child()
+        log = server.data / "audit.log"
+        until(lambda: "create_function" in log.read_text())
+        log.rename(server.data / "audit.log.1")
+        for each in _children(server.process.pid):
+            os.kill(each, signal.SIGHUP)
+        server.process.send_signal(signal.SIGHUP)
+        until(log.exists)
+        deploy(client)
+        until(lambda: "create_function" in log.read_text())
+        assert server.child() == serving
+        assert [is_gone(each) for each in _children(server.process.pid)] == [False, False], "one serves, one stands by"
+
+
+def _children(process):
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_nothing_is_left_of_a_server_whose_parent_is_killed(start_server):
+    with start_server() as server:
+        child = server.child()
+        server.process.kill()
+        server.process.wait(10)
+        until(lambda: is_gone(child))
+        assert not answers(server.url)
+
+
+def run(*arguments, environment=None):
+    return subprocess.run(
+        [sys.executable, "-m", "tensorwasm.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+
+
+def test_an_address_that_is_taken_is_refused(start_server, tmp_path):
+    with start_server() as server:
+        found = run("--addr", f"127.0.0.1:{server.port}", "--data", str(tmp_path / "other"))
+        assert found.returncode == 2
+        assert "cannot be listened on" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--addr", "nonsense"], {}),
+        (["--tenant-header-policy", "perhaps"], {}),
+        (["--token", "short"], {}),
+        ([], {"TENSOR_WASM_API_MAX_BODY": "x"}),
+        (["--addr", "0.0.0.0:0"], {"TENSOR_WASM_API_ALLOW_DEV_MODE": "1"}),
+        ([], {"TENSOR_WASM_API_TRUSTED_XFCC_PROXIES": "everybody"}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_not_tried_again(tmp_path, arguments, environment):
+    found = run(
+        "--data",
+        str(tmp_path / "data"),
+        *(["--addr", "127.0.0.1:0"] if not arguments else []),
+        *arguments,
+        environment=environment,
+    )
+    assert found.returncode == 2
+    assert "error:" in found.stderr
+    assert "starting it again" not in found.stderr
+    assert "listening" not in found.stdout
+
+
+def test_a_token_is_shown_once_and_kept_nowhere(start_server, tmp_path):
+    data = tmp_path / "data"
+    with start_server(data=data) as server:
+        token = server.token
+        assert token
+        server.stop()
+    with start_server(data=data, token=token) as server, server.client() as client:
+        assert client.get("/functions").status_code == 200
+        shown = data.with_suffix(".stderr").read_text()
+        assert shown.count("shown this once") == 1
+        server.stop()
+    for path in [*data.rglob("*"), *Path(f"{data}.state").rglob("*")]:
+        if path.is_file():
+            assert token.encode() not in path.read_bytes(), path
+
+
+def test_tokens_and_policies_of_the_command_line_count(start_server):
+    listed = ("--token", "listed-token-0000000:tenant=7", "--tenant-header-policy", "required")
+    with start_server(*listed, token="listed-token-0000000") as server, server.client() as client:
+        assert client.get("/functions").json()["error"]["kind"] == "missing_tenant"
+        assert client.get("/functions", headers={"X-TensorWasm-Tenant": "7"}).status_code == 200
+        assert client.get("/functions", headers={"X-TensorWasm-Tenant": "8"}).status_code == 403
+
+
+def test_without_authentication_pages_and_names_from_elsewhere_are_refused(start_server):
+    with start_server(environment={"TENSOR_WASM_API_ALLOW_DEV_MODE": "1"}) as server:
+        assert httpx.get(f"{server.url}/functions").status_code == 200
+        rebound = httpx.get(f"{server.url}/functions", headers={"Host": "evil.example"})
+        assert rebound.json()["error"]["kind"] == "host_denied"
+        page = httpx.post(f"{server.url}/functions", content="{}", headers={"Origin": "https://evil.example"})
+        assert page.json()["error"]["kind"] == "origin_denied"
+
+
+def test_a_socket_in_the_file_system_serves(tmp_path):
+    path = tmp_path / "s"
+    with (tmp_path / "err").open("wb") as errors:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tensorwasm.cli",
+                "serve",
+                "--addr",
+                f"unix:{path}",
+                "--data",
+                str(tmp_path / "data"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert process.stdout.readline() == f"listening on http+unix://{path}\n"
+        assert path.stat().st_mode & 0o077 == 0
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+            assert client.get("/healthz").json() == {"status": "ok"}
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        killed = children.read_text().split()[0]
+        os.kill(int(killed), signal.SIGKILL)
+        until(lambda: killed not in children.read_text().split())
+
+        def again():
+            with socket.socket(socket.AF_UNIX) as probe:
+                return probe.connect_ex(str(path)) == 0
+
+        until(again)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stdout.close()
+    assert process.returncode == 0
+    assert not path.exists()
