@@ -1,5 +1,6 @@
 """Options of the whole suite. They stand here, at the root, so that pytest knows them whatever it is asked to run."""
 
+import gc
 import os
 
 from hypothesis import settings
@@ -21,3 +22,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "hardware(*ids): shows these claims of tools/hardware.py on a device")
     config.addinivalue_line("markers", "rule(*ids): shows these parts of the safety rules of tools/safety.py")
+
+
+def pytest_collection_finish():
+    # Thousands of tests stay to the end: a collector that looked at them each time would stop the tests for seconds.
+    gc.collect()
+    gc.freeze()

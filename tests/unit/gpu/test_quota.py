@@ -122,10 +122,15 @@ def test_a_free_place_is_taken_even_near_the_deadline():
 @pytest.mark.parametrize("seconds", [0.0, 0.049])
 def test_near_the_deadline_a_full_gate_refuses_without_waiting(seconds):
     gate, _ = full_gate()
-    began = time.monotonic()
-    with pytest.raises(CapacityExhausted):
-        gate.enter(Deadline.after(seconds), Sitter())
-    assert time.monotonic() - began < 0.049
+
+    def enter() -> float:
+        deadline = Deadline.after(seconds)
+        began_s = time.monotonic()
+        with pytest.raises(CapacityExhausted):
+            gate.enter(deadline, Sitter())
+        return time.monotonic() - began_s
+
+    assert min(enter() for _ in range(3)) < 0.049
     assert (gate.in_use, gate.waiting) == (1, 0)
 
 

@@ -21,6 +21,8 @@ from tensorwasm.guest.state import STATES
 from tensorwasm.guest.visit import Visit, may_visit
 from tensorwasm.values import Deadline, Limits
 
+PATIENCE_S = 20.0
+
 WAT = """(module (import "h" "f" (func $f (param i32) (result i32)))
   (memory (export "memory") 1) (global $g (mut i32) (i32.const 0))
   (func (export "twice") (param i64) (result i64) (i64.mul (local.get 0) (i64.const 2)))
@@ -125,7 +127,7 @@ def test_an_endless_guest_ends_at_its_deadline_whether_its_place_expects_that_or
         started = time.monotonic()
         with pytest.raises(InvokeTimeout):
             call(spin, deadline=Deadline.after(0.05))
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < PATIENCE_S
         assert not spin._brief, "the next guest runs without the GIL"
 
 

@@ -16,6 +16,7 @@ from tensorwasm.tenancy.jwks import KeySet
 from tensorwasm.tenancy.oidc import JwtVerifier, open_verifier
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
 from tensorwasm.tenancy.roll import Roll
+from timing import costs_less
 
 GOOD = {"alg": "RS256", "typ": "JWT", "kid": "key-RS256"}
 
@@ -171,9 +172,9 @@ def test_a_header_that_means_something_else_is_refused(header):
     ids=range(17),
 )
 def test_what_is_no_token_of_the_issuer_is_refused_whatever_it_is(text):
-    began_s = time.process_time()
-    assert refused(text)
-    assert time.process_time() - began_s < 1
+    seen = []
+    assert costs_less(1, lambda: seen.append(refused(text)))
+    assert all(seen)
 
 
 def test_a_token_in_a_token_is_not_opened():

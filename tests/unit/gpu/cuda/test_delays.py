@@ -9,6 +9,7 @@ from tensorwasm.gpu.cuda import delays
 from tensorwasm.values import NEVER, Deadline
 
 LONG_S = 1000.0
+SHORT_S, AFTER_S = 0.05, 0.06
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,12 @@ def find_late(device, fake, stream, work):
     """Have work of the stream miss its deadline; return whether the GPU is still there."""
 
     def miss() -> bool:
-        work(stream, Deadline.after(0.001))
+        work(stream, Deadline.after(SHORT_S))
         return look()
 
     def look() -> bool:
         with pytest.raises(InvokeTimeout):
-            device.synchronize(stream, Deadline.after(0.003))
+            device.synchronize(stream, Deadline.after(AFTER_S))
         try:
             device.ended(stream)
         except DeviceLost:
@@ -133,7 +134,7 @@ def test_late_work_is_judged_anew_once_what_was_ahead_of_it_has_ended(device, st
     assert find_late()
     event = device.events.open_event()
     device.events.record(event, stream)
-    work(stream, Deadline.after(0.001))
+    work(stream, Deadline.after(SHORT_S))
     stream.handle.worked = False
     assert device.events.event_reached(event)
     stream.handle.worked = True

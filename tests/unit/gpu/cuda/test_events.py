@@ -59,11 +59,11 @@ def test_a_wait_ends_at_its_deadline_and_the_device_is_lost_only_long_after_the_
     device, fake, event, stream, work, own, monkeypatch
 ):
     monkeypatch.setattr(delays, "OVERRUN_GRACE_NS", 0 if own == "long ago" else 10**12)
-    work(stream, Deadline.after(1000 if own == "ahead" else 0.001))
+    work(stream, Deadline.after(1000 if own == "ahead" else 0.05))
     device.events.record(event, stream)
     fake.begin()
     with pytest.raises(InvokeTimeout):
-        device.events.synchronize_event(event, Deadline.after(0.002))
+        device.events.synchronize_event(event, Deadline.after(0.06))
     if own == "long ago":
         with pytest.raises(DeviceLost, match="past its deadline"):
             device.events.open_event()

@@ -31,7 +31,7 @@ def lives(device) -> bool:
 
 @pytest.mark.parametrize("order", ["long first", "short first"])
 def test_a_gpu_is_given_up_for_the_latest_deadline_of_the_work_in_a_stream(device, fake, stream, work, soon, order):
-    deadlines = [Deadline.after(1000), Deadline.after(0.005)]
+    deadlines = [Deadline.after(1000), Deadline.after(0.05)]
     fake.begin()
     for deadline in deadlines if order == "long first" else reversed(deadlines):
         work(stream, deadline)
@@ -44,10 +44,10 @@ def test_a_gpu_is_given_up_for_the_latest_deadline_of_the_work_in_a_stream(devic
 
 def test_a_gpu_is_given_up_for_work_that_all_has_overrun(device, fake, stream, work, soon):
     fake.begin()
-    work(stream, Deadline.after(0.002))
-    work(stream, Deadline.after(0.001))
+    work(stream, Deadline.after(0.05))
+    work(stream, Deadline.after(0.04))
     with pytest.raises(InvokeTimeout):
-        device.synchronize(stream, Deadline.after(0.005))
+        device.synchronize(stream, Deadline.after(0.06))
     assert not lives(device)
 
 
@@ -63,7 +63,7 @@ def test_a_deadline_of_work_that_has_ended_does_not_count(device, fake, stream, 
         "event asked": lambda: device.events.event_reached(event),
         "launch": lambda: None,  # nobody has seen it end: the driver is asked before the shorter work begins
     }[seen]()
-    deadline = Deadline.after(0.002)
+    deadline = Deadline.after(0.05)
     work(stream, deadline)
     fake.begin()
     with pytest.raises(InvokeTimeout):
