@@ -22,13 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.errors import (
-    CapacityExhausted,
-    DeviceFault,
-    DeviceUnavailable,
-    InvokeTimeout,
-    TensorWasmError,
-)
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
 from tensorwasm.runtime.executor import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation, Ending, Patience
 from tensorwasm.runtime.workers.flight import Flight
