@@ -1,4 +1,4 @@
-"""Compile every examples/NAME/NAME.c and bench/guests/NAME.c to the committed NAME.wasm beside it.
+"""Compile the C and C++ guests of the examples, the benchmarks and the tests to NAME.wasm beside them.
 
 The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library.
 
@@ -27,10 +27,23 @@ FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/llm/*.c": ("-mexec-model=reactor", "-Wl,-z,stack-size=65536"),
     "examples/*/*.c": (),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
+    "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),
+    "tests/golden/wasi/*.c": ("-Os",),
+    "tests/golden/wasm/guests/traps.c": (
+        *("-g", "-fdebug-prefix-map={root}=.", "-nostdlib", "-ffreestanding"),
+        "-Wl,--no-entry,-z,stack-size=8192",
+    ),
+    "tests/golden/wasm/guests/longjmp.c": (
+        "-mexec-model=reactor",
+        "-mexception-handling",
+        "-Wl,-z,stack-size=65536",
+        *("-mllvm", "-wasm-enable-sjlj", "-mllvm", "-wasm-use-legacy-eh=false"),
+    ),
 }
-"""Where sources are, and options of their own; the first that fits counts."""
+"""Where sources are, and options of their own; the first that fits counts. One with ``-g`` keeps its symbols."""
 
-OPTIONS: Final = ("-target", "wasm32-wasi", "-std=c23", "-O2", "-s", "-Wall", "-Wextra", "-Werror")
+OPTIONS: Final = ("-target", "wasm32-wasi", "-O2", "-Wall", "-Wextra", "-Werror")
+STANDARDS: Final = {".c": "-std=c23", ".cpp": "-std=c++23"}
 INCLUDES: Final = ("guest-sdk/include", "examples")
 
 
@@ -55,7 +68,19 @@ def compile_guest(source: Path, options: Sequence[str], folder: Path) -> bytes:
     module = folder / source.with_suffix(".wasm").name
     includes = [f"-I{include}" for include in INCLUDES]
     # From the root and by relative path, so that no path of this machine can reach the module.
-    command = [sys.executable, "-m", "ziglang", "cc", *OPTIONS, *options, *includes, "-o", str(module)]
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        STANDARDS[source.suffix],
+        *OPTIONS,
+        *(() if "-g" in options else ("-s",)),
+        *(option.format(root=ROOT) for option in options),
+        *includes,
+        "-o",
+        str(module),
+    ]
     run = subprocess.run([*command, str(source.relative_to(ROOT))], cwd=ROOT, check=False)
     if run.returncode != 0:
         raise BuildError(f"{source.name} does not compile")

@@ -41,7 +41,9 @@ SAFETY: Final = Table(
         Claim("4-device", "A device buffer is zero for every stream before any of its guest's work."),
         Claim("4-staging", "What a guest left in a staging slot is cleared, and all of it for another tenant."),
         Claim("4-shared-memory", "On the emulator a kernel reads no shared memory that its block has not written."),
-        Claim("4-local-memory", "Nor local memory that its thread, or this call of the function, has not written."),
+        Claim(
+            "4-local-memory", "Local memory is zero until its thread, and this call of the function, has written it."
+        ),
         Claim("4-registers", "On the emulator registers that nothing wrote are zero."),
         Claim("4-variables", "Variables of a module are one guest's: such a module is loaded anew for each."),
         Claim("4-session", "A session or pad that serves one guest after the other shows nothing of the one before."),

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 MIB: Final = 1 << 20
+OLDEST_PTX: Final = (6, 0)
+NEWEST_PTX: Final = (9, 5)
+"""The PTX ISA that is read: of the CUDA releases 9.0 to 13.5."""
 WASM_PAGE_BYTES: Final = 1 << 16
 
 Dim3 = tuple[int, int, int]
@@ -72,7 +75,8 @@ class Limits:
         module_bytes: size of the module's binary.
         stack_bytes: Wasm stack.
         wall_s: wall-clock seconds for the start function and for every call.
-        output_bytes: captured stdout, and captured stderr.
+        output_bytes: standard output, and likewise standard error, captured or passed on; more fails in the guest.
+        stdin_bytes: standard input that is given as a value; more is refused.
     """
 
     memory_bytes: int = 256 * MIB
@@ -81,6 +85,7 @@ class Limits:
     stack_bytes: int = 512 << 10
     wall_s: float = 30.0
     output_bytes: int = 16 * MIB
+    stdin_bytes: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,3 +186,39 @@ def test_an_indirect_call_takes_every_lane_to_its_own_function(launcher, how):
     variables = ".global .align 8 .u64 functions[2] = {plus, times};"
     (got,) = run(launcher, LaneKernel("indirect", (), ("b32",), body), before=[functions, variables])
     assert_array_equal(got, np.where(IDS % 2 == 0, IDS + 5, IDS * 5))
+
+
+SECOND_WORD = """
+.func (.param .b32 result) second_word(.param .align 16 .b8 words[16])
+{{
+    .reg .b32 %r; .reg .b64 %at, %generic;
+    mov.b64 %at, words;
+    {body}
+    st.param.b32 [result], %r;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "cvta.local.u64 %generic, %at; cvta.to.local.u64 %at, %generic; ld.local.u32 %r, [%at+4];",
+        "cvta.local.u64 %generic, %at; ld.u32 %r, [%generic+4];",
+        "ld.local.u32 %r, [%at+4];",
+        "ld.param.u32 %r, [%at+4];",
+    ],
+    ids=["there_and_back", "generic", "local", "parameter"],
+)
+def test_a_function_takes_the_address_of_its_parameter(launcher, body):
+    call = """
+        {
+            .param .align 16 .b8 words[16]; .param .b32 back;
+            st.param.v4.b32 [words], {7, %lane, 8, 9};
+            call (back), second_word, (words);
+            ld.param.b32 %d0, [back];
+        }
+    """
+    kernel = LaneKernel("taking_an_address", (), ("b32",), call)
+    (got,) = run(launcher, kernel, before=[SECOND_WORD.format(body=body)])
+    assert_array_equal(got, IDS)

@@ -24,6 +24,9 @@ from tensorwasm.gpu.emulator import alu
 LANES = 64
 KERNELS_PER_MODULE = 48  # few modules load quickly; small ones leave little to recompile
 
+NEWEST_TARGET = 90
+"""Of the GPUs that this runs on; forms that need a later one are held to their judge alone (test_forms)."""
+
 
 @functools.cache
 def modules() -> dict[str, tuple[str, list[Case]]]:
@@ -55,7 +58,7 @@ def compare(case: Case, sources: list[np.ndarray], results: list[np.ndarray]) ->
             assert agrees(allowed, have), f"{case.form} of {list(map(hex, operands))}: {have:#x}, not {shown}"
 
 
-@pytest.mark.parametrize("form", alu.forms())
+@pytest.mark.parametrize("form", [form for form in alu.forms() if requirements(form)[0] <= NEWEST_TARGET])
 def test_form(launcher, form):
     launcher.require(*requirements(form))
     text, own = modules()[form]

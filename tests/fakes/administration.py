@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 
+from fakes.rsgi import SentHeaders
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.opening import open_database
 from tensorwasm.errors import Unauthorized
@@ -23,7 +24,7 @@ ROUTES = (*tokens.ROUTES, *tenants.ROUTES)
 class Answer:
     status: int
     body: object
-    headers: dict
+    headers: SentHeaders
     audit: dict
     action: str | None
     shown: str = field(repr=False)
@@ -81,7 +82,9 @@ class Office:
         if route.response is not None:
             assert isinstance(reply.body, route.response)
         encoded = None if reply.body is None else json.loads(msgspec.json.encode(reply.body))
-        return Answer(reply.status or route.status, encoded, dict(reply.headers), call.audit, route.action, shown)
+        return Answer(
+            reply.status or route.status, encoded, SentHeaders(reply.headers), call.audit, route.action, shown
+        )
 
     def principal(self, token):
         authenticator = self.identity.authenticator

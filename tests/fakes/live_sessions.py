@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from tensorwasm.database.schema import METADATA
@@ -21,6 +21,7 @@ from tensorwasm.errors import (
     StoreUnavailable,
 )
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.opened import LiveStatistics
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.sessions.living import Saved
 
@@ -28,10 +29,11 @@ FUNCTION = "11111111-1111-4111-8111-111111111111"
 
 
 class FakeDesk:
-    """A database in memory, on the caller's thread. Any call may be made to fail."""
+    """A database in memory, on the caller's thread, with a clock that a test may give. Any call may be made to fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, unix_ms=lambda: 0) -> None:
         self._engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+        event.listen(self._engine, "connect", lambda made, _: made.create_function("unix_ms", 0, unix_ms))
         METADATA.create_all(self._engine)
         self.fails = False
 
@@ -78,6 +80,9 @@ class FakeLive:
 
     def resume(self):
         self._cancelled.clear()
+
+    def statistics(self):
+        return LiveStatistics(0, 0, 0.0, 1 << 16, None)
 
     def close(self):
         assert not self.closed, "closed twice"
@@ -165,16 +170,19 @@ class FakeQuotas:
     def __init__(self, most: int = 1000) -> None:
         self.most = most
         self.held: dict[int, int] = {}
+        self.memory: dict[int, int] = {}
 
     @contextmanager
     def hold(self, tenant, memory_bytes):
         if self.held.get(tenant, 0) >= self.most:
             raise QuotaExceeded("instances")
         self.held[tenant] = self.held.get(tenant, 0) + 1
+        self.memory[tenant] = self.memory.get(tenant, 0) + memory_bytes
         try:
             yield
         finally:
             self.held[tenant] -= 1
+            self.memory[tenant] -= memory_bytes
 
 
 class FakeTime:

@@ -20,6 +20,24 @@ class FakeHeaders(dict):
         return [each.strip() for each in self[name].split("\n")] if name in self else []
 
 
+class SentHeaders:
+    """The head of an answer, field by field as it was sent: one that is asked for by its name must be there once.
+
+    No field of ours may be there twice: browsers read two of `Access-Control-Allow-Origin` as none.
+    """
+
+    def __init__(self, pairs):
+        self.pairs = [(name.lower(), value) for name, value in pairs]
+        names = [name for name, _ in self.pairs]
+        assert len(names) == len(set(names)), f"a field is there twice: {self.pairs}"
+
+    def __getitem__(self, name):
+        return dict(self.pairs)[name.lower()]
+
+    def __contains__(self, name):
+        return any(each == name.lower() for each, _ in self.pairs)
+
+
 @dataclass
 class FakeScope:
     method: str = "GET"
@@ -35,17 +53,18 @@ class FakeScope:
 
 
 class FakeProto:
-    """Takes one answer; gives a body in chunks, of which an `asyncio.Event` is waited for."""
+    """Takes one answer; gives a body in chunks, of which an `asyncio.Event` is waited for, once."""
 
     def __init__(self, chunks=()):
-        self.chunks = [*chunks, b""]
+        self.chunks = None if chunks is None else [*chunks, b""]
         self.status = None
-        self.headers = {}
+        self.headers = SentHeaders(())
         self.body = b""
         self.answered = asyncio.Event()
         self.leaving = asyncio.get_running_loop().create_future()
 
     def __aiter__(self):
+        assert self.chunks is not None, "the body was read ahead"
         return self
 
     async def __anext__(self):
@@ -66,11 +85,11 @@ class FakeProto:
     def response_bytes(self, status, headers, body):
         assert self.status is None, "answered twice"
         self.status, self.body = status, body
-        self.headers = dict(headers)
+        self.headers = SentHeaders(headers)
         self.answered.set()
 
     def response_stream(self, status, headers):
-        self.status, self.headers = status, dict(headers)
+        self.status, self.headers = status, SentHeaders(headers)
         return self
 
     def close(self, status=None):
@@ -89,10 +108,14 @@ async def ask(pipeline, method, path, *, headers=None, body=b"", chunks=None, qu
     """Send a request through a pipeline; return its `FakeProto`, answered.
 
     Args:
+        headers: of one that is there twice both, with a line break between; a body is JSON unless they say otherwise.
         chunks: the body in pieces, read when it is needed; instead of ``body``.
     """
-    given = FakeHeaders({name.lower(): value for name, value in (headers or {}).items()})
-    proto = FakeProto(chunks or ())
+    given = FakeHeaders({} if scope.get("http_version") == "2" else {"host": "localhost"})
+    if body or chunks:
+        given["content-type"] = "application/json"
+    given.update({name.lower(): value for name, value in (headers or {}).items()})
+    proto = FakeProto(chunks)
     seen = FakeScope(method=method, path=path, query_string=query, headers=given, **scope)
     if method == "WS":
         seen.method, seen.proto = "GET", "ws"

@@ -87,6 +87,9 @@ class FakeKernels:
     def __init__(self, note: _Note) -> None:
         self._note = note
 
+    def take_output(self) -> tuple[bytes, bool]:
+        return b"", False
+
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         return self._note("kernels.load", text, entry, deadline)
 

@@ -74,7 +74,7 @@ class Puppet:
             self.link.sendall(data)
 
     def done(self, call, **changes):
-        usual = Done(call.request, call.export or "_start", (7,), ("i32",), 0, 0.0, None)
+        usual = Done(call.request, call.export or "_start", (7,), ("i32",), 0, 0.0, None, False, False)
         fields = {name: getattr(usual, name) for name in usual.__struct_fields__}
         return Done(**fields | changes)
 

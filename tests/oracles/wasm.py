@@ -29,7 +29,7 @@ def _make_engine() -> Engine:
     config.wasm_multi_memory = True
     config.wasm_tail_call = True
     config.wasm_relaxed_simd = True
-    config.wasm_exceptions = False
+    config.wasm_exceptions = True
     config.wasm_function_references = False
     config.wasm_gc = False
     config.wasm_threads = False
@@ -108,6 +108,8 @@ def _immediate_text(kind: str, value: Any) -> str:
             return f"(type {value})" if isinstance(value, int) else f"(result {value})"
         case "labels":
             return " ".join(map(str, value))
+        case "catches":
+            return " ".join(f"({' '.join(str(part) for part in catch if part is not None)})" for catch in value)
         case "types":
             return f"(result {' '.join(value)})"
         case "reference":

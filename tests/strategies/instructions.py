@@ -45,10 +45,10 @@ def cases(form: str, results: tuple[str, ...], sources: tuple[str, ...]) -> list
     reads, writes = opcode in {"addc", "subc", "madc"}, "cc" in modifiers
     body = []
     if reads:
-        body += _set_carry(opcode, f"%a{len(sources)}")
+        body += _set_carry(f"%a{len(sources)}")
     body.append(f"{form} {_operands(opcode, len(results), [f'%a{i}' for i in range(len(sources))])};")
     if writes:
-        body += _get_carry(opcode, f"%d{len(results)}")
+        body += _get_carry(f"%d{len(results)}")
     kernel = LaneKernel(
         _identifier(form), (*sources, *["pred"] * reads), (*results, *["pred"] * writes), "\n".join(body)
     )
@@ -70,16 +70,14 @@ def _operands(opcode: str, results: int, sources: list[str]) -> str:
     return ", ".join([targets, *sources])
 
 
-def _set_carry(opcode: str, flag: str) -> list[str]:
-    """Make CC.CF the flag: a carry out of an addition, or a borrow out of a subtraction."""
-    producer = "sub.cc.u32 %r1, 0, %r0;" if opcode == "subc" else "add.cc.u32 %r1, %r0, 0xffffffff;"
-    return [f"selp.u32 %r0, 1, 0, {flag};", producer]
+def _set_carry(flag: str) -> list[str]:
+    """Make CC.CF the flag: the carry of an addition, whatever reads it."""
+    return [f"selp.u32 %r0, 1, 0, {flag};", "add.cc.u32 %r1, %r0, 0xffffffff;"]
 
 
-def _get_carry(opcode: str, flag: str) -> list[str]:
-    """Turn CC.CF into a flag: 0 + 0 + carry, or 0 - 0 - borrow."""
-    consumer = "subc.u32" if opcode in {"sub", "subc"} else "addc.u32"
-    return [f"{consumer} %r2, 0, 0;", f"setp.ne.u32 {flag}, %r2, 0;"]
+def _get_carry(flag: str) -> list[str]:
+    """Turn CC.CF into a flag by an addition, whatever wrote it."""
+    return ["addc.u32 %r2, 0, 0;", f"setp.ne.u32 {flag}, %r2, 0;"]
 
 
 def _identifier(form: str) -> str:
@@ -92,6 +90,7 @@ _REQUIREMENTS = (
     (r"lop3\.(and|or)\b", 70, "8.2"),
     (r"e[45]m[23]x2", 89, "8.1"),
     (r"(min|max)\b.*\bxorsign", 86, "8.0"),
+    (r"(min|max)\b.*\.abs\.f32", 100, "8.8"),
     (r"[us]16x2|(min|max)\.relu\.s32", 90, "8.0"),
     (r"cvt\.r[nz]\b.*\btf32", 90, "8.0"),
     (r"cvt\.(?!.*ftz).*\bbf16(x2)?\.f32|cvt\.r.\.ftz\.bf16\.f32|cvt\.(r[a-z]\.)?f32\.bf16", 80, "8.1"),

@@ -134,8 +134,14 @@ COUNT = (
 
 
 def with_global(size_bytes: int) -> bytes:
-    """Return a module that declares that much global memory beside its kernel ``nothing``."""
-    return NOTHING.replace(b".visible", b".global .align 4 .b8 table[%d];\n.visible" % size_bytes, 1)
+    """Return a module whose kernel ``nothing`` looks at a variable of that size in global memory."""
+    return with_variable(b"global", size_bytes)
+
+
+def with_variable(space: bytes, size_bytes: int) -> bytes:
+    """Return a module whose kernel ``nothing`` looks at a variable of that size in a state space."""
+    declared = NOTHING.replace(b".visible", b".%s .align 4 .b8 table[%d];\n.visible" % (space, size_bytes), 1)
+    return declared.replace(b"ret;", b".reg .b8 %%x; ld.%s.u8 %%x, [table]; ret;" % space)
 
 
 def padded(text: bytes, size_bytes: int) -> bytes:

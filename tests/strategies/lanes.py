@@ -6,6 +6,7 @@ u32, 0 or 1; in a lane, anything but 0 is true.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 _PACKED = {"e4m3x2": 2, "e5m2x2": 2, "ue8m0x2": 2, "tf32": 4, "pred": 4}
 
 
+@functools.cache
 def width_bytes(type_: str) -> int:
     """Return the bytes of one element: ``f16x2`` is 4."""
     if type_ in _PACKED:

@@ -101,9 +101,9 @@ class _Maker:
             kind = self.draw(st.sampled_from(["texref", "samplerref", "surfref"]))
             return Variable(space, kind, name, linkage=linkage, initializer=self.properties())
         shape = self.shape()
-        vector = self.draw(st.sampled_from([1, 2, 4]))
+        vector = 1 if space == "param" else self.draw(st.sampled_from([1, 2, 4]))
         values = self.initial(shape, vector) if space in {"global", "const"} else ()
-        if shape and self.draw(st.booleans()):
+        if shape and (values or "extern" in linkage) and self.draw(st.booleans()):
             shape = (0, *shape[1:])
         made = Variable(
             space, self.draw(_TYPES), name, vector, self.draw(_ALIGNS), shape, None, linkage, None, values, attributes

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 from hypothesis import strategies as st
 
+from tensorwasm.guest.wasi import Directory
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, Request
 from tensorwasm.values import MEMORY_KINDS, Limits
@@ -20,7 +21,8 @@ def few(strategy):
     return st.lists(strategy, max_size=4).map(tuple)
 
 
-grants = st.builds(Grants, st.booleans(), few(texts), few(texts))
+directories = st.builds(Directory, texts, texts, st.booleans())
+grants = st.builds(Grants, st.booleans(), few(directories))
 limits = st.builds(
     Limits,
     memory_bytes=counts,
@@ -29,6 +31,7 @@ limits = st.builds(
     stack_bytes=counts,
     wall_s=st.floats(min_value=0, exclude_min=True) | st.integers(1, 100),
     output_bytes=counts,
+    stdin_bytes=st.integers(10, 1000),
 )
 
 requests = st.builds(

@@ -17,8 +17,9 @@ from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
 NUMBERS = ("i32", "i64", "f32", "f64", "v128")
-REFERENCES = ("funcref", "externref")
-BLOCKS = ("block", "loop", "if")
+REFERENCES = ("funcref", "externref", "exnref")
+CATCHES = ("catch", "catch_ref", "catch_all", "catch_all_ref")
+BLOCKS = ("block", "loop", "if", "try_table")
 
 value_types = st.sampled_from(NUMBERS + REFERENCES)
 signatures = st.builds(
@@ -37,6 +38,7 @@ CONSTANTS = {
     "v128": st.tuples(st.just("v128.const"), bytes16),
     "funcref": st.just(("ref.null", "funcref")),
     "externref": st.just(("ref.null", "externref")),
+    "exnref": st.just(("ref.null", "exnref")),
 }
 FREE = {
     "index": indices,
@@ -49,6 +51,11 @@ FREE = {
     "memarg": st.tuples(st.integers(0, 31), st.integers(0, U64) | st.integers(0, 200), indices),
     "block": st.none() | value_types | st.integers(0, U32),
     "labels": st.lists(indices, min_size=1, max_size=140).map(tuple),
+    "catches": st.lists(
+        st.tuples(st.sampled_from(CATCHES[:2]), indices, indices)
+        | st.tuples(st.sampled_from(CATCHES[2:]), st.none(), indices),
+        max_size=140,
+    ).map(tuple),
     "types": st.lists(value_types, max_size=3).map(tuple),
     "reference": st.sampled_from(REFERENCES),
 }
@@ -72,6 +79,7 @@ class Context:
         self.tables = [item.type for item in module.imported("table")] + list(module.tables)
         self.memories = [item.type for item in module.imported("memory")] + list(module.memories)
         self.globals = [item.type for item in module.imported("global")] + [item.type for item in module.globals]
+        self.tags = [item.type for item in module.imported("tag")] + list(module.tags)
         self.elements = module.elements
         self.data_count = len(module.data)
         self.declared = declared
@@ -97,6 +105,8 @@ class Context:
         tables, memories = range(len(self.tables)), range(len(self.memories))
         type_of = [table.element for table in self.tables]
         match name:
+            case "throw":
+                return [(i,) for i in range(len(self.tags))]
             case "call":
                 return [(i,) for i in range(len(self.functions))]
             case "return_call":
@@ -179,12 +189,29 @@ def _sequence(draw, context, depth):
 
 
 @st.composite
+def _catches(draw, context):
+    """Draw catches whose labels, counted from outside of the block, take what they give."""
+    given = [("catch_all", None, ()), ("catch_all_ref", None, ("exnref",))]
+    for tag, kind in enumerate(context.tags):
+        params = context.types[kind].params
+        given += [("catch", tag, params), ("catch_ref", tag, (*params, "exnref"))]
+    fitting = [
+        (name, tag, depth)
+        for name, tag, values in given
+        for depth, results in enumerate(context.labels)
+        if results == values
+    ]
+    return tuple(draw(st.lists(st.sampled_from(fitting), max_size=3))) if fitting else ()
+
+
+@st.composite
 def _block(draw, context, depth):
     kind = draw(st.sampled_from(BLOCKS))
     block = draw(st.none() | value_types | st.integers(0, len(context.types) - 1))
     signature = context.types[block] if isinstance(block, int) else FuncType((), (block,) if block else ())
+    catches = (draw(_catches(context)),) if kind == "try_table" else ()
     context.labels.insert(0, signature.params if kind == "loop" else signature.results)
-    out = [("unreachable",), (kind, block), *draw(_sequence(context, depth + 1))]
+    out = [("unreachable",), (kind, block, *catches), *draw(_sequence(context, depth + 1))]
     if kind == "if":
         out += [("else",), *draw(_sequence(context, depth + 1))]
     context.labels.pop(0)
@@ -262,13 +289,19 @@ def _data(draw, memories, constants):
     return Data(ACTIVE, data, memory, draw(_expressions("i64" if memories[memory].is_64 else "i32", 0, constants)))
 
 
+def _throwable(types):
+    """Return the signatures that a tag can have."""
+    return [index for index, kind in enumerate(types) if not kind.results]
+
+
 @st.composite
 def _imports(draw, types):
     kinds = {
-        "func": st.integers(0, types - 1),
+        "func": st.integers(0, len(types) - 1),
         "table": table_types(),
         "memory": memory_types(),
         "global": global_types,
+        "tag": st.sampled_from(_throwable(types)),
     }
     one = st.sampled_from(sorted(kinds)).flatmap(
         lambda kind: st.builds(Import, st.text(max_size=5), st.text(max_size=5), st.just(kind), kinds[kind])
@@ -294,13 +327,14 @@ def _declared(module):
 def modules(draw):
     """Draw a module that is valid, with every section and every instruction."""
     types = (*draw(st.lists(signatures, max_size=3)), FuncType())
-    imports = draw(_imports(len(types)))
+    imports = draw(_imports(types))
     module = Module(
         types=types,
         imports=imports,
         functions=tuple(draw(st.lists(st.integers(0, len(types) - 1), max_size=3))),
         tables=tuple(draw(st.lists(table_types(), max_size=2))),
         memories=tuple(draw(st.lists(memory_types(), max_size=2))),
+        tags=tuple(draw(st.lists(st.sampled_from(_throwable(types)), max_size=2))),
     )
     all_functions = [item.type for item in module.imported("func")] + list(module.functions)
     tables = [item.type for item in module.imported("table")] + list(module.tables)

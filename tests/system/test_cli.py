@@ -64,6 +64,14 @@ def test_several_results_are_a_json_array_and_nan_survives(module):
     assert json.loads(done.stdout) == ["NaN", "-Infinity"]
 
 
+def test_constructors_of_a_reactor_run_before_its_exports(module):
+    constructor = EXAMPLES.parent / "tests/golden/wasm/guests/constructor.wasm"
+    done = run("run", constructor, "--export", "get")
+    assert (done.returncode, done.stdout) == (0, b"constructed\n42\n")
+    done = run("run", constructor, "--export", "add", "--args", "[8]")
+    assert (done.returncode, done.stdout) == (0, b"constructed\n50\n")
+
+
 def test_without_an_export_main_is_called(module):
     assert run("run", module(ADD)).stdout == b"42\n"
 
@@ -89,22 +97,29 @@ def test_without_an_export_main_is_called(module):
         (ADD, ("--device", "tpu", "--grant", "cuda"), b"invalid_args", 2),
         ("(module (memory 4097))", (), b"module_memory_too_large", 2),
         ('(module (import "env" "f" (func)) (func (export "main")))', (), b"unknown_import", 2),
-        ('(module (func (export "main") unreachable))', (), b"wasmtime", 1),
+        ('(module (func (export "main") unreachable))', (), b"wasmtime", 134),
     ],
 )
 def test_a_mistake_is_one_line_with_its_kind_and_code(module, wasm, options, kind, code):
     done = run("run", module(wasm), *options)
     assert done.returncode == code
     assert done.stderr.startswith(b"error: " + kind + b": ")
-    assert done.stderr.count(b"\n") == 1
+    first, *stack = done.stderr.splitlines()
+    assert all(kind == b"wasmtime" and line.startswith(b"    at ") for line in stack), first
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
 
 
 def test_a_module_over_the_limit_is_refused(module):
-    done = run("run", module(b"\0asm\1\0\0\0" + bytes(65 << 20)))
+    wasm = b"\0asm\1\0\0\0" + bytes(65 << 20)
+    done = run("run", module(wasm))
     assert done.returncode == 2
-    assert b"module_too_large" in done.stderr
+    assert b"module_too_large: the module has %d bytes; the limit is %d\n" % (len(wasm), 64 << 20) in done.stderr
+    done = run("run", "-", stdin=wasm)
+    assert done.returncode == 2
+    assert (
+        b"module_too_large: the module has more than %d bytes; the limit is %d\n" % (64 << 20, 64 << 20) in done.stderr
+    )
 
 
 def test_a_missing_file_is_said_plainly(tmp_path):

@@ -140,7 +140,7 @@ def test_a_session_keeps_its_state_between_calls(run, function):
 
 
 def test_another_tenants_function_is_denied(run, function):
-    assert b"tenant_scope_denied" in run("functions", "show", function, "--tenant", "8", code=1).stderr
+    assert b"not_found" in run("functions", "show", function, "--tenant", "8", code=1).stderr
 
 
 def test_metrics_are_shown_once_and_again_and_again(run):

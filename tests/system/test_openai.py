@@ -8,6 +8,8 @@ import openai
 import pytest
 from wasmtime import wat2wasm
 
+from neighbours import deploy
+
 MESSAGES = [{"role": "user", "content": "Say hello"}]
 LINES = b'{"tensorwasm":1,"usage":{"prompt_tokens":11}}\n'
 
@@ -70,13 +72,9 @@ GUESTS = {
 
 @pytest.fixture(scope="module")
 def functions(server):
+    guests = GUESTS | {"function": ECHO}
     with server.client() as client:
-        return {
-            name: client.post("/functions", json={"name": name, "wasm_b64": base64.b64encode(wasm).decode()}).json()[
-                "id"
-            ]
-            for name, wasm in GUESTS.items()
-        }
+        return {name: deploy(client, wasm, name, model=name != "function") for name, wasm in guests.items()}
 
 
 @pytest.fixture
@@ -89,8 +87,11 @@ def chat(ai, model, **more):
     return ai.chat.completions.create(model=model, messages=more.pop("messages", MESSAGES), **more)
 
 
-def test_models_are_functions(ai, functions, server, client):
-    assert {each.id for each in ai.models.list()} >= set(GUESTS)
+def test_models_are_functions_that_say_so(ai, functions, server, client):
+    assert {each.id for each in ai.models.list()} == set(GUESTS)
+    for name in ("function", functions["function"], "function@1"):
+        with pytest.raises(openai.NotFoundError):
+            chat(ai, name)
     assert ai.models.retrieve("plain").object == "model"
     client.put(f"/functions/{functions['plain']}/aliases/live", json={"version": 1})
     for name in ("plain", "plain@live", "plain@1", functions["plain"]):
@@ -180,6 +181,96 @@ def test_tool_calls(ai):
     parts = [part.choices[0].delta for part in chat(ai, "tools", stream=True)]
     pieces = [each.function.arguments for delta in parts for each in delta.tool_calls or ()]
     assert json.loads("".join(pieces)) == {"city": "Bonn"}
+
+
+def test_a_response_is_a_chat_by_another_name(ai):
+    found = ai.responses.create(model="plain", input="Say hello", instructions="Be brief", metadata={"a": "b"})
+    assert (found.status, found.output_text, found.metadata) == ("completed", "Hello wörld!", {"a": "b"})
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (5, 5)
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}]
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is "}, {"type": "input_text", "text": "it?"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "fine"},
+    ]
+    echoed = ai.responses.create(
+        model="echo", input=items, tools=tools, max_output_tokens=7, reasoning={"effort": "low"}
+    )
+    document = json.loads(echoed.output_text)
+    assert document["messages"] == [
+        {"role": "user", "content": "How is it?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "fine", "tool_call_id": "c1"},
+    ]
+    assert document["tools"][0]["function"]["name"] == "weather"
+    assert (document["kind"], document["max_tokens"], document["reasoning_effort"]) == ("chat", 7, "low")
+    cut = ai.responses.create(model="endless", input="x", max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason, cut.output_text) == ("incomplete", "max_output_tokens", "HiHi")
+    (call,) = ai.responses.create(model="tools", input="x").output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Bonn"})
+
+
+@pytest.mark.parametrize("model", ["plain", "lines", "tools"])
+def test_the_events_of_a_response_build_the_whole_one(ai, model):
+    def told(response):
+        return [
+            {**item.to_dict(), "id": ""} | ({"call_id": ""} if item.type == "function_call" else {})
+            for item in response.output
+        ]
+
+    whole = ai.responses.create(model=model, input="x")
+    events = list(ai.responses.create(model=model, input="x", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    assert told(events[-1].response) == told(whole)
+    deltas = "".join(each.delta for each in events if each.type == "response.output_text.delta")
+    assert deltas == whole.output_text
+    with ai.responses.stream(model=model, input="x") as stream:  # the client checks each event against its own state
+        assert stream.get_final_response().output_text == whole.output_text
+
+
+def test_a_response_that_fails_on_its_way_says_so(ai):
+    events = list(ai.responses.create(model="trapping", input="x", stream=True))
+    assert events[-1].type == "response.failed"
+    assert (events[-1].response.status, events[-1].response.error.code) == ("failed", "wasmtime")
+    with pytest.raises(openai.InternalServerError):
+        ai.responses.create(model="broken", input="x", stream=True)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"type": "reasoning", "summary": []}]},
+        {"input": [{"type": "function_call", "name": "x"}]},
+        {"input": []},
+        {"max_output_tokens": 0},
+    ],
+)
+def test_what_no_response_can_be_is_refused_by_name(ai, asked):
+    with pytest.raises(openai.BadRequestError):
+        ai.responses.create(**{"model": "plain", "input": "x", **asked})
+
+
+def test_tokens_reach_the_guest_as_they_are(ai, client):
+    assert json.loads(ai.completions.create(model="echo", prompt=[5, 7]).choices[0].text)["prompt_tokens"] == [5, 7]
+    found = ai.completions.create(model="echo", prompt=[[1], [2, 3]])
+    assert [json.loads(each.text)["prompt_tokens"] for each in found.choices] == [[1], [2, 3]]
+    assert found.usage.prompt_tokens == 3
+    assert len(ai.embeddings.create(model="vectors", input=[[1, 2], [3]]).data) == 2
+    for prompt in ([[]], [1, "a"], [[1], "a"], [-1], [1.5], [True], [1 << 53], [[1] * 3] * 17):
+        with pytest.raises(openai.BadRequestError):
+            ai.completions.create(model="echo", prompt=prompt)
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        ai.completions.create(model="echo", prompt=[1], echo=True)
 
 
 def test_embeddings(ai):
@@ -280,5 +371,5 @@ def test_models_by_the_operators_names(start_server):
     named = {"TENSOR_WASM_API_OPENAI_MODEL_MAP": f"org/small:1:{function}"}
     with start_server(environment=named, token=token) as server:
         ai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0)
-        assert [each.id for each in ai.models.list()] == ["org/small:1", "f"]
+        assert [each.id for each in ai.models.list()] == ["org/small:1"]
         assert chat(ai, "org/small:1").choices[0].message.content == "Hello wörld!"

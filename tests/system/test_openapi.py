@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.transport.serialization import serialize_binary
 
+from neighbours import until
 from tensorwasm.server.openapi import describe
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.routes.functions import UPLOADS
@@ -35,6 +36,7 @@ SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 def tried(start_module_server):
     keys = {"TENSOR_WASM_API_KERNEL_HMAC_KEY": "5e" * 32, "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY": "5e" * 32}
     with start_module_server(TENSOR_WASM_API_TENANT_CAPS="", **keys) as server:
+        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)  # a server error is no promise kept
         yield server
 
 

@@ -17,6 +17,21 @@ def test_a_function_is_deployed_called_and_deleted(client):
     assert client.delete(f"/functions/{function_id}").status_code == 404
 
 
+def test_constructors_of_a_reactor_run_in_calls_jobs_and_sessions(client):
+    wasm = base64.b64encode((Path(__file__).parents[1] / "golden/wasm/guests/constructor.wasm").read_bytes()).decode()
+    function = client.post("/functions", json={"name": "constructor", "wasm_b64": wasm}).json()["id"]
+    for _ in range(2):
+        called = client.post(f"/functions/{function}/invoke", json={"export": "get"})
+        assert called.json()["result"] == [42]
+    job = client.post(f"/functions/{function}/invoke-async", json={"export": "get"}).json()["job_id"]
+    assert client.get(f"/jobs/{job}/wait?timeout_s=30").json()["result"]["result"] == [42]
+    session = client.post("/sessions", json={"function": function}).json()["id"]
+    for total in (50, 58):
+        called = client.post(f"/sessions/{session}/invoke", json={"export": "add", "args": [8]})
+        assert called.json()["result"] == [total]
+    assert client.delete(f"/sessions/{session}").status_code == 204
+
+
 def test_it_stops_when_told_and_starts_with_what_it_had(start_server):
     with start_server() as server:
         token = server.token

@@ -129,7 +129,7 @@ def test_a_snapshot_is_kept_fetched_restored_and_deleted(client, function):
     body = restored.json()
     assert body["tenant_id"] == 1
     assert body["version"] == 1
-    assert body["instance_number"] == uuid.UUID(body["instance_id"]).int & (1 << 64) - 1
+    assert body["instance_number"] == uuid.UUID(body["instance_id"]).int & (1 << 53) - 1
     assert count(client, body["instance_id"]) == 2
     assert client.delete(f"/snapshots/{kept['id']}").status_code == 204
     assert kind(client.get(f"/snapshots/{kept['id']}")) == (404, "not_found")
@@ -195,7 +195,8 @@ def test_other_tenants_see_and_change_nothing(client, function):
         ("POST", "/snapshot/save", {"session_id": session}),
         ("POST", f"/instances/{session}/snapshot", None),
     ):
-        assert kind(client.request(method, path, json=body, headers=THEIRS)) == (403, "tenant_scope_denied"), path
+        found = client.request(method, path, json=body, headers=THEIRS)
+        assert kind(found) in {(404, "not_found"), (404, "instance_not_found")}, path
     assert client.get("/sessions", headers=THEIRS).json() == {"sessions": [], "next": None}
     assert client.get("/snapshots", headers=THEIRS).json() == {"snapshots": [], "next": None}
     assert count(client, session) == 1

@@ -19,6 +19,8 @@ BODIES = {
     "PUT /tenants/{tenant}": {"name": "mine"},
 }
 REFUSALS = {(403, "tenant_scope_denied"), (403, "scope_denied"), (404, "not_found"), (404, "instance_not_found")}
+"""What strangers are told: the first two before anything is looked up."""
+UNKNOWN = "99999999-9999-4999-8999-999999999999"
 GUARDED = [
     route for route in ALL if "{" in route.path and route.method != "WS" and not route.path.startswith("/kernels")
 ]
@@ -36,7 +38,7 @@ def server(tmp_path_factory):
 def theirs(server):
     """One of everything, of tenant 1."""
     with server.client(headers=OWNER) as client:
-        function = deploy(client, COUNTER, "theirs")
+        function = deploy(client, COUNTER, "theirs", model=True)
         call = f"/functions/{function}"
         session = client.post("/sessions", json={"function": function}).json()["id"]
         return {
@@ -100,6 +102,14 @@ def test_no_route_takes_another_s_id(server, theirs, stranger):
                 found = (answer.status_code, error.get("kind", error.get("code")))
                 assert found in REFUSALS | {(404, "model_not_found")}, f"{route.method} {path}: {found}"
                 assert "theirs" not in answer.text or route.openai
+                unknown = stranger.request(
+                    route.method,
+                    path.replace(theirs[noun], UNKNOWN if noun != "tenants" else "99"),
+                    json=body,
+                    headers=headers,
+                )
+                same = unknown.status_code, unknown.text.replace(UNKNOWN, theirs[noun])
+                assert (answer.status_code, answer.text) == same, f"{route.method} {path}"
         assert seen(owner, theirs) == before
 
 

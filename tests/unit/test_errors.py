@@ -1,6 +1,19 @@
 import inspect
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tensorwasm import errors
+
+HOSTILE = st.text(max_size=200) | st.builds(
+    "{}{}{}".format,
+    st.text(max_size=20),
+    st.sampled_from(
+        ["\x1b]0;owned\x07", "\r\nerror: forged", "\u202e", "\ud800", "\0", "\x9b31m", "\u2028", "x" * 100_000]
+    ),
+    st.text(max_size=20),
+)
 
 
 def tree():
@@ -24,7 +37,7 @@ def test_status_and_exit_code_follow_the_fault():
             assert 400 <= error.http_status < 500
             assert error.exit_code == 2
         else:
-            assert error.exit_code in {1, 3, 4, 124}
+            assert error.exit_code in {1, 3, 4, 124, 134}
 
 
 def test_a_malformed_ptx_says_where():
@@ -36,8 +49,9 @@ def test_a_malformed_ptx_says_where():
 
 def test_what_is_refused_for_now_or_lost_with_a_device_or_a_store_may_be_tried_again():
     retryable = {c for c in tree() if c.retryable}
-    passing = errors.LimitError, errors.DeviceLost, errors.StoreUnavailable, errors.DatabaseUnavailable, errors.Draining
-    assert retryable == {c for c in tree() if issubclass(c, passing)}
+    away = errors.StoreUnavailable, errors.DatabaseUnavailable, errors.StorageFull
+    passing = errors.LimitError, errors.DeviceLost, errors.Draining, errors.SessionElsewhere, errors.NotReady
+    assert retryable == {c for c in tree() if issubclass(c, (*passing, *away))}
 
 
 def test_a_device_fault_is_a_lost_device_that_says_so():
@@ -45,3 +59,36 @@ def test_a_device_fault_is_a_lost_device_that_says_so():
     assert (fault.kind, fault.http_status) == (errors.DeviceLost.kind, 503)
     assert fault.message.startswith("a worker was killed by SIGKILL;")
     assert "may be tried again" in fault.message
+
+
+def made_of(kind, text):
+    """Return an error of a class, with a text wherever its constructor takes one."""
+    parameters = list(inspect.signature(kind).parameters.values())
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return kind(text)
+    required = [each for each in parameters if each.default is each.empty]
+    return kind(*(7 if "int" in str(each.annotation) else text for each in required))
+
+
+@given(HOSTILE)
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_no_message_has_control_characters_or_is_longer_than_it_may_be(kind, text):
+    error = made_of(kind, text)
+    for shown in (error.message, str(error)):
+        assert shown.isprintable()
+        assert len(shown) <= 2 * errors.MAX_MESSAGE
+
+
+@given(HOSTILE, st.lists(HOSTILE, max_size=20))
+def test_a_quoted_name_leaves_room_for_the_rest(name, names):
+    assert errors.quote(name).isprintable()
+    assert len(errors.quote(name)) <= 2 * errors.MAX_NAME + 2
+    listed = errors.quote_all(names)
+    assert listed.isprintable()
+    assert len(listed) <= 10 * (errors.MAX_NAME + 2) + 3
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["C"]), max_size=100))
+def test_an_ordinary_text_stays_as_it_is(text):
+    assert errors.plain(text) == text
+    assert errors.HostError(text).message == (text or "")

@@ -12,6 +12,7 @@ import importlib
 import re
 import secrets
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tensorwasm import settings
@@ -82,6 +83,10 @@ class HmacKey:
     def sign(self, message: bytes) -> bytes:
         """Return 32 bytes."""
         return hmac.digest(self._secret, message, hashlib.sha256)
+
+    def copy_to(self, above: Path, purpose: str, what: str) -> HmacKey:
+        """Keep it in another folder too, as `make_key` does."""
+        return make_key(above, purpose, what, self._secret)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Return whether the signature is this key's, in a time that does not depend on where it differs."""
@@ -175,16 +180,45 @@ def machine_key(purpose: str) -> Key:
     """
     if _PURPOSE.fullmatch(purpose) is None:
         raise InvalidKey(f"a key's purpose is a word of small letters, not {purpose[:40]!r}")
-    what = f"the key keys/{purpose} in the state folder (TENSOR_WASM_STATE_DIR)"
-    path = private.open_folder(settings.state_dir(), "keys") / purpose
+    return kept_key(settings.state_dir(), purpose, private.STATE) or make_key(
+        settings.state_dir(), purpose, private.STATE, secrets.token_bytes(KEY_BYTES)
+    )
+
+
+def kept_key(above: Path, purpose: str, what: str) -> HmacKey | None:
+    """Return the key in the file ``keys/<purpose>`` of a folder; None if there is none.
+
+    Args:
+        above: the folder.
+        purpose: of the key.
+        what: how messages call the folder.
+
+    Raises:
+        InvalidKey: the file has not 32 bytes.
+        UnsafeFile: folder or file are somebody else's or open to others, or cannot be read.
+    """
+    path = private.open_folder(above, "keys", what) / purpose
     try:
-        return HmacKey(private.read_file(path, what, KEY_BYTES))
+        return HmacKey(private.read_file(path, f"the key keys/{purpose} in {what}", KEY_BYTES))
     except FileNotFoundError:
-        try:
-            private.make_file(path, secrets.token_bytes(KEY_BYTES))
-            return HmacKey(private.read_file(path, what, KEY_BYTES))
-        except OSError as error:
-            raise UnsafeFile(f"{what} cannot be made: {error.strerror}") from None
+        return None
+
+
+def make_key(above: Path, purpose: str, what: str, secret: bytes) -> HmacKey:
+    """Keep a key in the file ``keys/<purpose>`` of a folder unless there is one, and return the one that is there then.
+
+    Raises:
+        InvalidKey: the file has not 32 bytes.
+        UnsafeFile: it cannot be made, or `kept_key` refuses it.
+    """
+    try:
+        private.make_file(private.open_folder(above, "keys", what) / purpose, secret)
+    except OSError as error:
+        raise UnsafeFile(f"the key keys/{purpose} in {what} cannot be made: {error.strerror}") from None
+    found = kept_key(above, purpose, what)
+    if found is None:
+        raise UnsafeFile(f"the key keys/{purpose} in {what} was taken away")
+    return found
 
 
 def _exactly(key: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,14 +12,18 @@ from tensorwasm import settings
 from tensorwasm.artifacts.backend import Backend
 from tensorwasm.artifacts.content import ContentStore
 from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.layered import Layered, NearFolder
 from tensorwasm.artifacts.memory import MemoryBackend
 from tensorwasm.artifacts.objects import SCHEMES, connect
+from tensorwasm.artifacts.private import make_file, read_file
 from tensorwasm.artifacts.store import Quota
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import InvalidArgs, UnsafeFile
 from tensorwasm.values import MIB
 
 NEAR_BYTES: Final = 4096 * MIB
+_IDENTITY: Final = ".identity"
+_IDENTITY_BYTES: Final = 16
 
 
 def _memory(_url: str) -> Backend:
@@ -57,6 +62,28 @@ def open_place(where: str) -> Backend:
     if scheme.lower() not in _PLACES:
         raise InvalidArgs(f"artifacts are in a folder, or at a URL of {', '.join(_PLACES)}, not {scheme[:16]!r}")
     return _PLACES[scheme.lower()](where)
+
+
+def identify(where: str) -> str:
+    """Return what tells a place from others, whatever it is called on a machine: 32 hexadecimal digits. Blocks.
+
+    Args:
+        where: as `open_place` takes it, and opened before. In a folder it is a file, so that a mounted one is known.
+
+    Raises:
+        UnsafeFile: that file cannot be made or read.
+    """
+    scheme, colon, _ = where.partition(":")
+    if colon and "/" not in scheme and scheme.lower() != "file":
+        own = secrets.token_bytes(_IDENTITY_BYTES) if scheme.lower() == "memory" else where.encode()
+        return blake3(own)[:_IDENTITY_BYTES].hex()
+    path = Path(where.removeprefix("file://")).expanduser() / _IDENTITY
+    what = "the file of the artifacts' identity"
+    try:
+        make_file(path, secrets.token_bytes(_IDENTITY_BYTES))
+    except OSError as error:
+        raise UnsafeFile(f"{what} cannot be made: {error.strerror}") from None
+    return read_file(path, what, _IDENTITY_BYTES).hex()
 
 
 def open_store(

@@ -21,11 +21,19 @@ _OPEN: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBL
 """A link is not followed, and a pipe in the place of a file does not make anybody wait."""
 
 
-def open_folder(above: Path, name: str) -> Path:
+STATE: Final = "the state folder (TENSOR_WASM_STATE_DIR)"
+
+
+def open_folder(above: Path, name: str, what: str = STATE) -> Path:
     """Return the folder ``name`` in ``above``, both made with mode 0700 if they are not there.
 
     ``above`` may be read by others, not written; ``name`` neither. Whoever can write to what is further up can only put
     folders of their own there, which are refused.
+
+    Args:
+        above: the folder above it.
+        name: of the folder.
+        what: how messages call ``above``.
 
     Raises:
         UnsafeFile: one of them belongs to somebody else, is open to others, is a link (``name``) or cannot be made; the
@@ -34,13 +42,13 @@ def open_folder(above: Path, name: str) -> Path:
     folder = above / name
     try:
         above.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        require_own(above.stat(), "the state folder (TENSOR_WASM_STATE_DIR)", OTHERS_WRITE, "chmod go-w")
+        require_own(above.stat(), what, OTHERS_WRITE, "chmod go-w")
         with suppress(FileExistsError):
             folder.mkdir(mode=FOLDER_MODE)
         found = folder.lstat()
     except OSError as error:
-        raise UnsafeFile(f"the folder {name} in the state folder cannot be made or read: {error.strerror}") from None
-    what = f"the folder {name} in the state folder (TENSOR_WASM_STATE_DIR)"
+        raise UnsafeFile(f"the folder {name} in {what} cannot be made or read: {error.strerror}") from None
+    what = f"the folder {name} in {what}"
     if not stat.S_ISDIR(found.st_mode):
         raise UnsafeFile(f"{what} is a link or no folder: remove it")
     require_own(found, what, OTHERS, "chmod 700")

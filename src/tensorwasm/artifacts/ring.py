@@ -96,8 +96,7 @@ class KeyRing:
         current = settings.current()
         signer = _signing("TENSOR_WASM_SNAPSHOT_KEY", current.snapshot_key)
         trusted = [_parse("TENSOR_WASM_SNAPSHOT_TRUST", text) for text in _split(current.snapshot_trust)]
-        ciphers = [_cipher("TENSOR_WASM_SNAPSHOT_CIPHER_KEY", text) for text in _split(current.snapshot_cipher_key)]
-        return cls.of(signer, *trusted, ciphers=ciphers)
+        return cls.of(signer, *trusted, ciphers=ciphers_from_settings())
 
     def require_signer(self) -> Key:
         """Return the key that signs.
@@ -152,6 +151,29 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "ed25519": _Kind(Ed25519Key, secret=True, load=_load_private),
     "ed25519-public": _Kind(Ed25519PublicKey, secret=False, load=_load_public),
 }
+
+
+def ciphers_from_settings() -> tuple[CipherKey, ...]:
+    """Return the keys that this process's settings say encrypt.
+
+    Raises:
+        InvalidKey: a setting is no key; the message names the setting and not the key.
+        UnsafeFile: a file of a key is missing, somebody else's or open to others.
+    """
+    given = _split(settings.current().snapshot_cipher_key)
+    return tuple(_cipher("TENSOR_WASM_SNAPSHOT_CIPHER_KEY", text) for text in given)
+
+
+def secret_of(name: str, text: str) -> HmacKey:
+    """Return the key that a setting has as 64 hexadecimal digits, or as the path of a file.
+
+    Raises:
+        InvalidKey: it is neither; the message names the setting and not the key.
+        UnsafeFile: the file is missing, somebody else's or open to others.
+    """
+    if not _HEX.fullmatch(text) and "/" not in text:  # a key with a slip in it is no file's name
+        raise InvalidKey(f"{name} is neither 64 hexadecimal digits nor the path of a file")
+    return HmacKey(_value(name, text, _KINDS["hmac"]))
 
 
 def _split(text: str) -> list[str]:

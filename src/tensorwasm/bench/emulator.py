@@ -1,8 +1,10 @@
-"""How fast the emulator executes real kernels, through the session that guests use, results verified."""
+"""How fast the emulator loads and executes real kernels; results are verified."""
 
 from __future__ import annotations
 
 import random
+import re
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +13,20 @@ from typing import Final
 from tensorwasm.bench.examples import read_example
 from tensorwasm.bench.figures import Figure, Report, measure, summarise
 from tensorwasm.errors import InternalError
+from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.launch import Argument, BufferOffset, Scalar
 from tensorwasm.gpu.probe import open_device
 from tensorwasm.gpu.session import Session
+from tensorwasm.ptx.model import Module
+from tensorwasm.ptx.parser import parse
+from tensorwasm.ptx.reach import extract
 from tensorwasm.values import Deadline, LaunchConfig
 
 SAMPLES: Final = 5
 ADDED: Final = 1_000_000
 EDGE: Final = 128
+COPIES: Final = 64
+"""Kernels in the text that is read and loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,45 @@ def measure_emulator(_choice: str = "emulator") -> Report:
     device, _ = open_device("emulator")
     try:
         with Session(device) as session:
-            return Report("emulator", device.info.name, tuple(_measure(session, case) for case in cases()))
+            figures = tuple(_measure(session, case) for case in cases())
+        return Report("emulator", device.info.name, figures + _measure_loading(device))
     finally:
         device.close()
+
+
+def many_kernels() -> str:
+    """Return a module of `COPIES` kernels as a compiler writes them, each under a name of its own."""
+    source = read_example("matmul/matmul.sm_80.ptx").decode("ascii")
+    head, entry, kernel = source.partition(".visible .entry")
+    copies = (re.sub(r"\bmatmul", f"matmul{index}", kernel) for index in range(COPIES))
+    return head + "\n".join(entry + copy for copy in copies)
+
+
+def _measure_loading(device: Device) -> tuple[Figure, ...]:
+    """Measure processor time for a megabyte of PTX: to read it, and to make all of it, or one kernel, ready to run."""
+    text = many_kernels()
+    module = parse(text)
+    one = extract(module, "matmul0")
+
+    def load(what: Module) -> None:
+        device.unload(device.load(what, Deadline()))
+
+    works: dict[str, Callable[[], object]] = {
+        "PTX parsed, per MB": lambda: parse(text),
+        "PTX parsed and all kernels loaded, per MB": lambda: load(parse(text)),
+        "one kernel of a parsed module loaded, per MB of the module": lambda: load(one),
+    }
+    return tuple(_per_megabyte(name, work, len(text) / 1e6) for name, work in works.items())
+
+
+def _per_megabyte(name: str, work: Callable[[], object], megabytes: float) -> Figure:
+    taken = []
+    for _ in range(SAMPLES):
+        start = time.process_time()
+        work()
+        taken.append((time.process_time() - start) / megabytes)
+    value, spread, samples = summarise(taken)
+    return Figure(name, "s", value, spread, samples)
 
 
 def _measure(session: Session, case: Case) -> Figure:

@@ -16,11 +16,18 @@ _ARITHMETIC: Final = b"\x6a\x6b\x6c\x71\x72\x73\x74"  # i32.add to i32.shl
 _PAGE_MASK: Final = 0xFFFF
 
 
-def make_module(code_bytes: int, seed: int = 0) -> bytes:
-    """Return a valid module with about so many bytes of code and one export, ``f``, which nobody should call."""
+def make_module(code_bytes: int, seed: int = 0, distinct: int | None = None) -> bytes:
+    """Return a valid module with about so many bytes of code and one export, ``f``, which nobody should call.
+
+    Args:
+        code_bytes: about how much.
+        seed: of the same module every time.
+        distinct: bodies that differ, over and over again, which is quicker to make; None for all.
+    """
     source = random.Random(seed)  # noqa: S311 - the same module every time, no secret
     count = max(1, code_bytes // FUNCTION_BYTES)
-    bodies = [_function(source, count) for _ in range(count)]
+    made = [_function(source, count) for _ in range(min(count, distinct or count))]
+    bodies = [made[index % len(made)] for index in range(count)]
     return HEADER + b"".join(
         (
             _section(1, b"\x01\x60\x02\x7f\x7f\x01\x7f"),

@@ -17,7 +17,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="What to measure: deploy, dispatch, emulator, http, job, memory, quota, sandbox, soak or waiting."
+            help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, quota, sandbox, "
+            "soak, start or waiting."
         ),
     ],
     *,
@@ -28,7 +29,7 @@ def bench(
         float | None,
         typer.Option(
             help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http: of each "
-            "run of wrk, instead of 5."
+            "run of wrk, instead of 5; for neighbours: beside each load, instead of 60."
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,

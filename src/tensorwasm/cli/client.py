@@ -20,8 +20,8 @@ import typer
 from tensorwasm.cli.answers import parse_json
 from tensorwasm.cli.showing import clean, warn
 from tensorwasm.errors import EndpointMissing, InvalidArgs, Refused, ServerUnreachable
+from tensorwasm.settings import client as settings
 from tensorwasm.settings import package_version
-from tensorwasm.settings.client import bearer
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SERVER: Final = "http://127.0.0.1:8080"
 CONNECT_S: Final = 5.0
 READ_S: Final = 120.0
 """How long a server may say nothing; a command that waits for longer work says so itself."""
@@ -49,7 +48,7 @@ class Options:
         token: bearer token; empty for none.
     """
 
-    server: str = SERVER
+    server: str = settings.SERVER
     tenant: int = 0
     ca_cert: Path | None = None
     insecure: bool = False
@@ -158,7 +157,15 @@ def connect(options: Options) -> Client:
 
 def _options(
     *,
-    server: Annotated[str, typer.Option("--server", "--addr", metavar="URL", help="The server.")] = SERVER,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            "--addr",
+            metavar="URL",
+            help=f"The server. [env: TENSOR_WASM_SERVER; default: {settings.SERVER}]",
+        ),
+    ] = None,
     tenant: Annotated[int, typer.Option(metavar="NUMBER", help="For which tenant; 0 leaves that to the token.")] = 0,
     ca_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificates (PEM) to trust besides the system's.")
@@ -168,7 +175,8 @@ def _options(
     """Return the options of one run, with the token of the environment."""
     if not 0 <= tenant <= MAX_TENANT:
         raise InvalidArgs("--tenant is a number from 0 to 2**64 - 1")
-    return Options(server.rstrip("/"), tenant, ca_cert, insecure, checked_token(bearer()))
+    url = settings.server() if server is None else server
+    return Options(url.rstrip("/"), tenant, ca_cert, insecure, checked_token(settings.bearer()))
 
 
 def checked_token(token: str) -> str:
@@ -245,4 +253,4 @@ def _refusal(answer: httpx.Response) -> Exception:
         )
     if answer.status_code == 401 and "Authorization" not in answer.request.headers:
         message += " (TENSOR_WASM_TOKEN is not set)"
-    return Refused(message, kind or "refused", answer.status_code)
+    return Refused(message, kind or "refused", answer.status_code, error)

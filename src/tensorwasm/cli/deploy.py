@@ -29,6 +29,9 @@ Timeout = Annotated[
 ]
 Env = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable that its guests see.")]
 Warm = Annotated[int | None, typer.Option(metavar="N", help="Sandboxes kept ready.")]
+Model = Annotated[
+    bool | None, typer.Option("--model/--no-model", help="Clients of OpenAI's API may use it as a model.")
+]
 Key = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="What was done under this key already is not done again, and answered alike."),
@@ -46,21 +49,31 @@ def deploy(
     timeout: Timeout = None,
     env: Env = None,
     warm: Warm = None,
+    model: Model = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Make another function even if there is one of that name.")
+    ] = False,
     idempotency_key: Key = None,
     output: Output = "text",
 ) -> None:
-    """Deploy a module as a new function, and print its ID."""
+    """Deploy a module, and print the function's ID.
+
+    Where there is a function of that name it gets a new version; options that are not said stay, if none is said.
+    """
     if name is None and str(file) == "-":
         raise InvalidArgs("a module from standard input needs --name")
     called, module = name or file.stem, read_module(file)
-    options = read_options(grant, memory, timeout, env, warm)
+    options = read_options(grant, memory, timeout, env, warm, model)
+    if_exists = "new_function" if new else "new_version"
     headers = {"Idempotency-Key": checked_key(idempotency_key)} if idempotency_key is not None else {}
     if options:
-        body = {"name": called, "wasm_b64": encode(module), "options": options}
+        body = {"name": called, "wasm_b64": encode(module), "options": options, "if_exists": if_exists}
         made = client.call("POST", "/functions", body, headers=headers)
     else:
         headers["Content-Type"] = "application/wasm"
-        made = client.call("POST", "/functions", content=module, headers=headers, params={"name": called})
+        made = client.call(
+            "POST", "/functions", content=module, headers=headers, params={"name": called, "if_exists": if_exists}
+        )
     if output == "json":
         show_json(made)
     else:
@@ -88,7 +101,12 @@ def read_module(file: Path) -> bytes:
 
 
 def read_options(
-    grant: list[str] | None, memory: int | None, timeout: float | None, env: list[str] | None, warm: int | None
+    grant: list[str] | None,
+    memory: int | None,
+    timeout: float | None,
+    env: list[str] | None,
+    warm: int | None,
+    model: bool | None,  # noqa: FBT001 - an option's value, as the others
 ) -> dict[str, Any]:
     """Return a function's options as the server takes them; those that were not said are left out.
 
@@ -101,6 +119,7 @@ def read_options(
         "timeout_s": None if timeout is None else checked_seconds("--timeout", timeout),
         "env": read_variables(env) if env else None,
         "warm": warm,
+        "model": model,
     }
     return {name: value for name, value in said.items() if value is not None}
 

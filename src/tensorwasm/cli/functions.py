@@ -6,22 +6,25 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from tensorwasm.cli.answers import Limit, field_of, rows_of, text_of
 from tensorwasm.cli.client import Client, client_command
-from tensorwasm.cli.deploy import Env, Grant, Memory, Timeout, Warm, encode, read_module, read_options
+from tensorwasm.cli.deploy import Env, Grant, Memory, Model, Timeout, Warm, encode, read_module, read_options
 from tensorwasm.cli.showing import Output, show_json, show_record, show_table
 from tensorwasm.errors import InvalidArgs
 
 MAX_VERSIONS_SHOWN: Final = 1000
+MAX_REFERENCE: Final = 256
+"""Longest segment of a path that a server takes, in characters."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,256}")
 
 app = typer.Typer(name="functions", help="Functions of a server: see, change and delete them.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The function.")]
+Function = Annotated[str, typer.Argument(metavar="FUNCTION", help="The function: its ID or name.")]
 
 
 @app.command("list")
@@ -37,9 +40,9 @@ def list_functions(client: Client, *, limit: Limit = 1000, output: Output = "tex
 
 @app.command()
 @client_command
-def show(client: Client, function: Id, *, output: Output = "text") -> None:
+def show(client: Client, function: Function, *, output: Output = "text") -> None:
     """Show a function with its versions and aliases."""
-    path = f"/functions/{checked_id(function)}"
+    path = function_path(function)
     found = {
         **_mapping(client.call("GET", path)),
         "versions": rows_of(client, f"{path}/versions", "versions", MAX_VERSIONS_SHOWN),
@@ -57,7 +60,7 @@ def show(client: Client, function: Id, *, output: Output = "text") -> None:
 @client_command
 def update(
     client: Client,
-    function: Id,
+    function: Function,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A module for a new version; - for stdin.")
     ] = None,
@@ -71,16 +74,17 @@ def update(
     timeout: Timeout = None,
     env: Env = None,
     warm: Warm = None,
+    model: Model = None,
     output: Output = "text",
 ) -> None:
     """Give a function a new version, other options or another name, or go back to an earlier version.
 
     Options that are not said are the server's usual ones, if any is said.
     """
-    options = read_options(grant, memory, timeout, env, warm)
+    options = read_options(grant, memory, timeout, env, warm, model)
     said = {"name": name, "wasm_b64": encode(read_module(file)) if file else None, "options": options or None}
     body = {key: value for key, value in said.items() if value is not None}
-    path = f"/functions/{checked_id(function)}"
+    path = function_path(function)
     if current is not None and not body:
         changed = client.call("PATCH", path, {"current": current})
     elif body and current is None:
@@ -95,23 +99,23 @@ def update(
 
 @app.command()
 @client_command
-def delete(client: Client, function: Id) -> None:
+def delete(client: Client, function: Function) -> None:
     """Delete a function with all its versions and aliases."""
-    client.call("DELETE", f"/functions/{checked_id(function)}")
+    client.call("DELETE", function_path(function))
 
 
 @app.command()
 @client_command
 def alias(
     client: Client,
-    function: Id,
+    function: Function,
     name: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     version: Annotated[int | None, typer.Argument(metavar="VERSION", help="Where it is to lead.")] = None,
     *,
     remove: Annotated[bool, typer.Option("--delete", help="Take it away instead.")] = False,
 ) -> None:
     """Let an alias lead to a version, or take it away."""
-    path = f"/functions/{checked_id(function)}/aliases/{checked_id(name)}"
+    path = f"{function_path(function)}/aliases/{checked_id(name)}"
     if remove == (version is not None):
         raise InvalidArgs("an alias needs the VERSION that it is to lead to, or --delete")
     if remove:
@@ -119,6 +123,26 @@ def alias(
     else:
         made = client.call("PUT", path, {"version": version})
         print(f"{text_of(made, 'alias')} -> {text_of(made, 'version')}")
+
+
+def function_path(reference: str) -> str:
+    """Return the path of a function's routes.
+
+    Raises:
+        InvalidArgs: it cannot refer to a function.
+    """
+    return f"/functions/{quote(checked_function(reference), safe='@')}"
+
+
+def checked_function(text: str) -> str:
+    """Return what refers to a function: an ID or a name, and perhaps ``@VERSION`` or ``@ALIAS``.
+
+    Raises:
+        InvalidArgs: it is no segment of a path: of such a function the ID does.
+    """
+    if not 1 <= len(text) <= MAX_REFERENCE or not text.isprintable() or "/" in text or text in {".", ".."}:
+        raise InvalidArgs("a function is its ID or its name; of one with '/' in its name only the ID does")
+    return text
 
 
 def checked_id(text: str) -> str:

@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from tensorwasm.cli.answers import field_of, parse_json, text_of
 from tensorwasm.cli.client import READ_S, Client, client_command
 from tensorwasm.cli.deploy import Key, checked_key, encode
+from tensorwasm.cli.functions import function_path
 from tensorwasm.cli.run import read_variables
 from tensorwasm.cli.showing import Output, clean, show_json
 from tensorwasm.errors import InvalidArgs, Refused, ServerUnreachable
@@ -25,7 +25,7 @@ from tensorwasm.values import MIB
 
 MAX_INPUT_BYTES: Final = 64 * MIB
 
-_PART: Final = re.compile(r"[A-Za-z0-9._-]{1,256}")
+REFERENCE: Final = "The function: its ID or name, and @VERSION or @ALIAS if it is not the current version."
 
 Export = Annotated[str | None, typer.Option(help="Function to call; without it _start, and where there is none, main.")]
 Args = Annotated[
@@ -42,7 +42,7 @@ Timeout = Annotated[
 @client_command
 def invoke(
     client: Client,
-    function: Annotated[str, typer.Argument(metavar="ID", help="The function: ID, ID@VERSION or ID@ALIAS.")],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help=REFERENCE)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
     ] = None,
@@ -71,28 +71,19 @@ def invoke(
         raise InvalidArgs("--stream and --async exclude each other")
     if (wait or idempotency_key is not None) and not run_async:
         raise InvalidArgs("--wait and --idempotency-key go with --async")
-    path = f"/functions/{checked_reference(function)}"
+    path = function_path(function)
     body = call_body(export, args, given, timeout, stdin=stdin, env=env, argv=arguments and [function, *arguments])
-    if stream:
-        _stream(client, path, body, output)
-    elif run_async:
-        _begin(client, path, body, idempotency_key, output, wait=wait)
-    else:
-        show_outcome(client.call("POST", f"{path}/invoke", body, timeout=patience_s(timeout)), output)
-
-
-def checked_reference(text: str) -> str:
-    """Return what refers to a function, which is a path's segment as it is.
-
-    Raises:
-        InvalidArgs: it cannot refer to one.
-    """
-    identity, at, which = text.partition("@")
-    if not all(
-        _PART.fullmatch(part) and part not in {".", ".."} for part in ((identity, which) if at else (identity,))
-    ):
-        raise InvalidArgs("a function is ID, ID@VERSION or ID@ALIAS, of letters, digits, '.', '_' and '-'")
-    return text
+    try:
+        if stream:
+            _stream(client, path, body, output)
+        elif run_async:
+            _begin(client, path, body, idempotency_key, output, wait=wait)
+        else:
+            show_outcome(client.call("POST", f"{path}/invoke", body, timeout=patience_s(timeout)), output)
+    except Refused as refused:
+        if output == "text":
+            _show_written(refused.left)
+        raise
 
 
 def call_body(
@@ -159,6 +150,12 @@ def show_outcome(outcome: Mapping[str, Any], output: str) -> None:
     if output == "json":
         show_json(outcome)
         return
+    if not (_show_written(outcome) and result == "ok"):
+        print(format_result(result))
+
+
+def _show_written(outcome: Mapping[str, Any]) -> bool:
+    """Write what a guest wrote; return whether there was anything."""
     from tensorwasm.cli.events import write_all  # noqa: PLC0415 - keeps --help quick
 
     wrote = False
@@ -166,8 +163,9 @@ def show_outcome(outcome: Mapping[str, Any], output: str) -> None:
         data = _written(outcome.get(name))
         write_all(data, to)
         wrote = wrote or bool(data)
-    if not (wrote and result == "ok"):
-        print(format_result(result))
+        if outcome.get(f"{name}_truncated") is True:
+            sys.stderr.write(f"warning: the guest wrote more to {name} than the server keeps: the rest is not there\n")
+    return wrote
 
 
 def format_result(result: object) -> str:
@@ -216,8 +214,11 @@ def _stream(client: Client, path: str, body: dict[str, Any], output: str) -> Non
                 else:
                     write(decode_chunk(name, data))
             elif name == "done":
+                done = _fields(parse_json(data.encode()))
                 if output == "json":
-                    _show_event(name, _fields(parse_json(data.encode())))
+                    _show_event(name, done)
+                else:
+                    _show_written(done)
                 return
             elif name == "error":
                 raise _failure(parse_json(data.encode()))
@@ -233,7 +234,7 @@ def _failure(told: object) -> Refused:
     """Return what a stream's last event says went wrong."""
     said = _fields(told)
     kind = said.get("kind") or said.get("reason") or "refused"
-    return Refused(clean(said.get("message", "")), clean(kind))
+    return Refused(clean(said.get("message", "")), clean(kind), left=said)
 
 
 def _fields(told: object) -> Mapping[str, Any]:

@@ -133,7 +133,8 @@ def show_ended(job: Mapping[str, Any], output: str) -> None:
 def _failure(job: Mapping[str, Any]) -> Refused:
     said = job.get("result")
     said = said if isinstance(said, Mapping) else {}
-    return Refused(clean(said.get("message", f"the job is {job['status']}")), clean(said.get("kind", job["status"])))
+    message, kind = said.get("message", f"the job is {job['status']}"), said.get("kind", job["status"])
+    return Refused(clean(message), clean(kind), left=said)
 
 
 def _show(job: Any, output: str) -> None:

@@ -1,9 +1,10 @@
-"""`tensor-wasm kernel`: sign and publish kernels, list those of a server, check a manifest."""
+"""`tensor-wasm kernel`: sign and publish kernels, list those of a server, check a manifest or what a device takes."""
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from tensorwasm.cli.client import Client, client_command
 from tensorwasm.cli.keyfile import read_key
 from tensorwasm.cli.showing import Output, clean, show_json, show_table
 from tensorwasm.errors import InvalidArgs, Refused
+from tensorwasm.settings import current
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,6 +130,34 @@ def verify(
     envelope = verify_manifest(manifest, _key(key_file))
     says = "" if envelope == 2 else ": the publisher and the time are not signed"
     print(f"ok{says}")
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PTX.")],
+    *,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]"),
+    ] = None,
+    output: Output = "text",
+) -> int:
+    """Say of each kernel of a PTX text whether a device takes it, and why not. Exit 1 if one is refused."""
+    from tensorwasm.gpu.probe import open_device  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.gpu.survey import survey  # noqa: PLC0415 - the same
+
+    text = _read_text(file)
+    opened, _ = open_device(device or current().device)
+    try:
+        states = survey(opened, text, Deadline.after(current().timeout_s))
+    finally:
+        opened.close()
+    rows = [asdict(state) for state in states]
+    if output == "json":
+        show_json(rows)
+    else:
+        show_table(rows, ("kernel", "state", "line", "reason"), "(no kernels)")
+    return int(any(state.state != "ok" for state in states))
 
 
 def _key(path: Path) -> HmacKey:

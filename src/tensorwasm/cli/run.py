@@ -3,55 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import signal
 import sys
-import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-import typer
-
-from tensorwasm.errors import InvalidArgs, InvokeTimeout, OutputClosed
-from tensorwasm.settings import current
+from tensorwasm.cli.options import Argument, Option
+from tensorwasm.errors import InvalidArgs, ModuleTooLarge, OutputClosed
+from tensorwasm.settings import current, give
 from tensorwasm.settings.parsing import checked_count, checked_memory_kind, checked_memory_mib, checked_seconds
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
+from tensorwasm.values import MIB, Deadline, DeviceInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tensorwasm.runtime import Invocation
+    from tensorwasm.guest.wasi import Inherit
+    from tensorwasm.runtime import Grants, Invocation
 
-MAX_STDIN_BYTES = 64 * MIB
-GRACE_S = 1.0
+GRACE_S = 0.25
 """What a call gets past its deadline to end by itself before the process is ended around it."""
+DEVICE_GRACE_S = 1.0
+"""The same with a GPU, whose kernel may be what has to end first."""
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The module, a .wasm file; - reads standard input.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The module, a .wasm file; - reads standard input.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
+        list[str] | None, Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
     ] = None,
     *,
     export: Annotated[
-        str | None, typer.Option(help="Function to call; without it _start, and where there is none, main.")
+        str | None, Option(help="Function to call; without it _start, and where there is none, main.")
     ] = None,
     args: Annotated[
-        str, typer.Option(metavar="JSON", help='Its arguments, a JSON array: [1, 2.5, "NaN", 9007199254740993].')
+        str, Option(metavar="JSON", help='Its arguments, a JSON array: [1, 2.5, "NaN", 9007199254740993].')
     ] = "[]",
     device: Annotated[
-        str | None, typer.Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
+        str | None, Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="For the whole run. [env: TENSOR_WASM_TIMEOUT; default: 30]"),
+        Option(metavar="SECONDS", help="For the guest, once it is compiled. [env: TENSOR_WASM_TIMEOUT; default: 30]"),
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(metavar="MIB", help="Linear memory at most. [env: TENSOR_WASM_MEMORY; default: 256]"),
+        Option(metavar="MIB", help="Linear memory at most. [env: TENSOR_WASM_MEMORY; default: 256]"),
     ] = None,
     memory_kind: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="KIND",
             help="How kernels reach it: auto, staged, pinned, managed or vmm. "
             "[env: TENSOR_WASM_GPU_MEMORY; default: auto]",
@@ -59,50 +63,94 @@ def run(
     ] = None,
     gpu_quota: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="MIB", help="Device memory at most. [env: TENSOR_WASM_GPU_QUOTA; default: what a process may hold]"
         ),
     ] = None,
-    grant: Annotated[
-        list[str] | None,
-        typer.Option(help="What the guest may use: cuda; read:DIR; write:DIR. Repeatable; nothing is granted unasked."),
+    max_stack: Annotated[
+        int | None, Option(metavar="KIB", help="Wasm stack at most. [env: TENSOR_WASM_STACK; default: 512]")
     ] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable the guest sees.")] = None,
-    verbose: Annotated[bool, typer.Option(help="Say on standard error what was run, where and how long.")] = False,
+    max_module: Annotated[
+        int | None, Option(metavar="MIB", help="Longest module. [env: TENSOR_WASM_MODULE; default: 64]")
+    ] = None,
+    max_output: Annotated[
+        int | None,
+        Option(metavar="MIB", min=0, help="Standard output at most, and likewise standard error; usually any amount."),
+    ] = None,
+    compile_timeout: Annotated[
+        float | None,
+        Option(metavar="SECONDS", help="For compiling the module. [env: TENSOR_WASM_COMPILE_TIMEOUT; default: 60]"),
+    ] = None,
+    compile_memory: Annotated[
+        int | None,
+        Option(metavar="MIB", help="Address space of the compiler. [env: TENSOR_WASM_COMPILE_MEMORY; default: 4096]"),
+    ] = None,
+    grant: Annotated[
+        list[str] | None, Option(help="What the guest may use: cuda. Repeatable; nothing is granted unasked.")
+    ] = None,
+    directory: Annotated[
+        list[str] | None,
+        Option(
+            flag="--dir",
+            metavar="HOST[::GUEST][:ro]",
+            help="A folder that the guest sees, by its own name or the one after ::, for reading only with :ro; or a "
+            "single file, with :ro. Repeatable.",
+        ),
+    ] = None,
+    env: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="A variable the guest sees.")] = None,
+    verbose: Annotated[bool, Option(help="Say on standard error what was run, where and how long.")] = False,
 ) -> int:
     """Run a WebAssembly module in a sandbox of its own.
 
-    The guest's output is this command's output and its exit code this command's. A function's results are printed:
-    ok for none, a bare value for one, a JSON array for several.
+    The guest's standard input, output and error are this command's, while it runs, and its exit code is this
+    command's. A function's results are printed: ok for none, a bare value for one, a JSON array for several.
     """
+    from tensorwasm.cli.watchdog import watched  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.guest import codec  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime import Runtime, parse_grants  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.mounts import release_all  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.wasi import INHERIT  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime import Runtime  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime.function import check_export  # noqa: PLC0415 - likewise
 
-    settings = current()
+    gc.enable()
+    settings = give(
+        {
+            "TENSOR_WASM_STACK": max_stack,
+            "TENSOR_WASM_MODULE": max_module,
+            "TENSOR_WASM_COMPILE_TIMEOUT": compile_timeout,
+            "TENSOR_WASM_COMPILE_MEMORY": compile_memory,
+        }
+    )
     wall_s = settings.timeout_s if timeout is None else checked_seconds("--timeout", timeout)
     memory_mib = settings.memory_mib if memory is None else checked_memory_mib("--memory", memory)
-    limits = Limits(memory_bytes=memory_mib * MIB, wall_s=wall_s)
+    output_bytes = sys.maxsize if max_output is None else max_output * MIB
+    limits = replace(settings.limits(), memory_bytes=memory_mib * MIB, wall_s=wall_s, output_bytes=output_bytes)
     kind = settings.gpu_memory if memory_kind is None else checked_memory_kind("--memory-kind", memory_kind)
     gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
-    deadline = Deadline.after(wall_s)
-    values, grants, variables = codec.parse(args), parse_grants(grant or ()), read_variables(env or ())
-    with _watched(wall_s), Runtime(device or settings.device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
-        function = runtime.load(read_module(file), name=file.name)
-        outcome = function.invoke(
-            export,
-            values,
-            argv=(file.name, *(arguments or ())),
-            env=variables,
-            stdin=_standard_input(file, function.imports),
-            grants=grants,
-            memory_kind=kind,
-            deadline=deadline,
-            stdout=_writer(sys.stdout),
-            stderr=_writer(sys.stderr),
-            on_device=_announce,
-        )
-    if outcome.export != "_start" and not outcome.exit_code:
-        print(format_results(outcome))
+    values, grants, variables = codec.parse(args), _grants(grant or (), directory or ()), read_variables(env or ())
+    grace_s = DEVICE_GRACE_S if grants.cuda else GRACE_S
+    with _native_end(), Runtime(device or settings.device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
+        with watched(wall_s, grace_s, release_all):
+            module = read_module(file, limits.module_bytes)
+        function = runtime.load(module, name=file.name, check=partial(check_export, export=export))
+        with watched(wall_s, grace_s, release_all):
+            outcome = function.invoke(
+                export,
+                values,
+                argv=(file.name, *(arguments or ())),
+                env=variables,
+                stdin=b"" if str(file) == "-" else INHERIT,
+                grants=grants,
+                memory_kind=kind,
+                deadline=Deadline.after(wall_s),
+                stdout=_stream(sys.stdout, limited=max_output is not None),
+                stderr=_stream(sys.stderr, limited=max_output is not None),
+                on_device=_announce,
+            )
+            if outcome.export != "_start" and not outcome.exit_code:
+                _writer(sys.stdout)(f"{format_results(outcome)}{os.linesep}".encode())
+    for name in outcome.truncated:
+        sys.stderr.write(f"warning: the guest's {name} was cut after {max_output} MiB\n")
     if verbose:
         sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
     return outcome.exit_code
@@ -120,54 +168,66 @@ def format_results(outcome: Invocation) -> str:
     return array[1:-1] if len(outcome.values) == 1 else array
 
 
-def _standard_input(file: Path, imports: Iterable[tuple[str, str]]) -> bytes:
-    """Read standard input for a guest that can read it; at a terminal, until its end is typed."""
-    if str(file) == "-" or not any(name == "fd_read" for _, name in imports):
-        return b""
-    return sys.stdin.buffer.read(MAX_STDIN_BYTES)
-
-
 @contextlib.contextmanager
-def _watched(wall_s: float) -> Iterator[None]:
-    """End the process if what is inside does not end by itself, a moment after it should have."""
-    watchdog = threading.Timer(wall_s + GRACE_S, _end_process, (wall_s,))
-    watchdog.daemon = True
-    watchdog.start()
+def _native_end() -> Iterator[None]:
+    """End as any program does when the reader of its output has gone: by the signal, without a word."""
     try:
         yield
-    finally:
-        watchdog.cancel()
+    except OutputClosed as error:
+        if isinstance(error.__cause__, BrokenPipeError) and hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+        raise
 
 
-def _end_process(wall_s: float) -> None:
-    """End the process, come what may: a reader that has stopped reading, or gone, must not keep it alive."""
-    speaker = threading.Thread(target=_say_stopped, args=(wall_s,), daemon=True)
-    speaker.start()
-    speaker.join(GRACE_S)
-    os._exit(InvokeTimeout.exit_code)
+def _grants(words: Sequence[str], folders: Sequence[str]) -> Grants:
+    """Return what the guest may use.
+
+    Raises:
+        InvalidArgs: a word is no grant, or a folder cannot be read.
+    """
+    from tensorwasm.runtime import Grants, parse_directory, parse_grants  # noqa: PLC0415 - keeps --help quick
+
+    granted = parse_grants(words)
+    if granted.directories:
+        raise InvalidArgs("a folder is given with --dir HOST[::GUEST][:ro]")
+    return Grants(granted.cuda, tuple(parse_directory(each) for each in folders))
 
 
-def _say_stopped(wall_s: float) -> None:
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"error: {InvokeTimeout.kind}: nothing ended within {wall_s:g} s; the process is stopped\n")
-        sys.stderr.flush()
+def read_module(file: Path, limit_bytes: int) -> bytes | Path:
+    """Return what the runtime is to load: the file, or all of standard input.
 
-
-def read_module(file: Path) -> bytes | Path:
-    """Return what the runtime is to load: the file, or standard input up to the byte that shows it is too much."""
-    return sys.stdin.buffer.read(Limits().module_bytes + 1) if str(file) == "-" else file
+    Raises:
+        ModuleTooLarge: standard input has more bytes than a module may have.
+    """
+    if str(file) != "-":
+        return file
+    data = sys.stdin.buffer.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise ModuleTooLarge(f"the module has more than {limit_bytes} bytes; the limit is {limit_bytes}")
+    return data
 
 
 def read_binary(file: Path) -> bytes:
-    """Return a module's bytes, from the file or standard input, up to the byte that shows it is too much.
+    """Return a module's bytes, from the file or standard input.
 
     Raises:
         InvalidArgs: the file cannot be read.
+        ModuleTooLarge: it has more bytes than a module may have.
     """
     from tensorwasm.runtime import admission  # noqa: PLC0415 - keeps --help quick
 
-    given = read_module(file)
-    return given if isinstance(given, bytes) else admission.read_module(given, Limits().module_bytes)
+    limit_bytes = current().limits().module_bytes
+    given = read_module(file, limit_bytes)
+    return given if isinstance(given, bytes) else admission.read_module(given, limit_bytes)
+
+
+def _stream(text: TextIO, *, limited: bool) -> Callable[[bytes], None] | Inherit:
+    """Return where a guest's output goes: a terminal is the guest's own, so that it knows to write line by line."""
+    from tensorwasm.guest.wasi import INHERIT  # noqa: PLC0415 - keeps --help quick
+
+    text.flush()
+    return INHERIT if text.isatty() and not limited else _writer(text)
 
 
 def _writer(text: TextIO) -> Callable[[bytes], None]:
@@ -179,7 +239,7 @@ def _writer(text: TextIO) -> Callable[[bytes], None]:
             text.buffer.write(data)
             text.buffer.flush()
         except OSError as error:
-            raise OutputClosed(f"the guest's output cannot be written: {error.strerror}") from None
+            raise OutputClosed(f"the output cannot be written: {error.strerror}") from error
 
     return write
 

@@ -10,14 +10,14 @@ import typer
 from tensorwasm.cli.answers import Limit, rows_of, text_of
 from tensorwasm.cli.client import Client, client_command
 from tensorwasm.cli.deploy import encode
-from tensorwasm.cli.functions import checked_id
+from tensorwasm.cli.functions import checked_function, checked_id
 from tensorwasm.cli.invoke import (
+    REFERENCE,
     Args,
     Export,
     Input,
     Timeout,
     call_body,
-    checked_reference,
     patience_s,
     read_input,
     show_outcome,
@@ -36,7 +36,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
 @client_command
 def open_session(
     client: Client,
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="What it runs: ID, ID@VERSION or ID@ALIAS.")],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help=REFERENCE)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
     ] = None,
@@ -50,7 +50,7 @@ def open_session(
 ) -> None:
     """Open a session, and print its ID."""
     said = {
-        "function": checked_reference(function),
+        "function": checked_function(function),
         "input_b64": None if given is None else encode(read_input(given)),
         "argv": [function, *arguments] if arguments else None,
         "env": read_variables(env) if env else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +18,7 @@ from tensorwasm.cli.run import format_results, read_binary
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import current
 from tensorwasm.settings.parsing import checked_memory_mib, checked_seconds
-from tensorwasm.values import MIB, Limits
+from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -230,7 +230,8 @@ def _runtime(device: str | None, timeout: float | None, memory: int | None) -> R
     settings = current()
     wall_s = settings.timeout_s if timeout is None else checked_seconds("--timeout", timeout)
     memory_mib = settings.memory_mib if memory is None else checked_memory_mib("--memory", memory)
-    return Runtime(device or settings.device, limits=Limits(memory_bytes=memory_mib * MIB, wall_s=wall_s))
+    limits = replace(settings.limits(), memory_bytes=memory_mib * MIB, wall_s=wall_s)
+    return Runtime(device or settings.device, limits=limits)
 
 
 def _read_input(file: Path | None) -> bytes:

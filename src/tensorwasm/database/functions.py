@@ -23,6 +23,7 @@ class FunctionOptions:
         memory_kind: how kernels reach linear memory; None for the operator's choice.
         warm: sandboxes kept ready.
         env: environment that its guests find through WASI, besides what an invocation brings.
+        model: whether clients of OpenAI's API may use it as a model.
     """
 
     grants: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class FunctionOptions:
     memory_kind: MemoryKind | None = None
     warm: int = 0
     env: tuple[tuple[str, str], ...] = ()
+    model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,15 @@ def find_function(connection: Connection, function_id: str) -> FunctionRecord | 
     return None if found is None else _function(found)
 
 
+def lock_name(connection: Connection, tenant: int, name: str) -> None:
+    """Keep other transactions that lock the same name of a tenant waiting until this one ends.
+
+    SQLite has one writer at a time in any case. Source: PostgreSQL, "Advisory Locks".
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"{tenant} {name}", 0))))
+
+
 def find_named(connection: Connection, tenant: int, name: str) -> FunctionRecord | None:
     """Return the newest of a tenant's functions of that name, None if there is none."""
     query = (
@@ -166,6 +177,19 @@ def list_functions(
     if after is not None:
         query = query.where(place > tuple_(*after))
     return tuple(_function(row) for row in connection.execute(query))
+
+
+def list_current(connection: Connection, tenant: int, limit: int) -> tuple[tuple[FunctionRecord, FunctionOptions], ...]:
+    """Return the newest of a tenant's functions, newest first, each with its current version's options."""
+    current = (VERSIONS.c.function_id == FUNCTIONS.c.id) & (VERSIONS.c.number == FUNCTIONS.c.current)
+    query = (
+        select(FUNCTIONS, VERSIONS.c.options)
+        .join(VERSIONS, current)
+        .where(FUNCTIONS.c.tenant == str(tenant))
+        .order_by(FUNCTIONS.c.created_unix_ms.desc(), FUNCTIONS.c.id.desc())
+        .limit(limit)
+    )
+    return tuple((_function(row), _options(row)) for row in connection.execute(query))
 
 
 def set_current(connection: Connection, record: FunctionRecord) -> None:
@@ -250,6 +274,11 @@ def _function(row: Row[Any]) -> FunctionRecord:
     return FunctionRecord(row.id, int(row.tenant), row.name, row.current, row.created_unix_ms, row.updated_unix_ms)
 
 
+def _options(row: Row[Any]) -> FunctionOptions:
+    return msgspec.json.decode(row.options, type=FunctionOptions)
+
+
 def _version(row: Row[Any]) -> VersionRecord:
-    options = msgspec.json.decode(row.options, type=FunctionOptions)
-    return VersionRecord(row.function_id, row.number, bytes(row.module), row.module_bytes, options, row.created_unix_ms)
+    return VersionRecord(
+        row.function_id, row.number, bytes(row.module), row.module_bytes, _options(row), row.created_unix_ms
+    )

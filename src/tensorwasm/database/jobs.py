@@ -48,7 +48,7 @@ class JobRecord:
         due_unix_ms: when it may be claimed.
         lease_owner: the process that runs it.
         lease_unix_ms: until when that process alone may.
-        result: JSON of what it gave; None unless completed, and in lists.
+        result: JSON of what it gave, or of what its guest wrote before it failed; None else, and in lists.
         error: of the last attempt that failed.
         cancelled: it is to end.
         created_unix_ms: when it was accepted.
@@ -117,7 +117,7 @@ class JobEnd:
         status: one of `ENDED`.
         at_unix_ms: now.
         remove_unix_ms: when it is removed.
-        result: JSON of what it gave, where it completed.
+        result: JSON of what it gave, where it completed, or of what its guest wrote before it failed.
         error: why not, where it did not.
     """
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, MetaData, insert, inspect, select, text, update
 
-from tensorwasm.database.schema import META, METADATA
+from tensorwasm.database.schema import META, METADATA, SERVERS
 from tensorwasm.errors import SchemaTooNew
 
 VERSION_KEY: Final = "schema_version"
@@ -32,7 +32,14 @@ class Step:
     apply: Callable[[Connection], None]
 
 
-STEPS: Final[tuple[Step, ...]] = ()
+def _own_sessions(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE sessions ADD COLUMN owner VARCHAR(36)"))
+    connection.execute(text("ALTER TABLE sessions ADD COLUMN epoch BIGINT NOT NULL DEFAULT 0"))
+    connection.execute(text("CREATE INDEX sessions_by_owner ON sessions (owner)"))
+    SERVERS.create(connection)
+
+
+STEPS: Final = (Step(2, "a session has an owner, and servers have leases", _own_sessions),)
 """Steps from version 1 on, which is all tables as the first release makes them. A new database is made as `METADATA` is
 now, and takes none."""
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tensorwasm.database import postgresql, sqlite
 from tensorwasm.database.failures import translate
 from tensorwasm.database.migrations import migrate
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import DatabaseUnavailable, InvalidArgs
 
 READERS: Final = 2
 """Connections that read at a time."""
@@ -88,11 +88,7 @@ def open_database(url: str, *, readers: int = READERS) -> Database:
         DatabaseUnavailable: it does not answer, is locked or is damaged.
         SchemaTooNew: a later release has been at it.
     """
-    try:
-        parsed = make_url(url)
-        make_engines = _DIALECTS[parsed.drivername]
-    except (ArgumentError, KeyError, ValueError):
-        raise InvalidArgs("TENSOR_WASM_DATABASE is no URL that begins with sqlite:/// or postgresql://") from None
+    parsed, make_engines = _parse(url)
     writer, reader = make_engines(parsed, readers)
     database = Database(writer, reader, readers)
     try:
@@ -103,9 +99,31 @@ def open_database(url: str, *, readers: int = READERS) -> Database:
     return database
 
 
+def read_database(url: str) -> Database:
+    """Open a database to read what is in it, and change nothing: its tables are those of the release that was last.
+
+    Raises:
+        InvalidArgs: no URL of a database of these kinds, or with options that are not taken.
+        UnsafeFile: others could write to SQLite's file or its folder.
+        DatabaseUnavailable: SQLite's file is not there.
+    """
+    parsed, make_engines = _parse(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise DatabaseUnavailable("the file of the database is not there")
+    return Database(*make_engines(parsed, 1), 1)
+
+
 def sqlite_url(path: Path) -> str:
     """Return the URL of an SQLite database in a file."""
     return URL.create("sqlite", database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def _parse(url: str) -> tuple[URL, Callable[[URL, int], tuple[Engine, Engine]]]:
+    try:
+        parsed = make_url(url)
+        return parsed, _DIALECTS[parsed.drivername]
+    except (ArgumentError, KeyError, ValueError):
+        raise InvalidArgs("TENSOR_WASM_DATABASE is no URL that begins with sqlite:/// or postgresql://") from None
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Who serves a database: one server of a file of SQLite owns it, and so knows that whatever others left is lost."""
+"""Who serves a database: one server of a file of SQLite owns it, and so knows that whatever others left is lost.
+
+Where several servers share a database, each knows from its data folder which process it takes the place of.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tensorwasm.errors import UnsafeFile
+from tensorwasm.errors import DatabaseUnavailable, UnsafeFile
 
 _OPEN: Final = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
@@ -26,9 +29,10 @@ def owning(url: str) -> Iterator[bool]:
         url: of the database, as `tensorwasm.database.opening.open_database` takes it.
 
     Yields:
-        Whether this is the one; False where another is, where several may be, or where nobody can know.
+        Whether this is the one; False where several may be, or where that cannot be known.
 
     Raises:
+        DatabaseUnavailable: another process owns it.
         UnsafeFile: the file that says so cannot be made.
     """
     path = _file_of(url)
@@ -41,9 +45,47 @@ def owning(url: str) -> Iterator[bool]:
     except OSError as error:
         raise UnsafeFile(f"the file that says whose the database is cannot be made: {error.strerror}") from None
     try:
-        yield _lock(handle)
+        try:
+            alone = _lock(handle)
+        except BlockingIOError:
+            raise DatabaseUnavailable("another server has the file of the database") from None
+        yield alone
     finally:
         os.close(handle)
+
+
+@contextmanager
+def succeeding(folder: Path, process: str) -> Iterator[str]:
+    """Own a data folder for as long as the context lasts, and leave a word of this process in it. Blocks.
+
+    Args:
+        folder: that one server at a time uses.
+        process: UUID of this process.
+
+    Yields:
+        UUID of the process that owned it last, which has ended; empty where there was none or that cannot be known.
+    """
+    try:
+        handle = os.open(folder / "server", _OPEN, 0o600)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield _swap(handle, process.encode("ascii")).decode("ascii", "replace")
+    finally:
+        os.close(handle)
+
+
+def _swap(handle: int, text: bytes) -> bytes:
+    """Return what a file says, and have it say something else; nothing if another process has it or it has no room."""
+    try:
+        if not _lock(handle):
+            return b""
+        before = os.pread(handle, len(text), 0)
+        os.pwrite(handle, text, 0)
+    except OSError:  # another process has it, or there is no room: the lease runs out instead
+        return b""
+    return before
 
 
 def _file_of(url: str) -> Path | None:
@@ -60,6 +102,8 @@ def _lock(handle: int) -> bool:
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
         return False
     return True

@@ -139,7 +139,20 @@ SESSIONS: Final = Table(
     Column("rewinds", Integer, nullable=False, default=0),
     Column("created_unix_ms", BigInteger, nullable=False),
     Column("used_unix_ms", BigInteger, nullable=False),
+    Column("owner", String(36)),
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
     Index("sessions_by_tenant", "tenant", "created_unix_ms", "id"),
+    Index("sessions_by_owner", "owner"),
+)
+
+SERVERS: Final = Table(
+    "servers",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("snapshot_key", String(16), nullable=False),
+    Column("artifacts", String(32), nullable=False),
+    Column("lease_unix_ms", BigInteger, nullable=False),
 )
 
 SNAPSHOTS: Final = Table(

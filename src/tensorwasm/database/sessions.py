@@ -6,7 +6,21 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from sqlalchemy import Connection, Row, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    true,
+    tuple_,
+    update,
+)
 
 from tensorwasm.database.schema import SESSIONS
 
@@ -47,6 +61,8 @@ class SessionRecord:
         rewinds: times that a crash has taken it back to its last save.
         created_unix_ms: when it was opened.
         used_unix_ms: when it was last called, as far as that is recorded.
+        owner: UUID of the server that has it, where several share the database; see `tensorwasm.database.servers`.
+        epoch: how often it was taken by a server.
     """
 
     id: str
@@ -61,12 +77,29 @@ class SessionRecord:
     rewinds: int
     created_unix_ms: int
     used_unix_ms: int
+    owner: str | None = None
+    epoch: int = 0
 
     @property
     def cursor(self) -> tuple[int, str]:
         """What `list_sessions` goes on after."""
         return self.created_unix_ms, self.id
 
+
+def _held(*, owner: bool) -> ColumnElement[bool]:
+    """Return the condition that a session is still whose it was when its record was read: a server's, or nobody's."""
+    own = SESSIONS.c.owner == bindparam("server") if owner else SESSIONS.c.owner.is_(None)
+    return and_(SESSIONS.c.id == bindparam("session"), own, SESSIONS.c.epoch == bindparam("term"))
+
+
+_CHANGING: Final = ("status", "save", "calls", "saved_calls", "rewinds", "used_unix_ms")
+_FIND: Final = select(SESSIONS).where(SESSIONS.c.id == bindparam("session"))
+_WRITE: Final = tuple(
+    update(SESSIONS).where(_held(owner=owner)).values({name: bindparam(name) for name in _CHANGING})
+    for owner in (True, False)
+)
+_DELETE: Final = tuple(delete(SESSIONS).where(_held(owner=owner)) for owner in (True, False))
+"""Made once, for making them takes Python's lock for longer than the database takes; the second of two has no owner."""
 
 _LISTED: Final = tuple(column for column in SESSIONS.c if column.name != "options")
 
@@ -81,21 +114,28 @@ def insert_session(connection: Connection, record: SessionRecord) -> None:
             version=record.version,
             options=msgspec.json.encode(record.options).decode(),
             created_unix_ms=record.created_unix_ms,
+            owner=record.owner,
+            epoch=record.epoch,
             **_changing(record),
         )
     )
 
 
 def write_session(connection: Connection, record: SessionRecord) -> bool:
-    """Write what changes of a session; return whether it is there."""
-    done = connection.execute(update(SESSIONS).where(SESSIONS.c.id == record.id).values(**_changing(record)))
-    return done.rowcount > 0
+    """Write what changes of a session; return False where it is gone, or was taken by another server."""
+    whose, values = _whose(record), _changing(record)
+    return connection.execute(_WRITE[record.owner is None], whose | values).rowcount > 0
 
 
 def find_session(connection: Connection, session_id: str) -> SessionRecord | None:
     """Return a session, whoever's it is; None if there is none."""
-    found = connection.execute(select(SESSIONS).where(SESSIONS.c.id == session_id)).first()
-    return None if found is None else _session(found, msgspec.json.decode(found.options, type=SessionOptions))
+    found = connection.execute(_FIND, {"session": session_id}).first()
+    return None if found is None else session_of(found)
+
+
+def session_of(row: Row[Any]) -> SessionRecord:
+    """Return what a whole row says."""
+    return _session(row, msgspec.json.decode(row.options, type=SessionOptions))
 
 
 def count_sessions(connection: Connection, tenant: int, most: int) -> int:
@@ -122,24 +162,30 @@ def list_sessions(
     return tuple(_session(row, SessionOptions()) for row in connection.execute(query))
 
 
-def delete_session(connection: Connection, session_id: str) -> bool:
-    """Take a session away; return whether it was there."""
-    return connection.execute(delete(SESSIONS).where(SESSIONS.c.id == session_id)).rowcount > 0
+def delete_session(connection: Connection, record: SessionRecord) -> bool:
+    """Take a session away; return False where it is gone, or was taken by another server."""
+    return connection.execute(_DELETE[record.owner is None], _whose(record)).rowcount > 0
 
 
-def rewind_sessions(connection: Connection) -> None:
-    """Take every session back to what is saved of it: the process that held them is gone."""
+def rewind_sessions(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Take sessions back to what is saved of them, and from their owner: the process that held them is gone."""
     table = SESSIONS
-    connection.execute(update(table).where(table.c.status == "volatile").values(status="lost"))
+    connection.execute(update(table).where(which, table.c.status == "volatile").values(status="lost"))
     connection.execute(
         update(table)
-        .where(table.c.status == "live")
+        .where(which, table.c.status == "live")
         .values(
             status=case((table.c.save.is_(None), "fresh"), else_="saved"),
             calls=table.c.saved_calls,
             rewinds=table.c.rewinds + 1,
         )
     )
+    connection.execute(update(table).where(which, table.c.owner.is_not(None)).values(owner=None))
+
+
+def rewind_all_sessions(connection: Connection) -> None:
+    """Do as `rewind_sessions` does with every session: one server has the database, and it has just begun."""
+    rewind_sessions(connection, true())
 
 
 def which_saves(connection: Connection, session_ids: tuple[str, ...]) -> frozenset[tuple[str, str]]:
@@ -148,15 +194,14 @@ def which_saves(connection: Connection, session_ids: tuple[str, ...]) -> frozens
     return frozenset((session_id, save) for session_id, save in connection.execute(query))
 
 
+def _whose(record: SessionRecord) -> dict[str, object]:
+    """Return what the conditions of `_held` compare with."""
+    whose = {"session": record.id, "term": record.epoch}
+    return whose if record.owner is None else {**whose, "server": record.owner}
+
+
 def _changing(record: SessionRecord) -> dict[str, object]:
-    return {
-        "status": record.status,
-        "save": record.save,
-        "calls": record.calls,
-        "saved_calls": record.saved_calls,
-        "rewinds": record.rewinds,
-        "used_unix_ms": record.used_unix_ms,
-    }
+    return {name: getattr(record, name) for name in _CHANGING}
 
 
 def _session(row: Row[Any], options: SessionOptions) -> SessionRecord:
@@ -173,4 +218,6 @@ def _session(row: Row[Any], options: SessionOptions) -> SessionRecord:
         rewinds=row.rewinds,
         created_unix_ms=row.created_unix_ms,
         used_unix_ms=row.used_unix_ms,
+        owner=row.owner,
+        epoch=row.epoch,
     )

@@ -59,6 +59,7 @@ def _make_engine(url: URL, connections: int, begin: str, *, writes: bool) -> Eng
     def set_up(connection: sqlite3.Connection, _record: Any) -> None:
         for pragma in (*_PRAGMAS, f"query_only={'OFF' if writes else 'ON'}"):
             _execute(connection, f"PRAGMA {pragma}")
+        connection.create_function("unix_ms", 0, lambda: time.time_ns() // 1_000_000)
 
     @event.listens_for(engine, "begin")
     def begin_here(connection: Connection) -> None:

@@ -1,7 +1,7 @@
 """What is wrong with this machine, and how to mend it."""
 
 from tensorwasm.doctor.diagnoses import DIAGNOSES, Diagnosis, diagnose
-from tensorwasm.doctor.reporting import render, report
+from tensorwasm.doctor.reporting import render, render_rows, report
 from tensorwasm.doctor.rows import Report, Row, Status
 from tensorwasm.doctor.system import LocalSystem, System
 
@@ -15,5 +15,6 @@ __all__ = [
     "System",
     "diagnose",
     "render",
+    "render_rows",
     "report",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from tensorwasm.doctor.checks import CHECKS
@@ -38,11 +39,16 @@ def report(choice: str, system: System | None = None) -> Report:
 
 def render(found: Report) -> str:
     """Return the report as plain ASCII text: a line a row, why and what to do below it."""
-    lines = [f"TensorWasm doctor: --device {found.choice} on {found.platform}", ""]
-    for row in found.rows:
-        lines += _lines(row)
-    counts = Counter(row.status for row in found.rows)
     verdict = f"{found.device} works." if found.ok else "The chosen device does not work."
+    return render_rows(f"TensorWasm doctor: --device {found.choice} on {found.platform}", found.rows, verdict)
+
+
+def render_rows(title: str, rows: Sequence[Row], verdict: str) -> str:
+    """Return rows as `render` does, between a title and what follows from them."""
+    lines = [title, ""]
+    for row in rows:
+        lines += _lines(row)
+    counts = Counter(row.status for row in rows)
     lines += ["", f"{counts[Status.FAIL]} FAIL, {counts[Status.WARN]} WARN. {verdict}"]
     return "\n".join(_printable(line) for line in lines) + "\n"
 

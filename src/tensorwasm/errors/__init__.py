@@ -5,10 +5,14 @@
     TensorWasmError
     ├── CallerError              the caller's mistake: retrying unchanged cannot help
     │   ├── InvalidWasm          not a valid module under the enabled proposals
+    │   │   └── UnsupportedProposal   uses a proposal of WebAssembly that is off
     │   ├── ModuleTooLarge       more bytes than the limit
     │   ├── ModuleMemoryTooLarge declares more memory than the limit
+    │   ├── StdinTooLarge        standard input has more bytes than the limit
     │   ├── CompileFailed        the compiler crashed on the module, or took more than it may
-    │   ├── UnknownImport        asks for a host function that does not exist or was not granted
+    │   │   ├── CompileTimeout   compiling took longer than it may
+    │   │   └── CompileMemory    compiling takes more memory than it may
+    │   ├── UnknownImport        asks for a host function that does not exist
     │   ├── MissingExport        no such exported function
     │   ├── InvalidArgs          arguments do not fit the export's signature
     │   ├── MalformedPtx         PTX text that does not parse or is inconsistent (line, column)
@@ -39,18 +43,20 @@
     │   │   ├── WrongModule      belongs to another module
     │   │   └── WrongParent      adds to a snapshot that is not there, is another one, or is too far down a chain
     │   ├── Unauthorized         no credentials that are known, in time and not revoked
-    │   ├── TenantScopeDenied    may not act for this tenant, or another's record
+    │   ├── TenantScopeDenied    may not act for this tenant, or it is disabled
     │   ├── ScopeDenied          the token does not allow this operation
     │   ├── OriginDenied         a WebSocket from an origin that is not allowed
     │   ├── HostDenied           a Host that is not served
     │   ├── MissingTenant        no tenant in the header, or none that can be
-    │   ├── NotFound             no such thing
+    │   ├── NotFound             no such thing, or another tenant's
     │   │   ├── InstanceNotFound  no such instance
     │   │   └── ModelNotFound     no function serves a model of that name
     │   ├── MethodNotAllowed     the path takes other methods
     │   ├── InvalidRequest       a header, query or field is not what its type says
     │   │   └── ModelRefused      a model that cannot serve the request says so
     │   ├── InvalidJson          not JSON, or not of the type that the route takes
+    │   │   └── UnknownField     a field that the route does not take, by name
+    │   ├── UnsupportedMediaType  a body of another content type or encoding than the route takes
     │   ├── InvalidName          a name that cannot be one
     │   ├── InvalidBase64        not base64
     │   ├── InvalidImage         an OCI image that is damaged, or holds anything but one module
@@ -59,6 +65,7 @@
     │   ├── RequestTimeout       the request did not come in whole in time
     │   ├── IdempotencyMismatch  the key was used with another request
     │   ├── Conflict             the state of the thing does not allow this
+    │   │   ├── SessionElsewhere another server has the session
     │   │   └── AlreadyRegistered that kernel is there already
     │   ├── DigestMismatch       the digest is not the text's
     │   ├── PublishDisabled      nobody publishes kernels without authentication
@@ -87,7 +94,10 @@
         ├── SchemaTooNew         a later release has changed the database
         ├── KernelRegistryNotConfigured  there is no key that kernels are verified with
         ├── Draining             the server is going down and takes nothing new
+        ├── NotReady             the server has just begun, and loads what it needs
         ├── SigningNotConfigured  there is no key that signs, or none that encrypts
+        ├── StorageFull          the data folder cannot be written, or has less room than its reserve
+        ├── SnapshotKeyMissing   saved state is signed under a key that is not here
         ├── UnsafeFile           a file or folder that must be this user's alone is not
         ├── ServerUnreachable    a client command's server does not answer
         ├── Refused              a client command's server refused or failed, and of which kind
@@ -99,16 +109,23 @@
 from __future__ import annotations
 
 from tensorwasm.errors.base import (
+    MAX_MESSAGE,
+    MAX_NAME,
     CallerError,
     GuestError,
     HostError,
     LimitError,
     TensorWasmError,
+    plain,
+    quote,
+    quote_all,
 )
 from tensorwasm.errors.caller import (
     ArtifactInUse,
     ArtifactNotFound,
     CompileFailed,
+    CompileMemory,
+    CompileTimeout,
     InvalidArgs,
     InvalidDimensions,
     InvalidHandle,
@@ -125,8 +142,10 @@ from tensorwasm.errors.caller import (
     ModuleTooLarge,
     NotCapturable,
     NotSupported,
+    StdinTooLarge,
     TooLarge,
     UnknownImport,
+    UnsupportedProposal,
     UnsupportedPtx,
 )
 from tensorwasm.errors.edge import (
@@ -154,11 +173,15 @@ from tensorwasm.errors.edge import (
     PublishScopeRequired,
     RequestTimeout,
     ScopeDenied,
+    SessionElsewhere,
     TenantScopeDenied,
     TooManyArgs,
     Unauthorized,
+    UnknownField,
+    UnsupportedMediaType,
 )
 from tensorwasm.errors.guest import (
+    Frame,
     GuestExit,
     GuestTrap,
     InvokeTimeout,
@@ -176,11 +199,14 @@ from tensorwasm.errors.host import (
     EngineMismatch,
     InternalError,
     KernelRegistryNotConfigured,
+    NotReady,
     OutputClosed,
     QuotaExceeded,
     RateLimited,
     SchemaTooNew,
     SigningNotConfigured,
+    SnapshotKeyMissing,
+    StorageFull,
     StoreUnavailable,
     TickerNotRunning,
     UnsafeFile,
@@ -202,6 +228,8 @@ from tensorwasm.errors.sealed import (
 )
 
 __all__ = [
+    "MAX_MESSAGE",
+    "MAX_NAME",
     "AlreadyRegistered",
     "ArtifactCorrupt",
     "ArtifactInUse",
@@ -211,6 +239,8 @@ __all__ = [
     "CallerError",
     "CapacityExhausted",
     "CompileFailed",
+    "CompileMemory",
+    "CompileTimeout",
     "Conflict",
     "Damaged",
     "DatabaseUnavailable",
@@ -221,6 +251,7 @@ __all__ = [
     "Draining",
     "EndpointMissing",
     "EngineMismatch",
+    "Frame",
     "GuestError",
     "GuestExit",
     "GuestTrap",
@@ -260,6 +291,7 @@ __all__ = [
     "ModuleTooLarge",
     "NotCapturable",
     "NotFound",
+    "NotReady",
     "NotSealed",
     "NotSupported",
     "OriginDenied",
@@ -275,8 +307,12 @@ __all__ = [
     "ScopeDenied",
     "SealRefused",
     "ServerUnreachable",
+    "SessionElsewhere",
     "SignatureInvalid",
     "SigningNotConfigured",
+    "SnapshotKeyMissing",
+    "StdinTooLarge",
+    "StorageFull",
     "StoreUnavailable",
     "TenantScopeDenied",
     "TensorWasmError",
@@ -284,14 +320,20 @@ __all__ = [
     "TooLarge",
     "TooManyArgs",
     "Unauthorized",
+    "UnknownField",
     "UnknownImport",
     "UnknownKey",
     "UnknownVersion",
     "UnsafeFile",
     "Unsigned",
+    "UnsupportedMediaType",
+    "UnsupportedProposal",
     "UnsupportedPtx",
     "WrongContent",
     "WrongKeyKind",
     "WrongModule",
     "WrongParent",
+    "plain",
+    "quote",
+    "quote_all",
 ]

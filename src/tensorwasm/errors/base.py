@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+MAX_MESSAGE: Final = 2000
+"""Longest text of an error, in characters."""
+
+MAX_NAME: Final = 80
+"""Longest name that a text quotes, in characters: a guest, a module or a client may have chosen it."""
+
+
+def plain(text: str, most: int = MAX_MESSAGE) -> str:
+    """Return a text as one line that is safe on a terminal and in a log: escaped what does not print, and bounded.
+
+    Whatever somebody else chose reaches messages through this: names of exports, imports, functions and kernels,
+    excerpts, paths.
+
+    Args:
+        text: any.
+        most: longest result, in characters.
+    """
+    if len(text) > most:
+        text = text[: most - 1] + "…"
+    if text.isprintable():
+        return text
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def quote(name: str) -> str:
+    """Return a name that somebody else chose, in quotation marks, as messages show it."""
+    return repr(plain(name, MAX_NAME))
+
+
+def quote_all(names: tuple[str, ...] | list[str], most: int = 10) -> str:
+    """Return the first of several names, as messages list them; empty without one."""
+    shown = ", ".join(plain(name, MAX_NAME) for name in names[:most])
+    return f"{shown}, ..." if len(names) > most else shown
 
 
 class TensorWasmError(Exception):
@@ -20,6 +55,10 @@ class TensorWasmError(Exception):
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+
+    def __init__(self, *args: object) -> None:
+        """Keep the text as `plain` makes it."""
+        super().__init__(*(plain(each) if isinstance(each, str) else each for each in args))
 
     @property
     def message(self) -> str:

@@ -11,29 +11,54 @@ class InvalidWasm(CallerError):
     kind = "invalid_wasm"
 
 
+class UnsupportedProposal(InvalidWasm):
+    """The module uses a proposal of WebAssembly that is off; the message names it and says what to do instead."""
+
+    kind = "unsupported_proposal"
+
+
 class ModuleTooLarge(CallerError):
-    """The module has more bytes than the limit."""
+    """The module has more bytes, or more of something that it declares, than the limit."""
 
     kind = "module_too_large"
     http_status = 413
 
 
 class ModuleMemoryTooLarge(CallerError):
-    """The module declares more memory than the limit."""
+    """The module declares more memory, or more that every sandbox must keep, than the limit."""
 
     kind = "module_memory_too_large"
     http_status = 413
 
 
+class StdinTooLarge(CallerError):
+    """Standard input has more bytes than the limit."""
+
+    kind = "stdin_too_large"
+    http_status = 413
+
+
 class CompileFailed(CallerError):
-    """The compiler crashed on the module, or took more than it may; the message names it by its hash."""
+    """The compiler crashed on the module, or took more than it may; the message names the module by its hash."""
 
     kind = "compile_failed"
     http_status = 422
 
 
+class CompileTimeout(CompileFailed):
+    """Compiling the module took longer than it may: apart from the guest's own time, which begins after that."""
+
+    kind = "compile_timeout"
+
+
+class CompileMemory(CompileFailed):
+    """Compiling the module takes more memory than it may; the message says how much that is."""
+
+    kind = "compile_memory"
+
+
 class UnknownImport(CallerError):
-    """The module imports a host function that does not exist or was not granted."""
+    """The module imports a host function that does not exist."""
 
     kind = "unknown_import"
 

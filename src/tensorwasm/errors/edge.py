@@ -13,7 +13,7 @@ class Unauthorized(CallerError):
 
 
 class TenantScopeDenied(CallerError):
-    """The caller may not act for this tenant, or the record is another tenant's."""
+    """The caller may not act for this tenant, or the tenant is disabled."""
 
     kind = "tenant_scope_denied"
     http_status = 403
@@ -47,7 +47,7 @@ class MissingTenant(CallerError):
 
 
 class NotFound(CallerError):
-    """There is no such thing: function, version, alias, job, session, snapshot, token, kernel or route."""
+    """There is no such function, job, session, snapshot, token, kernel or route, or it is another tenant's."""
 
     kind = "not_found"
     http_status = 404
@@ -80,6 +80,19 @@ class InvalidJson(CallerError):
     """The body is not JSON, is nested too deeply, or has not the fields and types that the route takes."""
 
     kind = "invalid_json"
+
+
+class UnknownField(InvalidJson):
+    """The body has a field that the route does not take; the message names it, and the nearest one that it does."""
+
+    kind = "unknown_field"
+
+
+class UnsupportedMediaType(CallerError):
+    """The body's content type or content encoding is none that the route takes; the message says which are."""
+
+    kind = "unsupported_media_type"
+    http_status = 415
 
 
 class InvalidName(CallerError):
@@ -132,6 +145,23 @@ class Conflict(CallerError):
 
     kind = "conflict"
     http_status = 409
+
+
+class SessionElsewhere(Conflict):
+    """Another server has the session, or took it meanwhile; nothing of what was asked counts.
+
+    Attributes:
+        server: name of the one that has it; empty where that is not known, and asking again tells.
+    """
+
+    kind = "session_elsewhere"
+    retryable = True
+
+    def __init__(self, server: str) -> None:
+        """Say where to ask."""
+        where = f"the server {server} has it: ask there" if server else "another server may have it: ask again"
+        super().__init__(f"the session is not this server's: {where}")
+        self.server = server
 
 
 class AlreadyRegistered(Conflict):

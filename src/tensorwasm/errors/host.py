@@ -77,10 +77,25 @@ class StoreUnavailable(HostError):
     retryable = True
 
 
+class StorageFull(HostError):
+    """The data folder cannot be written, or has less room than its reserve."""
+
+    kind = "storage_full"
+    http_status = 503
+    retryable = True
+
+
 class SigningNotConfigured(HostError):
     """There is no key that signs, or none that encrypts, where one was asked for."""
 
     kind = "snapshot_signing_not_configured"
+    http_status = 503
+
+
+class SnapshotKeyMissing(HostError):
+    """Saved state is signed or encrypted under a key that is not here; bringing the key back mends it."""
+
+    kind = "snapshot_key_missing"
     http_status = 503
 
 
@@ -134,6 +149,14 @@ class KernelRegistryNotConfigured(HostError):
 
     kind = "kernel_registry_not_configured"
     http_status = 503
+
+
+class NotReady(HostError):
+    """The server has just begun, and makes or loads what it needs to be quick; what is asked of it waits for that."""
+
+    kind = "not_ready"
+    http_status = 503
+    retryable = True
 
 
 class Draining(HostError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tensorwasm.errors.base import HostError
 
 
@@ -17,16 +20,20 @@ class Refused(HostError):
     Attributes:
         kind: the server's own.
         status: of HTTP; 0 where it was told within an answer that had begun well.
+        left: what else the answer says of a guest that failed: ``stdout``, ``stderr``, ``backtrace``.
     """
 
     kind = "refused"
 
-    def __init__(self, message: str, kind: str = "refused", status: int = 0) -> None:
+    def __init__(
+        self, message: str, kind: str = "refused", status: int = 0, left: Mapping[str, Any] | None = None
+    ) -> None:
         """Remember what kind of refusal it is; an instance has the server's kind."""
         super().__init__(message)
         # The class has a word for those that have none of their own.
         self.kind = kind  # type: ignore[misc]
         self.status = status
+        self.left = left or {}
 
 
 class EndpointMissing(HostError):

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tensorwasm.gpu.facets import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
-from tensorwasm.ptx.model import Module
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
+
+if TYPE_CHECKING:
+    from tensorwasm.ptx.model import Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,13 @@ class Device(Protocol):
     def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
         """Start copying device memory to host memory, which nobody uses until the stream has drained."""
 
-    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
+    def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> LoadedModule:
         """Make a module's kernels ready to launch.
+
+        Args:
+            module: what is to run.
+            deadline: when it must be ready.
+            output: takes what its kernels print, if the device can tell whose it is.
 
         Raises:
             UnsupportedPtx: the module asks for what this device lacks, by name.

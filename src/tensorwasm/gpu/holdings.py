@@ -17,6 +17,7 @@ from tensorwasm.gpu.commons import Commons, Tenancy
 from tensorwasm.gpu.kernels import SharedKernel, digest
 from tensorwasm.gpu.limits import SessionLimits
 from tensorwasm.gpu.offers import MAX_OFFER_BYTES, Offers
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.gpu.pad import LOAD_ROWS
 from tensorwasm.gpu.regions import RegionTable
 from tensorwasm.gpu.releases import attempt
@@ -68,12 +69,14 @@ class Holdings:
         next_handle: of the buffer that is allocated next.
         device_bytes: charged for buffers and for the variables of modules.
         ptx_bytes: text charged for kernels.
+        output: what the session's kernels print.
     """
 
     def __init__(
         self, commons: Commons, tenancy: Tenancy, limits: SessionLimits, sheet: Sheet, architecture: tuple[int, int]
     ) -> None:
         self.regions = RegionTable()
+        self.output = KernelOutput()
         self.next_handle = 1
         self.device_bytes = 0
         self.ptx_bytes = 0
@@ -209,6 +212,7 @@ class Holdings:
         Raises:
             DeviceLost: the device does not answer.
         """
+        self.output.take()
         for kernel_id, kernel in list(self._kernels.items()):
             if self._sheet.pad is not None and kernel.shared.text_bytes <= MAX_OFFER_BYTES:
                 image = kernel.shared.image(self._commons.device, NEVER)
@@ -268,10 +272,10 @@ class Holdings:
             return Kernel(shared, None)
         draft = cache.draft(key, text, deadline)
         if not draft.device_bytes:
-            return Kernel(cache.load(key, draft, deadline), None)
+            return Kernel(cache.load(key, draft, deadline, self.output), None)
         self._check_bytes(draft.device_bytes)
         with self._tenancy.account.reserve(draft.device_bytes, allocations=0) as reservation:
-            shared = cache.load(key, draft, deadline)
+            shared = cache.load(key, draft, deadline, self.output)
             reservation.commit()
         return Kernel(shared, reservation)
 

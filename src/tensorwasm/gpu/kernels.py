@@ -15,6 +15,7 @@ from typing import Final
 
 from tensorwasm import ptx
 from tensorwasm.gpu.device import Device, LoadedModule
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.gpu.pad import KernelImage
 from tensorwasm.gpu.releases import attempt
 from tensorwasm.ptx.layout import variable_bytes
@@ -38,11 +39,12 @@ class Draft:
     """What parsing and checking a text gave.
 
     Attributes:
-        module: the variant that suits the device best.
+        module: the kernel that was asked for and what it reaches, from the variant that suits the device best.
         signature: of the kernel that was asked for.
         text: as the guest gave it.
         device_bytes: what the module's variables take in global and constant memory.
-        private: whether it has any, so that what one sandbox leaves there would be there for the next.
+        private: whether it has any, so that what one sandbox leaves there would be there for the next, or prints.
+        prints: whether it does.
         writable: whether the kernel may write to some of them.
     """
 
@@ -52,6 +54,7 @@ class Draft:
     device_bytes: int
     private: bool
     writable: bool
+    prints: bool = False
 
 
 class SharedKernel:
@@ -164,7 +167,7 @@ class KernelCache:
 
         Raises:
             MalformedPtx: the text does not parse.
-            UnsupportedPtx: it asks for what the device lacks.
+            UnsupportedPtx: the kernel asks for what the device lacks; others of the text may not.
             InvalidKernel: it has no such entry.
             InvokeTimeout: the deadline passed.
         """
@@ -174,12 +177,15 @@ class KernelCache:
             return draft
         _, _, entry, architecture = key
         variants = ptx.parse_variants(text, deadline)
-        module = ptx.select(variants, architecture, self._device.info.ptx_version)
+        chosen = ptx.select(variants, architecture, self._device.info.ptx_version)
+        module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         size_bytes = sum(map(variable_bytes, variables))
         writable = bool(variables) and ptx.may_write(module, entry, deadline)
-        draft = Draft(module, signature, text, size_bytes, private=bool(variables), writable=writable)
+        prints = ptx.printing(module) is not None
+        private = prints or bool(variables)
+        draft = Draft(module, signature, text, size_bytes, private=private, writable=writable, prints=prints)
         if draft.private and len(text) <= MAX_DRAFT_BYTES:
             with self._lock:
                 self._drafts[key] = draft
@@ -187,8 +193,8 @@ class KernelCache:
                     self._drafts.popitem(last=False)
         return draft
 
-    def load(self, key: Key, draft: Draft, deadline: Deadline) -> SharedKernel:
-        """Load a kernel; it is held until `release`.
+    def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:
+        """Load a kernel; it is held until `release`. What it prints goes to ``output``.
 
         Two sessions that bring the same text at once may both load it; one of the two is dropped.
 
@@ -199,7 +205,8 @@ class KernelCache:
             DeviceUnavailable: this machine cannot assemble it now.
             DeviceLost: the device does not answer.
         """
-        kernel = SharedKernel(self._device.load(draft.module, deadline), draft, key)
+        loaded = self._device.load(draft.module, deadline, *([output] if draft.prints else []))
+        kernel = SharedKernel(loaded, draft, key)
         return kernel if kernel.private else self._share(kernel)
 
     def release(self, kernel: SharedKernel) -> None:

@@ -7,6 +7,9 @@ from typing import Final
 
 from tensorwasm.values import MIB
 
+MOST_MOVES: Final = 4
+"""Parts that are moved ahead of one launch: each takes room in the driver's queues, as a launch does."""
+
 GIB: Final = 1024 * MIB
 
 MAX_BLOCK_THREADS_PER_AXIS: Final = 1024

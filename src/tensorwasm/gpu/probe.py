@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.device import Device
-from tensorwasm.values import MIB, Place
+from tensorwasm.values import MIB, NEWEST_PTX, Place
 
 CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 """What `open_device` takes; N is an ordinal."""
@@ -26,15 +26,18 @@ def open_emulator(multiprocessors: int | None = None) -> Device:
         InvalidArgs: a setting does not parse, or fewer than one multiprocessor.
     """
     try:
-        from tensorwasm.gpu.emulator.device import EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
+        from tensorwasm.gpu.emulator.device import EMULATED_CAPABILITY, EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
     except ImportError as error:
         raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
-    memory_bytes = settings.current().emulator_memory_mib * MIB
-    if multiprocessors is None:
-        return EmulatorDevice(memory_bytes)
-    if multiprocessors < 1:
+    if multiprocessors is not None and multiprocessors < 1:
         raise InvalidArgs(f"a share of {multiprocessors} multiprocessors: at least 1")
-    return EmulatorDevice(memory_bytes, multiprocessors=multiprocessors)
+    given = settings.current()
+    return EmulatorDevice(
+        given.emulator_memory_mib * MIB,
+        multiprocessors,
+        compute_capability=given.emulator_arch or EMULATED_CAPABILITY,
+        ptx_version=given.emulator_ptx or NEWEST_PTX,
+    )
 
 
 def open_gpu(

@@ -4,15 +4,18 @@ Functions are taken with `bind` (keeps the GIL: for calls that return in a micro
 for calls that run guest code or take long). A call that drops the GIL has to win it back, which beside one busy Python
 thread costs a switch interval of 5 ms. Pointers are plain integers here, and null is None or 0.
 
-Everything relied on stands in the tables below and is compared with the installed bindings when this is imported: a
-different wasmtime is refused by name instead of corrupting memory.
+Everything relied on stands in the tables below. Another release of wasmtime is refused when this is imported, by name,
+instead of corrupting memory; the tables are compared with the installed bindings before anything is compiled.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib.util
+import os
+import sys
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any, Final
 
 from tensorwasm.errors import EngineMismatch
@@ -33,6 +36,13 @@ _CONFIG_FLAGS: Final = (
     "wasm_bulk_memory",
     "wasm_compact_imports",
     "wasm_component_model",
+    "wasm_component_model_accessors",
+    "wasm_component_model_async",
+    "wasm_component_model_async_stackful",
+    "wasm_component_model_canonical_names",
+    "wasm_component_model_implements",
+    "wasm_component_model_map",
+    "wasm_component_model_more_async_builtins",
     "wasm_custom_page_sizes",
     "wasm_exceptions",
     "wasm_function_references",
@@ -52,6 +62,7 @@ _CONFIG_FLAGS: Final = (
 _POOL_NUMBERS: Final = {
     "async_stack_keep_resident": "z",
     "linear_memory_keep_resident": "z",
+    "max_core_instance_size": "z",
     "max_memories_per_module": "I",
     "max_memory_size": "z",
     "max_tables_per_module": "I",
@@ -67,6 +78,9 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     **{f"wasmtime_config_{flag}_set": ("v", "pb") for flag in _CONFIG_FLAGS},
     **{f"wasmtime_pooling_allocation_config_{name}_set": ("v", "p" + code) for name, code in _POOL_NUMBERS.items()},
     "wasi_config_delete": ("v", "p"),
+    "wasi_config_inherit_stderr": ("v", "p"),
+    "wasi_config_inherit_stdin": ("v", "p"),
+    "wasi_config_inherit_stdout": ("v", "p"),
     "wasi_config_new": ("p", ""),
     "wasi_config_preopen_dir": ("b", "pppb"),
     "wasi_config_set_argv": ("b", "pzp"),
@@ -79,6 +93,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasm_config_new": ("p", ""),
     "wasm_engine_new_with_config": ("p", "p"),
     "wasm_frame_func_index": ("I", "p"),
+    "wasm_frame_module_offset": ("z", "p"),
     "wasm_frame_vec_delete": ("v", "p"),
     "wasm_functype_delete": ("v", "p"),
     "wasm_functype_new": ("p", "pp"),
@@ -99,12 +114,14 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_config_strategy_set": ("v", "pB"),
     "wasmtime_context_epoch_deadline_async_yield_and_update": ("p", "pL"),
     "wasmtime_context_get_data": ("p", "p"),
+    "wasmtime_context_take_exception": ("b", "pp"),
     "wasmtime_context_set_epoch_deadline": ("v", "pL"),
     "wasmtime_context_set_wasi": ("p", "pp"),
     "wasmtime_engine_increment_epoch": ("v", "p"),
     "wasmtime_error_delete": ("v", "p"),
     "wasmtime_error_message": ("v", "pp"),
     "wasmtime_error_new": ("p", "p"),
+    "wasmtime_exnref_unroot": ("v", "p"),
     "wasmtime_extern_delete": ("v", "p"),
     "wasmtime_frame_func_name": ("p", "p"),
     "wasmtime_func_call_async": ("p", "pppzpzpp"),
@@ -125,6 +142,7 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "wasmtime_linker_new": ("p", "p"),
     "wasmtime_memory_data": ("p", "pp"),
     "wasmtime_memory_data_size": ("z", "pp"),
+    "wasmtime_memory_grow": ("p", "ppLp"),
     "wasmtime_module_delete": ("v", "p"),
     "wasmtime_module_deserialize": ("p", "ppzp"),
     "wasmtime_module_deserialize_file": ("p", "ppp"),
@@ -160,6 +178,7 @@ SIZES: Final = {
     "wasm_frame_vec_t": 16,
     "wasm_valtype_vec_t": 16,
     "wasmtime_async_continuation_t": 24,
+    "wasmtime_exnref_t": 24,
     "wasmtime_extern_t": 32,
     "wasmtime_func_t": 16,
     "wasmtime_global_t": 24,
@@ -282,21 +301,48 @@ def _spell(kinds: list[str]) -> str:
     return f"{kinds[0]}({', '.join(kinds[1:])})"
 
 
+_REMEDY: Final = f"install the one this release is written for: pip install wasmtime=={WASMTIME_VERSION}"
+_LIBRARIES: Final = {"darwin": "_libwasmtime.dylib", "win32": "_wasmtime.dll"}
+
+
 def _load() -> str:
-    """Check the installed wasmtime and return the path of its library."""
-    remedy = f"install the one this release is written for: pip install wasmtime=={WASMTIME_VERSION}"
+    """Return the path of the installed wasmtime's library, without its bindings, which are slow to import."""
+    found = importlib.util.find_spec("wasmtime")
+    folder = next(iter(found.submodule_search_locations or ()), "") if found is not None else ""
+    installed = WASMTIME_VERSION if os.path.isdir(f"{folder}-{WASMTIME_VERSION}.dist-info") else _find_version()  # noqa: PTH112 - as above
+    if installed != WASMTIME_VERSION:
+        raise EngineMismatch(f"wasmtime {installed} is installed; {_REMEDY}")
+    name = _LIBRARIES.get(sys.platform, "_libwasmtime.so")
+    for part in os.listdir(folder) if folder else ():  # noqa: PTH208 - as above
+        path = os.path.join(folder, part, name)  # noqa: PTH118 - as above
+        if part.startswith(f"{sys.platform}-") and os.path.isfile(path):  # noqa: PTH113 - as above
+            return path
+    raise EngineMismatch(f"wasmtime cannot be loaded (it has no {name}); {_REMEDY}")
+
+
+def _find_version() -> str:
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and seldom asked
+
     try:
-        installed = metadata.version("wasmtime")
+        return metadata.version("wasmtime")
+    except ImportError as error:
+        raise EngineMismatch(f"wasmtime cannot be loaded ({type(error).__name__}); {_REMEDY}") from error
+
+
+@functools.cache
+def check_bindings() -> None:
+    """Compare the tables above with the installed bindings, once in a process, before anything is compiled.
+
+    Raises:
+        EngineMismatch: they differ.
+    """
+    try:
         from wasmtime import _bindings  # noqa: PLC0415 - a missing or foreign wasmtime must become our error
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise EngineMismatch(f"wasmtime cannot be loaded ({type(error).__name__}); {remedy}") from error
-    if installed != WASMTIME_VERSION:
-        raise EngineMismatch(f"wasmtime {installed} is installed; {remedy}")
+        raise EngineMismatch(f"wasmtime cannot be loaded ({type(error).__name__}); {_REMEDY}") from error
     mismatches = find_mismatches(_bindings)
     if mismatches:
-        raise EngineMismatch(f"wasmtime's C API differs: {'; '.join(mismatches[:5])}; {remedy}")
-    path: str = _bindings.dll._name  # noqa: SLF001 - ctypes keeps a library's path nowhere else
-    return path
+        raise EngineMismatch(f"wasmtime's C API differs: {'; '.join(mismatches[:5])}; {_REMEDY}")
 
 
 LIBRARY: Final = _load()

@@ -69,6 +69,13 @@ def be_courteous() -> None:
     _of_thread.due_ns = 0
 
 
+def give_way_from_now_on() -> None:
+    """Do what `give_way` does, on a thread that is another library's and was never told to be courteous."""
+    if not hasattr(_of_thread, "due_ns"):
+        _of_thread.due_ns = 0
+    give_way()
+
+
 def give_way() -> None:
     """Sleep for a moment if it is time to, on a thread that leaves others room."""
     due_ns = getattr(_of_thread, "due_ns", None)

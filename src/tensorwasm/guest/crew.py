@@ -20,7 +20,7 @@ from typing import Final
 
 from tensorwasm.guest.alarm import run_first_slice
 from tensorwasm.guest.courtesy import be_courteous
-from tensorwasm.guest.task import Task
+from tensorwasm.guest.task import Sandbox, Task
 
 NEWCOMERS: Final = 16
 """New guests that run one after the other while older ones are in line: about as long as one of those."""
@@ -37,15 +37,28 @@ class Crew:
         turns: how often a guest was run; one may be missing where two threads counted at once.
     """
 
-    __slots__ = ("_bell", "_give_back", "_guests", "_in_a_row", "_newcomers", "_threads", "_workers", "aboard", "turns")
+    __slots__ = (
+        "_bell",
+        "_give_back",
+        "_guests",
+        "_in_a_row",
+        "_make",
+        "_newcomers",
+        "_threads",
+        "_workers",
+        "aboard",
+        "turns",
+    )
 
-    def __init__(self, threads: int, give_back: Return) -> None:
+    def __init__(self, threads: int, give_back: Return, make: Callable[[Task], Sandbox]) -> None:
         """Start nothing yet.
 
         Args:
             threads: most threads, at least 1.
             give_back: called on one of them when a guest cannot or must not go on.
+            make: called on one of them to make the sandbox of a guest that has none.
         """
+        self._make = make
         self._threads = threads
         self._give_back = give_back
         self._newcomers: deque[Task] = deque()
@@ -104,12 +117,12 @@ class Crew:
 
     def _turn(self, task: Task, new: bool) -> None:  # noqa: FBT001 - from `_next`
         """Run a guest for a slice; those that want more go to the back of the line."""
-        fiber = task.fiber
-        if fiber is None or task.over:
+        if task.over:
             self._give_back(task, False, None)
             return
         self.turns += 1
         try:
+            fiber = task.fiber or self._make(task)
             fiber.enter_thread()
             ended = run_first_slice(fiber) if new else fiber.run()
             if not ended and not fiber.waits:

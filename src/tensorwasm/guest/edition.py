@@ -9,7 +9,7 @@ and the globals that are added, which note dropped segments, are named by no cod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from tensorwasm.errors import NotCapturable
@@ -19,7 +19,7 @@ from tensorwasm.wasm import edit
 from tensorwasm.wasm.declarations import MAX_EXPORTS, Export
 from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, Body, Element, Expression, Global
 from tensorwasm.wasm.module import Module, decode, encode
-from tensorwasm.wasm.types import FuncType, GlobalType
+from tensorwasm.wasm.types import REFERENCE_TYPES, FuncType, GlobalType
 
 _T = TypeVar("_T")
 
@@ -86,8 +86,8 @@ def make_edition(wasm: bytes) -> Edition:
     """Edit a module that an engine has accepted.
 
     Raises:
-        NotCapturable: it imports a memory, table or global, has more than can be exported, or too much code that may
-            drop segments.
+        NotCapturable: it imports a memory, table or global, keeps exceptions in one, has more than can be exported, or
+            too much code that may drop segments.
         InvalidWasm: it is malformed where engines do not look.
     """
     module = decode(wasm)
@@ -95,6 +95,7 @@ def make_edition(wasm: bytes) -> Edition:
         if item.kind != "func":
             label = traps.clean(f"{item.module}.{item.name}")
             raise NotCapturable(f"the module imports the {item.kind} {label}: its state is not the instance's own")
+    _require_no_exceptions(module)
     prefix = edit.free_prefix(module, _STEM)
     private = _find_globals(module, prefix)
     tables = tuple(f"{prefix}table{index}" for index in range(len(module.tables)))
@@ -127,6 +128,16 @@ def make_edition(wasm: bytes) -> Edition:
     )
 
 
+def _require_no_exceptions(module: Module) -> None:
+    """Refuse what could hold an exception between two calls: that is known to the engine alone."""
+    for index, item in enumerate(module.globals):
+        if item.type.mutable and item.type.value in REFERENCE_TYPES - {"funcref"}:
+            raise NotCapturable(f"the module keeps an exception in global {index}, of type {item.type.value}")
+    for index, table in enumerate(module.tables):
+        if table.element != "funcref":
+            raise NotCapturable(f"the module keeps exceptions in table {index}, of type {table.element}")
+
+
 def _find_globals(module: Module, prefix: str) -> tuple[PrivateGlobal, ...]:
     return tuple(
         PrivateGlobal(index, item.type.value, f"{prefix}global{index}")
@@ -152,6 +163,8 @@ def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], 
     if not found:
         return module, (), ()
     unmarked = Global(GlobalType("i32", mutable=True), (("i32.const", 0),))
+    # Its code is another from here on, and lines of the module as it came would be wrong.
+    module = replace(module, customs=tuple(each for each in module.customs if each.name != ".debug_line"))
     module, marks = edit.add_globals(module, [unmarked] * len(found))
     module, functions = edit.add_functions(module, [(FuncType(), Body.build((), (drop,))) for drop in found])
     marked = dict(zip(found, marks, strict=True))

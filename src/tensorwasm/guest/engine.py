@@ -29,6 +29,10 @@ MAX_TABLES: Final = 4
 IMAGE_MAPPINGS: Final = 8
 """That a sandbox may have more than others for its memory being an image (`tensorwasm.guest.images.MAX_EXTENTS`)."""
 MAX_TABLE_ELEMENTS: Final = 1 << 20
+MAX_HEAPS: Final = 1000
+"""Sandboxes of one engine that may have a heap for exceptions at once; one that wants another is refused."""
+MAX_INSTANCE_BYTES: Final = 16 * MIB
+"""Most that a sandbox may keep of its module's functions and globals, beside its memory and tables."""
 POLL_S: Final = 0.25
 """Longest a guest runs between two looks at the clock and at whether it was cancelled."""
 MEMORY_RESERVATION_BYTES: Final = 1 << 32
@@ -43,24 +47,40 @@ _MIN_STACK_BYTES: Final = 16 << 10
 _MAX_STACK_BYTES: Final = 64 * MIB
 _FIBER_MARGIN_BYTES: Final = 256 << 10  # as much as a thread must have beside a guest, see tensorwasm.guest.stack
 
+# What wasmtime keeps of a module in each sandbox; `tests/unit/runtime/test_large_modules.py` holds it to that.
+_FUNCTION_BYTES: Final = 32
+_IMPORT_BYTES: Final = 32
+_GLOBAL_BYTES: Final = 16
+_TAG_BYTES: Final = 16
+_INSTANCE_MARGIN_BYTES: Final = MIB  # the rest: the head, memories, tables, and what an edition adds
+
 # Off: what widens the attack surface or the ABI without a guest that needs it (memory64, several memories, threads,
-# garbage collection with externref, exceptions). On beyond the classic set: tail calls and deterministic relaxed SIMD;
-# extended constant expressions have no switch and are always on. Every flag is set, so a new wasmtime changes nothing.
+# garbage collection, typed references). On beyond the classic set: tail calls, exceptions in their final form and
+# deterministic relaxed SIMD; extended constant expressions have no switch and are always on. Exceptions are collected
+# garbage, which gc_support brings; it brings externref too, which has no flag: `tensorwasm.wasm.preamble` refuses it
+# wherever it is declared, and inside a function it can only be null. Every flag is set: a new wasmtime changes nothing.
 PROPOSALS: Final = {
+    "gc_support": True,
     "wasm_bulk_memory": True,
+    "wasm_exceptions": True,
     "wasm_multi_value": True,
     "wasm_reference_types": True,
     "wasm_relaxed_simd": True,
     "wasm_relaxed_simd_deterministic": True,
     "wasm_simd": True,
     "wasm_tail_call": True,
-    "gc_support": False,
     "shared_memory": False,
     "wasm_branch_hinting": False,
     "wasm_compact_imports": False,
     "wasm_component_model": False,
+    "wasm_component_model_accessors": False,
+    "wasm_component_model_async": False,
+    "wasm_component_model_async_stackful": False,
+    "wasm_component_model_canonical_names": False,
+    "wasm_component_model_implements": False,
+    "wasm_component_model_map": False,
+    "wasm_component_model_more_async_builtins": False,
     "wasm_custom_page_sizes": False,
-    "wasm_exceptions": False,
     "wasm_function_references": False,
     "wasm_gc": False,
     "wasm_memory64": False,
@@ -89,7 +109,8 @@ class EngineConfig:
     """What an engine is made of. Equal configurations share one engine.
 
     Attributes:
-        slots: sandboxes that may live at once, at least 1. Each reserves 4 GiB of address space, no memory.
+        slots: sandboxes that may live at once, at least 1. Each reserves 4 GiB of address space, no memory, and
+            the first `MAX_HEAPS` as much again for exceptions.
         stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
         tick_s: how often the epoch advances: the precision of deadlines.
         host_memory: linear memories are made by `tensorwasm.guest.kinds` instead of wasmtime's pool.
@@ -110,6 +131,7 @@ class EngineConfig:
         return PoolLayout(
             slots=self.slots,
             memory_bytes=MEMORY_RESERVATION_BYTES,
+            most_heaps=MAX_HEAPS,
             guard_bytes=GUARD_BYTES,
             table_bytes=MAX_TABLES * MAX_TABLE_ELEMENTS * _TABLE_ENTRY_BYTES,
             stack_bytes=self.fiber_bytes if self.fibers else 0,
@@ -236,6 +258,7 @@ class Engine:
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals.
+            UnsupportedProposal: it uses one that is off.
             ModuleTooLarge: more bytes than the limit.
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
         """
@@ -247,7 +270,10 @@ class Engine:
         address = ctypes.c_size_t()
         error = _module_new(self.address, wasm, len(wasm), ctypes.byref(address))
         if error:
-            raise InvalidWasm(f"not a valid WebAssembly module: {traps.explain(error)}")
+            said = traps.explain(error)
+            from tensorwasm.wasm.refusal import find_proposal  # noqa: PLC0415 - tables that few need
+
+            raise find_proposal(wasm) or InvalidWasm(f"not a valid WebAssembly module: {said}")
         return Module(self, address.value, declared, len(wasm))
 
 
@@ -255,8 +281,11 @@ def check_declared(declared: Preamble, limits: Limits) -> None:
     """Compare what a module declares with limits.
 
     Raises:
-        ModuleMemoryTooLarge: more memory at the start, more tables or a larger table than allowed.
+        UnsupportedProposal: it declares what belongs to a proposal that is off.
+        ModuleMemoryTooLarge: more memory at the start, more tables, a larger table, or more functions and globals than
+            allowed.
     """
+    preamble.require_enabled(declared)
     if declared.memory_bytes > limits.memory_bytes:
         raise ModuleMemoryTooLarge(
             f"the module declares {declared.memory_bytes} bytes of memory; the limit is {limits.memory_bytes}"
@@ -267,6 +296,24 @@ def check_declared(declared: Preamble, limits: Limits) -> None:
     for table in declared.tables:
         if table.minimum > most:
             raise ModuleMemoryTooLarge(f"the module declares a table of {table.minimum} elements; the limit is {most}")
+    _require_small(declared)
+
+
+def _require_small(declared: Preamble) -> None:
+    """Refuse what wasmtime's pool has no room for in a sandbox, before it is compiled."""
+    imported = sum(item.kind == "func" for item in declared.imports)
+    kept_bytes = (
+        declared.function_count * _FUNCTION_BYTES
+        + imported * _IMPORT_BYTES
+        + len(declared.global_types) * _GLOBAL_BYTES
+        + declared.tag_count * _TAG_BYTES
+    )
+    if kept_bytes > MAX_INSTANCE_BYTES:
+        raise ModuleMemoryTooLarge(
+            f"the module's {declared.function_count} functions, {len(declared.global_types)} globals and "
+            f"{declared.tag_count} tags would take {kept_bytes} bytes of every sandbox; the limit is "
+            f"{MAX_INSTANCE_BYTES}: split the module"
+        )
 
 
 def settings_of(config: EngineConfig) -> dict[str, int]:
@@ -310,14 +357,15 @@ def _pool_numbers(config: EngineConfig) -> dict[str, int]:
     return {
         "async_stack_keep_resident": 0,
         "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
+        "max_core_instance_size": MAX_INSTANCE_BYTES + _INSTANCE_MARGIN_BYTES,
         "max_memories_per_module": 1,
         "max_memory_size": MEMORY_RESERVATION_BYTES,
         "max_tables_per_module": MAX_TABLES,
         "table_elements": MAX_TABLE_ELEMENTS,
         "table_keep_resident": _TABLE_KEEP_RESIDENT_BYTES,
         "total_core_instances": config.slots,
-        "total_gc_heaps": 0,
-        "total_memories": config.slots,
+        "total_gc_heaps": config.layout.heaps,
+        "total_memories": config.slots + config.layout.heaps,
         "total_stacks": config.slots if config.fibers else 0,
         "total_tables": config.slots * MAX_TABLES,
     }

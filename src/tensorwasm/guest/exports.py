@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidSnapshot
 from tensorwasm.guest import capi, traps
+from tensorwasm.values import WASM_PAGE_BYTES
 
 _instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
 _func_to_raw: Final = capi.bind("wasmtime_func_to_raw")
 _global_get: Final = capi.bind("wasmtime_global_get")
 _global_set: Final = capi.bind("wasmtime_global_set")
+_memory_grow: Final = capi.bind("wasmtime_memory_grow")
 _memory_data: Final = capi.bind("wasmtime_memory_data")
 _memory_data_size: Final = capi.bind("wasmtime_memory_data_size")
 _table_get: Final = capi.bind("wasmtime_table_get")
@@ -78,6 +80,22 @@ class Exports:
         """Return the number of a function."""
         number: int = _func_to_raw(self._context, _payload(self._function(name)))
         return number
+
+    def grow_memory(self, name: str, size_bytes: int) -> int:
+        """Make a memory that long, if it is shorter; return its host address.
+
+        Raises:
+            CapacityExhausted: it cannot have that length here.
+        """
+        address, now_bytes = self.memory(name)
+        pages = (size_bytes - now_bytes) // WASM_PAGE_BYTES
+        if pages <= 0:
+            return address
+        before = ctypes.c_uint64()
+        error = _memory_grow(self._context, _payload(self._find(name, _MEMORY)), pages, ctypes.byref(before))
+        if error:
+            raise CapacityExhausted(f"a memory of {size_bytes} bytes: {traps.explain(error)}")
+        return self.memory(name)[0]
 
     def read_global(self, name: str, kind: str) -> int:
         """Return the bits of a global, of a ``funcref`` its function's number."""

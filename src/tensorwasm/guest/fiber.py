@@ -21,7 +21,7 @@ from tensorwasm.guest import capi, codec, stack, wasi
 from tensorwasm.guest.engine import check_declared
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.module import CallPlan
+from tensorwasm.guest.module import INITIALISE, CallPlan
 from tensorwasm.guest.native.pads import recycle_pad, scratch_address
 from tensorwasm.guest.state import GuestState
 from tensorwasm.guest.store import close_store, earlier, is_quick, open_store, take_outcome
@@ -105,7 +105,7 @@ class Fiber:
         drain: Callable[[], bool] | None = None,
         supply: Callable[[], AbstractContextManager[object]] = nullcontext,
         furnish: Callable[[GuestState], Callable[[], object]] | None = None,
-        initialiser: str | None = None,
+        initialisers: Sequence[str] = (),
     ) -> None:
         """Make the sandbox, on the thread that will run it. Nothing of the guest runs yet.
 
@@ -122,7 +122,8 @@ class Fiber:
             supply: makes a context in which the linear memory is made (`tensorwasm.guest.kinds`).
             furnish: called before the call, when the memory is there. What it returns undoes it, and is called before
                 the memory goes back to the pool, on the thread that closes the sandbox.
-            initialiser: an exported function without parameters and results, called before the other.
+            initialisers: exported functions without parameters and results, called before the other in their order. A
+                reactor's ``_initialize`` is not called twice.
 
         Raises:
             CapacityExhausted: the pool is full.
@@ -138,7 +139,7 @@ class Fiber:
         check_declared(module.preamble, limits)
         self._prepared = prepared
         self._export = export
-        self._pending = [export] if initialiser is None else [export, initialiser]
+        self._pending = [*([] if export == INITIALISE in initialisers else [export]), *reversed(initialisers)]
         self._drain = drain
         self.spent_ns = 0
         self.long = False
@@ -151,7 +152,7 @@ class Fiber:
         self._unfurnish: Callable[[], object] | None = None
         self.values: list[codec.Number] = []
         self.wait: Wait = pad.wait
-        self.state = GuestState(module.engine, services, pad)
+        self.state = GuestState(module.engine, services, pad, module.lines)
         module.engine.reserve_slot()
         self._store = open_store(self.state, limits)
         try:

@@ -74,7 +74,8 @@ class Reactor:
         self._asleep = False
         self._taking = threading.Lock()
         self._polls = 0
-        self._crew = Crew(threads, self._give_back)
+        self._crew = Crew(threads, self._give_back, self._open)
+        self._heavy = Crew(threads, self._give_back, self._open)
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that runs a guest must not be ended by the interpreter's end
@@ -122,7 +123,7 @@ class Reactor:
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot."""
-        away, tasks, signals = self._crew.aboard, list(self._tasks), self._waits.signals
+        away, tasks, signals = self._crew.aboard + self._heavy.aboard, list(self._tasks), self._waits.signals
         running = len(self._ready) + away
         return FiberStatistics(
             running=running,
@@ -130,7 +131,7 @@ class Reactor:
             on_device=sum(not task.over for task in signals.asked) + signals.in_line,
             in_line=sum(task.turn is not None for task in tasks),
             wakes=self._inbox.wakes,
-            polls=self._polls + self._crew.turns,
+            polls=self._polls + self._crew.turns + self._heavy.turns,
             notifications=signals.taken,
             orphans=sum(task.gone for task in signals.asked),
             away=away,
@@ -145,6 +146,7 @@ class Reactor:
         if not self.here:
             self._thread.join()
             self._crew.close()
+            self._heavy.close()
             self._errands.close()
             atexit.unregister(self.close)
 
@@ -223,25 +225,31 @@ class Reactor:
     # ---------------------------------------------------------------- a guest's life
 
     def _begin(self, task: Task) -> None:
-        """Let a guest go on that began elsewhere; have others stand in line: their sandboxes are made in their turn."""
+        """Let a guest go on that began elsewhere; have others stand in line: their sandboxes are made in their turn.
+
+        One that no timer can end in time does not begin on this thread, which all others need.
+        """
         if task.fiber is not None:
             task.fiber.enter_thread()
             task.fiber.wait.queue = self._inbox.address
             self._proceed(task, task.fiber)
-        elif not task.long:
+        elif not self._belongs_elsewhere(task) or not self._send_away(task):
             self._ready.append(task)
-        elif (fiber := self._make(task)) is not None:
-            self._keep(task, fiber)
-            if not self._send_away(task):
-                self._ready.append(task)
+
+    def _belongs_elsewhere(self, task: Task) -> bool:
+        return task.job.roams and (task.long or not task.job.light)
 
     def _make(self, task: Task) -> Sandbox | None:
         """Return a guest's sandbox, None if it cannot be made."""
         try:
-            fiber = task.fiber = task.job.begin()
+            return self._open(task)
         except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
             self._end(task, error)
             return None
+
+    def _open(self, task: Task) -> Sandbox:
+        """Make a guest's sandbox, on the thread that is to run it."""
+        fiber = task.fiber = task.job.begin()
         fiber.wait.queue = self._inbox.address
         return fiber
 
@@ -286,21 +294,26 @@ class Reactor:
             self._ready.append(task)
 
     def _send_away(self, task: Task) -> bool:
-        """Have other threads run a guest that may be run by any; return whether they will."""
-        task.away = task.job.roams and self._crew.take(task)
+        """Have other threads run a guest that may be run by any; return whether they will.
+
+        Those that no timer can end in time have threads of their own: a few of them, each in one instruction over much
+        memory, would keep all threads from the others for seconds.
+        """
+        task.away = task.job.roams and self._crew_of(task).take(task)
         return task.away
+
+    def _crew_of(self, task: Task) -> Crew:
+        return self._crew if task.job.light else self._heavy
 
     def _give_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - see `Crew`
         self._call(partial(self._come_back, task, ended, error))
 
     def _come_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - likewise
-        self._crew.count_back()
+        self._crew_of(task).count_back()
         task.away, fiber = False, task.fiber
-        if fiber is None:
-            return
         if task.over:
             self._leave(task)
-        elif ended or error is not None:
+        elif ended or error is not None or fiber is None:
             self._end(task, error)
         else:
             fiber.enter_thread()
@@ -350,8 +363,9 @@ class Reactor:
             self._end(task, _cancelled("the runtime was closed"))
 
     def _finish(self, task: Task) -> None:
-        if task.job.blocks:
-            self._errands.end(partial(self._close_sandbox, task), alone=task.job.lingers)
+        blocks = task.job.blocks
+        if blocks or (task.fiber is not None and task.fiber.long):  # it may have as much memory, or output, to be freed
+            self._errands.end(partial(self._close_sandbox, task), alone=blocks and task.job.lingers)
         else:
             self._close_sandbox(task)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tensorwasm.guest.suspension import Steps
 from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.wasi import WasiState
 
 ValType = Literal["i32", "i64", "f32", "f64"]
 
@@ -64,6 +67,10 @@ class HostCall(Protocol):
     @property
     def deadline(self) -> Deadline:
         """When the guest's current call must have ended."""
+
+    @property
+    def wasi(self) -> WasiState | None:
+        """The guest's output streams and clock, None without WASI."""
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached to the instance under that name (``cuda``, ``input``, ``stream``), or None.

@@ -19,13 +19,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tensorwasm.errors import CapacityExhausted, InvalidSnapshot
 from tensorwasm.guest import mappings
 from tensorwasm.guest.engine import GUARD_BYTES, MEMORY_RESERVATION_BYTES
-from tensorwasm.saved import Run
 from tensorwasm.values import WASM_PAGE_BYTES
+
+if TYPE_CHECKING:
+    from tensorwasm.saved import Run
 
 MAX_IDLE: Final = 16
 """Reservations that an image keeps for later sandboxes of one tenant."""

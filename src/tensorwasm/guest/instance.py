@@ -18,7 +18,7 @@ from tensorwasm.guest.exports import Exports
 from tensorwasm.guest.interrupts import shielded
 from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.memory import GuestMemory
-from tensorwasm.guest.module import CallPlan
+from tensorwasm.guest.module import INITIALISE, CallPlan
 from tensorwasm.guest.native.pads import recycle_pad
 from tensorwasm.guest.state import ON_EPOCH_AT, GuestState
 from tensorwasm.guest.store import START_CEILING_S, close_store, earlier, is_quick, open_store, take_outcome
@@ -49,6 +49,11 @@ class Instance:
     Calls are taken one at a time, whoever makes them: a second thread waits, within its own deadline. A host function
     may not call back into the sandbox that called it. After a trap or a timeout the sandbox may be called again, with
     its memory as the guest left it. Close it, or use it as a context manager: it holds a slot of the pool.
+
+    Attributes:
+        module: its code.
+        limits: what it may use.
+        initialised: it is a reactor whose ``_initialize`` has been run, here or before its state was saved.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Instance:
         self._owner = 0
         self._spent_ns = 0
         self._store = 0
+        self.initialised = False
         try:
             self._admit(prepared, services, pad)
         except BaseException:
@@ -160,7 +166,8 @@ class Instance:
             deadline: when it must have ended; never later than ``limits.wall_s`` from now.
 
         Returns:
-            Its results; nothing if the guest left through ``proc_exit(0)``, in this call or in its start function.
+            Its results; nothing if the guest left through ``proc_exit(0)``, in this call or before the first. A
+            reactor's ``_initialize`` is not run a second time.
 
         Raises:
             MissingExport: no exported function of that name.
@@ -172,10 +179,35 @@ class Instance:
             InternalError: the sandbox is closed, or a host function failed or called back into it.
             TensorWasmError: what a host function raised.
         """
+        return self._run(export, args, deadline) or []
+
+    def initialise(self, exports: Sequence[str], deadline: Deadline | None) -> None:
+        """Call what comes before all other exports, before the first `call`.
+
+        A guest that leaves through ``proc_exit(0)`` there is as one that leaves so in its start function.
+
+        Args:
+            exports: functions without parameters and results, in their order.
+            deadline: when they must have ended; each never later than ``limits.wall_s`` from its start.
+
+        Raises:
+            TensorWasmError: what `call` raises; the sandbox is closed then.
+        """
+        try:
+            for export in exports:
+                if self._run(export, (), deadline) is None:
+                    self._state.instance = None
+        except BaseException:
+            self.close()
+            raise
+        self.initialised = INITIALISE in exports
+
+    def _run(self, export: str, args: Sequence[object], deadline: Deadline | None) -> list[codec.Number] | None:
+        """Do what `call` does; return None if the guest left in this call."""
         context = self._enter(deadline, self.limits.wall_s)
         try:
             plan = self.module.plan(export)
-            if self._state.instance is None:
+            if self._state.instance is None or (self.initialised and export == INITIALISE):
                 return []
             frame = self._frames.get(export) or self._find(export, plan)
             if args or plan.params:
@@ -191,7 +223,7 @@ class Instance:
                 ctypes.byref(self._trap),
             )
             if self._ended(error):
-                return []
+                return None
             return codec.decode(plan.results, plan.unpack(frame, plan.CELLS)) if plan.results else []
         finally:
             self._leave()
@@ -291,7 +323,7 @@ class Instance:
             self.module.admitted = self.limits
         if prepared.needs_pad and pad is None:
             raise InternalError("a sandbox that may call compiled host functions needs a pad")
-        self._state = GuestState(self.module.engine, services, pad)
+        self._state = GuestState(self.module.engine, services, pad, self.module.lines)
         self.module.engine.reserve_slot()
 
     def _open(self) -> None:

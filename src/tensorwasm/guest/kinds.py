@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tensorwasm.errors import InternalError, TensorWasmError
+from tensorwasm.errors import InternalError, NotSupported, TensorWasmError
 from tensorwasm.guest import capi
 
 MEMORY_BYTES: Final = 1 << 32
@@ -62,6 +62,7 @@ class _Supply(threading.local):
     capacity_bytes: int = MEMORY_BYTES
     size_bytes: int = 0
     error: TensorWasmError | None = None
+    asked: bool = False
 
 
 _log: Final = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 
 def supply(provider: Provider | None, capacity_bytes: int = MEMORY_BYTES, size_bytes: int = 0) -> None:
     """Do what `supplying` does, from now on; what the provider raises is told by `refusal`."""
     _supply.provider, _supply.capacity_bytes, _supply.size_bytes = provider, capacity_bytes, size_bytes
-    _supply.error = None
+    _supply.error, _supply.asked = None, False
 
 
 def refusal() -> TensorWasmError | None:
@@ -157,6 +158,10 @@ def _new_memory(
     if provider is None:
         _supply.error = InternalError("this engine's memories come from a provider, and none is there")
         return _refusal()
+    if _supply.asked:  # a heap for exceptions comes before the one memory that a module can have
+        _supply.error = NotSupported("a module with exceptions cannot have its memory from the host")
+        return _refusal()
+    _supply.asked = True
     if _supply.size_bytes > maximum_bytes:
         _supply.error = InternalError("a memory is to be longer than its module lets it be")
         return _refusal()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from tensorwasm.errors import InternalError, UnknownImport
+from tensorwasm.errors import MAX_NAME, InternalError, UnknownImport, plain
 from tensorwasm.guest import capi, preview1, traps
 from tensorwasm.guest.courtesy import give_way
 from tensorwasm.guest.engine import Engine
@@ -26,7 +26,7 @@ from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.state import STATES, as_raised
 from tensorwasm.guest.suspended import READ, WRITE, WaitingFunction
 from tensorwasm.guest.suspension import WaitingCode
-from tensorwasm.wasm.preamble import FuncType, Import
+from tensorwasm.wasm.preamble import FuncType, Import, Preamble
 
 _caller_context: Final = capi.bind("wasmtime_caller_context")
 _context_get_data: Final = capi.bind("wasmtime_context_get_data")
@@ -147,16 +147,24 @@ class Linker:
         """
         if module.engine is not self.engine:
             raise InternalError("the module was compiled for another engine")
-        for wanted in module.imports:
-            self._require(wanted)
+        self.check(module.preamble)
         address = ctypes.c_size_t()
         error = _instantiate_pre(self._address, module.address, ctypes.byref(address))
         if error:
             raise UnknownImport(f"the module's imports do not fit: {traps.explain(error)}")
         return Prepared(self, module, address.value)
 
+    def check(self, declared: Preamble) -> None:
+        """Judge what a module imports, which takes no compiled code.
+
+        Raises:
+            UnknownImport: something that is not here, or with another type.
+        """
+        for wanted in declared.imports:
+            self._require(wanted)
+
     def _require(self, wanted: Import) -> None:
-        label = traps.clean(f"{wanted.module}.{wanted.name}")
+        label = f"{plain(wanted.module, MAX_NAME)}.{plain(wanted.name, MAX_NAME)}"
         if wanted.kind != "func":
             raise UnknownImport(f"the module imports the {wanted.kind} {label}; only functions are offered")
         function = self._offered.get((wanted.module, wanted.name))
@@ -173,7 +181,10 @@ class Linker:
             return "is not offered here: enable WASI for this sandbox"
         if wanted.module in {module for module, _ in self._offered} | {preview1.MODULE}:
             return "does not exist in that interface: check the name and the version"
-        return "is not granted: grant the capability that provides it, or build the module without it"
+        offered = ", ".join(
+            sorted({module for module, _ in self._offered} | ({preview1.MODULE} if self._wasi else set()))
+        )
+        return f"is of no interface that is here: build the module for those that are ({offered or 'none'})"
 
     def _define(self, function: HostFunction) -> None:
         key = (function.module, function.name)

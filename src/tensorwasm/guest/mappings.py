@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final
 
@@ -139,6 +138,8 @@ def populate(address: int, extents: Iterable[tuple[int, int]]) -> None:
         for done in range(0, length, LARGE_BYTES)
     ]
     advise = _bind("madvise", releasing=True)
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for large memories only
+
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as threads:
         failures = list(threads.map(lambda part: advise(*part, _POPULATE) and ctypes.get_errno(), parts))
     if errno.ENOMEM in failures:

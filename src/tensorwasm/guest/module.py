@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from tensorwasm.errors import InvalidArgs, MissingExport
-from tensorwasm.guest import capi, codec, traps
+from tensorwasm.errors import InvalidArgs, MissingExport, quote, quote_all
+from tensorwasm.guest import capi, codec
+from tensorwasm.guest.source_lines import SourceLines
 from tensorwasm.values import Limits
 from tensorwasm.wasm.preamble import FuncType, Import, Preamble
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 _MAX_NAMED: Final = 20
 _INTEGERS: Final = {"i32": "i12x", "i64": "q8x"}
 PLAIN: Final = frozenset({int})  # no bool, which is one too
+INITIALISE: Final = "_initialize"
+"""What a reactor exports to be called once, before any other export.
+
+Source: WASI, legacy/application-abi.md, "Current Unstable ABI".
+"""
+COMMAND: Final = "_start"
 _PASSABLE: Final = frozenset(capi.VALUE_KINDS)
 _module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
 
@@ -89,10 +96,24 @@ class Module:
         imports: in order.
         exports: by name.
         size_bytes: bytes of the binary it was compiled from.
+        lines: finds source lines of its traps, None without debug information.
         admitted: limits that what it declares was found to be within, None before the first sandbox.
+        is_reactor: it exports `INITIALISE` as a function without parameters and results. One of any other signature is
+            an export like all others.
     """
 
-    __slots__ = ("_plans", "address", "admitted", "engine", "exports", "imports", "preamble", "size_bytes")
+    __slots__ = (
+        "_plans",
+        "address",
+        "admitted",
+        "engine",
+        "exports",
+        "imports",
+        "is_reactor",
+        "lines",
+        "preamble",
+        "size_bytes",
+    )
 
     def __init__(self, engine: Engine, address: int, preamble: Preamble, size_bytes: int) -> None:
         self.engine = engine
@@ -101,7 +122,10 @@ class Module:
         self.imports: tuple[Import, ...] = preamble.imports
         self.exports = MappingProxyType({export.name: export for export in preamble.exports})
         self.size_bytes = size_bytes
+        self.lines: SourceLines | None = None
         self.admitted: Limits | None = None
+        initialise = self.exports.get(INITIALISE)
+        self.is_reactor = initialise is not None and initialise.signature == FuncType()
         self._plans: dict[str, CallPlan] = {}
 
     def __del__(self) -> None:
@@ -126,9 +150,9 @@ class Module:
     def _passable_signature(self, name: str) -> FuncType:
         export = self.exports.get(name)
         if export is None or export.signature is None:
-            known = ", ".join(traps.clean(known) for known in self.function_names()[:_MAX_NAMED])
-            raise MissingExport(f"no exported function {name[:80]!r}; there is {known or 'none at all'}")
+            known = quote_all(self.function_names(), _MAX_NAMED)
+            raise MissingExport(f"no exported function {quote(name)}; there is {known or 'none at all'}")
         for kind in (*export.signature.params, *export.signature.results):
             if kind not in _PASSABLE:
-                raise InvalidArgs(f"{name[:80]!r} is {export.signature}: a {kind} cannot cross the border")
+                raise InvalidArgs(f"{quote(name)} is {export.signature}: a {kind} cannot cross the border")
         return export.signature

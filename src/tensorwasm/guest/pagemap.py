@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from tensorwasm.guest.courtesy import give_way
 from tensorwasm.saved import PAGE_BYTES
 
 Span = tuple[int, int]
 """First byte, and the one past the last."""
 
 _ENTRY_BYTES: Final = 8
-_ENTRIES_AT_ONCE: Final = 1 << 16
+_ENTRIES_AT_ONCE: Final = 1 << 12
 _FILE_SHIFT: Final = 61  # bit 61: of a file, or shared; 62: swapped; 63: present
 _WRITTEN: Final = frozenset({0b010, 0b011, 0b100, 0b110, 0b111})  # absent, or a file's page that is there: as it was
 _STEPS_BYTES: Final = (1 << 20, 1 << 16, PAGE_BYTES)
@@ -57,6 +58,7 @@ def _written_pages(descriptor: int, address: int, size_bytes: int) -> Iterator[S
     first, count = address // mmap.PAGESIZE, size_bytes // mmap.PAGESIZE
     start = end = 0
     for base in range(0, count, _ENTRIES_AT_ONCE):
+        give_way()
         wanted = min(_ENTRIES_AT_ONCE, count - base)
         entries = array.array("Q", os.pread(descriptor, wanted * _ENTRY_BYTES, (first + base) * _ENTRY_BYTES))
         if len(entries) != wanted:
@@ -117,6 +119,7 @@ def _narrow(address: int, other: int, span: Span, level: int) -> Iterator[Span]:
     """Yield the pages of a span that differ from another memory, or without one from zeros."""
     step, leaf = _STEPS_BYTES[level], level == len(_STEPS_BYTES) - 1
     for start in range(span[0], span[1], step):
+        give_way()
         end = min(start + step, span[1])
         if _memcmp(address + start, other + start if other else _ZEROS_AT, end - start):
             if leaf:

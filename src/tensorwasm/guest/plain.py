@@ -39,14 +39,17 @@ def make_go(order: Order, at: int) -> Callable[[int], int]:
     """
     engine, pad, prepared = order.engine, order.pad, order.prepared
     limits = order.memory_bytes, order.table_elements, 1, order.tables, 1
-    export, export_bytes, cells, cell_count = order.export, order.export_bytes, order.cells, order.cell_count
+    calls = [(order.export, order.export_bytes, order.cell_count)]
+    if order.initialiser:
+        calls.insert(0, (order.initialiser, order.initialiser_bytes, 0))
+    cells = order.cells
     instance, item, trap = (at + getattr(Order, name).offset for name in ("instance", "item", "trap"))
     callee = item + capi.EXTERN_PAYLOAD_OFFSET
     writes = tuple((Write * order.write_count).from_address(order.writes)) if order.write_count else ()
 
     def go(_at: int) -> int:
         order.store = store = _store_new(engine, pad, None)
-        context = _store_context(store)
+        order.context = context = _store_context(store)
         _store_limiter(store, *limits)
         _store_epoch_callback(store, ON_EPOCH_AT, pad, None)
         error = _instantiate(prepared, context, instance, trap)
@@ -59,14 +62,15 @@ def make_go(order: Order, at: int) -> Callable[[int], int]:
             order.error = _global_set(context, callee, ctypes.addressof(write) + _VALUE) or 0
             if order.error:
                 return Stop.FINDING
-        if not _instance_export_get(context, instance, export, export_bytes, item):
-            return Stop.FINDING
         _set_epoch_deadline(context, order.ticks)
-        error = (_call if order.keeps else _call_slowly)(context, callee, cells, cell_count, trap)
-        if error or order.trap:
-            order.error = error or 0
-            return Stop.CALLING
-        order.store = 0
+        for export, export_bytes, cell_count in calls:
+            if not _instance_export_get(context, instance, export, export_bytes, item):
+                return Stop.FINDING
+            error = (_call if order.keeps else _call_slowly)(context, callee, cells, cell_count, trap)
+            if error or order.trap:
+                order.error = error or 0
+                return Stop.CALLING
+        order.store = order.context = 0
         _store_delete(store)
         return _DONE
 

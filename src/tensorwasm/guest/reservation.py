@@ -27,11 +27,12 @@ class PoolLayout:
 
     Attributes:
         slots: sandboxes that may live at once.
-        memory_bytes: reserved for each linear memory.
+        memory_bytes: reserved for each memory.
         guard_bytes: unmapped after each memory.
         table_bytes: reserved for the tables of one sandbox.
         stack_bytes: reserved for the fiber of one sandbox, 0 in a pool without fibers.
         mappings: that one sandbox may come to have.
+        most_heaps: sandboxes that may have a heap for exceptions at once, each as large as a linear memory.
     """
 
     slots: int
@@ -40,6 +41,7 @@ class PoolLayout:
     table_bytes: int
     stack_bytes: int = 0
     mappings: int = MAPPINGS_PER_SLOT
+    most_heaps: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -47,9 +49,19 @@ class PoolLayout:
         return self.memory_bytes + self.guard_bytes + self.table_bytes + self.stack_bytes
 
     @property
+    def heaps(self) -> int:
+        """Heaps in the pool."""
+        return min(self.slots, self.most_heaps)
+
+    @property
+    def heap_bytes(self) -> int:
+        """What one heap takes of the reservation."""
+        return self.memory_bytes + self.guard_bytes
+
+    @property
     def total_bytes(self) -> int:
         """The whole reservation."""
-        return self.slots * self.slot_bytes + self.guard_bytes
+        return self.slots * self.slot_bytes + self.heaps * self.heap_bytes + self.guard_bytes
 
 
 def most_slots(layout: PoolLayout) -> int:
@@ -60,8 +72,12 @@ def most_slots(layout: PoolLayout) -> int:
     mappings come with their sandboxes.
     """
     by_mappings = (_mapping_limit() - _SPARE_MAPPINGS - _mapping_count()) // layout.mappings
-    by_addresses = (_ADDRESS_SPACE_BYTES - layout.guard_bytes) // layout.slot_bytes - 1
-    return max(1, min(by_mappings, by_addresses))
+    return max(1, min(by_mappings, _most_by_addresses(layout)))
+
+
+def _most_by_addresses(layout: PoolLayout) -> int:
+    others_bytes = layout.guard_bytes + layout.most_heaps * layout.heap_bytes
+    return (_ADDRESS_SPACE_BYTES - others_bytes) // layout.slot_bytes - 1
 
 
 def check(layout: PoolLayout) -> None:
@@ -75,7 +91,7 @@ def check(layout: PoolLayout) -> None:
     if layout.total_bytes > _ADDRESS_SPACE_BYTES:
         raise CapacityExhausted(
             f"{layout.slots} slots need {layout.total_bytes / _TIB:.1f} TiB of address space and there are "
-            f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_ADDRESS_SPACE_BYTES // layout.slot_bytes - 1} slots"
+            f"{_ADDRESS_SPACE_BYTES // _TIB}; ask for at most {_most_by_addresses(layout)} slots"
         )
     limit, used = _mapping_limit(), _mapping_count()
     if used + layout.slots * layout.mappings > limit:

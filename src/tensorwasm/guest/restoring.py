@@ -92,13 +92,17 @@ def apply(plan: Plan, instance: Instance) -> None:
 
 
 def fill(instance: Instance, edition: Edition, image: Image) -> None:
-    """Copy an image into the memory of a new sandbox, which is as long, and zeros. Blocks for as long as that takes."""
+    """Copy an image into the memory of a new sandbox, which is zeros and no longer. Blocks for as long as that takes.
+
+    Raises:
+        CapacityExhausted: the memory cannot have that length here.
+    """
     if edition.memory is None:
         return
     source = image.map()
     try:
         with instance.resting() as exports:
-            address, _ = exports.memory(edition.memory)
+            address = exports.grow_memory(edition.memory, image.size_bytes)
             for offset, length in image.extents:
                 ctypes.memmove(address + offset, source.address + offset, length)
     finally:

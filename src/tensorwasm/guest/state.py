@@ -20,6 +20,7 @@ from tensorwasm.guest import capi, traps
 from tensorwasm.guest.engine import Engine
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.native.pads import scratch_address
+from tensorwasm.guest.source_lines import SourceLines
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class GuestState:
         deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
         keeps: it holds the GIL, but for a moment at each tick of the engine's clock.
+        lines: finds source lines of its traps, None without debug information.
         error: what a host function, an output sink or a signal handler raised during the current call.
         caller: the C caller during a host call, else 0.
         context: the store's context, 0 once closed.
@@ -67,13 +69,21 @@ class GuestState:
         "instance",
         "interruptible",
         "keeps",
+        "lines",
         "pad",
         "started_ns",
         "token",
         "wasi",
     )
 
-    def __init__(self, engine: Engine, services: Mapping[str, object], pad: PadLayout | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        services: Mapping[str, object],
+        pad: PadLayout | None = None,
+        lines: SourceLines | None = None,
+    ) -> None:
+        self.lines = lines
         self.pad = pad
         self.token = next(_tokens) if pad is None else ctypes.addressof(pad)
         self.engine = engine
@@ -193,6 +203,8 @@ class GuestState:
         """Forget everything, because the store goes away."""
         STATES.pop(self.token, None)
         self.context = 0
+        if self.wasi is not None:
+            self.wasi.close()
         if self._memory is not None:
             self._memory.close()
 

@@ -82,9 +82,15 @@ def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) ->
             return True
         raise raised
     if address:
-        raise traps.take_trap(address)
+        trapped = traps.take_trap(address, state.context)
+        if trapped.backtrace and state.lines is not None:
+            trapped.find_lines = state.lines.add_to
+        raise trapped
     if error:
-        _refuse(traps.explain(error))
+        text = traps.explain(error)
+        if traps.drop_exception(state.context):  # on a fiber it is no trap
+            raise GuestTrap(f"{traps.UNCAUGHT}: {traps.THROWN}", traps.UNCAUGHT)
+        _refuse(text)
     return False
 
 

@@ -34,7 +34,7 @@ class Job(Protocol):
         """Whether `finish` may wait for long, so that the thread is to be its own; asked if it blocks."""
 
     def begin(self) -> Sandbox:
-        """Return the sandbox; called on the reactor's thread."""
+        """Return the sandbox; called on the reactor's thread, or on the one that is to run the guest if any may."""
 
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Take the outcome and close the sandbox.

@@ -1,4 +1,4 @@
-"""A sandbox that is made, called once and unmade at a stroke, for modules that run nothing before they are called.
+"""A sandbox that is made, called and unmade at a stroke, for modules that run nothing before they are called.
 
 It is what `tensorwasm.guest.instance.Instance` is for one call, and keeps every check of it: the slot of the pool, the
 thread's stack, the clock, the limits. Compiled code does it (`tensorwasm.guest.native.visits`), or where there is none
@@ -74,6 +74,7 @@ class Visit:
         "_go",
         "_guarded",
         "_image",
+        "_initialiser",
         "_limits",
         "_may_keep",
         "_name",
@@ -95,6 +96,7 @@ class Visit:
         rebirth: Rebirth | None = None,
         *,
         brief: bool = False,
+        initialiser: str | None = None,
     ) -> None:
         """Prepare the order.
 
@@ -106,6 +108,7 @@ class Visit:
             brief: whether everything that a guest can do before it looks at the clock again is short, so that it may
                 keep the GIL until its first tick.
             rebirth: for the blank form of a module (`tensorwasm.guest.edition`), on an engine with images.
+            initialiser: an exported function without parameters and results, called before the other; None without.
 
         Raises:
             MissingExport: no exported function of that name.
@@ -123,7 +126,7 @@ class Visit:
         self._limits = limits
         self._engine = module.engine
         self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
-        self._state = GuestState(module.engine, {}, pad)
+        self._state = GuestState(module.engine, {}, pad, module.lines)
         self._stuck = False
         self._may_keep = brief and not pad.driver  # what guests wait for on a device takes long
         self._brief = self._may_keep and go is not None  # else nobody knows yet how long the guests here are
@@ -133,6 +136,7 @@ class Visit:
         self._owner = rebirth.owner if rebirth is not None else ""
         self._writes = _make_writes(rebirth.globals if rebirth is not None else ())
         self._name = ctypes.create_string_buffer(export.encode())
+        self._initialiser = ctypes.create_string_buffer(initialiser.encode()) if initialiser is not None else None
         self._order = self._make_order(passage.on_epoch if passage is not None else ON_EPOCH_AT)
         self._address = ctypes.addressof(self._order)
         self._go: Callable[[int], int] = go or make_go(self._order, self._address)
@@ -211,6 +215,7 @@ class Visit:
         order = self._order
         trap, error = ctypes.c_size_t(order.trap), order.error
         order.trap = order.error = 0
+        self._state.context = order.context
         if stop == Stop.UNBOUND:
             raise DeviceLost("the context that this process had on the GPU is gone")
         try:
@@ -242,7 +247,7 @@ class Visit:
 
     def _make_order(self, on_epoch_at: int) -> Order:
         """Return what compiled code is told, of what is this visit's own and stays where it is."""
-        prepared, limits = self._prepared, self._limits
+        prepared, limits, initialiser = self._prepared, self._limits, self._initialiser
         return Order(
             calls=ctypes.addressof(CALLS),
             engine=self._engine.address,
@@ -256,6 +261,8 @@ class Visit:
             prepared=prepared.address,
             export=ctypes.addressof(self._name),
             export_bytes=len(self._name) - 1,
+            initialiser=ctypes.addressof(initialiser) if initialiser is not None else 0,
+            initialiser_bytes=len(initialiser) - 1 if initialiser is not None else 0,
             memory=ctypes.addressof(_MEMORY) if prepared.needs_pad else 0,
             memory_name_bytes=len(_MEMORY) - 1,
             cells=ctypes.addressof(self._cells),

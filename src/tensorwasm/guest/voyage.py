@@ -87,7 +87,7 @@ class Voyage:
         self._prepared, self._limits, self._engine, self._guarded = prepared, limits, module.engine, prepared.guarded
         self._cells = Vector(plan)
         self._name = name = ctypes.create_string_buffer(export.encode())
-        self.state = GuestState(module.engine, {}, pad)
+        self.state = GuestState(module.engine, {}, pad, module.lines)
         self.values: Sequence[codec.Number] = ()
         self.wait: Wait = pad.wait
         self.long = False
@@ -239,6 +239,7 @@ class Voyage:
         order = self._order
         trap, error = ctypes.c_size_t(order.trap), order.error
         order.trap = order.error = 0
+        self.state.context = order.context
         take_outcome(self.state, trap, error)
         if stop in {Stop.INSTANTIATING, Stop.FINDING}:
             raise InternalError("an export of the module vanished, or making it was suspended")

@@ -1,16 +1,18 @@
 """WASI preview 1: wasmtime's implementation, with our own output, sleeping and exit.
 
-Nothing of the host is inherited. Arguments, environment and standard input are given as values; standard output and
-error are captured or handed to a callable; directories are visible only when granted. Clocks and random numbers are the
-host's. There are no sockets.
+Nothing of the host is inherited unasked. Arguments, environment and standard input are given as values; standard output
+and error are captured or handed to a callable; directories are visible only when granted. Clocks and random numbers are
+the host's. There are no sockets.
 
 Nothing here waits: standard input is bytes, so reading it never blocks, output goes to memory, and sleeping is ours
-(`tensorwasm.guest.preview1`). A granted directory should hold no named pipes or devices: opening those does wait.
+(`tensorwasm.guest.preview1`). Two things do wait, where no deadline reaches: the process's own standard input, given as
+`INHERIT`, and opening a named pipe or a device of a granted directory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import errno
 import time
 from collections.abc import Callable
@@ -19,14 +21,29 @@ from typing import Final
 
 from tensorwasm.errors import InternalError, InvalidArgs
 from tensorwasm.guest import capi, traps
+from tensorwasm.guest.courtesy import give_way_from_now_on
+from tensorwasm.guest.mounts import Mounts
 from tensorwasm.guest.state import STATES, GuestState, as_raised
 
 Sink = Callable[[bytes], object]
+
+
+class Inherit(enum.Enum):
+    """The type of `INHERIT`."""
+
+    INHERIT = enum.auto()
+
+
+INHERIT: Final = Inherit.INHERIT
+"""A stream of the process's own instead of a value or a sink: read as the guest asks, written without a copy."""
 
 _config_new: Final = capi.bind("wasi_config_new")
 _config_delete: Final = capi.bind("wasi_config_delete")
 _set_argv: Final = capi.bind("wasi_config_set_argv")
 _set_env: Final = capi.bind("wasi_config_set_env")
+_inherit_stdin: Final = capi.bind("wasi_config_inherit_stdin")
+_inherit_stdout: Final = capi.bind("wasi_config_inherit_stdout")
+_inherit_stderr: Final = capi.bind("wasi_config_inherit_stderr")
 _set_stdin_bytes: Final = capi.bind("wasi_config_set_stdin_bytes")
 _set_stdout: Final = capi.bind("wasi_config_set_stdout_custom")
 _set_stderr: Final = capi.bind("wasi_config_set_stderr_custom")
@@ -37,12 +54,12 @@ _set_wasi: Final = capi.bind("wasmtime_context_set_wasi")
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory of the host that a guest may see.
+    """A folder of the host that a guest may see, or a single file, which it may only read.
 
     Attributes:
         host_path: where it is.
         guest_path: what the guest calls it.
-        writable: False for reading only.
+        writable: False for reading only: nothing is written, made, removed, renamed or dated.
     """
 
     host_path: str
@@ -57,18 +74,18 @@ class WasiConfig:
     Attributes:
         args: command-line arguments, the program's name first.
         env: environment, as pairs.
-        stdin: all of standard input.
+        stdin: all of standard input, or `INHERIT`.
         stdout: called with each chunk as the guest writes it, on the guest's thread; None captures. What it raises
-            reaches the guest as a failed write and soon ends the call.
+            reaches the guest as a failed write and soon ends the call. `INHERIT` passes no chunk and has no limit.
         stderr: the same for standard error.
         directories: what the guest may see of the file system.
     """
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    stdin: bytes = b""
-    stdout: Sink | None = None
-    stderr: Sink | None = None
+    stdin: bytes | Inherit = b""
+    stdout: Sink | Inherit | None = None
+    stderr: Sink | Inherit | None = None
     directories: tuple[Directory, ...] = ()
 
 
@@ -88,8 +105,8 @@ class Output:
 
     __slots__ = ("_captured", "_left_bytes", "_sink", "truncated")
 
-    def __init__(self, limit_bytes: int, sink: Sink | None = None) -> None:
-        self._sink = sink
+    def __init__(self, limit_bytes: int, sink: Sink | Inherit | None = None) -> None:
+        self._sink = None if sink is INHERIT else sink
         self._captured = bytearray()
         self._left_bytes = limit_bytes
         self.truncated = False
@@ -134,11 +151,18 @@ class WasiState:
         stdout: standard output.
         stderr: standard error.
         clock_origin_ns: ``time.monotonic_ns()`` when the guest's monotonic clock was at 0.
+        mounts: what it sees of the file system, None for nothing.
     """
 
     stdout: Output
     stderr: Output
     clock_origin_ns: int
+    mounts: Mounts | None = None
+
+    def close(self) -> None:
+        """Release what was made for the guest."""
+        if self.mounts is not None:
+            self.mounts.close()
 
 
 def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
@@ -150,18 +174,33 @@ def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiStat
         output_bytes: limit of each output stream.
 
     Raises:
-        InvalidArgs: an argument, variable or path holds a NUL, or a directory cannot be opened.
+        InvalidArgs: an argument, variable or path holds a NUL, or a folder or file cannot be given.
     """
+    mounts = Mounts(config.directories) if config.directories else None
+    try:
+        _set_context(state, config, mounts)
+    except BaseException:
+        if mounts is not None:
+            mounts.close()
+        raise
+    out, err = Output(output_bytes, config.stdout), Output(output_bytes, config.stderr)
+    return WasiState(out, err, time.monotonic_ns(), mounts)
+
+
+def _set_context(state: GuestState, config: WasiConfig, mounts: Mounts | None) -> None:
     address = _config_new()
     try:
         _configure(address, state.token, config)
+        for host_path, guest_path, writable in mounts.preopened if mounts is not None else ():
+            host, guest = _strings((host_path,)), _strings((guest_path,))
+            opened = _preopen_dir(address, host[0], guest[0], writable)
+            _require(opened, f"the folder {host_path!r} cannot be opened")
     except BaseException:
         _config_delete(address)
         raise
     error = _set_wasi(state.context, address)
     if error:
         raise InternalError(f"wasmtime refused a WASI context: {traps.explain(error)}")
-    return WasiState(Output(output_bytes, config.stdout), Output(output_bytes, config.stderr), time.monotonic_ns())
 
 
 def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
@@ -197,16 +236,20 @@ def _configure(address: int, token: int, config: WasiConfig) -> None:
         names, values = zip(*config.env, strict=True)
         fits = _set_env(address, len(config.env), _strings(names), _strings(values))
         _require(fits, "the environment is not text")
-    if config.stdin:
+    if config.stdin is INHERIT:
+        _inherit_stdin(address)
+    elif config.stdin:
         vector = (ctypes.c_size_t * 2)()
         _byte_vec_new(vector, len(config.stdin), config.stdin)
         _set_stdin_bytes(address, vector)
-    _set_stdout(address, _ON_STDOUT, token, None)
-    _set_stderr(address, _ON_STDERR, token, None)
-    for directory in config.directories:
-        host, guest = _strings((directory.host_path,)), _strings((directory.guest_path,))
-        opened = _preopen_dir(address, host[0], guest[0], directory.writable)
-        _require(opened, f"the directory {directory.host_path!r} cannot be opened")
+    if config.stdout is INHERIT:
+        _inherit_stdout(address)
+    else:
+        _set_stdout(address, _ON_STDOUT, token, None)
+    if config.stderr is INHERIT:
+        _inherit_stderr(address)
+    else:
+        _set_stderr(address, _ON_STDERR, token, None)
 
 
 def _require(fits: bool, message: str) -> None:  # noqa: FBT001 - the answer of a C function
@@ -230,6 +273,7 @@ def _make_writer(stream: str) -> Callable[[int, int, int], int]:
         try:
             state = STATES[token]
             output: Output = getattr(state.wasi, stream)
+            give_way_from_now_on()  # this is a thread of wasmtime's, never an event loop's
             return length if output.take(ctypes.string_at(data, length)) else -errno.ENOSPC
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             if state is not None:

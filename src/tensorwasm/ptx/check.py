@@ -21,6 +21,7 @@ from tensorwasm.ptx.model import (
     Directive,
     Function,
     Generic,
+    Guard,
     Initial,
     Instruction,
     Label,
@@ -154,7 +155,7 @@ def _check_body(scope: Scope, body: tuple[Statement, ...]) -> int:
             scope.declare(statement.label, statement)
     registers = 0
     for statement in body:
-        if isinstance(statement, Instruction):
+        if type(statement) is Instruction:
             _check_instruction(scope, statement)
         elif isinstance(statement, Variable):
             scope.declare(statement.name, statement)
@@ -179,16 +180,23 @@ def _check_targets(scope: Scope, targets: TargetList) -> None:
 
 
 def _check_instruction(scope: Scope, instruction: Instruction) -> None:
-    guard = instruction.guard
-    if guard is not None:
-        register = scope.find(guard.predicate.name)
-        if not isinstance(register, Variable) or register.type != "pred":
-            raise fault(f"{shown(guard.predicate.name)} is no predicate", instruction.position)
+    if instruction.guard is not None:
+        _check_guard(scope, instruction, instruction.guard)
     check_operands = _BY_OPCODE.get(instruction.opcode)
     if check_operands is None:
         _check_values(scope, instruction.operands, instruction.position)
     else:
         check_operands(scope, instruction)
+
+
+def _check_guard(scope: Scope, instruction: Instruction, guard: Guard) -> None:
+    name = guard.predicate.name
+    if name in scope.predicates:
+        return
+    register = scope.find(name)
+    if not isinstance(register, Variable) or register.type != "pred":
+        raise fault(f"{shown(name)} is no predicate", instruction.position)
+    scope.predicates.add(name)
 
 
 def _check_values(scope: Scope, operands: Iterable[Operand], position: Position) -> None:

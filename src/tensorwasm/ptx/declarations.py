@@ -9,7 +9,7 @@ import math
 from typing import Final, NamedTuple
 
 from tensorwasm.ptx.constants import parse_constant, parse_whole, starts_constant
-from tensorwasm.ptx.layout import OPAQUE_TYPES, REGISTER_TYPES, TYPE_BYTES
+from tensorwasm.ptx.layout import OPAQUE_TYPES, REGISTER_TYPES, TYPE_BYTES, element_bytes
 from tensorwasm.ptx.lexer import Cursor, shown
 from tensorwasm.ptx.model import (
     Generic,
@@ -85,12 +85,13 @@ def parse_variables(cursor: Cursor, linkage: tuple[str, ...] = ()) -> tuple[Vari
     return tuple(variables)
 
 
-def parse_params(cursor: Cursor, *, anonymous: bool = False) -> tuple[Variable, ...]:
+def parse_params(cursor: Cursor, *, anonymous: bool = False, entry: bool = False) -> tuple[Variable, ...]:
     """Read a parenthesised parameter list.
 
     Args:
         cursor: at the opening parenthesis.
         anonymous: whether ``_`` is a name, as in prototypes.
+        entry: whether it is a kernel's, whose parameters may be hidden and have all their sizes.
 
     Raises:
         MalformedPtx: not a parameter list, or too long.
@@ -100,7 +101,7 @@ def parse_params(cursor: Cursor, *, anonymous: bool = False) -> tuple[Variable, 
     if cursor.accept(")"):
         return ()
     while True:
-        params.append(_parse_param(cursor, anonymous=anonymous))
+        params.append(_parse_param(cursor, anonymous=anonymous, entry=entry))
         if len(params) > MAX_PARAMS:
             raise cursor.error(f"more than {MAX_PARAMS} parameters")
         if not cursor.accept(","):
@@ -109,9 +110,9 @@ def parse_params(cursor: Cursor, *, anonymous: bool = False) -> tuple[Variable, 
     return tuple(params)
 
 
-def _parse_param(cursor: Cursor, *, anonymous: bool) -> Variable:
+def _parse_param(cursor: Cursor, *, anonymous: bool, entry: bool) -> Variable:
     start = cursor.at
-    shared = _parse_shared(cursor, ())
+    shared = _parse_shared(cursor, ("hidden",) if entry and cursor.accept(".hidden") else ())
     if shared.space not in {"param", "reg"}:
         raise cursor.error("a parameter is in .param or .reg", start)
     pointer = _parse_pointer(cursor)
@@ -120,8 +121,19 @@ def _parse_param(cursor: Cursor, *, anonymous: bool) -> Variable:
     if name == "_" and not anonymous:
         raise cursor.error("a parameter needs a name", cursor.at - 1)
     shape = _parse_shape(cursor, shared)
+    if entry and shape[:1] == (0,):
+        raise cursor.error("a kernel's parameter has a size", start)
     return Variable(
-        shared.space, shared.type, name, shared.vector, shared.align, shape, pointer=pointer, position=position
+        shared.space,
+        shared.type,
+        name,
+        shared.vector,
+        shared.align,
+        shape,
+        None,
+        shared.linkage,
+        pointer,
+        position=position,
     )
 
 
@@ -165,6 +177,8 @@ def _parse_shared(cursor: Cursor, linkage: tuple[str, ...]) -> _Shared:
             raise cursor.error(f"{shown(word)} has no place in this declaration", cursor.at - 1)
     if not kind or (space != "reg" and kind == "pred"):
         raise cursor.error("a declaration needs a type that its state space can hold")
+    if space == "param" and vector > 1:
+        raise cursor.error("a parameter is no vector")
     return _Shared(space, kind, vector, align, linkage, attributes)
 
 
@@ -212,7 +226,9 @@ def _parse_declarator(cursor: Cursor, shared: _Shared) -> Variable:
         if shared.space not in {"global", "const"}:
             raise cursor.error("only .global and .const variables have initial values", cursor.at - 1)
         initializer = _parse_initializer(cursor, shared, shape)
-    return Variable(
+    if shape[:1] == (0,) and not initializer and "extern" not in shared.linkage:
+        raise cursor.error("an array that is not .extern has a size")
+    variable = Variable(
         shared.space,
         shared.type,
         name,
@@ -226,6 +242,11 @@ def _parse_declarator(cursor: Cursor, shared: _Shared) -> Variable:
         shared.attributes,
         position,
     )
+    if shape:
+        cursor.arrays[name] = element_bytes(variable)
+    else:
+        cursor.arrays.pop(name, None)
+    return variable
 
 
 def _parse_shape(cursor: Cursor, shared: _Shared) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from tensorwasm.ptx.model import Directive
 _COUNT: Final = (1 << 32) - 1
 
 TUNING: Final = {
+    "local_maxnreg": 1,
     "maxnreg": 1,
     "maxntid": 3,
     "reqntid": 3,

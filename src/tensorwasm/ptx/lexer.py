@@ -1,7 +1,8 @@
 """PTX text into tokens, and the cursor that the parser reads them through.
 
 A token is its spelling. A dotted name is one token (``ld.global.f32``, ``%tid.x``); a directive keeps its dot
-(``.reg``). Comments and white space separate tokens and are dropped.
+(``.reg``). Comments and white space separate tokens and are dropped. On demand an instruction written as compilers
+write most of theirs is one token too, semicolon included: ``add.s32 %r1, %r2, 1;``.
 
 Source: PTX ISA 4.1 to 4.4 (source format, comments, identifiers).
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
+from collections import ChainMap
 from itertools import islice
 from typing import Final
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.ptx.model import Float, Int, Name, Position
+from tensorwasm.ptx.model import Address, Float, Guard, Int, Name, Position
 from tensorwasm.watch import UNLIMITED, Watch
 
 MAX_PTX_BYTES: Final = 8 << 20
@@ -29,10 +31,8 @@ IDENTIFIER: Final = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+|_", re.ASCII)
 """A name without a dot, and the sink ``_``."""
 
 # Possessive throughout: no input makes it look at a character more than a fixed number of times.
-_TOKEN: Final = re.compile(
-    r"""
-    (?: \s++ | //[^\n]*+ | /\*(?:[^*]|\*(?!/))*+\*/ )*+
-    (
+_BETWEEN: Final = r"\s*+ (?: (?: //[^\n]*+ | /\*(?:[^*]|\*(?!/))*+\*/ ) \s*+ )*+"
+_TOKENS: Final = r"""
         (?:[A-Za-z][\w$]*+ | [_$%][\w$]++ | _ ) (?:\.\w++(?:::\w++)*+)*+
       | [;,()\[\]{}@:]
       | \.[A-Za-z_]\w*+(?:::\w++)*+
@@ -43,10 +43,18 @@ _TOKEN: Final = re.compile(
       | << | >> | <= | >= | == | != | && | \|\|
       | \Z
       | .
-    )
-    """,
-    re.ASCII | re.VERBOSE | re.DOTALL,
-)
+"""
+_NAME: Final = r"(?: [A-Za-z][\w$]*+ | [_$%][\w$]++ | _ )"
+_COUNT: Final = r"(?: 0 | [1-9]\d{0,8}+ )"
+_PLAIN_OPERAND: Final = rf"""(?:
+    {_NAME} (?:\.[xyzwrgba])?+ | -?+{_COUNT} | 0[fF][0-9a-fA-F]{{8}} | \[{_NAME} (?:\+{_COUNT})?+\]
+)"""
+_PLAIN_INSTRUCTION: Final = rf"""
+    (?!call[.\s]) [a-z]\w*+(?:\.\w++(?:::\w++)*+)*+ [ \t]++ {_PLAIN_OPERAND} (?: ,[ \t]++ {_PLAIN_OPERAND} ){{0,4}}+ ;
+"""
+_FLAGS: Final = re.ASCII | re.VERBOSE | re.DOTALL
+_TOKEN: Final = re.compile(f"{_BETWEEN} ({_TOKENS})", _FLAGS)
+_TOKEN_OR_INSTRUCTION: Final = re.compile(f"{_BETWEEN} ({_PLAIN_INSTRUCTION} | {_TOKENS})", _FLAGS)
 
 _SHOWN_CHARS: Final = 40
 _STRIDE: Final = 256
@@ -65,22 +73,39 @@ class Cursor:
 
     Attributes:
         tokens: spellings, `END` last.
+        arrays: bytes of an element, by the name of each array that is declared so far, inner blocks in front.
         at: index of the next token.
         known: operands the parser has made of a single token, by spelling, so that it makes each once.
+        plain: operands of instructions that are one token, by spelling with the comma or semicolon behind.
+        guards: predicates in front of instructions, by spelling and whether they are negated.
         mnemonics: opcode and modifiers, by spelling.
         padding_left: zeros that initializers of the whole text may still leave out, so that a short text cannot
             ask for long ones.
         due: index of the token at which to look at the clock again.
     """
 
-    __slots__ = ("_lines", "_starts", "_watch", "at", "due", "known", "mnemonics", "padding_left", "tokens")
+    __slots__ = (
+        "_lines",
+        "_starts",
+        "_watch",
+        "arrays",
+        "at",
+        "due",
+        "guards",
+        "known",
+        "mnemonics",
+        "padding_left",
+        "plain",
+        "tokens",
+    )
 
-    def __init__(self, text: str | bytes, watch: Watch = UNLIMITED) -> None:
+    def __init__(self, text: str | bytes, watch: Watch = UNLIMITED, *, instructions: bool = False) -> None:
         """Read the whole text.
 
         Args:
             text: PTX; at most ``MAX_PTX_BYTES``.
             watch: ends the reading, here and in `look`.
+            instructions: whether a plain instruction is one token.
 
         Raises:
             MalformedPtx: too long, too many tokens, a NUL or a character that is not ASCII, a comment or string
@@ -93,14 +118,17 @@ class Cursor:
         self._lines.extend(newline.end() for newline in watch.over(re.finditer("\n", source)))
         self.tokens: list[str] = []
         self._starts = array("I")
+        self.arrays: ChainMap[str, int] = ChainMap()
         self.at = self.due = 0
         self.known: dict[str, Name | Int | Float] = {}
+        self.guards: dict[tuple[str, bool], Guard] = {}
         self.mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.plain: dict[str, Name | Int | Float | Address] = {}
         self.padding_left = 1 << 20
-        self._read(source)
+        self._read(source, _TOKEN_OR_INSTRUCTION if instructions else _TOKEN)
 
-    def _read(self, source: str) -> None:
-        matches = islice(_TOKEN.finditer(source), MAX_TOKENS + 1)
+    def _read(self, source: str, pattern: re.Pattern[str]) -> None:
+        matches = islice(pattern.finditer(source), MAX_TOKENS + 1)
         while some := list(islice(matches, _STRIDE)):
             self._watch.look()
             self.tokens += [match[1] for match in some]
@@ -109,9 +137,11 @@ class Cursor:
             raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
         if self.tokens[-2:] == [END, END]:  # the end is found again behind white space or a comment
             self.tokens.pop()
-        for index, token in enumerate(self.tokens):
-            if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
-                self._check_long(index, token)
+        # Each look at all tokens costs: the rare ones that can be wrong are told from the text as a whole.
+        if '"' in source or "/*" in self.tokens[-2:][0] or max(map(len, self.tokens)) > MAX_NAME_CHARS:
+            for index, token in enumerate(self.tokens):
+                if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
+                    self._check_long(index, token)
 
     def _check_long(self, index: int, token: str) -> None:
         if token.startswith("/*"):
@@ -133,8 +163,9 @@ class Cursor:
     def position(self, index: int) -> Position:
         """Return where token ``index`` begins."""
         start = self._starts[index]
-        line = bisect_right(self._lines, start)
-        return Position(line, start - self._lines[line - 1] + 1)
+        lines = self._lines
+        line = bisect_right(lines, start)
+        return Position(line, start - lines[line - 1] + 1)
 
     def error(self, message: str, index: int | None = None) -> MalformedPtx:
         """Return the error to raise for token ``index``, by default the next one."""
@@ -185,6 +216,22 @@ class Cursor:
             raise self.error(f"{token!r} expected, not {shown(self.tokens[self.at])}")
         self.at += 1
 
+    def skip_function(self) -> None:
+        """Take the rest of a function: up to its semicolon, or to the brace that ends its body.
+
+        Raises:
+            MalformedPtx: the text ends first.
+            InvokeTimeout: the deadline has passed.
+        """
+        depth = 0
+        while True:
+            if self.at >= self.due:
+                self.look()
+            word = self.take()
+            depth += (word == "{") - (word == "}")
+            if depth <= 0 and word[-1] in {";", "}"}:
+                return
+
     def identifier(self, what: str) -> str:
         """Take an identifier without dots; ``what`` names it in the message.
 
@@ -216,12 +263,14 @@ class Cursor:
 def decode(text: str | bytes) -> str:
     """Return PTX as a string after the checks that concern characters.
 
+    One NUL may end the text: compilers that are libraries count it as part of what they deliver.
+
     Raises:
-        MalformedPtx: too long, a NUL, or a character that is not ASCII.
+        MalformedPtx: too long, another NUL, or a character that is not ASCII.
     """
     if len(text) > MAX_PTX_BYTES:
         raise MalformedPtx(f"{len(text)} bytes of PTX, more than {MAX_PTX_BYTES}")
-    source = text if isinstance(text, str) else str(text, "latin-1")
+    source = (text if isinstance(text, str) else str(text, "latin-1")).removesuffix("\0")
     if source.isascii() and "\0" not in source:
         return source
     fault = re.search(r"[^\x01-\x7f]", source)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 StateSpace = Literal["reg", "sreg", "const", "global", "local", "param", "shared", "tex"]
 """State spaces of PTX ISA 5.1, without the leading dot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a node begins in the source text: 1-based line and column, 0 for none."""
 
     line: int = 0
@@ -207,7 +206,7 @@ class Variable:
         shape: array dimensions; () for a scalar; a leading 0 stands for ``[]``, whose size is that of the
             initializer (whole rows), or unknown here (``.extern``).
         count: number of parameterised registers, or None.
-        linkage: subset of ``extern``, ``visible``, ``weak``, ``common``, in source order.
+        linkage: subset of ``extern``, ``visible``, ``weak``, ``common``, in source order; ``hidden`` of a parameter.
         pointer: ``.ptr`` attributes of a parameter as (space or "", align or 0), or None.
         initializer: folded values; nested braces flattened in order, short rows before the last filled with
             zeros. Elements that are missing at the end are zero. () for none. An array of vectors counts the
@@ -276,6 +275,19 @@ Statement = Instruction | Label | Variable | Block | Directive | TargetList
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a function, although it is PTX, can be neither printed nor run.
+
+    Attributes:
+        message: what in it is not understood.
+        position: where.
+    """
+
+    message: str
+    position: Position = field(default=Position(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Function:
     """``.entry`` or ``.func``.
 
@@ -286,7 +298,8 @@ class Function:
         returns: return parameters of a ``.func``.
         linkage: subset of ``extern``, ``visible``, ``weak``.
         directives: ``.maxntid``, ``.reqntid``, ``.minnctapersm``, ``.noreturn``, ... in order.
-        body: None for a declaration.
+        body: None for a declaration; () for a function that is refused.
+        refusal: why nothing may reach the function, or None.
     """
 
     entry: bool
@@ -297,6 +310,7 @@ class Function:
     directives: tuple[Directive, ...] = ()
     body: tuple[Statement, ...] | None = None
     position: Position = field(default=Position(), compare=False)
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

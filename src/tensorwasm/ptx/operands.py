@@ -14,6 +14,7 @@ from tensorwasm.ptx.model import Address, Arguments, Float, Int, Name, Not, Offs
 MAX_OPERAND_DEPTH: Final = 16
 
 _COMPONENTS: Final = frozenset("xyzwrgba")
+_SIGNS: Final = frozenset({"+", "-"})
 _ENDS: Final = frozenset({",", ";", "}", "]", ")"})
 
 
@@ -22,7 +23,6 @@ def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
 
     Raises:
         MalformedPtx: the tokens are no operand, or nest too deep.
-        UnsupportedPtx: an array is indexed.
     """
     word = cursor.peek()
     known = cursor.known.get(word)
@@ -42,6 +42,31 @@ def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
     if starts_constant(word):
         return _parse_number(cursor)
     return _parse_named(cursor, depth)
+
+
+def plain_operand(cursor: Cursor, written: str) -> Name | Int | Float | Address:
+    """Return an operand of an instruction that is one token; ``written`` has its comma or semicolon behind it."""
+    word = written[:-1]
+    operand: Name | Int | Float | Address
+    if word[0] == "[":
+        name, _, offset = word[1:-1].partition("+")
+        operand = Address(_plain_name(cursor, name), int(offset or 0))
+    elif word[0] in "-0123456789":
+        is_float = word[1:2] in {"f", "F"}
+        operand = Float(int.from_bytes(bytes.fromhex(word[2:]), "big"), 32) if is_float else Int(int(word))
+    else:
+        operand = _plain_name(cursor, word)
+    cursor.plain[written] = operand
+    return operand
+
+
+def _plain_name(cursor: Cursor, word: str) -> Name:
+    known = cursor.known.get(word)
+    if type(known) is Name:
+        return known
+    name, _, component = word.partition(".")
+    made = cursor.known[word] = Name(name, component or None)
+    return made
 
 
 def parse_list(cursor: Cursor, close: str, depth: int = 0) -> tuple[Operand, ...]:
@@ -92,11 +117,36 @@ def parse_offset(cursor: Cursor) -> int:
         MalformedPtx: a term is no integer constant.
     """
     total = 0
-    while cursor.peek() in {"+", "-"}:
+    tokens = cursor.tokens
+    while tokens[cursor.at] in _SIGNS:
         minus = cursor.take() == "-"
+        start = cursor.at
         term = parse_whole(cursor, ADDITIVE + 1)
+        if cursor.at == start + 1:
+            cursor.known.setdefault(tokens[start], Int(term))
         total += -term if minus else term
     return wrap_signed(total)
+
+
+def parse_element(cursor: Cursor, opcode: str) -> Address | Offset:
+    """Read ``name[index]``: the address of an element for ``mov``, the element itself for all others.
+
+    Raises:
+        MalformedPtx: no array of that name is declared so far, or the index is no integer.
+        UnsupportedPtx: the index is in a register.
+    """
+    start = cursor.at
+    array = Name(cursor.identifier("an operand"))
+    element_bytes = cursor.arrays.get(array.name)
+    if element_bytes is None:
+        raise cursor.error(f"{shown(array.name)} is no array", start)
+    cursor.expect("[")
+    if not starts_constant(cursor.peek()):
+        parse_name(cursor)
+        raise cursor.unsupported("an array that is indexed by a register: write [register+bytes]")
+    offset = wrap_signed(parse_whole(cursor) * element_bytes)
+    cursor.expect("]")
+    return Offset(array, offset) if opcode == "mov" else Address(array, offset)
 
 
 def _parse_number(cursor: Cursor) -> Int | Float:
@@ -117,24 +167,35 @@ def _parse_named(cursor: Cursor, depth: int) -> Operand:
     if follower == "|":
         cursor.at += 1
         return Pair(name, parse_operand(cursor, depth + 1))
-    if follower in {"+", "-"}:
+    if follower in _SIGNS:
         return Offset(name, parse_offset(cursor))
     if follower[:1] == "." and follower[1:] in _COMPONENTS and name.component is None:
         cursor.at += 1
         return Name(name.name, follower[1:])
-    if follower == "[":
-        raise cursor.unsupported("an indexed array: write [name+bytes]")
     return name
 
 
 def _parse_address(cursor: Cursor, depth: int) -> Address:
-    cursor.expect("[")
+    tokens, at = cursor.tokens, cursor.at + 1
+    simple = cursor.known.get(tokens[at])
+    if type(simple) is Name and tokens[at + 1] == "]":
+        cursor.at = at + 2
+        return Address(simple)
+    if type(simple) is Name and tokens[at + 1] == "+":
+        term = cursor.known.get(tokens[at + 2])
+        if type(term) is Int and tokens[at + 3] == "]":
+            cursor.at = at + 4
+            return Address(simple, wrap_signed(term.value))
+    cursor.at = at
     base: Name | Int
     offset = 0
     if starts_constant(cursor.peek()):
         base = Int(parse_whole(cursor))
     else:
+        start = cursor.at
         base = parse_name(cursor)
+        if base.component is None:
+            cursor.known.setdefault(tokens[start], base)
         offset = parse_offset(cursor)
     coordinates: tuple[Operand, ...] = ()
     if cursor.accept(","):

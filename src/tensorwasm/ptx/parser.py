@@ -6,21 +6,21 @@ Source: PTX ISA 11.1 (module directives), 11.2 (kernel and function directives).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, TypeVar
 
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.check import check
 from tensorwasm.ptx.declarations import SPACES, parse_attributes, parse_linkage, parse_params, parse_variables
 from tensorwasm.ptx.directives import IN_MODULE, parse_tuning
 from tensorwasm.ptx.lexer import END, Cursor, shown
-from tensorwasm.ptx.model import Directive, Function, Module, Variable
+from tensorwasm.ptx.model import Directive, Function, Module, Position, Refusal, Variable
 from tensorwasm.ptx.statements import parse_body
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.values import NEVER, NEWEST_PTX, OLDEST_PTX, Deadline
 from tensorwasm.watch import Watch
 
-OLDEST_VERSION: Final = (6, 0)
-NEWEST_MAJOR: Final = 9
-
+_Read = TypeVar("_Read")
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 _BOUNDARIES: Final = frozenset({END, ".version"})
 _TARGET: Final = re.compile(r"sm_\d{1,4}[a-z]?|debug|texmode_\w+|map_f64_to_f32", re.ASCII)
@@ -34,21 +34,18 @@ def parse(text: str | bytes, deadline: Deadline = NEVER) -> Module:
         UnsupportedPtx: as there.
         InvokeTimeout: the deadline passed.
     """
-    watch = Watch(deadline, "while the PTX was read")
-    cursor = Cursor(text, watch)
-    module = _parse_module(cursor, watch)
-    if cursor.peek() != END:
-        raise cursor.error("one module expected, and here begins another")
-    return module
+    return _parse(text, deadline, _parse_only)
 
 
 def parse_variants(text: str | bytes, deadline: Deadline = NEVER) -> tuple[Module, ...]:
     """Parse modules that follow one another, each from its ``.version`` to the next, and check each for consistency.
 
     Takes time and memory proportional to the text, whatever it says. The same text gives the same modules.
+    A function with a construct that is PTX but not understood here is refused by itself: `extract` raises that for
+    what reaches it.
 
     Args:
-        text: PTX, ISA 6.0 to 9.x, ASCII, at most ``MAX_PTX_BYTES``.
+        text: PTX of an ISA from `OLDEST_PTX` to the major version of `NEWEST_PTX`, ASCII, at most ``MAX_PTX_BYTES``.
         deadline: when to give up.
 
     Returns:
@@ -56,11 +53,31 @@ def parse_variants(text: str | bytes, deadline: Deadline = NEVER) -> tuple[Modul
 
     Raises:
         MalformedPtx: the text does not follow the grammar, or names what it does not declare; with line and column.
-        UnsupportedPtx: a version of the ISA, or a construct, that is PTX but not understood here.
+        UnsupportedPtx: a version of the ISA, or a construct outside functions, that is PTX but not understood here.
         InvokeTimeout: the deadline passed.
     """
+    return _parse(text, deadline, _parse_all)
+
+
+def _parse(text: str | bytes, deadline: Deadline, read: Callable[[Cursor, Watch], _Read]) -> _Read:
+    """Read a text with plain instructions as single tokens, as fits nearly all that compilers write.
+
+    A text with a fault is read again in its smallest tokens: one may lie inside an instruction.
+    """
     watch = Watch(deadline, "while the PTX was read")
-    cursor = Cursor(text, watch)
+    with suppress(MalformedPtx):
+        return read(Cursor(text, watch, instructions=True), watch)
+    return read(Cursor(text, watch), watch)
+
+
+def _parse_only(cursor: Cursor, watch: Watch) -> Module:
+    module = _parse_module(cursor, watch)
+    if cursor.peek() != END:
+        raise cursor.error("one module expected, and here begins another")
+    return module
+
+
+def _parse_all(cursor: Cursor, watch: Watch) -> tuple[Module, ...]:
     modules = [_parse_module(cursor, watch)]
     while cursor.peek() != END:
         modules.append(_parse_module(cursor, watch))
@@ -86,9 +103,9 @@ def _parse_version(cursor: Cursor) -> tuple[int, int]:
     if match is None:
         raise cursor.error(f"a version such as 8.0 expected, not {shown(cursor.peek())}")
     version = int(match[1]), int(match[2])
-    if version < OLDEST_VERSION or version[0] > NEWEST_MAJOR:
-        known = f"versions {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} to {NEWEST_MAJOR}.x are understood"
-        raise cursor.unsupported(f"PTX ISA {version[0]}.{version[1]}: {known}")
+    if version < OLDEST_PTX or version[0] > NEWEST_PTX[0]:  # a later minor one may be a variant that no device takes
+        oldest, newest = (".".join(map(str, each)) for each in (OLDEST_PTX, NEWEST_PTX))
+        raise cursor.unsupported(f"PTX ISA {version[0]}.{version[1]}: versions {oldest} to {newest} are understood")
     cursor.at += 1
     return version
 
@@ -139,12 +156,24 @@ def _parse_function(cursor: Cursor, linkage: tuple[str, ...]) -> Function:
         cursor.at += 1
         directives = (Directive("attribute", parse_attributes(cursor), at),)
     returns = parse_params(cursor) if not entry and cursor.peek() == "(" else ()
-    position = cursor.position(cursor.at)
+    start = cursor.at
+    position = cursor.position(start)
     name = cursor.identifier("the name of a function")
-    params = parse_params(cursor) if cursor.peek() == "(" else ()
-    directives += parse_tuning(cursor)
-    body = None
-    if not cursor.accept(";"):
-        cursor.expect("{")
-        body = parse_body(cursor)
+    params: tuple[Variable, ...] = ()
+    module_arrays = cursor.arrays
+    cursor.arrays = module_arrays.new_child()
+    try:
+        params = parse_params(cursor, entry=entry) if cursor.peek() == "(" else ()
+        directives += parse_tuning(cursor)
+        body = None
+        if not cursor.accept(";"):
+            cursor.expect("{")
+            body = parse_body(cursor)
+    except UnsupportedPtx as error:
+        cursor.at = start
+        cursor.skip_function()
+        refusal = Refusal(error.message, Position(error.line, error.column))
+        return Function(entry, name, params, returns, linkage, (), (), position, refusal)
+    finally:
+        cursor.arrays = module_arrays
     return Function(entry, name, params, returns, linkage, directives, body, position)

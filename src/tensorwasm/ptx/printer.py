@@ -34,6 +34,7 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
+from tensorwasm.ptx.reach import require_understood
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
@@ -42,6 +43,7 @@ def render(module: Module, deadline: Deadline = NEVER) -> str:
     """Return the text of a module: ASCII, the same for equal modules, and ``parse`` gives the module back.
 
     Raises:
+        UnsupportedPtx: a function of it is refused.
         InvokeTimeout: the deadline passed.
     """
     return "\n".join(Watch(deadline, "while the PTX was written").over(_module(module))) + "\n"
@@ -233,6 +235,7 @@ def _body(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 
 
 def _function(function: Function) -> Iterator[str]:
+    require_understood(function)
     words = [f".{word}" for word in function.linkage]
     words.append(".entry" if function.entry else ".func")
     words += [_directive(directive) for directive in function.directives if directive.name == "attribute"]

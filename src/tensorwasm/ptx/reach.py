@@ -6,8 +6,11 @@ Source: PTX ISA 7 (Abstracting the ABI), 9.7.12.5 (call).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from tensorwasm.errors import InvalidKernel, UnsupportedPtx
 from tensorwasm.ptx.check import module_scope
+from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import (
     Address,
     Arguments,
@@ -24,13 +27,20 @@ from tensorwasm.ptx.model import (
     Offset,
     Operand,
     Pair,
+    Position,
     Property,
     Statement,
     TargetList,
     Variable,
     Vector,
 )
+from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import UNLIMITED, Watch
+
+_NAMES_SHOWN: Final = 10
+_PRINTER: Final = Name("vprintf")
+_NAMES_OF_LINES: Final = ".debug_str"
+"""The section whose labels ``.loc`` names."""
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -97,7 +107,7 @@ def reachable(module: Module, entry: Function, watch: Watch = UNLIMITED) -> tupl
     """Return what the entry mentions, directly or through others, the entry included, in source order.
 
     A name that a block declares itself and the module too counts as the module's: the answer may be too large, never
-    too small. A function whose address is taken counts as called, an alias as its function.
+    too small. A function whose address is taken counts as called, an alias as itself and its function.
 
     Raises:
         InvokeTimeout: the deadline has passed.
@@ -108,8 +118,78 @@ def reachable(module: Module, entry: Function, watch: Watch = UNLIMITED) -> tupl
     waiting: list[Function | Variable] = [entry]
     while waiting:
         for name in set(watch.over(mentioned(waiting.pop()))):
-            found = symbols.get(others.get(name, name))
-            if isinstance(found, Function | Variable) and found.name not in seen:
-                seen.add(found.name)
-                waiting.append(found)
+            for each in {name, others.get(name, name)}:
+                found = symbols.get(each)
+                if isinstance(found, Function | Variable) and found.name not in seen:
+                    seen.add(found.name)
+                    waiting.append(found)
     return tuple(item for item in module.items if isinstance(item, Function | Variable) and item.name in seen)
+
+
+def kernel(module: Module, entry: str) -> Function:
+    """Return a kernel that has a body.
+
+    Raises:
+        InvalidKernel: no kernel of that name has one; the message names some that do.
+    """
+    function = module.entry(entry)
+    if function is not None:
+        return function
+    names = [function.name for function in module.functions() if function.entry and function.body is not None]
+    listed = ", ".join(shown(name) for name in names[:_NAMES_SHOWN]) or "none"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    raise InvalidKernel(f"no kernel {shown(entry)}; the module has {listed}{more}")
+
+
+def printing(module: Module) -> Position | None:
+    """Return where a function of a module first calls ``vprintf``, None if none does."""
+    for function in module.functions():
+        for statement in statements(function.body or ()):
+            if isinstance(statement, Instruction) and statement.opcode == "call" and _PRINTER in statement.operands:
+                return statement.position
+    return None
+
+
+def require_understood(function: Function) -> None:
+    """Refuse a function that the parser did not understand.
+
+    Raises:
+        UnsupportedPtx: it did not; with the reason and the line.
+    """
+    refusal = function.refusal
+    if refusal is not None:
+        raise UnsupportedPtx(f"{function.name}: {refusal.message}", refusal.position.line, refusal.position.column)
+
+
+def extract(module: Module, entry: str, deadline: Deadline = NEVER) -> Module:
+    """Return a module with one kernel and what it reaches: functions, variables, and the names of source lines.
+
+    What else the module holds is left out, understood or not. Debugging data, which describes the whole module, is too.
+
+    Args:
+        module: consistent, as ``parse`` returns it.
+        entry: name of the kernel.
+        deadline: when to give up.
+
+    Raises:
+        InvalidKernel: no kernel of that name has a body.
+        UnsupportedPtx: the kernel reaches a function that is refused, itself perhaps.
+        InvokeTimeout: the deadline passed.
+    """
+    watch = Watch(deadline, "while the kernel was cut out of its module")
+    reached = reachable(module, kernel(module, entry), watch)
+    kept = {item.name for item in reached}
+    for item in reached:
+        if isinstance(item, Function):
+            require_understood(item)
+    items = tuple(item for item in watch.over(module.items) if _belongs(item, kept))
+    target = tuple(word for word in module.target if word != "debug")  # which promises the data that was left out
+    return Module(module.version, target, module.address_size, items)
+
+
+def _belongs(item: Function | Variable | Directive, kept: set[str]) -> bool:
+    if not isinstance(item, Directive):
+        return item.name in kept
+    if item.name == "section":
+        return item.arguments[0] == _NAMES_OF_LINES
+    return item.name != "alias" or item.arguments[0] in kept

@@ -33,6 +33,11 @@ def _splits(name: str) -> list[tuple[str, int]]:
     return [(name[:-most], int(name[-most:])) for most in range(1, digits + 1) if most == 1 or name[-most] != "0"]
 
 
+def _numbers(family: Variable, digits: str) -> bool:
+    """Return whether the digits name a register of the family."""
+    return 0 < len(digits) <= _MOST_DIGITS and (digits[0] != "0" or digits == "0") and int(digits) < (family.count or 0)
+
+
 class Scope:
     """The names of one block, in front of those of the blocks around it.
 
@@ -40,17 +45,19 @@ class Scope:
         parent: the scope around it, or None.
         symbols: declarations by name, without numbered registers.
         families: numbered registers by prefix.
+        predicates: names found to be predicates here, likewise.
         values: names found to be usable as values here; the checks keep it so that each is looked up once.
         watch: counts the look-ups in this scope and in all around and inside it.
     """
 
-    __slots__ = ("families", "parent", "symbols", "values", "watch")
+    __slots__ = ("families", "parent", "predicates", "symbols", "values", "watch")
 
     def __init__(self, parent: Scope | None = None, watch: Watch = UNLIMITED) -> None:
         """Begin an empty scope inside ``parent``, which brings its own watch."""
         self.parent = parent
         self.symbols: dict[str, Symbol] = {}
         self.families: dict[str, Variable] = {}
+        self.predicates: set[str] = set()
         self.values: set[str] = set()
         self.watch: Watch = watch if parent is None else parent.watch
 
@@ -69,11 +76,13 @@ class Scope:
                 raise fault(f"{shown(name + '<...>')} is declared twice", symbol.position)
             self.families[name] = symbol
             self.values.clear()
+            self.predicates.clear()
             return
         if name in self.symbols:
             raise fault(f"{shown(name)} is declared twice", symbol.position)
         self.symbols[name] = symbol
         self.values.discard(name)
+        self.predicates.discard(name)
 
     def find(self, name: str) -> Symbol | None:
         """Return what ``name`` means here, or None. Inner scopes hide outer ones.
@@ -91,13 +100,17 @@ class Scope:
             InvokeTimeout: the deadline has passed.
         """
         self.watch.step()
+        stem = name.rstrip(_DIGITS)
         splits: list[tuple[str, int]] | None = None
         scope: Scope | None = self
         while scope is not None:
             symbol = scope.symbols.get(name)
             if symbol is None and scope.families:
-                splits = _splits(name) if splits is None else splits
-                symbol = scope.member(splits)
+                # All digits are the number in what compilers write; where fewer can be too, the scope is refused.
+                symbol = scope.families.get(stem)
+                if symbol is None or not _numbers(symbol, name[len(stem) :]):
+                    splits = _splits(name) if splits is None else splits
+                    symbol = scope.member(splits)
             if symbol is not None:
                 return scope, symbol
             scope = scope.parent

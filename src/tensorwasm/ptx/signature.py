@@ -9,17 +9,14 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from tensorwasm.errors import InvalidKernel
 from tensorwasm.ptx.flow import Use, trace
 from tensorwasm.ptx.layout import variable_align, variable_bytes
-from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import Function, Module, Variable
-from tensorwasm.ptx.reach import reachable, statements
+from tensorwasm.ptx.reach import kernel, reachable, statements
 from tensorwasm.values import NEVER, Deadline, Dim3, KernelParam, KernelSignature
 from tensorwasm.watch import Watch
 
 MAX_BLOCK_THREADS: Final = 1024
-_NAMES_SHOWN: Final = 10
 
 
 def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelSignature:
@@ -38,9 +35,7 @@ def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelS
         InvalidKernel: no kernel of that name has a body; the message names some that do.
         InvokeTimeout: the deadline passed.
     """
-    function = module.entry(entry)
-    if function is None:
-        raise InvalidKernel(_unknown(module, entry))
+    function = kernel(module, entry)
     watch = Watch(deadline, "while the uses of the kernel's parameters were traced")
     reached = reachable(module, function, watch)
     functions = [item for item in reached if isinstance(item, Function)]
@@ -54,13 +49,6 @@ def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelS
         most,
         required,
     )
-
-
-def _unknown(module: Module, entry: str) -> str:
-    names = [function.name for function in module.functions() if function.entry and function.body is not None]
-    listed = ", ".join(shown(name) for name in names[:_NAMES_SHOWN]) or "none"
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"no kernel {shown(entry)}; the module has {listed}{more}"
 
 
 def _param(param: Variable, use: Use) -> KernelParam:

@@ -10,15 +10,17 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tensorwasm.ptx.declarations import LINKAGES, SPACES, parse_linkage, parse_params, parse_variables
+from tensorwasm.ptx.declarations import SPACES, parse_params, parse_variables
 from tensorwasm.ptx.directives import IN_BODY, parse_tuning
 from tensorwasm.ptx.lexer import END, Cursor, shown
 from tensorwasm.ptx.model import Block, Function, Guard, Instruction, Label, Operand, Statement, TargetList
-from tensorwasm.ptx.operands import parse_arguments, parse_name, parse_operand
+from tensorwasm.ptx.operands import parse_arguments, parse_element, parse_name, parse_operand, plain_operand
 
 MAX_BLOCK_DEPTH: Final = 32
 
 _MNEMONIC: Final = re.compile(r"[a-z]\w*(?:\.\w+(?:::\w+)*)*", re.ASCII)
+
+_BETWEEN: Final = frozenset({",", ";"})
 
 _MODIFIER: Final = re.compile(r"\.[A-Za-z_]\w*(?:::\w+)*", re.ASCII)
 
@@ -28,24 +30,28 @@ def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
 
     Raises:
         MalformedPtx: a statement is none, or blocks nest too deep.
-        UnsupportedPtx: an operand indexes an array.
+        UnsupportedPtx: an operand indexes an array by a register.
         InvokeTimeout: the deadline has passed.
     """
     if depth > MAX_BLOCK_DEPTH:
         raise cursor.error(f"blocks nested more than {MAX_BLOCK_DEPTH} deep")
     statements: list[Statement] = []
-    tokens = cursor.tokens
+    tokens, mnemonics = cursor.tokens, cursor.mnemonics
     while True:
-        if cursor.at >= cursor.due:
+        at = cursor.at
+        if at >= cursor.due:
             cursor.look()
-        word = tokens[cursor.at]
-        special = _SPECIAL.get(word[:1])
-        if special is not None:
+        word = tokens[at]
+        if word[-1:] == ";" != word:
+            statements.append(_plain_instruction(cursor))
+        elif word in mnemonics and tokens[at + 1] != ":":
+            statements.append(_parse_instruction(cursor))
+        elif (special := _SPECIAL.get(word[:1])) is not None:
             statements += special(cursor, depth)
         elif word == "}":
             cursor.at += 1
             return tuple(statements)
-        elif tokens[cursor.at + 1] == ":":
+        elif tokens[at + 1] == ":":
             statements.append(_parse_label(cursor))
         else:
             statements.append(_parse_instruction(cursor))
@@ -54,21 +60,31 @@ def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
 def _parse_block(cursor: Cursor, depth: int) -> Iterable[Statement]:
     position = cursor.position(cursor.at)
     cursor.at += 1
-    return (Block(parse_body(cursor, depth + 1), position),)
+    cursor.arrays = cursor.arrays.new_child()
+    body = parse_body(cursor, depth + 1)
+    cursor.arrays = cursor.arrays.parents
+    return (Block(body, position),)
 
 
 def _parse_guarded(cursor: Cursor, _depth: int) -> Iterable[Statement]:
     start = cursor.at
     cursor.at += 1
     negated = cursor.accept("!")
-    guard = Guard(parse_name(cursor), negated)
-    return (_parse_instruction(cursor, guard, start),)
+    word = cursor.tokens[cursor.at]
+    guard = cursor.guards.get((word, negated))
+    if guard is None:
+        guard = cursor.guards[word, negated] = Guard(parse_name(cursor), negated)
+    else:
+        cursor.at += 1
+    word = cursor.tokens[cursor.at]
+    parse = _plain_instruction if word[-1:] == ";" != word else _parse_instruction
+    return (parse(cursor, guard, start),)
 
 
 def _parse_dotted(cursor: Cursor, _depth: int) -> Iterable[Statement]:
     word = cursor.peek()
-    if word in SPACES or word in LINKAGES:
-        return parse_variables(cursor, parse_linkage(cursor))
+    if word in SPACES:
+        return parse_variables(cursor)
     parse = IN_BODY.get(word)
     if parse is None:
         raise cursor.error(f"{shown(word)} has no place among statements")
@@ -90,18 +106,52 @@ _SPECIAL: Final[dict[str, Callable[[Cursor, int], Iterable[Statement]]]] = {
 # ---------------------------------------------------------------------------------------------- instructions
 
 
+def _plain_instruction(cursor: Cursor, guard: Guard | None = None, start: int | None = None) -> Instruction:
+    """Take an instruction that is one token, its spelling checked by the lexer; otherwise as `_parse_instruction`."""
+    at = cursor.at
+    position = cursor.position(at if start is None else start)
+    plain = cursor.plain
+    word, *written = cursor.tokens[at].split()
+    mnemonic = cursor.mnemonics.get(word) or _split_mnemonic(cursor, word)
+    operands = tuple([plain.get(each) or plain_operand(cursor, each) for each in written])
+    cursor.at = at + 1
+    return Instruction(mnemonic[0], mnemonic[1], operands, guard, position)
+
+
 def _parse_instruction(cursor: Cursor, guard: Guard | None = None, start: int | None = None) -> Instruction:
     """Read an instruction; ``start`` is the index of its guard."""
-    position = cursor.position(cursor.at if start is None else start)
-    opcode, modifiers = _parse_mnemonic(cursor)
+    at = cursor.at
+    position = cursor.position(at if start is None else start)
+    tokens, known = cursor.tokens, cursor.known
+    mnemonic = cursor.mnemonics.get(tokens[at])
+    at += 1
+    if mnemonic is None or tokens[at][:1] == ".":
+        mnemonic = _parse_mnemonic(cursor)
+        at = cursor.at
+    opcode, modifiers = mnemonic
+    operands: list[Operand] = []
     if opcode == "call":
+        cursor.at = at
         operands = _parse_call(cursor)
-    elif cursor.peek() == ";":
-        operands = []
-    else:
-        operands = [parse_operand(cursor)]
-        while cursor.accept(","):
-            operands.append(parse_operand(cursor))
+        at = cursor.at
+    elif tokens[at] != ";":
+        while True:
+            operand: Operand | None = known.get(tokens[at])
+            if operand is not None and tokens[at + 1] in _BETWEEN:  # one word that was seen before, as most are
+                at += 1
+            else:
+                cursor.at = at
+                indexed = tokens[at : at + 2][-1] == "[" and tokens[at] not in {"[", "{"}
+                operand = parse_element(cursor, opcode) if indexed else parse_operand(cursor)
+                at = cursor.at
+            operands.append(operand)
+            if tokens[at] != ",":
+                break
+            at += 1
+            if at >= cursor.due:
+                cursor.at = at
+                cursor.look()
+    cursor.at = at
     cursor.expect(";")
     return Instruction(opcode, modifiers, tuple(operands), guard, position)
 
@@ -112,15 +162,20 @@ def _parse_mnemonic(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
     if known is None:
         if not _MNEMONIC.fullmatch(word):
             raise cursor.error(f"an instruction expected, not {shown(word)}")
-        opcode, *modifiers = word.split(".")
-        known = cursor.mnemonics[word] = (opcode, tuple(modifiers))
+        known = _split_mnemonic(cursor, word)
     cursor.at += 1
-    if cursor.peek()[:1] != ".":
+    if cursor.tokens[cursor.at][:1] != ".":
         return known
     apart: list[str] = []
     while _MODIFIER.fullmatch(cursor.peek()):
         apart.append(cursor.take()[1:])
     return known[0], known[1] + tuple(apart)
+
+
+def _split_mnemonic(cursor: Cursor, word: str) -> tuple[str, tuple[str, ...]]:
+    opcode, *modifiers = word.split(".")
+    made = cursor.mnemonics[word] = (opcode, tuple(modifiers))
+    return made
 
 
 def _parse_call(cursor: Cursor) -> list[Operand]:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import InvalidArgs, ModuleTooLarge
 from tensorwasm.gpu.accounts import MAX_CAP_BYTES
 from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.values import MIB, Limits
@@ -39,7 +39,7 @@ def check_limits(limits: Limits) -> None:
         raise InvalidArgs(f"memory_bytes is 1 to {MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
     if not limits.wall_s > 0:
         raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
-    if min(limits.module_bytes, limits.output_bytes, limits.table_elements) < 0:
+    if min(limits.module_bytes, limits.output_bytes, limits.stdin_bytes, limits.table_elements) < 0:
         raise InvalidArgs("a limit is negative")
 
 
@@ -48,14 +48,19 @@ def read_module(path: Path, limit_bytes: int) -> bytes:
 
     Raises:
         InvalidArgs: it cannot be read.
+        ModuleTooLarge: it has more bytes than the limit.
     """
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             # Room for all that there may be takes longer to find than the file to read.
             most_bytes = min(limit_bytes, found.st_size) if stat.S_ISREG(found.st_mode) else limit_bytes
-            return file.read(most_bytes + 1)
+            data = file.read(most_bytes + 1)
     except OSError as error:
         raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
         raise InvalidArgs(f"{str(path)[:64]!r} is no path") from None
+    if len(data) > limit_bytes:
+        known = f"{found.st_size}" if stat.S_ISREG(found.st_mode) else f"more than {limit_bytes}"
+        raise ModuleTooLarge(f"the module has {known} bytes; the limit is {limit_bytes}")
+    return data

@@ -2,6 +2,7 @@
 
 Without Numba, or on another system than Linux, there are no fibers: invocations run on a few threads then, which the
 log says once. All that changes is how many can wait at once, and that one which runs is not ended by cancelling it.
+So it is, too, while compiled code is still being loaded: what comes later is a fiber.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tensorwasm.errors import InternalError, TensorWasmError
 from tensorwasm.guest import stack
 from tensorwasm.guest.alarm import find_alarm
 from tensorwasm.guest.fibers import Reactor
-from tensorwasm.guest.native.loading import load_code
+from tensorwasm.guest.native.loading import is_early, load_code
 from tensorwasm.guest.task import FiberStatistics
 from tensorwasm.guest.voyage import may_voyage
 from tensorwasm.runtime.fiber import InvocationJob, describe, form_of
@@ -44,6 +45,7 @@ class Background:
         self._lock = threading.Lock()
         self._reactor: Reactor | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._early = False
         self._closed = False
 
     def submit(
@@ -128,10 +130,13 @@ class Background:
         with self._lock:
             if self._closed:
                 raise InternalError("the runtime is closed")
-            if self._reactor is None and self._threads is None:
+            if self._reactor is None and (self._threads is None or self._early):
+                self._early = is_early()  # asked first: what ends in between is only asked once more
                 code = load_code()
                 if code is None:
-                    self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-submitted")
+                    self._threads = self._threads or ThreadPoolExecutor(
+                        THREADS, thread_name_prefix="tensorwasm-submitted"
+                    )
                 else:
                     self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
             return self._reactor

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest import codec
 from tensorwasm.guest.imports import OutputStream
-from tensorwasm.guest.wasi import Sink, WasiConfig
+from tensorwasm.guest.wasi import Inherit, Sink, WasiConfig
+from tensorwasm.runtime.calling import Written
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import checked_kind
-from tensorwasm.runtime.streams import Chunks, configure
+from tensorwasm.runtime.streams import Chunks, check_stdin, configure
 from tensorwasm.values import Deadline, MemoryKind
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
     from tensorwasm.runtime.function import Function
 
 
@@ -52,15 +53,20 @@ class Call:
     ends: Deadline
     started_s: float
 
+    @property
+    def initialisers(self) -> tuple[str, ...]:
+        """What a fresh sandbox calls before the export."""
+        return self.function.initialisers(self.export)
+
     def outcome(
-        self, values: Sequence[codec.Number], exit_code: int, written: tuple[bytes, bytes], session: Session | None
+        self, values: Sequence[codec.Number], exit_code: int, written: Written, session: Session | None
     ) -> Invocation:
         """Return what came of it.
 
         Args:
             values: results of the export.
             exit_code: the guest's.
-            written: what it wrote to standard output and standard error, as far as that was captured.
+            written: what it wrote.
             session: its GPU session, None without one.
         """
         return Invocation(
@@ -68,11 +74,13 @@ class Call:
             values=tuple(values),
             result_types=self.function.result_types(self.export),
             exit_code=exit_code,
-            stdout=written[0],
-            stderr=written[1],
+            stdout=written.stdout,
+            stderr=written.stderr,
             chunks=tuple(self.chunks.chunks),
             elapsed_s=time.perf_counter() - self.started_s,
             gpu=session.statistics() if session is not None else None,
+            stdout_truncated=written.stdout_truncated,
+            stderr_truncated=written.stderr_truncated,
         )
 
 
@@ -83,14 +91,14 @@ def make_call(
     *,
     argv: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
-    stdin: bytes = b"",
+    stdin: bytes | Inherit = b"",
     input: bytes = b"",  # noqa: A002 - the interface's own word for it
     grants: Iterable[str] | Grants = (),
     tenant: str = DEFAULT_TENANT,
     memory_kind: MemoryKind | None = None,
     deadline: Deadline | None = None,
-    stdout: Sink | None = None,
-    stderr: Sink | None = None,
+    stdout: Sink | Inherit | None = None,
+    stderr: Sink | Inherit | None = None,
     on_chunk: Callable[[bytes], bool] | None = None,
 ) -> Call:
     """Describe a call by what `tensorwasm.runtime.Function.invoke` takes, which documents it.
@@ -98,7 +106,9 @@ def make_call(
     Raises:
         MissingExport: no such function.
         InvalidArgs: there is no such grant or kind of memory.
+        StdinTooLarge: standard input is over the limit.
     """
+    check_stdin(stdin, function.host.limits)
     granted, chunks = parse_grants(grants), Chunks(on_chunk)
     return Call(
         function=function,

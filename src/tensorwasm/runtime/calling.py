@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tensorwasm.errors import GuestError, GuestExit
 from tensorwasm.guest import codec
@@ -28,11 +28,29 @@ def call(
     except GuestExit as left:
         return (), left.code
     except GuestError as error:
-        error.stdout, error.stderr = written(instance)
+        error.stdout, error.stderr, *_ = written(instance)
         raise
 
 
-def written(instance: Instance | Sandbox) -> tuple[bytes, bytes]:
-    """Return captured standard output and standard error."""
+class Written(NamedTuple):
+    """What a guest wrote.
+
+    Attributes:
+        stdout: standard output, as far as it was captured.
+        stderr: likewise.
+        stdout_truncated: more than the limit was written.
+        stderr_truncated: likewise.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+
+def written(instance: Instance | Sandbox) -> Written:
+    """Return what a guest wrote, nothing for one without WASI."""
     out, err = instance.stdout, instance.stderr
-    return out.captured if out else b"", err.captured if err else b""
+    if out is None or err is None:
+        return Written()
+    return Written(out.captured, err.captured, out.truncated, err.truncated)

@@ -116,7 +116,7 @@ class CodeFolder:
             os.close(handle)
             raise
 
-    def put(self, name: bytes, code: bytes) -> int:
+    def put(self, name: bytes, code: bytes | memoryview) -> int:
         """Keep code under a name; of several processes that do so at once, the last one's stays.
 
         Returns:
@@ -152,7 +152,7 @@ class CodeFolder:
         whole.release()
         return CodeFile(handle, code, mapped)
 
-    def _write(self, name: bytes, parts: tuple[bytes, ...]) -> None:
+    def _write(self, name: bytes, parts: tuple[bytes | memoryview, ...]) -> None:
         draft = self._path / f"{name.hex()}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
         try:
             with open(os.open(draft, _CREATE, _MODE), "wb") as file:  # noqa: PTH123 - of a descriptor

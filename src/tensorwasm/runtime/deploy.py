@@ -7,6 +7,9 @@ by a hash of everything that shapes it: the module's bytes, as they are compiled
 another tenant has deployed: the same module of another tenant is compiled again. Room is shared: who deploys very much
 drives out what others have not used for long.
 
+What a module declares is looked at before it is compiled: what it imports, exports and takes at the start. A
+compilation that nobody waits for any more is ended.
+
 Without a disk that can be written, or with one that others can write to, everything works but slower; that is said
 once.
 """
@@ -19,18 +22,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from tensorwasm import settings
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import machine_key
-from tensorwasm.errors import InternalError, ModuleTooLarge, TensorWasmError
-from tensorwasm.guest import folders, precompiled
+from tensorwasm.errors import InternalError, InvalidWasm, ModuleTooLarge, TensorWasmError
+from tensorwasm.guest import capi, folders, precompiled
 from tensorwasm.guest.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine import Engine, check_declared, settings_of
 from tensorwasm.guest.module import Module
+from tensorwasm.guest.source_lines import SourceLines
 from tensorwasm.runtime.codefiles import CodeFile, CodeFolder, UnfitFile
 from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.work import Work
 from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm import preamble
 from tensorwasm.wasm.preamble import Preamble
@@ -74,7 +80,12 @@ class Deployer:
 
     def __init__(self, config: settings.Settings) -> None:
         """Touch neither the disk nor the keys before the first module comes."""
-        self._compiler = Compiler(CompileLimits(config.compile_timeout_s, config.compile_memory_mib * MIB))
+        room = config.compile_room_mib
+        self._compiler = Compiler(
+            CompileLimits(
+                config.compile_timeout_s, config.compile_memory_mib * MIB, None if room is None else room * MIB
+            )
+        )
         self._cap_bytes = config.code_cache_mib * MIB
         self._lock = threading.Lock()
         self._kept: Shelf[Module] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
@@ -84,7 +95,15 @@ class Deployer:
         self._said: set[str] = set()
         self._memory_hits = self._disk_hits = self._compiled = self._unfit_files = self._disk_bytes = 0
 
-    def deploy(self, engine: Engine, wasm: bytes, limits: Limits, tenant: str) -> Module:
+    def deploy(
+        self,
+        engine: Engine,
+        wasm: bytes,
+        limits: Limits,
+        tenant: str,
+        check: Callable[[Preamble], object] = lambda _: None,
+        work: Work | None = None,
+    ) -> Module:
         """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
 
         Blocks: for as long as compiling takes, where it was never compiled for this tenant.
@@ -94,6 +113,8 @@ class Deployer:
             wasm: a whole binary module, edited or not.
             limits: caps on its size, memory and tables.
             tenant: who deploys it.
+            check: judges what it declares, before anything is compiled; what it raises is raised here.
+            work: stops this; what is compiled goes on while another thread waits for it. None for what is not stopped.
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals, or precompiled code.
@@ -101,6 +122,7 @@ class Deployer:
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
             CompileFailed: the compiler crashed on it, or went over its limits.
             CapacityExhausted: the system starts no process for the compiler.
+            CancelledError: it was stopped.
         """
         precompiled.refuse(wasm)
         if len(wasm) > limits.module_bytes:
@@ -110,10 +132,12 @@ class Deployer:
         found = self._recall(slot)
         if found is not None:
             check_declared(found.preamble, limits)
+            check(found.preamble)
             return found
         declared = preamble.scan(wasm)
         check_declared(declared, limits)
-        return self._make_once(slot, lambda: self._make(slot, _Source(wasm, declared, digest.hex())))
+        check(declared)
+        return self._make_once(slot, _Source(wasm, declared, digest.hex()), work or Work())
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""
@@ -135,26 +159,34 @@ class Deployer:
             self._memory_hits += found is not None
         return found
 
-    def _make_once(self, slot: _Slot, make: Callable[[], tuple[Module, int]]) -> Module:
-        while True:
-            with self._lock:
-                found = self._kept.get(slot)
-                flight = self._flights.get(slot)
-                if found is None and flight is None:
-                    mine = self._flights[slot] = Future()
-                    break
-            found = found or (flight.result() if flight is not None else None)
-            if found is not None:
+    def _make_once(self, slot: _Slot, source: _Source, work: Work) -> Module:
+        try:
+            while True:
                 with self._lock:
-                    self._memory_hits += 1
-                return found
-        return self._fly(slot, mine, make)
+                    found = self._kept.get(slot)
+                    flight = self._flights.get(slot)
+                    mine = found is None and flight is None
+                    if mine:
+                        flight = self._flights[slot] = _Flight()
+                    if found is None and flight is not None:
+                        flight.wanted += 1
+                if mine and flight is not None:
+                    return self._fly(slot, flight, source, work)
+                found = found or (self._wait(flight, work) if flight is not None else None)
+                if found is not None:
+                    with self._lock:
+                        self._memory_hits += 1
+                    return found
+        finally:
+            work.forget()
 
-    def _fly(self, slot: _Slot, flight: _Flight, make: Callable[[], tuple[Module, int]]) -> Module:
+    def _fly(self, slot: _Slot, flight: _Flight, source: _Source, work: Work) -> Module:
         """Make a module for all who wait: they get it, or the error, or, if this is interrupted, their turn."""
         made, error = None, None
+        work.stop_with(partial(self._leave, flight))
         try:
-            made, size_bytes = make()
+            made, size_bytes = self._make(slot, source, flight.work)
+            made.lines = SourceLines.of(source.wasm)
         except TensorWasmError as failed:
             error = failed
             raise
@@ -164,12 +196,36 @@ class Deployer:
                 if made is not None:
                     self._kept.put(slot, made, size_bytes)
             if error is not None:
-                flight.set_exception(error)
+                flight.made.set_exception(error)
             else:
-                flight.set_result(made)
+                flight.made.set_result(made)
         return made
 
-    def _make(self, slot: _Slot, source: _Source) -> tuple[Module, int]:
+    def _wait(self, flight: _Flight, work: Work) -> Module | None:
+        """Return what another thread makes, None if that was interrupted.
+
+        Raises:
+            CancelledError: this was stopped.
+        """
+        mine: Future[Module | None] = Future()
+        flight.made.add_done_callback(partial(_pass_on, mine))
+
+        def leave() -> None:
+            if mine.cancel():
+                self._leave(flight)
+
+        work.stop_with(leave)
+        return mine.result()
+
+    def _leave(self, flight: _Flight) -> None:
+        """Note that one thread less waits for a module; end what nobody waits for."""
+        with self._lock:
+            flight.wanted -= 1
+            alone = not flight.wanted
+        if alone:
+            flight.work.stop()
+
+    def _make(self, slot: _Slot, source: _Source, work: Work) -> tuple[Module, int]:
         """Return a module and the size of its code, from the disk or from the compiler."""
         engine, name = slot
         found = self._read(engine, name, source)
@@ -181,12 +237,18 @@ class Deployer:
             self._compiled += 1
         if sys.platform == "win32":  # no limits, and no folders of one's own, as they are meant here
             return engine.compile(source.wasm), len(source.wasm)
-        code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS])
+        capi.check_bindings()
+        try:
+            code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS], work)
+        except InvalidWasm as refused:
+            from tensorwasm.wasm.refusal import find_proposal  # noqa: PLC0415 - tables that few need
+
+            raise find_proposal(source.wasm) or refused from None
         if self._write(name, code):
             found = self._read(engine, name, source)
         if found is not None:
             return found
-        module = precompiled.load_bytes(engine, code, source.declared, len(source.wasm))
+        module = precompiled.load_bytes(engine, bytes(code), source.declared, len(source.wasm))
         if module is None:
             raise InternalError("the compiler's process makes code for another engine")
         return module, len(code)
@@ -207,7 +269,7 @@ class Deployer:
             self._say("compiled code cannot be read: %s", error.strerror)
         return None
 
-    def _write(self, name: bytes, code: bytes) -> bool:
+    def _write(self, name: bytes, code: memoryview) -> bool:
         """Keep code on the disk; return whether there is a disk to keep it on, and room."""
         folder = self._open_folder()
         if folder is None:
@@ -273,7 +335,34 @@ def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[Module, int]
 
 
 _Slot = tuple[Engine, bytes]
-_Flight = Future[Module | None]
+
+
+class _Flight:
+    """A module that one thread makes for all that want it.
+
+    Attributes:
+        made: the module, None where making it was interrupted.
+        work: ends the making.
+        wanted: threads that want it, counted under the deployer's lock.
+    """
+
+    __slots__ = ("made", "wanted", "work")
+
+    def __init__(self) -> None:
+        self.made: Future[Module | None] = Future()
+        self.work = Work()
+        self.wanted = 0
+
+
+def _pass_on(mine: Future[Module | None], made: Future[Module | None]) -> None:
+    """Have a future end like another, unless it was cancelled."""
+    if not mine.set_running_or_notify_cancel():
+        return
+    error = made.exception()
+    if error is not None:
+        mine.set_exception(error)
+    else:
+        mine.set_result(made.result())
 
 
 def _name(engine: Engine, digest: bytes, tenant: str) -> bytes:

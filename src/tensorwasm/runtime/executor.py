@@ -6,6 +6,7 @@ Nothing above an executor knows whether a request runs here, in a worker process
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any, Final, Protocol
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.runtime.call import make_call
-from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.function import Function, check_export
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.runtime import Runtime
@@ -147,7 +148,7 @@ class LocalExecutor:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
         self._listened = Threads()
-        self._functions: Shelf[Future[Function]] = Shelf()
+        self._functions: Shelf[Function] = Shelf()
         self._lock = threading.Lock()
         self._census = Census()
         self._accounts: Accounts | None = None
@@ -205,7 +206,11 @@ class LocalExecutor:
             ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
             return
         try:
-            function, keywords = self._load(request), _keywords(request, deadline) | _sinks(listener)
+            began_ns = time.monotonic_ns()
+            function = self._load(request, work)
+            if deadline.at_ns is not None:  # what it took to compile is not the guest's time
+                deadline = Deadline(deadline.at_ns + time.monotonic_ns() - began_ns)
+            keywords = _keywords(request, deadline) | _sinks(listener)
             if request.grants.cuda:
                 self._admit(request)
             call = partial(make_call, function, request.export, request.args, **keywords)
@@ -215,6 +220,8 @@ class LocalExecutor:
                 self._watch(function.submit(request.export, request.args, **keywords), ticket, work)
             else:
                 run_call(call, ticket, work)
+        except CancelledError:
+            ticket.settle(GuestTrap("the call was stopped before it began", "cancelled"))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
             ticket.settle(error)
 
@@ -230,24 +237,20 @@ class LocalExecutor:
         accounts = self._accounts = self._runtime.share().accounts
         accounts.register(request.tenant, self._runtime.gpu_bytes if request.gpu_bytes is None else request.gpu_bytes)
 
-    def _load(self, request: Request) -> Function:
+    def _load(self, request: Request, work: Work) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""
         key = (request.tenant, request.name, request.limits, request.module)
         with self._lock:
             found = self._functions.get(key)
-            if found is None:
-                mine: Future[Function] = Future()
-                self._functions.put(key, mine, len(request.module))
         if found is not None:
-            return found.result()
-        try:
-            mine.set_result(self._runtime.load(request.module, request.name, request.limits, request.tenant))
-        except BaseException as error:
-            mine.set_exception(error)
-            with self._lock:
-                self._functions.drop(key)
-            raise
-        return mine.result()
+            return found
+        check = partial(check_export, export=request.export)
+        made = self._runtime.load(request.module, request.name, request.limits, request.tenant, check=check, work=work)
+        with self._lock:
+            found = self._functions.get(key)
+            if found is None:
+                self._functions.put(key, made, len(request.module))
+        return found or made
 
 
 def _settle(done: Future[Invocation], ticket: Ticket) -> None:

@@ -8,10 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestError, GuestExit, InternalError
+from tensorwasm.errors import GuestError, GuestExit, InternalError, InvalidArgs
 from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.session import Session
-from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest.fiber import Fiber
 from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.imports import CudaService
@@ -19,6 +17,7 @@ from tensorwasm.guest.linker import Prepared
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.state import GuestState
 from tensorwasm.guest.task import Sandbox
+from tensorwasm.guest.wasi import INHERIT
 from tensorwasm.runtime.call import Call, make_call
 from tensorwasm.runtime.calling import written
 from tensorwasm.runtime.form import Form
@@ -27,6 +26,8 @@ from tensorwasm.runtime.linear import DIRECT, end_session, make_room, supplied, 
 from tensorwasm.values import DeviceInfo, MemoryKind
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.runtime.function import Function
     from tensorwasm.runtime.options import Given
     from tensorwasm.runtime.submission import Submission
@@ -70,8 +71,7 @@ class InvocationJob:
     def light(self) -> bool:
         """Whether it begins with nothing that takes long or blocks: no GPU, no start function, little to copy."""
         call = self._call
-        plain = self._shared is None and not call.config.directories and call.function.initialiser is None
-        return plain and call.function.brief
+        return self._shared is None and not call.config.directories and call.function.brief
 
     @property
     def lingers(self) -> bool:
@@ -106,7 +106,7 @@ class InvocationJob:
                 drain=None if self._session is None else partial(end_session, self._session),
                 supply=supply,
                 furnish=furnish,
-                initialiser=call.function.initialiser,
+                initialisers=call.initialisers,
             )
         except BaseException:
             if self._session is None or end_session(self._session):
@@ -152,13 +152,13 @@ class InvocationJob:
         self._session.enter(call.ends)
 
     def _outcome(self, fiber: Sandbox, error: BaseException | None) -> Invocation | BaseException:
-        out, err = written(fiber)
+        wrote = written(fiber)
         if isinstance(error, GuestError) and not isinstance(error, GuestExit):
-            error.stdout, error.stderr = out, err
+            error.stdout, error.stderr = wrote.stdout, wrote.stderr
         if error is not None and not isinstance(error, GuestExit):
             return error
         exit_code = error.code if error is not None else 0
-        return self._call.outcome(fiber.values, exit_code, (out, err), self._session)
+        return self._call.outcome(fiber.values, exit_code, wrote, self._session)
 
 
 def describe(
@@ -176,9 +176,12 @@ def describe(
     Opens the device and compiles, if that was not done before.
 
     Raises:
+        InvalidArgs: besides, a stream is to be this process's own.
         TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
     """
     call, host = make_call(function, export, args, **given), function.host
+    if any(stream is INHERIT for stream in (call.config.stdin, call.config.stdout, call.config.stderr)):
+        raise InvalidArgs("a guest that was submitted cannot have this process's own streams: others would wait")
     shared = host.share() if call.granted.cuda else None
     if shared is not None and on_device is not None:
         on_device(shared.info, host.device_reason)

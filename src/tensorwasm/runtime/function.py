@@ -8,36 +8,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Unpack
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import InvalidArgs, MissingExport
+from tensorwasm.errors import InvalidArgs, MissingExport, NotSupported, quote, quote_all
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.guest.edition import Edition, make_edition
 from tensorwasm.guest.linker import Prepared
+from tensorwasm.guest.module import COMMAND, INITIALISE
 from tensorwasm.guest.store import is_quick
 from tensorwasm.guest.visit import may_visit
-from tensorwasm.guest.wasi import Sink
+from tensorwasm.guest.wasi import Inherit, Sink
 from tensorwasm.runtime.blocking import run_here
 from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.loop import answered, is_interruptible
-from tensorwasm.runtime.opened import Opening
 from tensorwasm.runtime.options import Options
 from tensorwasm.runtime.route import Route, find_route
 from tensorwasm.runtime.stock import WarmStock, make_stock
-from tensorwasm.runtime.streams import configure
+from tensorwasm.runtime.streams import check_stdin, configure
 from tensorwasm.values import Deadline, MemoryKind
+from tensorwasm.wasm.preamble import Export, Preamble
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tensorwasm.guest.edition import Edition
     from tensorwasm.guest.engine import Engine
     from tensorwasm.runtime.host import Host
     from tensorwasm.runtime.lane import Lane
+    from tensorwasm.runtime.live import LiveInstance
     from tensorwasm.values import DeviceInfo
 
-DEFAULT_EXPORTS: Final = ("_start", "main")
+DEFAULT_EXPORTS: Final = (COMMAND, "main")
 
 
 class Function:
@@ -51,7 +52,8 @@ class Function:
         lanes: the short ways of submitted invocations, by export; None where there is none.
         routes: the short ways of those that block, by export, whether CUDA is granted, tenant and kind of memory.
         stocks: its warm sandboxes, by tenant.
-        initialiser: an export that every sandbox calls first; None without. See `warm`.
+        initialiser: an export that every sandbox calls first, a reactor's behind its ``_initialize``; None without. See
+            `warm`.
     """
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
@@ -97,8 +99,8 @@ class Function:
             tenant: whose invocations draw them.
             argv: as in `invoke`.
             env: likewise.
-            initialiser: an export without parameters and results, such as ``_initialize``, that from now on each
-                sandbox of this function calls first, be it warm or fresh.
+            initialiser: an export without parameters and results that from now on each sandbox of this function calls
+                first, be it warm or fresh; a reactor's ``_initialize`` needs no mention and comes before it.
 
         Raises:
             MissingExport: there is no such function.
@@ -110,18 +112,30 @@ class Function:
         if initialiser is not None:
             plan = self.prepared.module.plan(initialiser)
             if plan.params or plan.results:
-                raise InvalidArgs(f"{initialiser[:64]!r} takes or gives something: it is no initialiser")
+                raise InvalidArgs(f"{quote(initialiser)} takes or gives something: it is no initialiser")
             self.initialiser = initialiser
-            self.routes.clear()
+            self.lanes.clear()
+        self.routes.clear()
         old = self.stocks.pop(tenant, None)
         if old is not None:
             self.host.warm.remove(old)
-        if count and (self.initialiser is not None or not may_visit(self.prepared)):
+        initialisers = self.initialisers(None)
+        if count and (initialisers or not may_visit(self.prepared)):
             config = configure(self.prepared, self.name, Grants(), argv, env)
-            stock = make_stock(self.prepared, self.host.limits, config, self.initialiser, count)
+            stock = make_stock(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(stock)
             self.stocks[tenant] = stock
             weakref.finalize(self, self.host.warm.remove, stock)
+
+    def initialisers(self, export: str | None) -> tuple[str, ...]:
+        """Return what a fresh sandbox calls, in order, before an export that is called by name, None for any.
+
+        A reactor's ``_initialize`` is called once in a state's life; a command, run by ``_start``, does without.
+        """
+        first = (INITIALISE,) if self.prepared.module.is_reactor and export != COMMAND else ()
+        if self.initialiser is None or self.initialiser in first:
+            return first
+        return *first, self.initialiser
 
     @functools.cached_property
     def brief(self) -> bool:
@@ -133,6 +147,11 @@ class Function:
     def pure(self) -> bool:
         """Whether its guests are brief, and nobody sees what they do but by their results: they import nothing."""
         return self.brief and not self.prepared.module.imports
+
+    @property
+    def blank(self) -> Form:
+        """The form in which a saved instance goes on."""
+        return Form(edition="blank", copied=self.prepared.module.preamble.has_exceptions)
 
     @property
     def engine(self) -> Engine:
@@ -151,6 +170,8 @@ class Function:
         Raises:
             NotCapturable: its instances cannot be saved; the message says why.
         """
+        from tensorwasm.guest.edition import make_edition  # noqa: PLC0415 - the whole codec, for what is saved only
+
         return make_edition(self._wasm)
 
     @property
@@ -170,31 +191,35 @@ class Function:
         *,
         argv: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Inherit = b"",
         input: bytes = b"",  # noqa: A002 - the interface's own word for it
         grants: Iterable[str] | Grants = (),
         tenant: str = DEFAULT_TENANT,
         memory_kind: MemoryKind | None = None,
         deadline: Deadline | None = None,
-        stdout: Sink | None = None,
-        stderr: Sink | None = None,
+        stdout: Sink | Inherit | None = None,
+        stderr: Sink | Inherit | None = None,
         on_chunk: Callable[[bytes], bool] | None = None,
         on_device: Callable[[DeviceInfo, str], object] | None = None,
     ) -> Invocation:
         """Call an export in a fresh sandbox and tear the sandbox down. Blocks; a guest runs without the GIL.
+
+        A reactor, which exports ``_initialize`` without parameters and results, has that called first, unless
+        ``_start`` is what is called.
 
         Args:
             export: None takes ``_start``, and where there is none, ``main``.
             args: values for its parameters, as its signature says; see `tensorwasm.guest.codec`.
             argv: WASI arguments, the program's name first; None gives the function's name.
             env: WASI environment; nothing of this process's own is passed on.
-            stdin: all of standard input.
+            stdin: all of standard input; `tensorwasm.guest.wasi.INHERIT` gives this process's own, read as the guest
+                asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
             input: what the guest reads with ``read-input``.
-            grants: ``cuda``, ``read:DIR``, ``write:DIR``; nothing is granted unasked.
+            grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``; nothing is granted unasked.
             tenant: whose account device memory is charged to; registered with the device.
             memory_kind: how kernels reach linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
-            stdout: takes standard output as it is written; None captures it.
+            stdout: takes standard output as it is written; None captures it. `INHERIT` gives this process's own.
             stderr: the same for standard error.
             on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
             on_device: told the device and why it was taken, before the guest starts; only with the grant ``cuda``.
@@ -202,6 +227,7 @@ class Function:
         Raises:
             MissingExport: no such function.
             InvalidArgs: arguments or grants do not fit, or there is no such tenant or kind of memory.
+            StdinTooLarge: standard input is over ``limits.stdin_bytes``.
             NotSupported: the device has no such kind of memory.
             QuotaExceeded: the tenant may not hold the guest's memory on the device.
             GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written.
@@ -250,6 +276,8 @@ class Function:
     ) -> LiveInstance:
         """Return an instance that stays between calls, and can be saved there. Blocks.
 
+        A reactor's ``_initialize`` is called now, and never again.
+
         The first call compiles the module once more, in a form that shows what is private.
 
         Args:
@@ -260,7 +288,7 @@ class Function:
             grants: as in `invoke`, for as long as it lives.
             tenant: likewise.
             memory_kind: likewise.
-            deadline: when the start function must have ended.
+            deadline: when the start function and ``_initialize`` must have ended.
             stdout: takes standard output of all calls as it is written; None captures it call by call.
             stderr: the same for standard error.
 
@@ -268,6 +296,10 @@ class Function:
             NotCapturable: the module's instances cannot be saved; the message says why.
             TensorWasmError: what `invoke` raises before it calls the export.
         """
+        from tensorwasm.runtime.live import LiveInstance  # noqa: PLC0415 - a call needs none
+        from tensorwasm.runtime.opened import Opening  # noqa: PLC0415 - likewise
+
+        check_stdin(stdin, self.host.limits)
         words = tuple(argv) if argv is not None else None
         return LiveInstance(
             self,
@@ -341,15 +373,7 @@ class Function:
         Raises:
             MissingExport: there is none.
         """
-        exports = self.prepared.module.exports
-        wanted = DEFAULT_EXPORTS if export is None else (export,)
-        for name in wanted:
-            if name in exports and exports[name].kind == "func":
-                return name
-        names = self.exports
-        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        missing = " or ".join(repr(name[:64]) for name in wanted)
-        raise MissingExport(f"no exported function {missing}; there are: {shown or 'none'}")
+        return _choose(self.prepared.module.exports, export)
 
     def result_types(self, export: str) -> tuple[str, ...]:
         """Return the Wasm types of an export's results."""
@@ -357,10 +381,39 @@ class Function:
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def form(self, form: Form) -> Prepared:
-        """Return a form of the module, made when first asked for; without compiled host functions if there are none."""
+        """Return a form of the module, made when first asked for; without compiled host functions if there are none.
+
+        Raises:
+            NotSupported: the module has exceptions, and its memory is to be made by the host.
+        """
         prepared = self._forms.get(form)
         if prepared is None:
+            if form.host_memory and self.prepared.module.preamble.has_exceptions:
+                raise NotSupported("a module with exceptions cannot have managed or vmm memory: choose another kind")
             wasm = getattr(self.edition, form.edition) if form.edition else self._wasm
             prepared = self.host.prepare(wasm, self.prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
+
+
+def check_export(declared: Preamble, export: str | None) -> None:
+    """Require that a module has the function that is called, before it is compiled.
+
+    Args:
+        declared: what the module declares.
+        export: None takes ``_start``, and where there is none, ``main``.
+
+    Raises:
+        MissingExport: there is none.
+    """
+    _choose({each.name: each for each in declared.exports}, export)
+
+
+def _choose(exports: Mapping[str, Export], export: str | None) -> str:
+    wanted = DEFAULT_EXPORTS if export is None else (export,)
+    for name in wanted:
+        if name in exports and exports[name].kind == "func":
+            return name
+    names = [name for name, found in exports.items() if found.kind == "func"]
+    missing = " or ".join(map(quote, wanted))
+    raise MissingExport(f"no exported function {missing}; there are: {quote_all(names) or 'none'}")

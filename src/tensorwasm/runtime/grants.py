@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 from tensorwasm.errors import InvalidArgs
+from tensorwasm.guest.wasi import Directory
+
+_FOLDER: Final = "dir:"
+_READ_ONLY: Final = ":ro"
+_BETWEEN: Final = "::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,30 +21,25 @@ class Grants:
 
     Attributes:
         cuda: GPU kernels through ``wasi:cuda``.
-        readable: host directories the guest sees, read-only, under the name given.
-        writable: host directories it may change.
+        directories: folders and files of the host, each under the name that the guest has for it.
     """
 
     cuda: bool = False
-    readable: tuple[str, ...] = ()
-    writable: tuple[str, ...] = ()
+    directories: tuple[Directory, ...] = ()
 
     def words(self) -> tuple[str, ...]:
         """Return them as `parse_grants` takes them."""
-        folders = [f"read:{path}" for path in self.readable] + [f"write:{path}" for path in self.writable]
-        return (*(["cuda"] if self.cuda else []), *folders)
+        return (*(["cuda"] if self.cuda else []), *(_spell(each) for each in self.directories))
 
     def within(self, others: Grants) -> Grants:
-        """Return what is granted here and there."""
-        return Grants(
-            self.cuda and others.cuda,
-            tuple(path for path in self.readable if path in others.readable or path in others.writable),
-            tuple(path for path in self.writable if path in others.writable),
-        )
+        """Return what is granted here and there; who may write to a folder may read it too."""
+        reading = {replace(each, writable=False) for each in others.directories}
+        both = reading.union(others.directories)
+        return Grants(self.cuda and others.cuda, tuple(each for each in self.directories if each in both))
 
 
 def parse_grants(words: Iterable[str] | Grants) -> Grants:
-    """Read ``cuda``, ``read:DIR`` and ``write:DIR``.
+    """Read ``cuda`` and ``dir:HOST[::GUEST][:ro]``; see `parse_directory`.
 
     Raises:
         InvalidArgs: any other word; the message lists what there is.
@@ -46,16 +47,32 @@ def parse_grants(words: Iterable[str] | Grants) -> Grants:
     return words if isinstance(words, Grants) else _parse(tuple(words))
 
 
+def parse_directory(text: str) -> Directory:
+    """Read ``HOST[::GUEST][:ro]``: a folder, or a single file, and what the guest calls it; without that, the same.
+
+    Raises:
+        InvalidArgs: a path is missing, or there are more than two.
+    """
+    paths = text.removesuffix(_READ_ONLY)
+    host, between, guest = paths.partition(_BETWEEN)
+    if not host or (between and not guest) or _BETWEEN in guest:
+        raise InvalidArgs(f"a folder is HOST, or HOST::GUEST, and :ro after it for reading only, not {text[:64]!r}")
+    return Directory(host, guest or host, writable=paths == text)
+
+
 @lru_cache(maxsize=256)
 def _parse(words: tuple[str, ...]) -> Grants:
-    cuda = False
-    folders: dict[str, list[str]] = {"read": [], "write": []}
+    cuda, directories = False, []
     for word in words:
-        kind, _, value = word.partition(":")
         if word == "cuda":
             cuda = True
-        elif kind in folders and value:
-            folders[kind].append(value)
+        elif word.startswith(_FOLDER):
+            directories.append(parse_directory(word.removeprefix(_FOLDER)))
         else:
-            raise InvalidArgs(f"unknown grant {word[:64]!r}: there are cuda, read:DIR and write:DIR")
-    return Grants(cuda, tuple(folders["read"]), tuple(folders["write"]))
+            raise InvalidArgs(f"unknown grant {word[:64]!r}: there are cuda and dir:HOST[::GUEST][:ro]")
+    return Grants(cuda, tuple(directories))
+
+
+def _spell(directory: Directory) -> str:
+    ending = "" if directory.writable else _READ_ONLY
+    return f"{_FOLDER}{directory.host_path}{_BETWEEN}{directory.guest_path}{ending}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest import codec
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import SessionStatistics
 
 
 class Invocation(NamedTuple):
@@ -21,6 +23,8 @@ class Invocation(NamedTuple):
         chunks: what it sent with ``emit-chunk``, unless a sink took it.
         elapsed_s: wall-clock seconds of instantiation and call.
         gpu: what it held on the device when the call had ended, None without the grant.
+        stdout_truncated: it wrote more than ``limits.output_bytes``: the rest of standard output failed in the guest.
+        stderr_truncated: likewise.
     """
 
     export: str
@@ -32,6 +36,14 @@ class Invocation(NamedTuple):
     chunks: tuple[bytes, ...]
     elapsed_s: float
     gpu: SessionStatistics | None
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+    @property
+    def truncated(self) -> tuple[str, ...]:
+        """Names of the streams that were cut: ``stdout``, ``stderr``, both or none."""
+        flags = (("stdout", self.stdout_truncated), ("stderr", self.stderr_truncated))
+        return tuple(name for name, cut in flags if cut)
 
     def to_json(self) -> str:
         """Return the results as a JSON array; NaN and infinities as strings, integers with all their digits."""

@@ -1,6 +1,6 @@
 """The short way of submitted invocations: their sandboxes are voyages, one after the other in the same place.
 
-What is prepared once for an export is a `Lane`; it is there for modules without WASI, start function and initialiser,
+What is prepared once for an export is a `Lane`; it is there for modules without WASI, start function and initialisers,
 and for invocations without a GPU. `tensorwasm.runtime.route` is the same for those that block.
 """
 
@@ -94,8 +94,6 @@ def find_lane(function: Function, export: str | None, options: Options) -> Lane 
     Raises:
         TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
     """
-    if function.initialiser is not None:
-        return None
     if options and (not options.keys() <= _PLAIN or parse_grants(options.get("grants", ())).cuda):
         return None
     try:
@@ -103,7 +101,8 @@ def find_lane(function: Function, export: str | None, options: Options) -> Lane 
     except KeyError:
         target = function.choose(export)
         prepared = function.form(Form(fibers=True))
-        lane = function.lanes[export] = Lane(function, prepared, target) if may_voyage(prepared) else None
+        short = not function.initialisers(target) and may_voyage(prepared)
+        lane = function.lanes[export] = Lane(function, prepared, target) if short else None
         return lane
 
 

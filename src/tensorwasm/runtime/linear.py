@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
 from tensorwasm.errors import InvalidPointer, NotSupported
-from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, pages
 from tensorwasm.guest.memory import GuestMemory
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
@@ -19,6 +17,8 @@ from tensorwasm.settings.parsing import checked_memory_kind
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
+    from tensorwasm.gpu.session import Session
     from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.values import Limits
 
@@ -73,6 +73,8 @@ def supplied(
     if memory == "managed" and not shared.info.concurrent_managed_access:
         raise NotSupported(f"a guest's memory cannot be managed on {shared.info.name}: choose staged, pinned or auto")
     account = shared.accounts.account(tenant)
+
+    from tensorwasm.gpu.memory import UnifiedBuffer  # noqa: PLC0415 - for guests with a GPU
 
     def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
         return UnifiedBuffer.allocate(

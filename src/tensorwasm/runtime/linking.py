@@ -26,7 +26,7 @@ def engine_of(form: Form, plain: Engine) -> Engine:
     """
     if form.host_memory:
         return Engine.shared(replace(plain.config, host_memory=True))
-    return _image_engine(plain) if form.edition == "blank" else plain
+    return _image_engine(plain) if form.edition == "blank" and not form.copied else plain
 
 
 @cache

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from tensorwasm.errors import (
+    GuestError,
     InternalError,
     InvalidArgs,
     InvokeTimeout,
@@ -17,7 +18,6 @@ from tensorwasm.errors import (
     NotCapturable,
     TensorWasmError,
 )
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest import kinds, restoring
 from tensorwasm.guest.capture import Origin, capture
 from tensorwasm.guest.imports import CudaService, OutputStream
@@ -32,6 +32,7 @@ from tensorwasm.saved import SavedInstance, SavedSession
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
     from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.runtime.function import Function
 
@@ -54,7 +55,7 @@ class LiveInstance:
     """
 
     def __init__(self, function: Function, opening: Opening, revival: Revival | None = None) -> None:
-        """Instantiate, running the start function if the module has one, or go on where a saved instance was.
+        """Instantiate and initialise, or go on where a saved instance was, which has that behind it.
 
         Raises:
             TensorWasmError: what `tensorwasm.runtime.Function.open` and `tensorwasm.runtime.Runtime.restore` say.
@@ -75,7 +76,9 @@ class LiveInstance:
             ends = Deadline.after(function.host.limits.wall_s).earlier(opening.deadline)
             self._instance = self._open(ends, revival)
             resources.callback(self._instance.close)
-            if revival is not None:
+            if revival is None:
+                self._initialise(ends)
+            else:
                 self._revive(revival, ends)
             self._resources = resources.pop_all()
 
@@ -135,10 +138,11 @@ class LiveInstance:
                 self._leave()
                 elapsed_s = time.perf_counter() - start
                 self._calls, self._elapsed_s = self._calls + 1, self._elapsed_s + elapsed_s
-            out, err = written(self._instance)
+            wrote = written(self._instance)
             types = self.function.result_types(target)
             gpu = self._session.statistics() if self._session is not None else None
-            return Invocation(target, values, types, exit_code, out, err, tuple(chunks.chunks), elapsed_s, gpu)
+            sent, cut = tuple(chunks.chunks), (wrote.stdout_truncated, wrote.stderr_truncated)
+            return Invocation(target, values, types, exit_code, wrote.stdout, wrote.stderr, sent, elapsed_s, gpu, *cut)
 
     @contextmanager
     def captured(self, ancestor: Ancestor | None = None, deadline: Deadline | None = None) -> Iterator[SavedInstance]:
@@ -226,12 +230,14 @@ class LiveInstance:
             raise ModuleMemoryTooLarge(f"the saved memory has {size_bytes} bytes; the limit is {limits.memory_bytes}")
         memory = checked_kind(opening.memory_kind)
         direct = self.grants.cuda and memory in DIRECT
-        form = Form(host_memory=direct, edition="live" if revival is None else "blank")
+        form = Form(edition="live") if revival is None else function.blank
+        form = form._replace(host_memory=direct)
         if self.grants.cuda:
             self._shared = shared = function.host.share()
             form = form._replace(native=wants_compiled(shared))
         prepared = function.form(form)
-        self._origin = Origin(revival.image if revival is not None and not direct else None, plain=not direct)
+        mapped = revival is not None and not direct and not form.copied
+        self._origin = Origin(revival.image if revival is not None and mapped else None, plain=not direct)
         supply: AbstractContextManager[None] = nullcontext()
         if self._shared is not None:
             self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_pad)
@@ -262,8 +268,25 @@ class LiveInstance:
                 pad=self._session.pad if self._session is not None else None,
             )
 
+    def _initialise(self, ends: Deadline) -> None:
+        """Call what comes before the first call, as a call."""
+        exports = self.function.initialisers(None)
+        if not exports:
+            return
+        self._begin(Chunks(None), None, ends)
+        try:
+            with self._bound():
+                self._instance.initialise(exports, ends)
+                self._settle(ends)
+        except GuestError as error:
+            error.stdout, error.stderr, *_ = written(self._instance)
+            raise
+        finally:
+            self._leave()
+
     def _revive(self, revival: Revival, ends: Deadline) -> None:
         restoring.apply(revival.plan, self._instance)
+        self._instance.initialised = self._instance.module.is_reactor
         if revival.image is not None and self._origin.image is None:
             restoring.fill(self._instance, self.function.edition, revival.image)
         if revival.session is not None and self._session is not None:
@@ -319,7 +342,7 @@ class LiveInstance:
             raise NotCapturable("the instance is closed")
         if self._instance.stdout is None:
             return
-        if self.grants.readable or self.grants.writable:
+        if self.grants.directories:
             raise NotCapturable("the guest has folders through WASI: which files it has open is not saved")
         if self._opening.stdin:
             raise NotCapturable("the guest has standard input: how much of it is left is not saved")

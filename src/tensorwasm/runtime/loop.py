@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tensorwasm.errors import GuestTrap
 from tensorwasm.guest.alarm import SLICE_NS, run_first_slice
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import longest_body
@@ -138,6 +139,14 @@ async def answered(future: Future[_Value]) -> _Value:
         return await answer
     finally:
         future.cancel()
+
+
+async def locate(error: BaseException | None) -> None:
+    """Look up the source lines of a trap elsewhere than on the event loop's thread, unless that was done."""
+    import asyncio  # noqa: PLC0415 - as above
+
+    if isinstance(error, GuestTrap) and error.find_lines is not None:
+        await asyncio.to_thread(getattr, error, "backtrace")
 
 
 def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Value], done: Future[_Value]) -> None:

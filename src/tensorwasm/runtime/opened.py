@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.images import Image
 from tensorwasm.guest.restoring import Plan
 from tensorwasm.guest.wasi import Sink
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, MemoryKind
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import SessionStatistics
 
 
 class Surroundings(TypedDict, total=False):

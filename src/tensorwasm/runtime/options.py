@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from tensorwasm.guest.wasi import Sink
+from tensorwasm.guest.wasi import Inherit, Sink
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -15,14 +15,14 @@ class Given(TypedDict, total=False):
 
     argv: Sequence[str] | None
     env: Mapping[str, str] | None
-    stdin: bytes
+    stdin: bytes | Inherit
     input: bytes
     grants: Iterable[str] | Grants
     tenant: str
     memory_kind: MemoryKind | None
     deadline: Deadline | None
-    stdout: Sink | None
-    stderr: Sink | None
+    stdout: Sink | Inherit | None
+    stderr: Sink | Inherit | None
     on_chunk: Callable[[bytes], bool] | None
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.gpu.accounts import DEFAULT_TENANT
+from tensorwasm.guest.wasi import Directory
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
 
@@ -32,7 +33,7 @@ TEXT_BYTES: Final = 4 * MIB
 """Most bytes of all texts and arguments of a request together, each counted with `_ITEM_BYTES` more."""
 
 STREAM_BYTES: Final = 64 * MIB
-"""Most bytes of standard input, and of input."""
+"""Most bytes of input."""
 
 TENANT_PATTERN: Final = r"[A-Za-z0-9._-]{1,64}"
 
@@ -86,6 +87,7 @@ def check_request(request: Request) -> None:
 
     Raises:
         InvalidArgs: a field is not; says which.
+        StdinTooLarge: standard input is over the request's own limit.
     """
     _check_sizes(request)
     grants = request.grants
@@ -106,9 +108,11 @@ def _check_sizes(request: Request) -> None:
         if each.name != "wall_s":
             _require(_is_count(getattr(limits, each.name)), f"limits.{each.name} is 0 to {MAX_COUNT}")
     _require(_is_seconds(limits.wall_s) and limits.wall_s > 0, "limits.wall_s is a positive number of seconds")
-    for name, most_bytes in (("module", limits.module_bytes), ("stdin", STREAM_BYTES), ("input", STREAM_BYTES)):
+    for name, most_bytes in (("module", limits.module_bytes), ("stdin", limits.stdin_bytes), ("input", STREAM_BYTES)):
         data = getattr(request, name)
         _require(type(data) is bytes, f"{name} is bytes, not {type(data).__name__}")
+        if name == "stdin" and len(data) > most_bytes:
+            raise StdinTooLarge(f"standard input has {len(data)} bytes; the limit is {most_bytes}")
         _require(len(data) <= most_bytes, f"{name} has {len(data)} bytes, more than {most_bytes}")
 
 
@@ -122,8 +126,10 @@ def _texts(request: Request) -> Iterator[tuple[str, object]]:
         if type(pair) is not tuple or len(pair) != 2:
             raise InvalidArgs("env is pairs of name and value")
         yield from (("env", text) for text in pair)
-    yield from (("readable", folder) for folder in _items("readable", request.grants.readable))
-    yield from (("writable", folder) for folder in _items("writable", request.grants.writable))
+    for directory in _items("directories", request.grants.directories):
+        if type(directory) is not Directory or type(directory.writable) is not bool:
+            raise InvalidArgs("directories are Directory, each writable or not")
+        yield from (("directory", path) for path in (directory.host_path, directory.guest_path))
 
 
 def _weigh_text(what: str, text: object) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorwasm import settings
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
+from tensorwasm.guest.native.loading import is_early
 from tensorwasm.guest.native.pads import draw_pad, recycle_pad
 from tensorwasm.guest.visit import Rebirth, Visit, may_visit
 from tensorwasm.runtime.form import Form
@@ -24,6 +25,7 @@ from tensorwasm.runtime.streams import Chunks
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.pad import PadLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.guest.linker import Prepared
@@ -104,6 +106,7 @@ class Route:
         rebirth: Rebirth | None = None,
         *,
         brief: bool = False,
+        initialiser: str | None = None,
     ) -> None:
         """Describe it.
 
@@ -116,9 +119,11 @@ class Route:
             memory: how kernels reach linear memory.
             rebirth: what sandboxes begin with, None for what the module says.
             brief: see `tensorwasm.guest.visit.Visit`.
+            initialiser: likewise.
         """
         self._rebirth = rebirth
         self._brief = brief
+        self._initialiser = initialiser
         self.settings = settings.current()
         self._prepared = prepared
         self._export = export
@@ -181,9 +186,7 @@ class Route:
         pad = draw_pad()
         try:
             if shared is None:
-                return Stay(
-                    Visit(self._prepared, self._export, self._limits, pad, self._rebirth, brief=self._brief), None
-                )
+                return Stay(self._make_visit(pad), None)
             with shared.device.native.bound():
                 session = shared.open_session(
                     self._tenant, architecture=self.settings.cuda_arch, memory_kind=self._memory, pad=pad
@@ -192,11 +195,22 @@ class Route:
             recycle_pad(pad)
             raise
         try:
-            return Stay(Visit(self._prepared, self._export, self._limits, pad), session)
+            return Stay(self._make_visit(pad), session)
         except BaseException:
             session.close()
             recycle_pad(pad)
             raise
+
+    def _make_visit(self, pad: PadLayout) -> Visit:
+        return Visit(
+            self._prepared,
+            self._export,
+            self._limits,
+            pad,
+            self._rebirth,
+            brief=self._brief,
+            initialiser=self._initialiser,
+        )
 
     def _put(self, stay: Stay) -> None:
         """Keep a stay for the next guest, if it can be made as good as new."""
@@ -213,12 +227,12 @@ def find_route(
 ) -> Route | None:
     """Return the route of an invocation, None if it has to take the ordinary way.
 
-    That is so with WASI, with a start of its own, and without compiled code.
+    That is so with WASI, with a start of its own, with warm sandboxes, and without compiled code.
 
     Raises:
         TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
     """
-    if function.initialiser is not None:
+    if function.initialiser is not None or (tenant in function.stocks and not granted.cuda):
         return None
     key = export, granted.cuda, tenant, memory_kind
     route = function.routes.get(key)
@@ -235,8 +249,12 @@ def _make_route(
     function: Function, target: str, granted: Grants, tenant: str, memory_kind: MemoryKind | None
 ) -> Route | None:
     plain, host = function.prepared, function.host
+    # What is called by name runs once too.
+    initialiser = next((name for name in function.initialisers(target) if name != target), None)
     if not granted.cuda:
-        return Route(plain, target, host.limits, brief=function.brief) if may_visit(plain) else None
+        if is_early() or not may_visit(plain):  # else its visits would be slow ones for good
+            return None
+        return Route(plain, target, host.limits, brief=function.brief, initialiser=initialiser)
     if plain.needs_wasi:
         return None
     memory = checked_kind(memory_kind)
@@ -246,4 +264,4 @@ def _make_route(
     prepared = function.form(form) if form.native and not form.host_memory else None
     if prepared is None or not prepared.needs_pad or not may_visit(prepared):
         return None
-    return Route(prepared, target, host.limits, host.share, tenant, memory)
+    return Route(prepared, target, host.limits, host.share, tenant, memory, initialiser=initialiser)

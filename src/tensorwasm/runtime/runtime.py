@@ -14,7 +14,6 @@ from tensorwasm import settings
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.guest import stack
 from tensorwasm.guest.engine import Engine, EngineConfig
 from tensorwasm.guest.linker import Prepared
@@ -22,7 +21,6 @@ from tensorwasm.guest.module import Module
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reservation import most_slots
 from tensorwasm.runtime.admission import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
-from tensorwasm.runtime.background import Background
 from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.device import LateDevice
 from tensorwasm.runtime.form import Form
@@ -31,16 +29,20 @@ from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.host import Deployment, Host
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linking import engine_of, linker_of, make_linker
-from tensorwasm.runtime.live import LiveInstance
-from tensorwasm.runtime.snapshots import Snapshot, keep
 from tensorwasm.runtime.warm import WarmPool
+from tensorwasm.runtime.work import Work
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
+from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
     from tensorwasm.artifacts.ring import KeyRing
     from tensorwasm.artifacts.sealed import Digest
+    from tensorwasm.gpu.shared import SharedDevice
     from tensorwasm.runtime.archive import Archive, Filing
+    from tensorwasm.runtime.background import Background
+    from tensorwasm.runtime.live import LiveInstance
     from tensorwasm.runtime.opened import Surroundings
+    from tensorwasm.runtime.snapshots import Snapshot
 
 Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -103,7 +105,8 @@ class Runtime:
         self._engine = Engine.shared(replace(config, slots=slots))
         self._linker = make_linker(self._engine)
         self._deployer = Deployer(current)
-        self.background = Background()
+        self._background: Background | None = None
+        self._closed = False
         self.warm = WarmPool(current.warm_sandboxes)
         self._lock = threading.Lock()
         self._archive: Archive | None = None
@@ -115,6 +118,9 @@ class Runtime:
         limits: Limits | None = None,
         tenant: str = DEFAULT_TENANT,
         warm: int = 0,
+        *,
+        check: Callable[[Preamble], object] | None = None,
+        work: Work | None = None,
     ) -> Function:
         """Deploy a module: compile it, or find what it was compiled to for this tenant before, in any process.
 
@@ -124,15 +130,19 @@ class Runtime:
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
             tenant: whose module it is: nobody else finds its code, or can tell that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
+            check: judges what the module declares before it is compiled, such as
+                `tensorwasm.runtime.function.check_export`; what it raises is raised here.
+            work: stops this; what is compiled goes on while another thread waits for it.
 
         Raises:
             InvalidWasm: not a valid module, or precompiled code.
-            CompileFailed: the compiler crashed on it, or took more time or memory than it may.
+            CompileFailed: the compiler crashed on it; `CompileTimeout` and `CompileMemory` if it took more than it may.
             CapacityExhausted: the system starts no process for the compiler.
             ModuleTooLarge: more bytes than the limit.
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
             UnknownImport: it imports what no grant provides.
             InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant.
+            CancelledError: it was stopped.
         """
         check_tenant(tenant)
         host: Host = self
@@ -144,7 +154,13 @@ class Runtime:
             name = path.stem if name is None else name
             module = read_module(path, host.limits.module_bytes)
         wasm = bytes(module)
-        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant)
+
+        def judge(declared: Preamble) -> None:
+            self._linker.check(declared)
+            if check is not None:
+                check(declared)
+
+        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant, judge, work)
         function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
         if warm:
             function.warm(warm, tenant=tenant)
@@ -225,6 +241,8 @@ class Runtime:
         """
         if path is None:
             with live.captured(deadline=options.get("deadline")) as saved:
+                from tensorwasm.runtime.snapshots import keep  # noqa: PLC0415 - a call needs none
+
                 return keep(saved)
         from tensorwasm.runtime import archive  # noqa: PLC0415 - what reads and writes files costs 50 ms to import
 
@@ -334,9 +352,25 @@ class Runtime:
     def _snapshot(
         self, source: Snapshot | Name, tenant: str, parents: Sequence[Name], keys: KeyRing | None
     ) -> Snapshot:
+        from tensorwasm.runtime.snapshots import Snapshot  # noqa: PLC0415 - a call needs none
+
         if isinstance(source, Snapshot):
             return source
         return self.open_snapshot(source, tenant=tenant, parents=parents, keys=keys)
+
+    @property
+    def background(self) -> Background:
+        """What runs submitted invocations, made when first asked for."""
+        made = self._background
+        if made is None:
+            from tensorwasm.runtime.background import Background  # noqa: PLC0415 - a call that blocks needs none
+
+            with self._lock:
+                made = self._background = self._background or Background()
+                closed = self._closed
+            if closed:
+                made.close()
+        return made
 
     def prepare(self, wasm: bytes, module: Module, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
         """Deploy and link a module for a form, None where there are no compiled host functions.
@@ -360,9 +394,11 @@ class Runtime:
         if stack.is_on_fiber():
             raise InternalError("a host function of a guest that was submitted tried to close the runtime")
         self.warm.close()
-        self.background.close()
         with self._lock:
+            self._closed, background = True, self._background
             self._archive = None
+        if background is not None:
+            background.close()
         self._device.close()
 
     def __enter__(self) -> Self:

@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest.instance import Instance
 from tensorwasm.runtime.linear import end_session
-from tensorwasm.runtime.stock import initialise
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
     from tensorwasm.guest.linker import Prepared
     from tensorwasm.runtime.call import Call
 
@@ -35,7 +34,7 @@ def make_sandbox(
         TensorWasmError: what `tensorwasm.guest.instance.Instance` raises.
     """
     warm, stock = call.function.host.warm, call.function.stocks.get(call.tenant)
-    if stock is not None and session is None and stock.fits(call.config):
+    if stock is not None and session is None and stock.fits(call.config, call.initialisers):
         drawn = warm.draw(stock)
         if isinstance(drawn, Instance):
             return _give(drawn, call, announce)
@@ -71,6 +70,5 @@ def _make_fresh(call: Call, prepared: Prepared, session: Session | None, announc
         pad=None if session is None else session.pad,
         announce=announce,
     )
-    if function.initialiser is not None:
-        initialise(instance, function.initialiser, call.ends)
+    instance.initialise(call.initialisers, call.ends)
     return instance

@@ -15,9 +15,10 @@ from tensorwasm.guest import kinds, restoring
 from tensorwasm.guest.capture import Contents
 from tensorwasm.guest.images import Image, make_image
 from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.module import INITIALISE
+from tensorwasm.guest.native.loading import is_early
 from tensorwasm.guest.restoring import Plan
 from tensorwasm.guest.visit import Rebirth, may_visit
-from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.live import LiveInstance
@@ -85,7 +86,7 @@ class Snapshot:
             InvalidArgs: there is no such grant.
         """
         granted = parse_grants(grants)
-        if granted.cuda or granted.readable or granted.writable:
+        if granted.cuda or granted.directories:
             granted = granted.within(parse_grants(self.saved.grants))
         return Opening(granted, tenant, self.saved.input if data is None else data, deadline=deadline, **options)
 
@@ -149,10 +150,14 @@ class Snapshot:
         if opening.granted.cuda:
             return None
         plan = self._plans.get(function) or self._plan(function)
-        prepared, limits = function.form(Form(edition="blank")), function.host.limits
+        prepared, limits = function.form(function.blank), function.host.limits
+        if function.blank.copied:  # there is no image to begin with
+            return None
         if plan.pointers or plan.tables or plan.drops or plan.size_bytes > limits.memory_bytes:
             return None
-        if not may_visit(prepared):
+        if export == INITIALISE and prepared.module.is_reactor:  # which the saved state has behind it
+            return None
+        if is_early() or not may_visit(prepared):  # else its visits would be slow ones for good
             return None
         rebirth = Rebirth(self.image, plan.bits, opening.tenant)
         if len(self._routes) >= _MAX_ROUTES:
@@ -165,7 +170,7 @@ class Snapshot:
     def _plan(self, function: Function) -> Plan:
         if self.saved.module_hash != function.module_hash:
             raise InvalidSnapshot("the snapshot is of another module")
-        blank = function.form(Form(edition="blank")).module.preamble
+        blank = function.form(function.blank).module.preamble
         with self._lock:
             plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))
             self._plans[function] = plan
@@ -199,7 +204,7 @@ def _find_pristine(function: Function) -> Contents:
 
 @contextmanager
 def _make_blank(function: Function) -> Iterator[Instance]:
-    prepared, limits = function.form(Form(edition="blank")), function.host.limits
+    prepared, limits = function.form(function.blank), function.host.limits
     image = make_image(prepared.module.preamble.memory_bytes, ())
     try:
         with (

@@ -29,18 +29,21 @@ class WarmStock(Stock):
     Attributes:
         args: WASI arguments.
         env: WASI environment.
+        initialisers: what was called of it, in order.
     """
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    initialisers: tuple[str, ...] = ()
 
-    def fits(self, config: WasiConfig) -> bool:
-        """Return whether a start would have seen the same in a sandbox made for a caller."""
-        return config.args == self.args and config.env == self.env and not config.directories
+    def fits(self, config: WasiConfig, initialisers: tuple[str, ...]) -> bool:
+        """Return whether a start would have done and seen the same in a sandbox made for a caller."""
+        same = config.args == self.args and config.env == self.env and initialisers == self.initialisers
+        return same and not config.directories
 
 
 def make_stock(
-    prepared: Prepared, limits: Limits, config: WasiConfig, initialiser: str | None, count: int
+    prepared: Prepared, limits: Limits, config: WasiConfig, initialisers: tuple[str, ...], count: int
 ) -> WarmStock:
     """Describe what is to be kept ready.
 
@@ -48,45 +51,32 @@ def make_stock(
         prepared: the module.
         limits: what each sandbox may use.
         config: arguments and environment.
-        initialiser: an export to call, None without.
+        initialisers: exports to call, in order.
         count: how many.
     """
     engine = prepared.module.engine
     return WarmStock(
-        make=partial(_make, prepared, limits, config, initialiser),
+        make=partial(_make, prepared, limits, config, initialisers),
         free_slots=lambda: (engine.free_slots, engine.config.slots),
         count=count,
         args=config.args,
         env=config.env,
+        initialisers=initialisers,
     )
-
-
-def initialise(instance: Instance, initialiser: str, deadline: Deadline) -> None:
-    """Call a sandbox's initialiser; close the sandbox if that fails.
-
-    Raises:
-        TensorWasmError: what `Instance.call` raises.
-    """
-    try:
-        instance.call(initialiser, deadline=deadline)
-    except BaseException:
-        instance.close()
-        raise
 
 
 def _make(
     prepared: Prepared,
     limits: Limits,
     config: WasiConfig,
-    initialiser: str | None,
+    initialisers: tuple[str, ...],
     tell_stop: Callable[[Stop], object],
 ) -> Instance:
     nobody, deadline = Nobody(), Deadline.after(min(limits.wall_s, START_S))
     instance = Instance(
         prepared, limits=limits, services=nobody, wasi_config=config, deadline=deadline, announce=tell_stop
     )
-    if initialiser is not None:
-        initialise(instance, initialiser, deadline)
+    instance.initialise(initialisers, deadline)
     if nobody.asked:
         instance.close()
         raise InternalError("a start asked for what only an invocation has, and went on when it was refused")

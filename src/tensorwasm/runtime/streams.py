@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tensorwasm.guest.wasi import NO_WASI, Directory, Sink, WasiConfig
+from tensorwasm.errors import StdinTooLarge
+from tensorwasm.guest.wasi import INHERIT, NO_WASI, Inherit, Sink, WasiConfig
 from tensorwasm.runtime.grants import Grants
+from tensorwasm.values import Limits
 
 if TYPE_CHECKING:
     from tensorwasm.guest.linker import Prepared
@@ -30,17 +32,27 @@ class Chunks:
         """Nothing is held back."""
 
 
+def check_stdin(stdin: bytes | Inherit, limits: Limits) -> None:
+    """Compare standard input that is given as a value with the limit.
+
+    Raises:
+        StdinTooLarge: it is longer.
+    """
+    if stdin is not INHERIT and len(stdin) > limits.stdin_bytes:
+        raise StdinTooLarge(f"standard input has {len(stdin)} bytes; the limit is {limits.stdin_bytes}")
+
+
 def configure(
     prepared: Prepared,
     name: str,
     granted: Grants,
     argv: Sequence[str] | None,
     env: Mapping[str, str] | None,
-    stdin: bytes = b"",
-    stdout: Sink | None = None,
-    stderr: Sink | None = None,
+    stdin: bytes | Inherit = b"",
+    stdout: Sink | Inherit | None = None,
+    stderr: Sink | Inherit | None = None,
 ) -> WasiConfig:
-    """Return what a guest gets through WASI, folders under the names that they have here.
+    """Return what a guest gets through WASI.
 
     Args:
         prepared: its module, which may not use WASI at all.
@@ -48,14 +60,12 @@ def configure(
         granted: of it, the folders count.
         argv: arguments, the program's name first.
         env: environment.
-        stdin: all of standard input.
+        stdin: all of standard input, or the process's own.
         stdout: takes standard output; None captures it.
         stderr: the same for standard error.
     """
     if not prepared.needs_wasi:
         return NO_WASI
     words = tuple(argv) if argv is not None else (name,)
-    readable = [Directory(path, path, writable=False) for path in granted.readable]
-    writable = [Directory(path, path, writable=True) for path in granted.writable]
     variables = tuple(env.items()) if env else ()
-    return WasiConfig(words, variables, stdin, stdout, stderr, (*readable, *writable))
+    return WasiConfig(words, variables, stdin, stdout, stderr, granted.directories)

@@ -72,6 +72,9 @@ def run_call(make: Callable[[], Call], ticket: Ticket, work: Work) -> None:
         return
     try:
         ticket.settle(run_here(make(), announce=work.stop_with))
+    except GuestTrap as error:
+        _ = error.backtrace  # its lines are looked up here, and not on the thread that takes the outcome
+        ticket.settle(error)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this ticket's outcome
         ticket.settle(error)
     finally:

@@ -9,6 +9,7 @@ from typing import Final
 from tensorwasm.errors import MissingTenant, RateLimited
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
 from tensorwasm.server.guards import Guards
+from tensorwasm.server.ratelimit import limit_fields
 from tensorwasm.server.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.tenancy.buckets import retry_after_s
@@ -22,6 +23,7 @@ async def admit(exchange: Exchange, route: Route, guards: Guards, *, tenant_requ
     """Find out who asks, note it, and return what holds for the tenant.
 
     Raises:
+        InvalidRequest: it has more than one token.
         Unauthorized: nobody that is known.
         MissingTenant: the tenant's header is no number, or is needed and not there.
         TenantScopeDenied: not for this tenant.
@@ -57,6 +59,7 @@ async def admit(exchange: Exchange, route: Route, guards: Guards, *, tenant_requ
     if qps == 0 and "burst" not in quotas:
         raise RateLimited("too many requests", retry_after_s(math.inf))  # none at once, and none ever comes back
     wait_s = guards.limiter.take(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
+    exchange.limits = limit_fields(guards.limiter.standing(principal.id, tenant, qps or 0, burst))
     if wait_s:
         raise RateLimited("too many requests", retry_after_s(wait_s))
     return policy

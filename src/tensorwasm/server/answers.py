@@ -21,11 +21,18 @@ from tensorwasm.errors import (
     KernelFault,
     LimitError,
     ModelOutputInvalid,
+    NotReady,
     RateLimited,
+    SessionElsewhere,
+    SnapshotKeyMissing,
+    StorageFull,
     TensorWasmError,
+    Unauthorized,
 )
+from tensorwasm.server.compression import UnknownCoding
 from tensorwasm.server.matching import UnknownRoute, WrongMethod
 from tensorwasm.server.routing import Reply
+from tensorwasm.server.wire.output import Left, left_by
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -44,16 +51,26 @@ _FIXED: Final[Mapping[type[TensorWasmError], str]] = {
     GuestError: "the guest failed",
     LimitError: "there is no room for this now; it may be tried again",
     Draining: "the server is going down; it takes nothing new",
+    SnapshotKeyMissing: "the key that this state was saved under is not here: the operator has to bring it back",
+    StorageFull: "the server's data folder cannot be written, or has less room than its reserve",
+    NotReady: "compiled host functions are being made or loaded; what needs them waits for that",
     HostError: "the server could not do this",
     TensorWasmError: "the server could not do this",
 }
 """What is said of errors whose own text may have addresses, sizes or paths in it; the nearest class counts."""
 
+_FIELDS: Final[Mapping[type[TensorWasmError], tuple[str, str]]] = {
+    UnknownCoding: ("accept-encoding", "gzip"),
+    UnknownRoute: ("x-tensorwasm-route", "none"),
+    Unauthorized: ("www-authenticate", "Bearer"),
+}
+"""What belongs to an error that says nothing else."""
+
 _OWN: Final = (CallerError, GuestExit, ModelOutputInvalid, RateLimited)
 """Errors whose own text is about what the caller sent or sent too often."""
 
 
-class ErrorDetail(msgspec.Struct):
+class ErrorDetail(Left, kw_only=True, omit_defaults=True):
     """What went wrong.
 
     Attributes:
@@ -99,23 +116,26 @@ def message_of(error: TensorWasmError) -> str:
 def error_body(error: TensorWasmError, *, openai: bool = False) -> bytes:
     """Return an error's JSON, in the service's shape or in OpenAI's."""
     if openai:
-        return encode(OpenAIBody(_openai_detail(error)))
-    return encode(ErrorBody(ErrorDetail(error.kind, message_of(error))))
+        return encode(OpenAIBody(openai_detail(error)))
+    return encode(ErrorBody(ErrorDetail(kind=error.kind, message=message_of(error), **left_by(error))))
 
 
 def error_headers(error: TensorWasmError) -> Headers:
     """Return the headers that belong to an error."""
-    if isinstance(error, RateLimited):
-        return (("retry-after", str(max(1, error.retry_after_s))),)
-    if isinstance(error, WrongMethod):
-        return (("allow", ", ".join(error.allowed)),)
-    if isinstance(error, UnknownRoute):
-        return (("x-tensorwasm-route", "none"),)
-    if error.http_status == 401:
-        return (("www-authenticate", "Bearer"),)
-    if error.retryable and error.http_status in {429, 503}:
-        return (("retry-after", str(RETRY_S)),)
-    return ()
+    match error:
+        case RateLimited():
+            found = "retry-after", str(max(1, error.retry_after_s))
+        case WrongMethod():
+            found = "allow", ", ".join(error.allowed)
+        case SessionElsewhere(server=str(name)) if name:
+            found = "x-tensorwasm-server", name
+        case _ if type(error) in _FIELDS:
+            found = _FIELDS[type(error)]
+        case TensorWasmError(retryable=True, http_status=429 | 503):
+            found = "retry-after", str(RETRY_S)
+        case _:
+            return ()
+    return (found,)
 
 
 def body_of(reply: Reply) -> bytes:
@@ -126,7 +146,8 @@ def body_of(reply: Reply) -> bytes:
     return body if type(body) is bytes else encode(body)
 
 
-def _openai_detail(error: TensorWasmError) -> OpenAIDetail:
+def openai_detail(error: TensorWasmError) -> OpenAIDetail:
+    """Return what clients of OpenAI's API are told of an error."""
     if error.kind == "model_not_found":
         return OpenAIDetail(message_of(error), "invalid_request_error", "model", "model_not_found")
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

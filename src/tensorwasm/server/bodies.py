@@ -1,4 +1,4 @@
-"""Bodies of requests: how much comes in, how long that may take, how much of memory all of them have, and their JSON.
+"""Bodies of requests: how much comes in, how long that may take, how much of memory all of them have, and their base64.
 
 A body that is short comes in one piece, read ahead by whoever took the request in. A longer one is read chunk by chunk,
 and every byte counts against one budget for all connections until the request is answered: who comes when it is used up
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
-
-import msgspec
+from collections.abc import AsyncIterator
+from typing import Final
 
 from tensorwasm.errors import (
     BodyTooLarge,
     CapacityExhausted,
     InvalidBase64,
-    InvalidJson,
     InvalidRequest,
     RequestTimeout,
 )
-from tensorwasm.server.routing import Route
 from tensorwasm.values import MIB
 
 SHORT_BYTES: Final = 16 << 10
@@ -40,12 +36,6 @@ LINGERING: Final = 64
 
 INLINE_BYTES: Final = 32 << 10
 """Longest base64 that is decoded on the event loop: 20 us."""
-
-VALUES: Final = 1 << 19
-"""Most values of a body's JSON, texts of its own fields apart. Those of 64 MiB of `[],[],...` would take 1.6 GB, and
-seconds in which nobody else is served."""
-
-_JSON: Final = "application/json"
 
 
 class Budget:
@@ -112,25 +102,56 @@ def require_whole(body: bytes, length: str | None) -> None:
         raise RequestTimeout("the request did not come in whole")
 
 
-class Reader:
+class Held:
+    """What one long body has of memory.
+
+    Args:
+        budget: what it has it of; given back by `close`.
+        limit_bytes: longest body.
+        tenant: whose it is; None is nobody's.
+    """
+
+    def __init__(self, budget: Budget, limit_bytes: int, tenant: int | None = None) -> None:
+        """Take nothing yet."""
+        self._budget = budget
+        self._limit_bytes = limit_bytes
+        self._tenant = tenant
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Give the budget back; the body is not used any more."""
+        self._budget.give(self._held_bytes, self._tenant)
+        self._held_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Take memory for that much more of the body.
+
+        Raises:
+            BodyTooLarge: it is longer than the limit.
+            CapacityExhausted: all bodies together have as much memory as they may.
+        """
+        if self._held_bytes + size_bytes > self._limit_bytes:
+            raise too_large(self._limit_bytes)
+        self._budget.take(size_bytes, self._tenant)
+        self._held_bytes += size_bytes
+
+
+class Reader(Held):
     """Reads one long body.
 
     Args:
         chunks: RSGI's: an empty one ends it.
-        budget: what it may have; given back by `close`.
+        budget: as of `Held`, like what follows.
         limit_bytes: longest body.
-        tenant: whose it is; None is nobody's.
+        tenant: whose it is.
     """
 
     def __init__(
         self, chunks: AsyncIterator[bytes], budget: Budget, limit_bytes: int, tenant: int | None = None
     ) -> None:
         """Take nothing yet."""
+        super().__init__(budget, limit_bytes, tenant)
         self._chunks = chunks
-        self._budget = budget
-        self._limit_bytes = limit_bytes
-        self._tenant = tenant
-        self._held_bytes = 0
 
     async def read(self, timeout_s: float, declared: int | None = None) -> bytes:
         """Return the whole body.
@@ -152,22 +173,11 @@ class Reader:
                     if not chunk and declared is None:
                         await _require_end(self._chunks)
                         break
-                    self._hold(len(chunk))
+                    self.hold(len(chunk))
                     parts.append(chunk)
         except TimeoutError:
             raise RequestTimeout("the request did not come in whole in time") from None
         return b"".join(parts)
-
-    def close(self) -> None:
-        """Give the budget back; the body is not used any more."""
-        self._budget.give(self._held_bytes, self._tenant)
-        self._held_bytes = 0
-
-    def _hold(self, size_bytes: int) -> None:
-        if self._held_bytes + size_bytes > self._limit_bytes:
-            raise too_large(self._limit_bytes)
-        self._budget.take(size_bytes, self._tenant)
-        self._held_bytes += size_bytes
 
 
 async def linger(chunks: AsyncIterator[bytes], budget: Budget) -> None:
@@ -215,72 +225,6 @@ async def _require_end(chunks: AsyncIterator[bytes]) -> None:
 def too_large(limit_bytes: int) -> BodyTooLarge:
     """Return the error of a body over the limit."""
     return BodyTooLarge(f"the body is longer than {limit_bytes} bytes")
-
-
-def decoder(route: Route) -> Callable[[bytes, str | None], Any]:
-    """Return what turns a route's bodies, given with their content type, into what its handler takes.
-
-    It raises `InvalidJson` for what is not JSON of the route's type, and `BodyTooLarge` for too many values. Of a key
-    that is there twice the last one counts.
-    """
-    wanted = route.request
-    if wanted is None or wanted is bytes:
-        return lambda body, _: body or None
-    decode, outline = msgspec.json.Decoder(wanted).decode, _outline(wanted)
-
-    def read(body: bytes, _: str | None) -> Any:
-        try:
-            if len(body) > VALUES:
-                _require_few_values(body, outline)
-            return decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidJson(f"the body is not what this route takes: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise InvalidJson("the body is not JSON") from None
-        except RecursionError:
-            raise InvalidJson("the body is nested too deeply") from None
-
-    if route.uploads:
-        return lambda body, kind: None if content_type(kind) in route.uploads else read(body, kind)
-    if not route.optional_body:
-        return read
-
-    def read_optional(body: bytes, kind: str | None) -> Any:
-        if not body or not (kind == _JSON or content_type(kind) == _JSON):
-            return wanted()
-        return read(body, kind)
-
-    return read_optional
-
-
-def _outline(wanted: Any) -> msgspec.json.Decoder[Any]:
-    """Return what decodes a body to its fields, each as it stands there."""
-    names = [each.encode_name for each in msgspec.structs.fields(wanted)]
-    return msgspec.json.Decoder(msgspec.defstruct("Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names]))
-
-
-def _require_few_values(body: bytes, outline: msgspec.json.Decoder[Any]) -> None:
-    """Hold a long body against `VALUES`, before anything is made of it.
-
-    Raises:
-        BodyTooLarge: it has more.
-        msgspec.DecodeError: it is not JSON.
-    """
-    count = _count_values(body)
-    if count > VALUES:
-        fields = [bytes(each) for each in msgspec.structs.astuple(outline.decode(body))]
-        if count - sum(_count_values(each) for each in fields if each.startswith(b'"')) > VALUES:
-            raise BodyTooLarge(f"the body has more than {VALUES} values")
-
-
-def _count_values(text: bytes) -> int:
-    """Return how many values JSON has at the most: what is in its texts counts too."""
-    return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
-
-
-def content_type(header: str | None) -> str:
-    """Return what a Content-Type says but for its parameters, in lower case; empty for nothing."""
-    return header.partition(";")[0].strip().lower() if header is not None else ""
 
 
 async def decode_base64(text: str) -> bytes:

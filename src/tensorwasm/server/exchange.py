@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tensorwasm.errors import TensorWasmError
-    from tensorwasm.server.bodies import Reader
+    from tensorwasm.server.bodies import Held
     from tensorwasm.server.routing import Call, Route
     from tensorwasm.tenancy.principal import Principal
 
@@ -28,17 +28,18 @@ class Exchange:
         proto: RSGI's, which takes the answer.
         headers: RSGI's.
         body: what came of the body; None while it is still to be read.
-        reader: of a body that was not read ahead; its memory is given back once the request is answered.
+        held: memory of a body that was not read ahead, or came compressed; given back once the request is answered.
         began_ns: when it arrived, as `time.perf_counter_ns` counts.
         method: of HTTP, or ``WS``.
         path: with percent signs decoded.
         client: the peer's address, without a port.
-        request_id: UUID.
+        request_id: the client's own name for it, else a UUID.
         trace_id: 32 hex digits, or empty.
         route: which it is; None until that is known, and where there is none.
         principal: who asks, once that is known.
         tenant: for whom, once that is known.
         call: what the handler was given.
+        limits: headers that say how often it may be asked, once that is known.
         left: whether the client has left.
         error: how it failed; None while it has not.
     """
@@ -51,12 +52,13 @@ class Exchange:
         "client",
         "error",
         "headers",
+        "held",
         "left",
+        "limits",
         "method",
         "path",
         "principal",
         "proto",
-        "reader",
         "request_id",
         "route",
         "scope",
@@ -69,7 +71,7 @@ class Exchange:
         self.proto = proto
         self.headers = headers
         self.body = body
-        self.reader: Reader | None = None
+        self.held: Held | None = None
         self.began_ns = began_ns
         self.method: str = scope.method if scope.proto == "http" else WEBSOCKET
         self.path: str = scope.path
@@ -80,6 +82,7 @@ class Exchange:
         self.principal: Principal | None = None
         self.tenant: int | None = None
         self.call: Call | None = None
+        self.limits: tuple[tuple[str, str], ...] = ()
         self.left = False
         self.error: TensorWasmError | None = None
         self._chunks: AsyncIterator[bytes] | None = None

@@ -32,6 +32,8 @@ from tensorwasm.errors import (
     TenantScopeDenied,
     TensorWasmError,
     Unauthorized,
+    UnknownField,
+    UnsupportedMediaType,
 )
 from tensorwasm.server.answers import ErrorBody, OpenAIBody
 from tensorwasm.server.routing import Route
@@ -97,7 +99,9 @@ def errors_of(route: Route) -> tuple[type[TensorWasmError], ...]:
     if route.scope is not None:
         found += GUARDED
     if _has_schema(route.request):
-        found.append(InvalidJson)
+        found += (InvalidJson, UnknownField) if not route.openai else (InvalidJson,)
+    if route.request is not None:
+        found.append(UnsupportedMediaType)
     if "{" in route.path:
         found.append(NotFound)  # what braces cannot stand for is no path at all
     return tuple(dict.fromkeys(found))
@@ -135,8 +139,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": _ID}} for name in names
     ]
     found += [
-        {"name": name, "in": "query", "required": False, "description": meaning, "schema": {"type": "string"}}
-        for name, meaning in route.query.items()
+        {"name": name, "in": "query", "required": False, "description": param.meaning, "schema": param.schema}
+        for name, param in route.query.items()
     ]
     if route.scope is not None and route.tenant:
         tenant = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
@@ -161,6 +165,9 @@ def _responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
         success["content"] = {"*/*": {}}
     shape = schemas[OpenAIBody if route.openai else ErrorBody]
     responses = {str(route.status): success}
+    if route.etag:
+        success["headers"] = _HEADERS | {"ETag": {"schema": {"type": "string"}}}
+        responses["304"] = {"description": "The client has it: If-None-Match has its ETag.", "headers": _HEADERS}
     for status, kinds in sorted(_by_status(errors_of(route)).items()):
         responses[str(status)] = {
             "description": ", ".join(kinds),
@@ -181,6 +188,6 @@ def _by_status(errors: Iterable[type[TensorWasmError]]) -> dict[int, list[str]]:
 
 
 _HEADERS: Final = {
-    "X-Request-Id": {"schema": {"type": "string", "format": "uuid"}},
+    "X-Request-Id": {"schema": {"type": "string", "minLength": 1, "maxLength": 128}},
     "X-Trace-Id": {"schema": {"type": "string"}},
 }

@@ -17,10 +17,10 @@ MAX_SUBJECT: Final = 256
 """Characters of a certificate's subject that are kept."""
 
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
-_HEADERS: Final = (
-    "Authorization, Content-Type, Accept, X-TensorWasm-Tenant, X-TensorWasm-Deadline-Ms, Idempotency-Key, traceparent"
+_EXPOSED: Final = (
+    "X-Request-Id, X-Trace-Id, Retry-After, RateLimit, RateLimit-Policy, ETag, X-TensorWasm-Route, X-TensorWasm-Server"
 )
-_EXPOSED: Final = "X-Request-Id, X-Trace-Id, Retry-After, X-TensorWasm-Route"
+_FIELD_NAMES: Final = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z, ]{1,2048}", re.ASCII)
 _SUBJECT: Final = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"')
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -77,26 +77,25 @@ class Origins:
             raise OriginDenied("this is not open to pages of this origin")
 
     def cors(self, origin: str | None) -> tuple[tuple[str, str], ...]:
-        """Return the headers that let a page of an origin see an answer; none if it may not."""
+        """Return the headers that let a page of an origin see an answer, to a preflight too; none if it may not.
+
+        Where any origin is allowed, every answer needs ``Vary: Origin`` besides.
+        """
         if origin is None or origin not in self.origins:
             return ()
-        return (
-            ("access-control-allow-origin", origin),
-            ("access-control-expose-headers", _EXPOSED),
-            ("vary", "Origin"),
-        )
+        return (("access-control-allow-origin", origin), ("access-control-expose-headers", _EXPOSED))
 
-    def preflight(self, origin: str | None) -> tuple[tuple[str, str], ...]:
-        """Return the headers that answer a browser that asks what it may send; none if it may not."""
-        allowed = self.cors(origin)
-        if not allowed:
+    def preflight(self, origin: str | None, wanted: str | None) -> tuple[tuple[str, str], ...]:
+        """Return the headers that say what a page may send, beside those of `cors`; none if it may nothing.
+
+        Args:
+            origin: of the page.
+            wanted: ``Access-Control-Request-Headers``. A page that is allowed may send what any client may.
+        """
+        if origin is None or origin not in self.origins:
             return ()
-        return (
-            *allowed,
-            ("access-control-allow-methods", _METHODS),
-            ("access-control-allow-headers", _HEADERS),
-            ("access-control-max-age", "600"),
-        )
+        fields = (("access-control-allow-headers", wanted),) if wanted and _FIELD_NAMES.fullmatch(wanted) else ()
+        return (("access-control-allow-methods", _METHODS), *fields, ("access-control-max-age", "600"))
 
     def certificate(self, client: str, headers: Any) -> str | None:
         """Return the subject of the client's certificate, if a proxy that is trusted says one."""

@@ -21,23 +21,29 @@ from urllib.parse import parse_qsl
 
 from tensorwasm.errors import (
     Draining,
+    GuestTrap,
     HostError,
     InternalError,
     InvalidRequest,
     KernelRegistryNotConfigured,
+    NotReady,
     TensorWasmError,
 )
+from tensorwasm.runtime.loop import locate
 from tensorwasm.server import bodies
 from tensorwasm.server.admission import admit
+from tensorwasm.server.compression import inflate, is_gzip
+from tensorwasm.server.decoding import decoder
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
 from tensorwasm.server.guards import Guards
+from tensorwasm.server.heads import check_head
 from tensorwasm.server.matching import Table
 from tensorwasm.server.origin import Origins
 from tensorwasm.server.recording import Recorder
 from tensorwasm.server.routing import Call, Reply, Route, RouteClass, Streamed
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import Socket
-from tensorwasm.server.tracing import request_ids, trace_id
+from tensorwasm.server.tracing import own_request_id, request_ids, trace_id
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import NEVER, Deadline
 
@@ -56,7 +62,7 @@ WATCHED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
 OPEN_TO_THE_LAST: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.json", "/docs"})
 """Paths that are served while the server goes down; that it is not ready is what the others are told."""
 
-EXPECTED: Final = (Draining, KernelRegistryNotConfigured)
+EXPECTED: Final = (Draining, KernelRegistryNotConfigured, NotReady)
 """Of this machine's failures those that its operator asked for: they are no news to the log."""
 
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -106,7 +112,7 @@ class Pipeline:
         self._rules = rules
         self._recorder = recorder
         self._next_id = request_ids()
-        self._decoders = {id(route): bodies.decoder(route) for route in table.routes}
+        self._decoders = {id(route): decoder(route) for route in table.routes}
 
     # ---------------------------------------------------------------- running
 
@@ -126,10 +132,14 @@ class Pipeline:
         task.add_done_callback(self.tasks.discard)
 
     async def _run(self, exchange: Exchange) -> None:
-        exchange.request_id = self._next_id()
+        exchange.request_id = own_request_id(exchange.headers.get("x-request-id")) or self._next_id()
         exchange.trace_id = trace_id(exchange.headers.get("traceparent"))
         try:
-            answer = await self._answer(exchange)
+            try:
+                answer = await self._answer(exchange)
+            except GuestTrap as error:
+                await locate(error)
+                raise
             status = SWITCHED if answer is None else await send(exchange, answer, self._origins)
         except asyncio.CancelledError:
             status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is going down"))
@@ -139,8 +149,8 @@ class Pipeline:
             _log.exception("request %s: a bug", exchange.request_id)
             status = self._refuse(exchange, InternalError("a bug"))
         finally:
-            if exchange.reader is not None:
-                exchange.reader.close()
+            if exchange.held is not None:
+                exchange.held.close()
         self._recorder.record(exchange, status)
         exchange.forget()
 
@@ -154,9 +164,9 @@ class Pipeline:
 
     async def _answer(self, exchange: Exchange) -> Reply | Streamed | None:
         headers = exchange.headers
+        check_head(exchange.scope.http_version, headers)
         if self._origins.hosts:
-            hosts = headers.get_all("host") or [exchange.scope.authority]
-            self._origins.check_host(hosts[0] if len(hosts) == 1 else None)  # of two nobody knows which is meant
+            self._origins.check_host(headers.get("host") or exchange.scope.authority)
         if exchange.method == "OPTIONS":
             return self._options(exchange)
         route, params = self._table.match(exchange.method, exchange.path)
@@ -168,6 +178,7 @@ class Pipeline:
             self._origins.check_page(headers.get("origin"))
         if exchange.body is None:
             self._check_length(headers.get("content-length"))
+        packed = "content-encoding" in headers and is_gzip(headers.get("content-encoding"))
         policy = None
         if route.scope is not None:
             policy = await admit(exchange, route, self._guards, tenant_required=self._rules.tenant_required)
@@ -176,32 +187,43 @@ class Pipeline:
         if self.draining and route.path not in OPEN_TO_THE_LAST:
             raise Draining("the server is going down")
         if exchange.body is None:
-            return await self._answer_long(exchange, route, params, policy)
-        return await self._serve(exchange, route, params, policy, exchange.body)
+            await self._read(exchange)
+        if packed and exchange.body:
+            await self._unpack(exchange, exchange.body)
+        return await self._serve(exchange, route, params, policy, exchange.body or b"")
 
     # ---------------------------------------------------------------- before the handler
 
     def _options(self, exchange: Exchange) -> Reply:
         allow = ("allow", ", ".join(self._table.allowed(exchange.path)))
-        return Reply(status=204, headers=(allow, *self._origins.preflight(exchange.headers.get("origin"))))
+        headers = exchange.headers
+        asked = self._origins.preflight(headers.get("origin"), headers.get("access-control-request-headers"))
+        return Reply(status=204, headers=(allow, *asked))
 
     def _check_length(self, text: str | None) -> None:
         declared = bodies.declared_bytes(text)
         if declared is not None and declared > self._rules.max_body_bytes:
             raise bodies.too_large(self._rules.max_body_bytes)
 
-    async def _answer_long(
-        self, exchange: Exchange, route: Route, params: Mapping[str, str], policy: TenantPolicy | None
-    ) -> Reply | Streamed | None:
-        """Read a body that was not read ahead, and go on."""
+    async def _read(self, exchange: Exchange) -> None:
+        """Read a body that was not read ahead."""
         await ASIDE
-        most_bytes = self._rules.max_body_bytes
-        exchange.reader = bodies.Reader(exchange.chunks(), self.budget, most_bytes, exchange.tenant)
+        exchange.held = reader = bodies.Reader(
+            exchange.chunks(), self.budget, self._rules.max_body_bytes, exchange.tenant
+        )
         length = exchange.headers.get("content-length")
-        body = await exchange.reader.read(self._rules.body_timeout_s, bodies.declared_bytes(length))
-        exchange.body = b""  # nothing of it is to come any more
-        bodies.require_whole(body, length)
-        return await self._serve(exchange, route, params, policy, body)
+        exchange.body = await reader.read(self._rules.body_timeout_s, bodies.declared_bytes(length))
+        bodies.require_whole(exchange.body, length)
+
+    async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
+        """Decompress a body, which counts against the same limits as one that comes as it is."""
+        read = exchange.held
+        exchange.held = unpacked = bodies.Held(self.budget, self._rules.max_body_bytes, exchange.tenant)
+        try:
+            exchange.body = await inflate(packed, unpacked.hold)
+        finally:
+            if read is not None:
+                read.close()
 
     def _deadline(self, text: str | None) -> Deadline:
         """Return the deadline that a header asks for, no later than the operator allows."""

@@ -44,7 +44,7 @@ class Call:
         headers: RSGI's, case-insensitive ``get``.
         body: what `Route.request` decoded to; None without.
         raw: the body's bytes.
-        request_id: UUID of this request.
+        request_id: the client's own name for this request, else a UUID.
         trace_id: 32 hex digits of the W3C trace context, or empty.
         deadline: when the answer must be there.
         client: the peer's address, without a port.
@@ -116,16 +116,31 @@ class Streamed:
         content_type: of the body.
         headers: besides those that every answer has.
         exact: the ending matters to the client, which needs HTTP/1.1.
+        length: of the body, where it is known; the connection stays open then.
     """
 
     send: Callable[[Send], Awaitable[Ending]]
     content_type: str
     headers: tuple[tuple[str, str], ...] = ()
     exact: bool = False
+    length: int | None = None
 
 
 Handler = Callable[[Call], Reply | Awaitable[Reply | Streamed]]
 """Makes the answer, at once or awaited. One that answers at once costs the event loop no task and no turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """What one name of a query stands for.
+
+    Attributes:
+        meaning: for people.
+        schema: JSON Schema of what its handler takes, no more and no less.
+    """
+
+    meaning: str
+    schema: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +157,16 @@ class Route:
         scope: that a token needs; None for a route that is open to everybody.
         kind: whose limit of concurrency it counts under.
         request: type of the JSON body (a msgspec struct); None without a body, ``bytes`` for one taken as it is.
-        optional_body: an empty body, or one of another content type, is the request's default.
+        optional_body: an empty body is the request's default.
         uploads: content types whose bodies are not JSON: `Call.body` is None then, and `Call.raw` the body.
         response: type of the JSON answer; None for none, ``bytes`` for what is not JSON.
         status: of success.
         errors: classes that it can raise besides those of every route.
         action: name in the audit log; None writes nothing.
         tenant: it acts for one tenant, whom the principal must cover; False for routes about the installation.
-        query: names of what the query may have, with what each means.
+        query: names of what the query may have, with what each is.
         openai: errors have OpenAI's own shape.
+        etag: its answers have an entity tag, and a client that has one already is told so.
     """
 
     method: str
@@ -168,5 +184,6 @@ class Route:
     errors: tuple[type[TensorWasmError], ...] = ()
     action: str | None = None
     tenant: bool = True
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Param] = field(default_factory=dict)
     openai: bool = False
+    etag: bool = False

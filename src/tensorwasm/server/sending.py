@@ -6,10 +6,12 @@ from typing import Final
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.server.answers import JSON, body_of, error_body, error_headers
+from tensorwasm.server.compression import accepts_gzip, deflate, is_compressible
 from tensorwasm.server.exchange import WEBSOCKET, Exchange
 from tensorwasm.server.origin import Origins
 from tensorwasm.server.routing import Reply, Streamed
 from tensorwasm.server.streaming.answering import answer as send_in_pieces
+from tensorwasm.server.validators import REVALIDATED, entity_tag, is_known
 
 OPENAI: Final = "/v1/"
 """Where the routes are whose errors have OpenAI's shape, those that there are not too."""
@@ -23,20 +25,29 @@ async def send(exchange: Exchange, answer: Reply | Streamed, origins: Origins) -
     Raises:
         TensorWasmError: it cannot be answered so; nothing was sent.
     """
-    usual = exchange.route.status if exchange.route is not None else 200
-    common = [("x-request-id", exchange.request_id), ("x-trace-id", exchange.trace_id)]
-    if origins.origins:
-        common += origins.cors(exchange.headers.get("origin"))
+    route = exchange.route
+    usual = route.status if route is not None else 200
     if not isinstance(answer, Reply):
-        await send_in_pieces(exchange.scope, exchange.proto, usual, common, answer)
+        await send_in_pieces(exchange.scope, exchange.proto, usual, _common(exchange, origins), answer)
         return usual
     status = answer.status or usual
     body = body_of(answer)
     if not body:
-        exchange.proto.response_empty(status, [*common, *answer.headers])
+        exchange.proto.response_empty(status, [*_common(exchange, origins), *answer.headers])
         return status
     kind = JSON if answer.content_type == _JSON_TYPE else ("content-type", answer.content_type)
-    exchange.proto.response_bytes(status, [kind, *common, *answer.headers], body)
+    packable = is_compressible(answer.content_type, len(body))
+    headers = [kind, *_common(exchange, origins, packable=packable), *answer.headers]
+    if route is not None and route.etag:
+        tag = await entity_tag(body)
+        headers += (("etag", tag), REVALIDATED)
+        if is_known(exchange.headers, tag):
+            exchange.proto.response_empty(304, headers[1:])
+            return 304
+    if packable and accepts_gzip(exchange.headers.get("accept-encoding")):
+        body = await deflate(body)
+        headers.append(("content-encoding", "gzip"))
+    _give(exchange, status, headers, body)
     return status
 
 
@@ -46,12 +57,25 @@ def refuse(exchange: Exchange, error: TensorWasmError, origins: Origins) -> int:
         exchange.proto.close(error.http_status)
         return error.http_status
     openai = exchange.path.startswith(OPENAI) if exchange.route is None else exchange.route.openai
-    headers = [
-        JSON,
-        ("x-request-id", exchange.request_id),
-        ("x-trace-id", exchange.trace_id),
-        *origins.cors(exchange.headers.get("origin")),
-        *error_headers(error),
-    ]
-    exchange.proto.response_bytes(error.http_status, headers, error_body(error, openai=openai))
+    headers = [JSON, *_common(exchange, origins), *error_headers(error)]
+    _give(exchange, error.http_status, headers, error_body(error, openai=openai))
     return error.http_status
+
+
+def _give(exchange: Exchange, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    """Give an answer with a body to the server, which over HTTP/2 would send that of a HEAD too."""
+    if exchange.method == "HEAD":
+        exchange.proto.response_empty(status, [*headers, ("content-length", str(len(body)))])
+    else:
+        exchange.proto.response_bytes(status, headers, body)
+
+
+def _common(exchange: Exchange, origins: Origins, *, packable: bool = False) -> list[tuple[str, str]]:
+    """Return the headers that every answer has; one that may be compressed says that it depends on who asks."""
+    common = [("x-request-id", exchange.request_id), ("x-trace-id", exchange.trace_id), *exchange.limits]
+    if origins.origins:
+        common.append(("vary", "Accept-Encoding, Origin" if packable else "Origin"))
+        common += origins.cors(exchange.headers.get("origin"))
+    elif packable:
+        common.append(("vary", "Accept-Encoding"))
+    return common

@@ -9,18 +9,19 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granian.http import HTTP1Settings, HTTP2Settings
 from granian.server.embed import Server
 
-from tensorwasm.errors import HostError
+from tensorwasm.errors import HostError, TensorWasmError
 from tensorwasm.server.address import Address, clear, is_reached
 from tensorwasm.server.application import Application
 from tensorwasm.server.arrivals import spawner
+from tensorwasm.server.degraded import Degraded
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.silence import watch
 from tensorwasm.values import MIB
@@ -44,11 +45,15 @@ SPARE_FILES: Final = 512
 COLLECTIONS: Final = (20_000, 20, 50)
 """When Python looks for cycles: requests leave none, so seldom."""
 
+AGAIN_S: Final = 1.0
+"""How often it is tried to open what could not be opened."""
+
 STOP_S: Final = 2.0
 SWITCH_S: Final = 0.0005
 """How long a thread may keep the event loop waiting for Python; CPython's own 5 ms would be seen in every tail."""
 
 _log = logging.getLogger(__name__)
+_Value = TypeVar("_Value")
 
 
 async def serve(service: Service, address: Address, *, max_body_bytes: int | None, ready: Callable[[], None]) -> None:
@@ -79,8 +84,37 @@ async def serve(service: Service, address: Address, *, max_body_bytes: int | Non
         await application.close()
 
 
+async def serve_degraded(
+    error: TensorWasmError, address: Address, attempt: Callable[[], Awaitable[_Value | None]], told: Callable[[], None]
+) -> _Value | None:
+    """Say why nothing is served yet, until an attempt succeeds or a signal says to stop.
+
+    Args:
+        error: why.
+        address: where.
+        attempt: is made every second; returns None if it was in vain.
+        told: called once requests are taken.
+
+    Returns:
+        What the attempt returned; None if a signal came first.
+
+    Raises:
+        HostError: nothing can be listened to there.
+    """
+    stopping = _stop_on_signals()
+    async with _listening(Degraded(error), address):
+        told()
+        while not stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), AGAIN_S)
+                return None
+            if (found := await attempt()) is not None:
+                return found
+    return None
+
+
 @asynccontextmanager
-async def _listening(application: Application, address: Address) -> AsyncIterator[None]:
+async def _listening(application: Application | Degraded, address: Address) -> AsyncIterator[None]:
     clear(address)
     server = _make_server(address)
     running = asyncio.ensure_future(server.serve(spawner(application.arrivals)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,18 +14,22 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tensorwasm.errors import Unauthorized
+from tensorwasm.errors import HostError, StorageFull, Unauthorized
+from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.routes import ALL
-from tensorwasm.server.serving import serve
-from tensorwasm.service.opening import open_service
+from tensorwasm.server.serving import serve, serve_degraded
+from tensorwasm.service.opening import folder_of, open_service
+from tensorwasm.service.storage import lacks_room
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.exposure import decide, is_loopback
 
 if TYPE_CHECKING:
     from tensorwasm.server.supervisor import Order
+    from tensorwasm.service.service import Service
     from tensorwasm.tenancy.authentication import Authenticator
 
+_log = logging.getLogger(__name__)
 LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
 """Hosts that a service without authentication answers to: a page that had its own name lead here would be another."""
 
@@ -46,16 +52,20 @@ async def _run(order: Order, tell: Callable[[], None]) -> None:
     host = order.address.host or "localhost"  # a socket in the file system is for this machine
     if settings.allow_dev_mode and not settings.trusted_hosts and is_loopback(host):
         settings = replace(settings, trusted_hosts=LOCAL_HOSTS)
+    if not settings.server_name and order.address.port:
+        settings = replace(settings, server_name=f"{socket.gethostname()}:{order.address.port}")
+    loading = begin_loading()
     metrics = Metrics([(route.method, route.path) for route in ALL])
-    service = await open_service(settings, metrics=metrics)
+    told = _Telling(order, tell)
+    service = await _open(settings, metrics, order, told)
+    if service is None:
+        return
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.audit.reopen)
 
     def announce() -> None:
-        tell()
         if service.first_token is not None:
             sys.stderr.write(f"token, shown this once: {service.first_token.text}\n")
-        if order.announce:
-            print(f"listening on {order.address.url}", flush=True)  # noqa: T201 - what the command says
+        told()
 
     try:
         exposure = decide(
@@ -66,9 +76,56 @@ async def _run(order: Order, tell: Callable[[], None]) -> None:
         )
         if exposure.warning:
             sys.stderr.write(f"warning: {exposure.warning}\n")
+        service.readiness.load(loading)
         await serve(service, order.address, max_body_bytes=order.max_body_bytes, ready=announce)
     finally:
         await service.close()
+
+
+class _Telling:
+    """Tells the parent and who looks on, once, that requests are taken.
+
+    Args:
+        order: what is served.
+        tell: tells the parent.
+    """
+
+    def __init__(self, order: Order, tell: Callable[[], None]) -> None:
+        self._order = order
+        self._tell: Callable[[], None] | None = tell
+
+    def __call__(self) -> None:
+        if self._tell is None:
+            return
+        self._tell()
+        self._tell = None
+        if self._order.announce:
+            print(f"listening on {self._order.address.url}", flush=True)  # noqa: T201 - what the command says
+
+
+async def _open(settings: ServiceSettings, metrics: Metrics, order: Order, told: Callable[[], None]) -> Service | None:
+    """Return the service, once its data folder has room for what opening it writes; None if told to stop before.
+
+    Raises:
+        TensorWasmError: it does not open, and not for want of room.
+    """
+    folder = folder_of(settings.data)
+
+    async def attempt() -> Service | None:
+        try:
+            return await open_service(settings, metrics=metrics)
+        except HostError as error:
+            if not await asyncio.to_thread(lacks_room, folder, settings.disk_reserve_mib):
+                raise
+            _log.warning("the service is not opened: %s", error.message)
+            return None
+
+    service = await attempt()
+    if service is not None:
+        return service
+    full = StorageFull("the data folder cannot be written, or has less room than its reserve")
+    _log.warning("%s: not ready until it has more", full.message)
+    return await serve_degraded(full, order.address, attempt, told)
 
 
 def _asks(authenticator: Authenticator) -> bool:

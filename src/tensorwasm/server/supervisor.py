@@ -151,9 +151,9 @@ class Supervisor:
             else:
                 vain += 1
                 if vain >= MAX_VAIN:
-                    sys.stderr.write(f"error: the server died {vain} times in a row before it served; given up\n")
+                    _say(f"error: the server died {vain} times in a row before it served; given up")
                     return 1
-            sys.stderr.write(f"the server ended with {_how(code)}; starting it again\n")
+            _say(f"the server ended with {_how(code)}; starting it again")
             self._pause(wait_s)
             wait_s = min(2 * wait_s, MAX_WAIT_S)
             if self._stopping:
@@ -203,3 +203,10 @@ def _how(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def _say(text: str) -> None:
+    """Write a line to standard error; where that is on a full disk, the server is more important."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

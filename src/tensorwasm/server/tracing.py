@@ -1,4 +1,4 @@
-"""What a request is called: its own UUID, and the trace that its caller says it belongs to.
+"""What a request is called: as its client calls it, else a UUID; and the trace that its client says it belongs to.
 
 Source: W3C Trace Context, 3.2 "traceparent Header"; RFC 9562, 5.4 "UUID Version 4".
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=@+~-]{0,127}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.ASCII)
 _NO_TRACE: Final = "0" * 32
 _NO_PARENT: Final = "0" * 16
@@ -25,6 +26,11 @@ def request_ids() -> Callable[[], str]:
     prefix = f"{start[:8]}-{start[8:12]}-4{start[12:15]}-{secrets.choice('89ab')}{start[15:18]}-"
     numbers = count(secrets.randbits(40))
     return lambda: f"{prefix}{next(numbers) & 0xFFFFFFFFFFFF:012x}"
+
+
+def own_request_id(given: str | None) -> str:
+    """Return what a client calls its request; empty if it says nothing, or what no path and no log should have."""
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""
 
 
 def trace_id(traceparent: str | None) -> str:

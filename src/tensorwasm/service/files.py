@@ -19,10 +19,11 @@ from tensorwasm.errors import (
     SealRefused,
     SignatureInvalid,
     TooLarge,
+    UnknownKey,
 )
 from tensorwasm.runtime import archive, stored
 from tensorwasm.runtime.snapshots import Snapshot
-from tensorwasm.service.seals import Seals
+from tensorwasm.service.seals import Seals, key_missing
 from tensorwasm.service.sessions.living import Live
 from tensorwasm.values import MIB
 
@@ -71,13 +72,33 @@ class Files:
         """Return the file that a name leads to, signed with a client's key as well if there is one.
 
         Raises:
-            ArtifactCorrupt: it is gone, damaged, or not signed with the keys of today.
+            SnapshotKeyMissing: it is under a key that is not here.
+            ArtifactCorrupt: it is gone or damaged.
             StoreUnavailable: the store cannot be reached.
         """
         try:
             data = stored.fetch(TenantView(self._store, str(tenant)), name).files[0]
             return self._sign_again(tenant, data, client_key) if client_key else data
+        except UnknownKey as error:
+            raise key_missing(error) from error
         except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
+            raise ArtifactCorrupt(f"the saved state cannot be read: {error.kind}") from error
+
+    def reopen(self, tenant: int, data: memoryview) -> Opened:
+        """Verify a file that `fetch` returned, and read it.
+
+        Raises:
+            SnapshotKeyMissing: it is under a key that is not here.
+            ArtifactCorrupt: it is damaged.
+            TooLarge: it has more content than may be brought.
+            CapacityExhausted: the system has no memory for it.
+        """
+        ring = self._seals.ring(tenant)
+        try:
+            return self._read(data, read_header(bytes(data[:HEADER_BYTES]), ring), ring)
+        except UnknownKey as error:
+            raise key_missing(error) from error
+        except (SealRefused, InvalidSnapshot) as error:
             raise ArtifactCorrupt(f"the saved state cannot be read: {error.kind}") from error
 
     def seal(self, tenant: int, live: Live, client_key: bytes = b"") -> memoryview:
@@ -104,15 +125,14 @@ class Files:
         """
         ring = self._seals.ring(tenant, client_key)
         try:
-            header = read_header(bytes(data[:HEADER_BYTES]), ring)
-            if header.content_bytes > self._max_content_bytes:
-                raise TooLarge(header.content_bytes, self._max_content_bytes)
-            return self._read(data, header, ring)
+            return self._read(data, read_header(bytes(data[:HEADER_BYTES]), ring), ring)
         except (SealRefused, InvalidSnapshot) as error:
             _log.warning("a snapshot that tenant %d brought is refused: %s: %s", tenant, error.kind, error.message)
             raise SignatureInvalid("this is no snapshot that was signed here for this tenant, or not whole") from None
 
     def _read(self, data: memoryview, header: Header, ring: KeyRing) -> Opened:
+        if header.content_bytes > self._max_content_bytes:
+            raise TooLarge(header.content_bytes, self._max_content_bytes)
         with archive.open_file(data, ring, (), header.module_hash) as file:
             if file.instance.parent is not None:
                 raise InvalidSnapshot("it adds to another one")

@@ -9,6 +9,7 @@ from typing import Final
 from tensorwasm.database.desk import Desk
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.directory import Directory
+from tensorwasm.service.host_room import with_share
 from tensorwasm.service.tenants import Tenants
 from tensorwasm.service.tokens import NewToken, Tokens
 from tensorwasm.settings.service import ServiceSettings
@@ -41,11 +42,22 @@ class Identity:
     first_token: NewToken | None = field(repr=False)
 
 
-async def open_identity(settings: ServiceSettings, desk: Desk, clock: Clock = Clock()) -> Identity:  # noqa: B008 - frozen
+async def open_identity(
+    settings: ServiceSettings,
+    desk: Desk,
+    clock: Clock = Clock(),  # noqa: B008 - frozen
+    room_bytes: int | None = None,
+) -> Identity:
     """Open all that knows who may do what; `Directory.follow` has to run besides.
 
     Everybody is let through only where the operator allows it and there is no token and no issuer at all. Where there
     is no token and he does not, the first is made. The capability that makes it is kept by nobody.
+
+    Args:
+        settings: of the service.
+        desk: of the database.
+        clock: what time it is.
+        room_bytes: linear memory of all tenants, of which one may hold a share unless told otherwise; None for any.
 
     Raises:
         InvalidArgs: a list of tokens or of caps, or what is said of the issuer, makes no sense.
@@ -54,7 +66,10 @@ async def open_identity(settings: ServiceSettings, desk: Desk, clock: Clock = Cl
     roll = Roll(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
     verifier = await asyncio.to_thread(open_verifier, settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
     listed = len(roll) > 0
-    directory = Directory(desk, roll, clock, caps=parse_caps(settings.tenant_caps))
+    caps = parse_caps(settings.tenant_caps)
+    if room_bytes is not None:
+        caps = with_share(caps, room_bytes)
+    directory = Directory(desk, roll, clock, caps=caps)
     await directory.catch_up()
     developing = settings.allow_dev_mode and verifier is None and not len(roll)
     registry, everything = Registry.open()

@@ -13,6 +13,7 @@ from tensorwasm.service.files import Files
 from tensorwasm.service.seals import Seals
 from tensorwasm.service.sessions import Sessions
 from tensorwasm.service.sessions.keeping import Desk
+from tensorwasm.service.sessions.leases import Sharing
 from tensorwasm.service.sessions.living import Workshop
 from tensorwasm.service.sessions.waking import Resolver
 from tensorwasm.service.snapshots import Snapshots
@@ -60,6 +61,7 @@ async def open_instances(
     policy: Callable[[int], TenantPolicy],
     ledger: Ledger,
     clock: Clock,
+    sharing: Sharing | None,
 ) -> Instances:
     """Open sessions and snapshots; when the stack is closed every session is saved.
 
@@ -74,6 +76,7 @@ async def open_instances(
         policy: what holds for a tenant.
         ledger: is told what calls used.
         clock: what time it is.
+        sharing: how the database is shared with other servers; None where this one has it alone.
 
     Raises:
         DatabaseUnavailable: sessions cannot be taken back to their last saves.
@@ -83,7 +86,16 @@ async def open_instances(
         return quotas.hold(tenant, policy(tenant).quotas, instances=1, memory_bytes=memory_bytes)
 
     workshop, files = Workshop(store, seals), Files(store, seals)
-    sessions = Sessions(desk, functions, workshop, hold, idle_s=settings.session_idle_s, ledger=ledger, clock=clock)
+    sessions = Sessions(
+        desk,
+        functions,
+        workshop,
+        hold,
+        idle_s=settings.session_idle_s,
+        ledger=ledger,
+        clock=clock,
+        sharing=sharing,
+    )
     snapshots = Snapshots(desk, functions, sessions, workshop, files, hold, clock)
     stack.callback(snapshots.close)
     stack.push_async_callback(sessions.close, settings.drain_s)

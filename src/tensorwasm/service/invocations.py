@@ -127,8 +127,7 @@ class Invocations:
         """Call an export of what a reference leads to. Cancelling the caller's task ends the guest.
 
         Raises:
-            NotFound: there is no such function, version or alias.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such function, version or alias, or it is another tenant's.
             TooManyArgs: more than 256 arguments.
             QuotaExceeded: over a quota; names it.
             RateLimited: too many of the tenant's invocations wait.
@@ -137,7 +136,8 @@ class Invocations:
             Draining: the service is going down.
             TensorWasmError: what else `tensorwasm.runtime.function.Function.invoke` raises.
         """
-        resolved = self._functions.find(tenant, reference) or await self._functions.resolve(tenant, reference)
+        find, resolve = self._functions.find, self._functions.resolve
+        resolved = find(tenant, reference) or await resolve(tenant, reference, ask.deadline)
         outcome = self.begin(tenant, resolved, ask)
         return outcome if isinstance(outcome, Invocation) else await outcome
 
@@ -294,7 +294,8 @@ class Invocations:
                 stream's outcome.
         """
         ask.check()
-        resolved = self._functions.find(tenant, reference) or await self._functions.resolve(tenant, reference)
+        find, resolve = self._functions.find, self._functions.resolve
+        resolved = find(tenant, reference) or await resolve(tenant, reference, ask.deadline)
         if self._draining:
             raise Draining("the service is going down")
         resolved.function.choose(ask.export)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime.function import Function
@@ -14,11 +14,17 @@ from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.runtime.shelf import Shelf
 from tensorwasm.runtime.sprint import prepare_sprint
+from tensorwasm.runtime.work import Work
 from tensorwasm.tenancy.fairness import FairGate
 from tensorwasm.values import Limits
 
 KEPT_FUNCTIONS: Final = 1024
 KEPT_BYTES: Final = 1024 << 20
+
+Gone = Callable[[], Awaitable[object]]
+"""Returns when a caller has left."""
+
+_T = TypeVar("_T")
 
 NOTHING: Final = Grants()
 
@@ -57,6 +63,33 @@ class Key(NamedTuple):
     cuda: bool = False
 
 
+class _Loading:
+    """A function on its way, for all who wait for it.
+
+    Attributes:
+        task: its outcome.
+        work: stops what blocks.
+        begun: whether it has a thread.
+        wanted: callers that wait.
+    """
+
+    __slots__ = ("begun", "task", "wanted", "work")
+
+    task: asyncio.Task[Loaded]
+
+    def __init__(self) -> None:
+        self.work = Work()
+        self.begun = False
+        self.wanted = 0
+
+    def end(self) -> None:
+        """Stop it: nobody waits for it any more."""
+        if self.begun:
+            self.work.stop()
+        else:
+            self.task.cancel()
+
+
 class Loader:
     """Loads functions on threads of its own, each once however many ask at a time. For one event loop.
 
@@ -85,7 +118,7 @@ class Loader:
         self._gate = FairGate(threads, yields=True)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load")
         self._shelf: Shelf[Loaded] = Shelf(items, size_bytes)
-        self._loading: dict[Key, asyncio.Task[Loaded]] = {}
+        self._loading: dict[Key, _Loading] = {}
         self.loads = 0
 
     def __len__(self) -> int:
@@ -93,7 +126,7 @@ class Loader:
         return len(self._shelf)
 
     async def load(self, key: Key, fetch: Callable[[], bytes]) -> Loaded:
-        """Return a function, loaded now if it is not kept.
+        """Return a function, loaded now if it is not kept. When all who wait have left, loading it ends.
 
         Args:
             key: which.
@@ -106,27 +139,38 @@ class Loader:
         found = self._shelf.get(key)
         if found is not None:
             return found
-        task = self._loading.get(key)
-        if task is None:
-            task = self._loading[key] = asyncio.create_task(self._load(key, fetch))
-        # Who leaves must not take the function from others who wait for it.
-        return await asyncio.shield(task)
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = _Loading()
+            loading.task = asyncio.create_task(self._load(key, fetch, loading))
+        loading.wanted += 1
+        try:
+            # Who leaves must not take the function from others who wait for it.
+            return await asyncio.shield(loading.task)
+        finally:
+            loading.wanted -= 1
+            if not loading.wanted and self._loading.get(key) is loading:
+                del self._loading[key]
+                loading.end()
 
-    async def _load(self, key: Key, fetch: Callable[[], bytes]) -> Loaded:
+    async def _load(self, key: Key, fetch: Callable[[], bytes], loading: _Loading) -> Loaded:
         try:
             loop = asyncio.get_running_loop()
             async with self._gate.turn(key.tenant, self._weight(key.tenant)):
-                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch)
-            self._shelf.put(key, loaded, len(loaded.module))
+                loading.begun = True
+                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch, loading.work)
+            if self._loading.get(key) is loading:
+                self._shelf.put(key, loaded, len(loaded.module))
             self.loads += 1
             return loaded
         finally:
-            del self._loading[key]
+            if self._loading.get(key) is loading:
+                del self._loading[key]
 
-    def _make(self, key: Key, fetch: Callable[[], bytes]) -> Loaded:
+    def _make(self, key: Key, fetch: Callable[[], bytes], work: Work) -> Loaded:
         """Load a function, and all that its first invocation would otherwise wait for. Blocks."""
         module, tenant = fetch(), str(key.tenant)
-        function = self._runtime.load(module, key.name, key.limits, tenant)
+        function = self._runtime.load(module, key.name, key.limits, tenant, work=work)
         if not key.cuda:
             function.host.background.prepare(function, NOTHING, None)
             prepare_sprint(function)
@@ -138,5 +182,24 @@ class Loader:
 
     async def close(self) -> None:
         """Wait for what is being loaded, and release the threads."""
-        await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        await asyncio.gather(*(loading.task for loading in self._loading.values()), return_exceptions=True)
         self._threads.shutdown()
+
+
+async def while_wanted(working: Coroutine[Any, Any, _T], gone: Gone | None) -> _T:
+    """Wait for something, and end it when its caller has left.
+
+    Raises:
+        CancelledError: the caller has left.
+    """
+    if gone is None:
+        return await working
+    task, leaving = asyncio.ensure_future(working), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise asyncio.CancelledError
+    finally:
+        task.cancel()
+        leaving.cancel()

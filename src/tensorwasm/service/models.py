@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound, TenantScopeDenied
+from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound
 
 if TYPE_CHECKING:
     from tensorwasm.database.functions import FunctionRecord
@@ -85,40 +85,35 @@ class Models:
         """Return the function of a tenant's model.
 
         Raises:
-            ModelNotFound: the tenant has none of that name.
+            ModelNotFound: the tenant has no function of that name that is deployed as a model.
         """
         return (await self._look_up(tenant, model)).record
 
     async def list(self, tenant: int) -> dict[str, FunctionRecord]:
-        """Return a tenant's models by name: the operator's names first, then its functions, the newest of each."""
+        """Return a tenant's models by name: the operator's names first, then its functions, the newest of each name."""
         models: dict[str, FunctionRecord] = {}
         for name, reference in self._mapped.items():
-            resolved = await self._lead(tenant, reference)
-            if resolved is not None:
-                models[name] = resolved.record
-        for record in reversed(await self._functions.list(tenant, None, MOST_LISTED)):
-            models.setdefault(record.name, record)
+            with suppress(NotFound):
+                models[name] = (await self._functions.resolve(tenant, reference)).record
+        for record, options in await self._functions.newest(tenant, MOST_LISTED):
+            if options.model:
+                models.setdefault(record.name, record)
         return models
 
     async def _look_up(self, tenant: int, model: str) -> Resolved:
-        async for reference in self._references(tenant, model):
-            resolved = await self._lead(tenant, reference)
-            if resolved is not None:
+        for reference in self._mapped_references(model):
+            with suppress(NotFound):
+                return await self._functions.resolve(tenant, reference)
+        with suppress(NotFound):
+            resolved = await self._functions.resolve(tenant, model)
+            if resolved.options.model:
                 return resolved
         raise ModelNotFound(f"there is no model {model[:MOST_SHOWN]!r}")
 
-    async def _references(self, tenant: int, model: str) -> AsyncIterator[str]:
-        """Yield what a name may mean, in the order in which it does: a name may have an ``@`` itself."""
+    def _mapped_references(self, model: str) -> Iterator[str]:
+        """Yield what the operator's map says that a name means; a name may have an ``@`` itself."""
         name, at, version = model.rpartition("@")
-        for candidate, suffix in ((model, ""), (name, at + version)) if at else ((model, ""),):
-            if candidate in self._mapped:
-                yield self._mapped[candidate] + suffix
-            with suppress(NotFound):
-                yield (await self._functions.named(tenant, candidate)).id + suffix
-        yield model
-
-    async def _lead(self, tenant: int, reference: str) -> Resolved | None:
-        try:
-            return await self._functions.resolve(tenant, reference)
-        except (NotFound, TenantScopeDenied):
-            return None
+        if model in self._mapped:
+            yield self._mapped[model]
+        if at and name in self._mapped:
+            yield f"{self._mapped[name]}@{version}"

@@ -18,14 +18,19 @@ class Reference(NamedTuple):
     """What leads to a version of a function.
 
     Attributes:
-        function_id: UUID.
+        function: UUID or name of the function.
         number: the version's, None if an alias or nothing was said.
         alias: empty if there is none.
     """
 
-    function_id: str
+    function: str
     number: int | None
     alias: str
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text is a UUID in small letters, as functions and sessions have."""
+    return _ID.fullmatch(text) is not None
 
 
 def checked_name(name: str) -> str:
@@ -57,22 +62,40 @@ def checked_alias(alias: str) -> str:
     return alias
 
 
-def parse_reference(text: str) -> Reference:
-    """Read ``ID``, ``ID@VERSION`` or ``ID@ALIAS``.
+def parse_reference(text: str) -> tuple[Reference, ...]:
+    """Read ``FUNCTION``, ``FUNCTION@VERSION`` or ``FUNCTION@ALIAS``, where FUNCTION is an ID or a name.
+
+    A name may have an ``@`` itself, so a text can be read in two ways.
+
+    Returns:
+        The ways to read it; the first whose function exists is meant.
 
     Raises:
         NotFound: there can be no such function, version or alias.
     """
-    function_id, at, which = text.partition("@")
-    if not _ID.fullmatch(function_id):
-        raise NotFound("there is no such function")
-    if not at:
-        return Reference(function_id, None, "")
+    head, at, which = text.rpartition("@")
+    if is_id(text) or not at:
+        return (_function(text),)
+    found = _version(head, which)
+    if is_id(head):
+        if found is None:
+            raise NotFound("there is no such version of this function")
+        return (found,)
+    return (_function(text),) if found is None else (_function(text), found)
+
+
+def _function(text: str) -> Reference:
+    try:
+        return Reference(checked_name(text), None, "")
+    except InvalidName:
+        raise NotFound("there is no such function") from None
+
+
+def _version(function: str, which: str) -> Reference | None:
+    """Return a function's version or alias; None where the text names neither."""
     if _NUMBER.fullmatch(which):
-        return Reference(function_id, int(which), "")
-    if _ALIAS.fullmatch(which):
-        return Reference(function_id, None, which)
-    raise NotFound("there is no such version of this function")
+        return Reference(function, int(which), "")
+    return Reference(function, None, which) if _ALIAS.fullmatch(which) else None
 
 
 def _is_control(character: str) -> bool:

@@ -5,13 +5,18 @@
     DATA/               0700, the service's own
         service.db      unless the database is elsewhere; beside it a lock, which its owner holds
         artifacts/      unless artifacts are elsewhere
+        keys/           what signs snapshots, unless a setting says a key
         audit.log       unless the audit log is elsewhere
+        server          which process served last, where servers share a database
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -19,17 +24,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm import settings as process
-from tensorwasm.artifacts.opening import open_store
+from tensorwasm.artifacts.opening import identify, open_store
 from tensorwasm.artifacts.private import FOLDER_MODE, OTHERS, require_own
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.opening import Database, open_database, sqlite_url
-from tensorwasm.database.owning import owning
+from tensorwasm.database.owning import owning, succeeding
+from tensorwasm.database.revisions import read_revision
+from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.service.chores import do
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions import Functions
 from tensorwasm.service.gauges import CENSUS_S, Gauges
+from tensorwasm.service.host_room import host_bytes
 from tensorwasm.service.idempotency import Idempotency
 from tensorwasm.service.identity import open_identity
 from tensorwasm.service.instances import open_instances
@@ -44,6 +52,8 @@ from tensorwasm.service.outcomes import Outcomes
 from tensorwasm.service.readiness import Readiness
 from tensorwasm.service.seals import Seals
 from tensorwasm.service.service import Service
+from tensorwasm.service.sessions.leases import Sharing
+from tensorwasm.service.storage import Storage
 from tensorwasm.service.usage import Usage
 from tensorwasm.service.workers import Workers
 from tensorwasm.settings.service import ServiceSettings
@@ -54,6 +64,9 @@ from tensorwasm.tenancy.quotas import Quotas
 
 TIDY_S: Final = 3600.0
 """Seconds between two looks for what deploys left that failed."""
+
+_NAME: Final = 256
+"""Longest name of a server."""
 
 SHARED_TTL_S: Final = 2.0
 """How long a reference is remembered where other processes change the same database."""
@@ -82,7 +95,7 @@ async def open_service(
         UnsafeFile: the data folder is not this user's alone, or cannot be made.
         DatabaseUnavailable: the database does not open.
         StoreUnavailable: the artifact store does not open.
-        InvalidArgs: a setting makes no sense.
+        InvalidArgs: a setting makes no sense, or differs from other servers' of the database where it must not.
         InvalidKey: a setting is no key.
         CapacityExhausted: this process has no room for the pool of sandboxes.
     """
@@ -93,9 +106,10 @@ async def open_service(
         database = await asyncio.to_thread(open_database, url)
         desk = Desk(database)
         stack.push_async_callback(desk.close)
-        seals = await asyncio.to_thread(Seals.from_settings, settings.snapshot_hmac_key)
+        seals = await asyncio.to_thread(Seals.from_settings, settings.snapshot_hmac_key, folder)
         kernels = Kernels.from_settings(desk, settings)
-        identity = await open_identity(settings, desk, clock)
+        room_bytes = await asyncio.to_thread(host_bytes)
+        identity = await open_identity(settings, desk, clock, room_bytes)
         _attend(stack, identity.directory.follow())
         audit = await asyncio.to_thread(open_audit, settings, folder)
         stack.push_async_callback(asyncio.to_thread, audit.close)
@@ -114,7 +128,7 @@ async def open_service(
         functions = Functions(
             desk, modules, loader, Ceilings.of(settings), ttl_s=_ttl_s(database), now_unix_ms=clock.unix_ms
         )
-        quotas = Quotas(clock.unix_ms)
+        quotas = Quotas(clock.unix_ms, room_bytes)
         await usage.recall(quotas)
         workers = workers or Workers.of(settings.isolation)
         invocations = Invocations(functions, workers, quotas, identity.directory.policy, usage)
@@ -134,8 +148,9 @@ async def open_service(
         jobs = await open_jobs(
             stack, settings, desk, invocations, identity.directory.policy, clock, alone=alone, on_active=count_jobs
         )
+        sharing = None if alone else await asyncio.to_thread(_share, stack, settings, folder, seals.id, place)
         kept = await open_instances(
-            stack, settings, seals, desk, functions, store, quotas, identity.directory.policy, usage, clock
+            stack, settings, seals, desk, functions, store, quotas, identity.directory.policy, usage, clock, sharing
         )
         _repeat(stack, functions.tidy, TIDY_S, "modules cannot be tidied")
         _repeat(stack, kept.tidy, TIDY_S, "saves cannot be tidied")
@@ -164,9 +179,19 @@ async def open_service(
             kernels=kernels,
             models=Models(functions, parse_map(settings.openai_models)),
             outcomes=Outcomes(clock.monotonic_s),
-            readiness=Readiness(desk),
+            readiness=Readiness(
+                {
+                    "database": partial(desk.read, read_revision),
+                    "data folder": Storage(folder, settings.disk_reserve_mib, clock.monotonic_s).require,
+                }
+            ),
             stack=stack.pop_all(),
         )
+
+
+def folder_of(where: str) -> Path:
+    """Return the path of the data folder; empty takes ``service`` in the state folder."""
+    return Path(where).expanduser() if where else process.state_dir() / "service"
 
 
 def open_folder(where: str) -> Path:
@@ -178,7 +203,7 @@ def open_folder(where: str) -> Path:
     Raises:
         UnsafeFile: it is somebody else's, open to others, or cannot be made.
     """
-    folder = Path(where).expanduser() if where else process.state_dir() / "service"
+    folder = folder_of(where)
     what = "the data folder (TENSOR_WASM_DATA)"
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -186,6 +211,18 @@ def open_folder(where: str) -> Path:
     except OSError as error:
         raise UnsafeFile(f"{what} cannot be made or read: {error.strerror}") from None
     return folder
+
+
+def _share(
+    stack: AsyncExitStack, settings: ServiceSettings, folder: Path, snapshot_key: str, artifacts: str
+) -> Sharing:
+    """Return how the database is shared with other servers, and whose place this one takes. Blocks."""
+    process_id = str(uuid.uuid4())
+    before = stack.enter_context(succeeding(folder, process_id))
+    name = settings.server_name or f"{socket.gethostname()} process {os.getpid()}"
+    shown = name.encode("ascii", "replace").decode()[:_NAME]
+    server = ServerRecord(process_id, shown, snapshot_key, identify(artifacts))
+    return Sharing(server, before, settings.session_lease_s)
 
 
 def _artifact_cap(policy: Callable[[int], TenantPolicy], tenant: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tensorwasm.errors import InvalidRequest
@@ -9,8 +10,10 @@ from tensorwasm.errors import InvalidRequest
 MAX_PAGE: Final = 1000
 USUAL_PAGE: Final = 100
 
-_MAX_DIGITS: Final = 15
-_ID_LENGTH: Final = 36
+CURSOR: Final = r"^([0-9]{1,15}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$"
+"""What a place in a list looks like to clients, or nothing, which begins it."""
+
+_CURSOR: Final = re.compile(CURSOR, re.ASCII)
 
 
 def render_cursor(place: tuple[int, str]) -> str:
@@ -24,11 +27,11 @@ def parse_cursor(text: str | None) -> tuple[int, str] | None:
     Raises:
         InvalidRequest: it is none that `render_cursor` made.
     """
-    if text is None:
+    if not text:
         return None
-    at, _, name = text.partition(".")
-    if not (at.isascii() and at.isdecimal() and len(at) <= _MAX_DIGITS and len(name) == _ID_LENGTH):
+    if not _CURSOR.fullmatch(text):
         raise InvalidRequest("after is the cursor of a page that was seen")
+    at, _, name = text.partition(".")
     return int(at), name
 
 

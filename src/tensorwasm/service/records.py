@@ -1,11 +1,12 @@
 """What is read and written of functions in one transaction, with the rules that hold between the rows.
 
-Every function here looks at the function first, and raises `NotFound` if there is none and `TenantScopeDenied` if it is
-another tenant's. Nothing is written then, nor after anything else is raised.
+Every function here looks at the function first, and raises `NotFound` if there is none or it is another
+tenant's. Nothing is written then, nor after anything else is raised.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -13,42 +14,68 @@ from tensorwasm.database import functions as queries
 from tensorwasm.database.connection import Connection
 from tensorwasm.database.functions import AliasRecord, FunctionRecord, VersionRecord
 from tensorwasm.errors import Conflict, NotFound
-from tensorwasm.service.names import Reference
-from tensorwasm.tenancy.principal import require_owner
+from tensorwasm.service.names import Reference, is_id
+from tensorwasm.tenancy.principal import require_owned
 
 MAX_VERSIONS: Final = 10_000
 MAX_ALIASES: Final = 256
 
 
-def get(connection: Connection, tenant: int, function_id: str) -> FunctionRecord:
-    """Return a tenant's function."""
-    return _checked(queries.find_function(connection, function_id), tenant)
+def get(connection: Connection, tenant: int, function: str) -> FunctionRecord:
+    """Return the function of a tenant that has this ID, or the newest that has this name."""
+    by_id = is_id(function)
+    found = queries.find_function(connection, function) if by_id else queries.find_named(connection, tenant, function)
+    return require_owned(found, tenant, "function")
 
 
-def lead(connection: Connection, tenant: int, reference: Reference) -> tuple[FunctionRecord, VersionRecord]:
-    """Return what a reference leads to.
+def lead(
+    connection: Connection, tenant: int, references: tuple[Reference, ...]
+) -> tuple[FunctionRecord, VersionRecord]:
+    """Return what the first of some references leads to whose function exists.
 
     Raises:
         NotFound: there is no such version or alias either.
     """
-    record, number = get(connection, tenant, reference.function_id), reference.number
+    *others, last = references
+    for reference in others:
+        with suppress(NotFound):
+            return _lead(connection, get(connection, tenant, reference.function), reference)
+    return _lead(connection, get(connection, tenant, last.function), last)
+
+
+def _lead(connection: Connection, record: FunctionRecord, reference: Reference) -> tuple[FunctionRecord, VersionRecord]:
+    number = record.current if reference.number is None else reference.number
     if reference.alias:
         alias = queries.find_alias(connection, record.id, reference.alias)
         if alias is None:
             raise NotFound("there is no such alias of this function")
         number = alias.number
-    return record, _require_version(connection, record.id, record.current if number is None else number)
+    return record, _require_version(connection, record.id, number)
 
 
-def insert(connection: Connection, record: FunctionRecord, version: VersionRecord) -> None:
+def insert(connection: Connection, record: FunctionRecord, version: VersionRecord, *, unique: bool = False) -> bool:
     """Add a function with its first version.
 
+    Args:
+        connection: in a transaction.
+        record: the function.
+        version: its first.
+        unique: add it only if the tenant has no function of its name.
+
+    Returns:
+        Whether it was added.
+
     Raises:
-        Conflict: there is one of that ID, whoever's it is.
+        Conflict: there is one of that ID, of any tenant.
     """
+    if unique:
+        queries.lock_name(connection, record.tenant, record.name)
+        if queries.find_named(connection, record.tenant, record.name) is not None:
+            return False
     if queries.find_function(connection, record.id) is not None:
         raise Conflict("there is a function of that ID")
     queries.insert_function(connection, record, version)
+    return True
 
 
 def update(
@@ -102,15 +129,15 @@ def delete(connection: Connection, tenant: int, function_id: str) -> None:
 
 
 def list_versions(
-    connection: Connection, tenant: int, function_id: str, after: int, limit: int
+    connection: Connection, tenant: int, function: str, after: int, limit: int
 ) -> tuple[VersionRecord, ...]:
     """Return a function's versions with higher numbers than one, in order."""
-    return queries.list_versions(connection, get(connection, tenant, function_id).id, after, limit)
+    return queries.list_versions(connection, get(connection, tenant, function).id, after, limit)
 
 
-def list_aliases(connection: Connection, tenant: int, function_id: str) -> tuple[AliasRecord, ...]:
+def list_aliases(connection: Connection, tenant: int, function: str) -> tuple[AliasRecord, ...]:
     """Return a function's aliases, by name."""
-    return queries.list_aliases(connection, get(connection, tenant, function_id).id)
+    return queries.list_aliases(connection, get(connection, tenant, function).id)
 
 
 def set_alias(connection: Connection, tenant: int, record: AliasRecord) -> AliasRecord:
@@ -142,14 +169,7 @@ def delete_alias(connection: Connection, tenant: int, function_id: str, alias: s
 
 def _lock(connection: Connection, tenant: int, function_id: str) -> FunctionRecord:
     """Return a tenant's function, which nobody else changes until the transaction ends."""
-    return _checked(queries.lock_function(connection, function_id), tenant)
-
-
-def _checked(found: FunctionRecord | None, tenant: int) -> FunctionRecord:
-    if found is None:
-        raise NotFound("there is no such function")
-    require_owner(found.tenant, tenant)
-    return found
+    return require_owned(queries.lock_function(connection, function_id), tenant, "function")
 
 
 def _require_version(connection: Connection, function_id: str, number: int) -> VersionRecord:

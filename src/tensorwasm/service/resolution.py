@@ -83,3 +83,15 @@ class Memory:
         self.changes += 1
         for key in self._keys.pop(function_id, ()):
             self._known.drop(key)
+
+    def forget_name(self, tenant: int, name: str) -> None:
+        """Forget what a tenant's function name led to: another function may be the newest of that name now."""
+        self.changes += 1
+        stale = [
+            key
+            for keys in self._keys.values()
+            for key in keys
+            if key[0] == tenant and (key[1] == name or key[1].startswith(f"{name}@"))
+        ]
+        for key in stale:
+            self._known.drop(key)

@@ -60,7 +60,7 @@ class Service:
         kernels: the registry of signed kernels.
         models: functions by the names that clients of OpenAI's API use.
         outcomes: how streams ended lately.
-        readiness: whether the database answers.
+        readiness: whether it can serve.
         stack: closes all of it, in reverse.
     """
 

@@ -18,7 +18,8 @@ from typing import Final, ParamSpec, TypeVar
 from tensorwasm.database import snapshots as rows
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
 from tensorwasm.database.snapshots import SnapshotRecord
-from tensorwasm.errors import ArtifactCorrupt, NotFound, SignatureInvalid, TensorWasmError, WrongModule
+from tensorwasm.errors import NotFound, TensorWasmError, WrongModule
+from tensorwasm.guest.courtesy import be_courteous
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.files import Files, Opened
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
@@ -28,7 +29,7 @@ from tensorwasm.service.sessions.keeping import Desk
 from tensorwasm.service.sessions.living import Workshop, require_host_only
 from tensorwasm.service.sessions.room import Hold
 from tensorwasm.service.sessions.waking import Resolver
-from tensorwasm.tenancy.principal import require_owner
+from tensorwasm.tenancy.principal import require_owned
 from tensorwasm.values import NEVER, Deadline
 
 FOLDER: Final = "snapshot/"
@@ -106,7 +107,7 @@ class Snapshots:
         self._files = files
         self._hold = hold
         self._clock = clock or Clock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tensorwasm-snapshot")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tensorwasm-snapshot", initializer=be_courteous)
 
     # ---------------------------------------------------------------- kept
 
@@ -119,8 +120,7 @@ class Snapshots:
             deadline: when its turn must have come.
 
         Raises:
-            NotFound: there is no such session.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such session, or it is another tenant's.
             NotCapturable: it holds what cannot be saved.
             QuotaExceeded: the tenant has no room for it.
             TensorWasmError: what else `Sessions.save` raises.
@@ -148,14 +148,9 @@ class Snapshots:
         """Return a snapshot.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
         """
-        found = await self._desk.read(rows.find_snapshot, snapshot_id)
-        if found is None:
-            raise NotFound("there is no such snapshot")
-        require_owner(found.tenant, tenant)
-        return found
+        return require_owned(await self._desk.read(rows.find_snapshot, snapshot_id), tenant, "snapshot")
 
     async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[SnapshotRecord, ...]:
         """Return a tenant's snapshots, oldest first.
@@ -169,8 +164,7 @@ class Snapshots:
         """Take a snapshot away; sessions that were made from it stay.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
             DatabaseUnavailable: it is still there.
         """
         await self.get(tenant, snapshot_id)
@@ -185,8 +179,7 @@ class Snapshots:
         """Return a snapshot's file, which stays until nobody has the view.
 
         Raises:
-            NotFound: there is no such snapshot.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such snapshot, or it is another tenant's.
             ArtifactCorrupt: its file is damaged.
         """
         await self.get(tenant, snapshot_id)
@@ -196,17 +189,14 @@ class Snapshots:
         """Make a session that goes on where a snapshot was, in the same version of its function.
 
         Raises:
-            NotFound: there is no such snapshot, or its function is gone.
-            TenantScopeDenied: it is another tenant's.
-            ArtifactCorrupt: its file is damaged, or not signed with the keys of today.
+            NotFound: there is no such snapshot, or its function is gone, or it is another tenant's.
+            SnapshotKeyMissing: its file is under a key that is not here.
+            ArtifactCorrupt: its file is damaged.
             TensorWasmError: what `Sessions.open` raises.
         """
         record = await self.get(tenant, snapshot_id)
         data = await self._run(self._files.fetch, tenant, snapshot_name(snapshot_id))
-        try:
-            opened = await self._run(self._files.open, tenant, data)
-        except SignatureInvalid:
-            raise ArtifactCorrupt("the snapshot is not signed with the keys of today, or damaged") from None
+        opened = await self._run(self._files.reopen, tenant, data)
         return await self._bring(tenant, f"{record.function_id}@{record.version}", opened, None, deadline)
 
     # ---------------------------------------------------------------- handed out, and brought
@@ -237,8 +227,7 @@ class Snapshots:
         """Return a new instance of a function as a file, once its start function has run; nothing of it stays.
 
         Raises:
-            NotFound: there is no such function.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such function, or it is another tenant's.
             NotSupported: it is granted CUDA.
             NotCapturable: its instances cannot be saved.
             TensorWasmError: what starting it raises.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from tensorwasm.errors import GuestTrap, InternalError
+from tensorwasm.errors import DeviceLost, GuestError, GuestTrap, InternalError
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.service.channel import Channel
 from tensorwasm.service.workers import told
@@ -44,6 +44,11 @@ class Gathered:
         """Return an outcome with what was written put in."""
         out, err = (bytes(self._written[name]) for name in ("stdout", "stderr"))
         return outcome._replace(stdout=outcome.stdout or out, stderr=outcome.stderr or err)
+
+    def add_to(self, error: GuestError | DeviceLost) -> None:
+        """Put what was written into the error that ended the guest, which has it only where nobody listened."""
+        error.stdout = error.stdout or bytes(self._written["stdout"])
+        error.stderr = error.stderr or bytes(self._written["stderr"])
 
 
 class Stream:
@@ -90,7 +95,11 @@ class Stream:
             raise InternalError("the guest has not ended")
         if self._ticket.cancelled():
             raise GuestTrap("the guest was ended because nobody listened", "cancelled")
-        return self._gathered.complete(self._ticket.result())
+        try:
+            return self._gathered.complete(self._ticket.result())
+        except (GuestError, DeviceLost) as error:
+            self._gathered.add_to(error)
+            raise
 
     @property
     def result(self) -> Invocation | None:

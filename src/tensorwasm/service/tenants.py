@@ -1,7 +1,8 @@
 """`Tenants`: what was said of tenants: names, weights, quotas, and that one is served no more.
 
-Who administers some tenants names and disables them. Weights and quotas are shares of what all have, and he may be one
-of those whom they hold down: they are for who administers all.
+Who administers some tenants names and disables them, but for the last one that he may act for: he could not undo it.
+Weights and quotas are shares of what all have, and he may be one of those whom they hold down: they are for who
+administers all.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class Tenants:
 
         Raises:
             ScopeDenied: the capability is another registry's.
-            TenantScopeDenied: it does not reach the tenant; or not all of them, where weight or quotas are to change.
+            TenantScopeDenied: it does not reach the tenant; or not all of them, where weight or quotas are to change;
+                or no other that is served, where this one is to be disabled.
             InvalidName: the name cannot be one.
             InvalidRequest: a tenant, a weight or a quota that cannot be.
             DatabaseUnavailable: it does not answer; nothing is changed.
@@ -139,7 +141,14 @@ class Tenants:
     def _require(self, capability: AdminCapability, tenant: int, change: TenantChange = TenantChange()) -> None:
         """Hold what is wanted of a tenant against a capability: nobody lifts what holds him down himself."""
         lifts = change.weight is not None or change.quotas is not None
-        self._registry.authority(capability).require(None if lifts else {tenant})
+        authority = self._registry.authority(capability)
+        authority.require(None if lifts else {tenant})
+        if change.disabled and authority.tenants is not None:
+            rest = authority.tenants - {tenant}
+            if all(self.policy(each).disabled for each in rest):
+                raise TenantScopeDenied(
+                    "it is the last tenant that this token may act for: another administrator, of more, disables it"
+                )
         if not 0 <= tenant <= MAX_TENANT:
             raise InvalidRequest("a tenant is a number from 0 to 2**64 - 1")
 

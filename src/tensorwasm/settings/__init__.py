@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from tensorwasm.settings.parsing import (
     flag,
     memory,
     native,
+    ptx_version,
     read,
     seconds,
     size,
@@ -43,6 +43,28 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         memory,
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
+    ),
+    Setting(
+        "stack_kib",
+        "TENSOR_WASM_STACK",
+        count,
+        _DEFAULTS.stack_bytes >> 10,
+        "Wasm stack of each call in KiB, 16 to 65536.",
+    ),
+    Setting("module_mib", "TENSOR_WASM_MODULE", count, _DEFAULTS.module_bytes // MIB, "Longest module in MiB."),
+    Setting(
+        "output_mib",
+        "TENSOR_WASM_OUTPUT",
+        size,
+        _DEFAULTS.output_bytes // MIB,
+        "Standard output of a call in MiB, and likewise standard error; what is more fails, and the answer says so.",
+    ),
+    Setting(
+        "stdin_mib",
+        "TENSOR_WASM_STDIN",
+        size,
+        _DEFAULTS.stdin_bytes // MIB,
+        "Standard input that a caller gives a call, in MiB; more is refused.",
     ),
     Setting(
         "pool_slots",
@@ -71,6 +93,20 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         count,
         1024,
         "Device memory of the emulator in MiB.",
+    ),
+    Setting(
+        "emulator_arch",
+        "TENSOR_WASM_EMULATOR_ARCH",
+        architecture,
+        None,
+        "Compute capability that the emulator claims, such as sm_100; empty takes sm_90.",
+    ),
+    Setting(
+        "emulator_ptx",
+        "TENSOR_WASM_EMULATOR_PTX",
+        ptx_version,
+        None,
+        "Newest PTX ISA that the emulator takes, such as 8.4; empty takes the newest that is read at all.",
     ),
     Setting(
         "cuda_arch",
@@ -126,7 +162,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "TENSOR_WASM_COMPILE_TIMEOUT",
         seconds,
         60.0,
-        "Wall-clock seconds for compiling one module.",
+        "Wall-clock seconds for compiling one module; a guest's own time begins after that.",
     ),
     Setting(
         "compile_memory_mib",
@@ -134,6 +170,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         count,
         4096,
         "Address space in MiB for compiling one module; wasmtime itself takes 256.",
+    ),
+    Setting(
+        "compile_room_mib",
+        "TENSOR_WASM_COMPILE_ROOM",
+        count,
+        None,
+        "Memory in MiB of all compilations of a process together; empty takes a quarter of the machine's or its "
+        "control group's, 512 at least.",
     ),
     Setting(
         "state",
@@ -209,10 +253,16 @@ class Settings:
     device: str
     timeout_s: float
     memory_mib: int
+    stack_kib: int
+    module_mib: int
+    output_mib: int
+    stdin_mib: int
     pool_slots: int | None
     guest_threads: int | None
     warm_sandboxes: int
     emulator_memory_mib: int
+    emulator_arch: tuple[int, int] | None
+    emulator_ptx: tuple[int, int] | None
     cuda_arch: tuple[int, int] | None
     gpu_memory: MemoryKind
     gpu_quota_mib: int | None
@@ -222,6 +272,7 @@ class Settings:
     code_cache_mib: int
     compile_timeout_s: float
     compile_memory_mib: int
+    compile_room_mib: int | None
     state: str
     snapshot_cache_mib: int
     snapshot_key: str = field(repr=False)
@@ -245,13 +296,38 @@ class Settings:
 
     def limits(self) -> Limits:
         """Return the limits of a sandbox under these settings."""
-        return Limits(memory_bytes=self.memory_mib * MIB, wall_s=self.timeout_s)
+        return Limits(
+            memory_bytes=self.memory_mib * MIB,
+            module_bytes=self.module_mib * MIB,
+            stack_bytes=self.stack_kib << 10,
+            wall_s=self.timeout_s,
+            output_bytes=self.output_mib * MIB,
+            stdin_bytes=self.stdin_mib * MIB,
+        )
+
+
+_given: Final[dict[str, str]] = {}
+"""Variables that a command's options stand for, before the environment's."""
 
 
 @cache
 def current() -> Settings:
     """Return this process's settings, read from the environment once."""
-    return Settings.from_environment(os.environ)
+    return Settings.from_environment({**os.environ, **_given})
+
+
+def give(variables: Mapping[str, object]) -> Settings:
+    """Read the settings anew, with a command's options before the environment.
+
+    Args:
+        variables: values by the names of variables; None is not given.
+
+    Raises:
+        InvalidArgs: a value does not parse; the message names the variable.
+    """
+    _given.update((name, str(value)) for name, value in variables.items() if value is not None)
+    current.cache_clear()
+    return current()
 
 
 def cache_dir() -> Path:
@@ -268,6 +344,8 @@ def state_dir() -> Path:
 
 def package_version() -> str:
     """Return the version of this package, ``source`` where it runs from a tree that is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and a guest does not ask
+
     try:
         return metadata.version("tensor-wasm")
     except metadata.PackageNotFoundError:

@@ -7,7 +7,10 @@ from typing import Final
 
 from tensorwasm.settings.parsing import Setting, flag, read, text
 
+SERVER: Final = "http://127.0.0.1:8080"
+
 CLIENT_SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting("server", "TENSOR_WASM_SERVER", text, SERVER, "URL of the server that the client commands talk to."),
     Setting("token", "TENSOR_WASM_TOKEN", text, "", "Bearer token that the client commands send."),
     Setting(
         "require_key_perms",
@@ -19,13 +22,22 @@ CLIENT_SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 
+def server() -> str:
+    """Return the URL of the server that this process's environment names.
+
+    Raises:
+        InvalidArgs: it is no text.
+    """
+    return str(_read("server"))
+
+
 def bearer() -> str:
     """Return the token of this process's environment; empty for none.
 
     Raises:
         InvalidArgs: it is no text.
     """
-    return str(read(CLIENT_SETTINGS[0], os.environ))
+    return str(_read("token"))
 
 
 def require_key_perms() -> bool:
@@ -34,4 +46,8 @@ def require_key_perms() -> bool:
     Raises:
         InvalidArgs: it is no flag.
     """
-    return bool(read(CLIENT_SETTINGS[1], os.environ))
+    return bool(_read("require_key_perms"))
+
+
+def _read(field: str) -> object:
+    return read(next(each for each in CLIENT_SETTINGS if each.field == field), os.environ)

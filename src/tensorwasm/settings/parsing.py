@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import MEMORY_KINDS, MemoryKind
+from tensorwasm.values import MEMORY_KINDS, NEWEST_PTX, OLDEST_PTX, MemoryKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,22 @@ def architecture(_name: str, text: str) -> tuple[int, int]:
     if found is None:
         raise ValueError
     return int(found[1]), int(found[2])
+
+
+def ptx_version(name: str, text: str) -> tuple[int, int]:
+    """Return a version of the PTX ISA from a text such as 8.4.
+
+    Raises:
+        InvalidArgs: it is older or newer than what is read.
+    """
+    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", text, re.ASCII)
+    if found is None:
+        raise ValueError
+    version = int(found[1]), int(found[2])
+    if not OLDEST_PTX <= version <= NEWEST_PTX:
+        oldest, newest = (".".join(map(str, each)) for each in (OLDEST_PTX, NEWEST_PTX))
+        raise InvalidArgs(f"{name} is from {oldest} to {newest}, not {text}")
+    return version
 
 
 def checked_memory_kind(name: str, kind: str) -> MemoryKind:

@@ -101,11 +101,25 @@ SERVICE_SETTINGS: Final[tuple[Setting, ...]] = (
         "Seconds after which a line of the audit log is on the disk at the latest.",
     ),
     Setting(
+        "audit_rotate_mib",
+        "TENSOR_WASM_API_AUDIT_ROTATE",
+        size,
+        64,
+        "Length in MiB from which a file of the audit log is full and the next one begins; 0 for one file without end.",
+    ),
+    Setting(
+        "audit_keep",
+        "TENSOR_WASM_API_AUDIT_KEEP",
+        size,
+        32,
+        "Full files of the audit log that are kept; a line says which was removed. 0 keeps all.",
+    ),
+    Setting(
         "snapshot_hmac_key",
         "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY",
         text,
         "",
-        "Key that signs snapshots of the service, 64 hex digits; empty takes the machine's own.",
+        "Key that signs the service's snapshots, 64 hex digits or a file's path; empty takes the data folder's own.",
     ),
     Setting(
         "kernel_hmac_key",
@@ -150,6 +164,13 @@ SERVICE_SETTINGS: Final[tuple[Setting, ...]] = (
         "Data folder of the service; empty takes service in the state folder.",
     ),
     Setting(
+        "disk_reserve_mib",
+        "TENSOR_WASM_API_DISK_RESERVE",
+        size,
+        64,
+        "Room of the data folder in MiB, below which /readyz says that the server is not ready; it serves on.",
+    ),
+    Setting(
         "max_body_mib",
         "TENSOR_WASM_API_MAX_BODY",
         count,
@@ -183,6 +204,20 @@ SERVICE_SETTINGS: Final[tuple[Setting, ...]] = (
         seconds,
         60.0,
         "Seconds without a call after which a session is saved and leaves memory until its next call.",
+    ),
+    Setting(
+        "session_lease_s",
+        "TENSOR_WASM_API_SESSION_LEASE",
+        seconds,
+        15.0,
+        "Seconds after which other servers of a shared database take the sessions of one that is not heard of.",
+    ),
+    Setting(
+        "server_name",
+        "TENSOR_WASM_API_SERVER_NAME",
+        text,
+        "",
+        "What clients are told who ask another server for a session of this one; empty takes the host's name and port.",
     ),
     Setting(
         "job_attempts",
@@ -246,6 +281,8 @@ class ServiceSettings:
     tenant_caps: str
     audit_log: str
     audit_flush_s: float
+    audit_rotate_mib: int
+    audit_keep: int
     snapshot_hmac_key: str = field(repr=False)
     kernel_hmac_key: str = field(repr=False)
     kernel_publish_tokens: str = field(repr=False)
@@ -253,11 +290,14 @@ class ServiceSettings:
     openai_models: str
     database: str = field(repr=False)
     data: str
+    disk_reserve_mib: int
     max_body_mib: int
     request_timeout_s: float
     max_deadline_s: float
     drain_s: float
     session_idle_s: float
+    session_lease_s: float
+    server_name: str
     job_attempts: int
     job_keep_s: float
     oidc_issuer: str

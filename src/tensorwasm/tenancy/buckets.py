@@ -110,6 +110,11 @@ class Buckets:
         bucket.tokens = tokens
         return (1.0 - tokens) / qps if qps > 0 else math.inf
 
+    def left(self, key: Hashable) -> float:
+        """Return how many tokens a key had when it was last asked for; 0.0 if nothing is known of it."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else bucket.tokens
+
     def give_back(self, key: Hashable) -> None:
         """Give back a token that was taken for what then did not happen."""
         bucket = self._buckets.get(key)
@@ -145,6 +150,10 @@ class Buckets:
             return False
         del self._buckets[best]
         return True
+
+
+Standing = tuple[str, float, float, float]
+"""How a token stands with one limit: its name, requests that come back in a second, most at once, how many are left."""
 
 
 @dataclass(slots=True)
@@ -191,6 +200,14 @@ class RateLimiter:
         if wait_s:
             self.buckets.give_back(token_id)
         return wait_s
+
+    def standing(self, token_id: str, tenant: int, qps: float, burst: float) -> tuple[Standing, ...]:
+        """Return how a token stands with each limit that there is, after `take`; the arguments are the same."""
+        own: Standing = ("tenant", qps, burst, self.buckets.left((token_id, tenant)))
+        if not self.backstop_burst:
+            return (own,) if burst > 0 else ()
+        whole: Standing = ("token", self.backstop_qps, self.backstop_burst, self.buckets.left(token_id))
+        return (whole, own) if burst > 0 else (whole,)
 
 
 def retry_after_s(wait_s: float) -> int:

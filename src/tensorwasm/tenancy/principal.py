@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, TypeVar
 
-from tensorwasm.errors import ScopeDenied, TenantScopeDenied
+from tensorwasm.errors import NotFound, ScopeDenied, TenantScopeDenied
 
 MAX_TENANT: Final = (1 << 64) - 1
 
@@ -24,6 +24,17 @@ SCOPES: Final[dict[str, str]] = {
 
 USER_SCOPES: Final = frozenset(SCOPES) - {"admin", "kernels:publish"}
 """What a token is given unless its maker says otherwise."""
+
+
+class Owned(Protocol):
+    """A record that is one tenant's."""
+
+    @property
+    def tenant(self) -> int:
+        """Whose it is."""
+
+
+_Record = TypeVar("_Record", bound=Owned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,17 @@ class Principal:
             raise ScopeDenied(f"the token lacks the scope {scope}")
 
 
-def require_owner(owner: int, tenant: int) -> None:
-    """Hold a record's owner against the tenant that asks for it, after it was found.
+def require_owned(found: _Record | None, tenant: int, noun: str) -> _Record:
+    """Return a record that was looked up, if there is one and it is the tenant's that asks for it.
+
+    Args:
+        found: the record, whoever's it is.
+        tenant: who asks.
+        noun: what it is, for the message.
 
     Raises:
-        TenantScopeDenied: it is another tenant's.
+        NotFound: it is not there, or another tenant's: the answer does not tell which.
     """
-    if owner != tenant:
-        raise TenantScopeDenied("this belongs to another tenant")
+    if found is None or found.tenant != tenant:
+        raise NotFound(f"there is no such {noun}")
+    return found

@@ -25,7 +25,7 @@ from typing import Final, Self
 
 import msgspec
 
-from tensorwasm.errors import InvalidArgs, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
 
 HELD: Final[dict[str, str]] = {
     "instances": "instances alive at a time, those of idle sessions in memory too",
@@ -105,6 +105,7 @@ class Holding(msgspec.Struct, gc=False):
 
     _lock: threading.Lock
     _held: dict[str, int]
+    _all: dict[str, int]
     _amounts: dict[str, int] | None
 
     def release(self) -> None:
@@ -116,6 +117,7 @@ class Holding(msgspec.Struct, gc=False):
                 held = self._held
                 for name, amount in amounts.items():
                     held[name] -= amount
+                self._all["memory_bytes"] -= amounts.get("memory_bytes", 0)
 
     def __enter__(self) -> Self:
         return self
@@ -134,10 +136,20 @@ class Quotas:
 
     Args:
         now_unix_ms: the clock of the budgets.
+        host_bytes: linear memory that all tenants together may hold; None does not limit it.
+
+    Attributes:
+        host_bytes: likewise.
     """
 
-    def __init__(self, now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(
+        self,
+        now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        host_bytes: int | None = None,
+    ) -> None:
         """Start with nothing held and nothing used up."""
+        self.host_bytes = host_bytes
+        self._all = {"memory_bytes": 0}
         self._now_unix_ms = now_unix_ms
         self._lock = threading.Lock()
         self._accounts: OrderedDict[int, _Account] = OrderedDict()
@@ -154,6 +166,7 @@ class Quotas:
 
         Raises:
             QuotaExceeded: it would be more than a limit; the message names the quota, what is held and the limit.
+            CapacityExhausted: all tenants together would hold more memory than there is for them.
             InvalidArgs: there is no such quota, or an amount is negative.
         """
         with self._lock:
@@ -167,7 +180,8 @@ class Quotas:
                         raise InvalidArgs(f"{amount} of {name} cannot be held")
                     raise self._refuse(name, used, amount, limits[name])
                 held[name] = used + amount
-        return Holding(self._lock, held, amounts)
+            self._take_of_all(held, amounts)
+        return Holding(self._lock, held, self._all, amounts)
 
     def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
         """Return if amounts of some quotas could be held, for what is over before anybody else could hold any.
@@ -263,6 +277,17 @@ class Quotas:
         """Return what all tenants have been charged with since the start: ``gpu_us`` and ``launches``."""
         with self._lock:
             return dict(self._spent)
+
+    def _take_of_all(self, held: dict[str, int], amounts: Mapping[str, int]) -> None:
+        """Count memory that a tenant has just taken as everybody's, or give all that it took back."""
+        wanted_bytes = amounts.get("memory_bytes", 0)
+        whole_bytes = self._all["memory_bytes"] + wanted_bytes
+        if wanted_bytes and self.host_bytes is not None and whole_bytes > self.host_bytes:
+            for name, amount in amounts.items():
+                held[name] -= amount
+            self._refusals["host_bytes"] = self._refusals.get("host_bytes", 0) + 1
+            raise CapacityExhausted("the memory of this machine is held by other instances; try again later")
+        self._all["memory_bytes"] = whole_bytes
 
     def _refuse(self, name: str, used: int, amount: int, limit: int) -> QuotaExceeded:
         self._refusals[name] = self._refusals.get(name, 0) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorwasm.errors import InvalidWasm
+from tensorwasm.errors import InvalidWasm, ModuleTooLarge
 
 _MAX_NAME_BYTES = 100_000
 
@@ -124,14 +124,15 @@ class Cursor:
         """Read a vector's length.
 
         Raises:
-            InvalidWasm: more than ``maximum``, or more than there are bytes left.
+            InvalidWasm: more than there are bytes left.
+            ModuleTooLarge: more than ``maximum``.
         """
         start = self.offset
         value = self.unsigned()
-        if value > maximum:
-            raise self.fail(f"{value} {what}, more than the {maximum} that are accepted", start)
         if value > self.end - self.offset:
             raise self.fail("unexpected end", start)
+        if value > maximum:
+            raise ModuleTooLarge(f"the module has {value} {what}; the limit is {maximum} (at byte {self.base + start})")
         return value
 
     def indices(self, maximum: int, what: str) -> tuple[int, ...]:

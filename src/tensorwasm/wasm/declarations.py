@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from tensorwasm.wasm.cursor import Cursor
 from tensorwasm.wasm.types import (
+    VALUE_TYPES,
     FuncType,
     GlobalType,
     MemoryType,
@@ -16,14 +18,18 @@ from tensorwasm.wasm.types import (
     read_global_type,
     read_memory_type,
     read_table_type,
+    read_tag_type,
     write_func_type,
     write_global_type,
     write_memory_type,
     write_table_type,
+    write_tag_type,
 )
 from tensorwasm.wasm.writing import name, unsigned, vector
 
 _T = TypeVar("_T")
+
+MAX_GLOBALS: Final = 1_000_000
 
 KINDS: Final = ("func", "table", "memory", "global", "tag")
 MAX_TYPES: Final = 100_000
@@ -32,14 +38,15 @@ MAX_EXPORTS: Final = 100_000
 MAX_FUNCTIONS: Final = 1_000_000
 MAX_TABLES: Final = 100
 MAX_MEMORIES: Final = 100
+MAX_TAGS: Final = 1_000_000
 
 ImportType = int | TableType | MemoryType | GlobalType
-"""What an import is: a function by the index of its type, or the type of anything else."""
+"""What an import is: a function or a tag by the index of its type, or the type of anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import: two names, one of ``func``, ``table``, ``memory`` and ``global``, and the type that this kind has."""
+    """One import: two names, one of `KINDS`, and the type that this kind has."""
 
     module: str
     name: str
@@ -88,8 +95,6 @@ def iterate_imports(cursor: Cursor) -> Iterator[Import]:
     for _ in range(cursor.count(MAX_IMPORTS, "imports")):
         module, field = cursor.name(), cursor.name()
         kind = read_kind(cursor)
-        if kind == "tag":
-            raise cursor.fail("tags are imported, but the exceptions proposal is off")
         yield Import(module, field, kind, _READ_IMPORT[kind](cursor))
 
 
@@ -113,12 +118,14 @@ _READ_IMPORT: Final[dict[str, Callable[[Cursor], ImportType]]] = {
     "table": read_table_type,
     "memory": read_memory_type,
     "global": read_global_type,
+    "tag": read_tag_type,
 }
 _WRITE_IMPORT: Final[dict[str, Callable[[Any], bytes]]] = {
     "func": unsigned,
     "table": write_table_type,
     "memory": write_memory_type,
     "global": write_global_type,
+    "tag": write_tag_type,
 }
 
 
@@ -152,6 +159,16 @@ def write_memories(memories: tuple[MemoryType, ...]) -> bytes:
     return vector([write_memory_type(memory) for memory in memories])
 
 
+def read_tags(cursor: Cursor) -> tuple[int, ...]:
+    """Read the tag section: the index of each one's signature."""
+    return read_vector(cursor, read_tag_type, MAX_TAGS, "tags")
+
+
+def write_tags(tags: tuple[int, ...]) -> bytes:
+    """Encode the tag section."""
+    return vector([write_tag_type(signature) for signature in tags])
+
+
 def iterate_exports(cursor: Cursor) -> Iterator[Export]:
     """Read the export section one by one: after each, the cursor is behind it."""
     for _ in range(cursor.count(MAX_EXPORTS, "exports")):
@@ -166,3 +183,29 @@ def read_exports(cursor: Cursor) -> tuple[Export, ...]:
 def write_exports(exports: tuple[Export, ...]) -> bytes:
     """Encode the export section."""
     return vector([name(item.name) + bytes([KINDS.index(item.kind)]) + unsigned(item.index) for item in exports])
+
+
+_GLOBAL_BYTES: Final = re.compile(
+    rb"([\x7b-\x7f])[\x00\x01](?:[\x41\x42][\x80-\xff]{0,9}[\x00-\x7f]|\x43.{4}|\x44.{8})\x0b", re.DOTALL
+)
+"""A global of a number with a constant as its first value, which nearly all are."""
+
+
+def read_global_types(cursor: Cursor) -> list[str]:
+    """Read the global section for the types alone, at the speed of a regular expression where globals are simple.
+
+    Raises:
+        InvalidWasm: it is malformed where this looks.
+    """
+    types = []
+    match, data, end = _GLOBAL_BYTES.match, cursor.data, cursor.end
+    for _ in range(cursor.count(MAX_GLOBALS, "globals")):
+        found = match(data, cursor.offset, end)
+        if found is not None:
+            types.append(VALUE_TYPES[found[1][0]])
+            cursor.offset = found.end()
+        else:
+            from tensorwasm.wasm.definitions import read_global  # noqa: PLC0415 - the table of instructions, rarely
+
+            types.append(read_global(cursor).type.value)
+    return types

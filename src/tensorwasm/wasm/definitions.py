@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.declarations import MAX_FUNCTIONS, read_vector
+from tensorwasm.wasm.declarations import MAX_FUNCTIONS, MAX_GLOBALS, read_vector
 from tensorwasm.wasm.instructions import Instruction, decode_stream, encode_stream, read
 from tensorwasm.wasm.types import (
     VALUE_CODES,
@@ -26,7 +26,6 @@ ACTIVE: Final = "active"
 PASSIVE: Final = "passive"
 DECLARATIVE: Final = "declarative"
 
-_MAX_GLOBALS: Final = 1_000_000
 _MAX_SEGMENTS: Final = 100_000
 _MAX_ELEMENTS: Final = 10_000_000
 _MAX_LOCALS: Final = (1 << 32) - 1
@@ -51,7 +50,7 @@ class Element:
     Attributes:
         mode: `ACTIVE`, `PASSIVE` or `DECLARATIVE`.
         items: indices of functions, or expressions.
-        type: ``funcref`` or ``externref``.
+        type: one of `tensorwasm.wasm.types.REFERENCE_TYPES`.
         table: where an active one goes.
         offset: where in the table, of an active one.
     """
@@ -104,7 +103,7 @@ class Body:
             KeyError: there is no such instruction or type.
             ValueError: an immediate is not of its kind.
         """
-        runs = vector([unsigned(count) + bytes([VALUE_CODES[name]]) for count, name in local_runs])
+        runs = vector([unsigned(count) + VALUE_CODES[name] for count, name in local_runs])
         return cls(runs + encode_stream(instructions) + encode_stream((_END,)))
 
     def local_runs(self) -> tuple[tuple[int, str], ...]:
@@ -166,13 +165,14 @@ def write_expression(expression: Expression) -> bytes:
     return encode_stream((*expression, _END))
 
 
-def _read_global(cursor: Cursor) -> Global:
+def read_global(cursor: Cursor) -> Global:
+    """Read one global with its first value."""
     return Global(read_global_type(cursor), read_expression(cursor))
 
 
 def read_globals(cursor: Cursor) -> tuple[Global, ...]:
     """Read the global section."""
-    return read_vector(cursor, _read_global, _MAX_GLOBALS, "globals")
+    return read_vector(cursor, read_global, MAX_GLOBALS, "globals")
 
 
 def write_globals(items: tuple[Global, ...]) -> bytes:
@@ -225,7 +225,7 @@ def _write_element(element: Element) -> bytes:
     else:
         flags |= _NOT_ACTIVE | (_HAS_INDEX if element.mode == DECLARATIVE else 0)
     if flags & (_NOT_ACTIVE | _HAS_INDEX):
-        head += bytes([VALUE_CODES[element.type] if by_expression else 0])
+        head += VALUE_CODES[element.type] if by_expression else b"\0"
     return bytes([flags]) + head + vector([_write_item(item, by_expression=by_expression) for item in element.items])
 
 

@@ -12,10 +12,13 @@ from typing import Any, Final
 
 from tensorwasm.wasm.cursor import Cursor
 from tensorwasm.wasm.types import (
-    REFERENCE_TYPES,
+    HEAP_TYPES,
+    NON_NULL,
+    NULLABLE,
     VALUE_CODES,
     VALUE_TYPES,
-    read_reference_type,
+    read_heap_type,
+    read_value_type,
     read_value_types,
     write_value_types,
 )
@@ -27,6 +30,9 @@ _LEB32: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _LEB64: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _ALIGN: Final = rb"(?:[\x00-\x3f]|[\x80-\xbf]\x80{0,3}\x00)"
 _ALIGN_AND_MEMORY: Final = rb"(?:[\x40-\x7f]|[\xc0-\xff]\x80{0,3}\x00)"
+_TYPED: Final = rb"[\x%02x\x%02x]" % (NULLABLE, NON_NULL)
+_VALUE_TYPE: Final = rb"(?:%b%b|.)" % (_TYPED, _LEB32)
+_CATCH: Final = rb"(?:[\x00\x01]%b%b|[\x02\x03]%b)" % (_LEB32, _LEB32, _LEB32)
 _COUNTED: Final = 0x80
 """Longer vectors than a pattern can count are read one by one."""
 
@@ -68,15 +74,18 @@ def _read_block(cursor: Cursor) -> str | int | None:
     code = value & 0x7F if value >= -_EMPTY_BLOCK else 0
     if code == _EMPTY_BLOCK:
         return None
-    if code not in VALUE_TYPES or cursor.offset > start + 1:
+    if cursor.offset > start + 1:
         raise cursor.fail("unknown block type", start)
-    return VALUE_TYPES[code]
+    if code in VALUE_TYPES:
+        return VALUE_TYPES[code]
+    cursor.offset = start
+    return read_value_type(cursor)
 
 
 def _write_block(block: str | int | None) -> bytes:
     if isinstance(block, int):
         return signed(block)
-    return bytes([_EMPTY_BLOCK if block is None else VALUE_CODES[block]])
+    return bytes([_EMPTY_BLOCK]) if block is None else VALUE_CODES[block]
 
 
 def _read_labels(cursor: Cursor) -> tuple[int, ...]:
@@ -86,6 +95,33 @@ def _read_labels(cursor: Cursor) -> tuple[int, ...]:
 def _write_labels(labels: tuple[int, ...]) -> bytes:
     *chosen, default = map(unsigned, labels)
     return vector(chosen) + default
+
+
+Catch = tuple[str, int | None, int]
+"""One of `_CATCHES`, the index of the tag where it has one, and the label."""
+_CATCHES: Final = ("catch", "catch_ref", "catch_all", "catch_all_ref")
+_TAGGED: Final = 2
+_MAX_CATCHES: Final = 10_000
+
+
+def _read_catches(cursor: Cursor) -> tuple[Catch, ...]:
+    catches = []
+    for _ in range(cursor.count(_MAX_CATCHES, "catches")):
+        kind = cursor.byte()
+        if kind >= len(_CATCHES):
+            raise cursor.fail("malformed catch", cursor.offset - 1)
+        tag = cursor.unsigned() if kind < _TAGGED else None
+        catches.append((_CATCHES[kind], tag, cursor.unsigned()))
+    return tuple(catches)
+
+
+def _write_catches(catches: tuple[Catch, ...]) -> bytes:
+    return vector(
+        [
+            bytes([_CATCHES.index(kind)]) + (unsigned(tag) if tag is not None else b"") + unsigned(label)
+            for kind, tag, label in catches
+        ]
+    )
 
 
 def _counted(item: bytes, more: int) -> bytes:
@@ -122,9 +158,9 @@ def _integer(bits: int, pattern: bytes) -> Immediate:
 
 
 def _write_reference(name: str) -> bytes:
-    if name not in REFERENCE_TYPES:
+    if name not in HEAP_TYPES:
         raise ValueError(f"{name} is not a reference type")
-    return bytes([VALUE_CODES[name]])
+    return VALUE_CODES[name]
 
 
 IMMEDIATES: Final[dict[str, Immediate]] = {
@@ -140,11 +176,13 @@ IMMEDIATES: Final[dict[str, Immediate]] = {
         _write_memarg,
         b"(?:%b|%b%b)%b" % (_ALIGN, _ALIGN_AND_MEMORY, _LEB32, _LEB64),
     ),
-    "block": Immediate(_read_block, _write_block, _LEB32),
+    "block": Immediate(_read_block, _write_block, rb"(?:%b%b|%b)" % (_TYPED, _LEB32, _LEB32)),
+    "catches": Immediate(_read_catches, _write_catches, _counted(_CATCH, 0)),
     "labels": Immediate(_read_labels, _write_labels, _counted(_LEB32, 1)),
-    "types": Immediate(read_value_types, write_value_types, _counted(b".", 0)),
-    "reference": Immediate(lambda cursor: read_reference_type(cursor, "reference type"), _write_reference, b"."),
+    "types": Immediate(read_value_types, write_value_types, _counted(_VALUE_TYPE, 0)),
+    "reference": Immediate(read_heap_type, _write_reference, _LEB32),
 }
 """By kind. Their values are: ``index``, ``i32``, ``i64``: a number; ``f32``, ``f64``: the number's bits; ``bytes16``:
 16 bytes; ``lane``: a number; ``memarg``: a `MemArg`; ``block``: the name of a value type, the index of a type, or
-None; ``labels``: a tuple, its last the default; ``types``: a tuple of names; ``reference``: a name."""
+None; ``labels``: a tuple, its last the default; ``catches``: a tuple of `Catch`; ``types``: a tuple of names;
+``reference``: a name."""

@@ -17,6 +17,7 @@ from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.cursor import Cursor
 from tensorwasm.wasm.immediates import IMMEDIATES
 from tensorwasm.wasm.opcodes import BY_NAME, OPCODES, PREFIXES, Opcode
+from tensorwasm.wasm.proposals import of_opcode, refuse
 from tensorwasm.wasm.writing import unsigned
 
 Instruction = tuple[Any, ...]
@@ -38,6 +39,7 @@ def read(cursor: Cursor) -> Instruction:
 
     Raises:
         InvalidWasm: there is no such instruction, or it is cut off.
+        UnsupportedProposal: it is of a proposal that is off.
 
     Source: Wasm core 2.0, 5.4.
     """
@@ -47,6 +49,9 @@ def read(cursor: Cursor) -> Instruction:
         prefix, code = code, cursor.unsigned()
     form = _READERS.get((prefix, code))
     if form is None:
+        proposal = of_opcode(prefix, code)
+        if proposal is not None:
+            raise refuse(proposal, cursor.base + start)
         raise cursor.fail(f"unknown instruction {f'{prefix:#04x} ' if prefix else ''}{code:#04x}", start)
     name, readers = form
     return (name, *[read_immediate(cursor) for read_immediate in readers])

@@ -51,6 +51,7 @@ class Module:
         functions: for each function defined, the index of its type.
         tables: the defined ones.
         memories: the defined ones.
+        tags: for each tag defined, the index of its signature.
         globals: the defined ones.
         exports: in order.
         start: index of the function that instantiating runs, or None.
@@ -67,6 +68,7 @@ class Module:
     functions: tuple[int, ...] = ()
     tables: tuple[TableType, ...] = ()
     memories: tuple[MemoryType, ...] = ()
+    tags: tuple[int, ...] = ()
     globals: tuple[Global, ...] = ()
     exports: tuple[Export, ...] = ()
     start: int | None = None
@@ -95,6 +97,7 @@ _SECTIONS: Final = {
     frame.FUNCTION: _Section("functions", declarations.read_functions, declarations.write_functions),
     frame.TABLE: _Section("tables", declarations.read_tables, declarations.write_tables),
     frame.MEMORY: _Section("memories", declarations.read_memories, declarations.write_memories),
+    frame.TAG: _Section("tags", declarations.read_tags, declarations.write_tags),
     frame.GLOBAL: _Section("globals", definitions.read_globals, definitions.write_globals),
     frame.EXPORT: _Section("exports", declarations.read_exports, declarations.write_exports),
     frame.START: _Section("start", Cursor.unsigned, unsigned),
@@ -129,11 +132,9 @@ def decode(wasm: bytes) -> Module:
         if section == frame.CUSTOM:
             value = Custom(cursor.name(), cursor.take(cursor.end - cursor.offset), after)
             customs.append(value)
-        elif section in _SECTIONS:
+        else:
             value = values[_SECTIONS[section].attribute] = _SECTIONS[section].read(cursor)
             after = section
-        else:
-            raise cursor.fail("there are tags, but the exceptions proposal is off", start)
         if not cursor.done():
             raise cursor.fail("section size mismatch")
         kept.append(Kept(section, value, view[start : cursor.end]))

@@ -3,7 +3,7 @@
 Rows are runs: the first code, the kinds of immediates, and names by ascending code; ``-`` is a code without an
 instruction. Codes above 0xFF have the prefix 0xFC or 0xFD in their upper half.
 
-Source: Wasm core 2.0, 5.4; the proposals tail call, memory64, multi-memory and relaxed SIMD.
+Source: Wasm core 2.0, 5.4; the proposals tail call, memory64, multi-memory, relaxed SIMD and exception handling.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _RUNS: Final[tuple[tuple[int, str, str], ...]] = (
     (0x00, "", "unreachable nop"),
     (0x02, "block", "block loop if"),
     (0x05, "", "else"),
+    (0x08, "index", "throw"),
+    (0x0A, "", "throw_ref"),
     (0x0B, "", "end"),
     (0x0C, "index", "br br_if"),
     (0x0E, "labels", "br_table"),
@@ -32,6 +34,7 @@ _RUNS: Final[tuple[tuple[int, str, str], ...]] = (
     (0x13, "index index", "return_call_indirect"),
     (0x1A, "", "drop select"),
     (0x1C, "types", "select_t"),
+    (0x1F, "block catches", "try_table"),
     (0x20, "index", "local.get local.set local.tee global.get global.set table.get table.set"),
     (0x28, "memarg", "i32.load i64.load f32.load f64.load"),
     (0x2C, "memarg", "i32.load8_s i32.load8_u i32.load16_s i32.load16_u"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tensorwasm.errors import InvalidWasm
+from tensorwasm.wasm import proposals
 from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.writing import unsigned
+from tensorwasm.wasm.writing import unsigned, vector
 
 VALUE_TYPES: Final = {
     0x7F: "i32",
@@ -16,13 +18,27 @@ VALUE_TYPES: Final = {
     0x7B: "v128",
     0x70: "funcref",
     0x6F: "externref",
+    0x69: "exnref",
+    0x74: "nullexnref",
 }
-VALUE_CODES: Final = {name: code for code, name in VALUE_TYPES.items()}
-REFERENCE_TYPES: Final = frozenset({"funcref", "externref"})
+NULLABLE, NON_NULL = 0x63, 0x64
+_LONG_FORMS: Final = {  # of types that have no byte of their own, or a shorter form
+    **{(NULLABLE, code): VALUE_TYPES[code] for code in (0x70, 0x6F, 0x69, 0x74)},
+    (NON_NULL, 0x69): "(ref exn)",
+    (NON_NULL, 0x74): "(ref noexn)",
+}
+VALUE_CODES: Final = {
+    **{name: bytes(form) for form, name in _LONG_FORMS.items()},
+    **{name: bytes([code]) for code, name in VALUE_TYPES.items()},
+}
+HEAP_TYPES: Final = frozenset({"funcref", "externref", "exnref", "nullexnref"})
+"""What ``ref.null`` can be of, by the name of the type that it gives."""
+REFERENCE_TYPES: Final = HEAP_TYPES | {"(ref exn)", "(ref noexn)"}
 
 _MAX_VALUES: Final = 1_000
 _FUNCTION_TYPE: Final = 0x60
-_HAS_MAXIMUM, _SHARED, _IS_64 = 1, 2, 4
+_HAS_MAXIMUM, _SHARED, _IS_64, _PAGE_SIZE = 1, 2, 4, 8
+_TABLE_WITH_VALUE: Final = 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ class FuncType:
     """A function signature.
 
     Attributes:
-        params: value type names: ``i32``, ``i64``, ``f32``, ``f64``, ``v128``, ``funcref``, ``externref``.
+        params: value type names: those of `VALUE_CODES`.
         results: the same.
     """
 
@@ -48,7 +64,7 @@ class TableType:
     Attributes:
         minimum: elements at the start.
         maximum: declared maximum in elements, or None.
-        element: ``funcref`` or ``externref``.
+        element: one of `REFERENCE_TYPES`.
         is_64: indices are 64 bits wide.
     """
 
@@ -93,23 +109,62 @@ def read_value_type(cursor: Cursor) -> str:
     """
     code = cursor.byte()
     name = VALUE_TYPES.get(code)
-    if name is None:
-        raise cursor.fail(f"unknown value type {code:#04x}")
-    return name
+    return name if name is not None else _read_other(cursor, code, f"value type {code:#04x}")
 
 
 def read_reference_type(cursor: Cursor, what: str) -> str:
-    """Read ``funcref`` or ``externref``.
+    """Read one of `REFERENCE_TYPES`.
 
     Raises:
-        InvalidWasm: it is neither.
+        InvalidWasm: it is another type, or none.
+        UnsupportedProposal: it is of a proposal that is off.
 
-    Source: Wasm core 2.0, 5.3.3.
+    Source: Wasm core 3.0, 5.3.5.
     """
-    name = VALUE_TYPES.get(cursor.byte())
+    code = cursor.byte()
+    name = VALUE_TYPES.get(code)
+    if name is None:
+        return _read_other(cursor, code, what)
     if name not in REFERENCE_TYPES:
         raise cursor.fail(f"unknown {what}", cursor.offset - 1)
     return name
+
+
+def read_heap_type(cursor: Cursor) -> str:
+    """Read what a null reference is of; return the name of its type.
+
+    Raises:
+        InvalidWasm: there is no such type.
+        UnsupportedProposal: it is of a proposal that is off.
+
+    Source: Wasm core 3.0, 5.3.4.
+    """
+    start = cursor.offset
+    value = cursor.signed(33)
+    if value >= 0:
+        raise proposals.refuse("function-references", cursor.base + start)
+    name = VALUE_TYPES.get(value & 0x7F) if cursor.offset == start + 1 else None
+    if name in HEAP_TYPES:
+        return name
+    raise _refuse(cursor, value & 0x7F, "reference type", start)
+
+
+def _read_other(cursor: Cursor, code: int, what: str) -> str:
+    """Read the rest of a type that is not one of a single byte."""
+    start = cursor.offset - 1
+    if code not in (NULLABLE, NON_NULL):
+        raise _refuse(cursor, code, what, start)
+    heap = cursor.signed(33)
+    name = _LONG_FORMS.get((code, heap & 0x7F)) if heap < 0 else None
+    if name is None:
+        proposal = proposals.of_value_type(heap & 0x7F) if heap < 0 else None
+        raise proposals.refuse(proposal or "function-references", cursor.base + start)
+    return name
+
+
+def _refuse(cursor: Cursor, code: int, what: str, start: int) -> InvalidWasm:
+    proposal = proposals.of_value_type(code)
+    return proposals.refuse(proposal, cursor.base + start) if proposal else cursor.fail(f"unknown {what}", start)
 
 
 def read_value_types(cursor: Cursor) -> tuple[str, ...]:
@@ -118,16 +173,18 @@ def read_value_types(cursor: Cursor) -> tuple[str, ...]:
     Raises:
         InvalidWasm: one is unknown, or there are more than engines accept.
     """
-    codes = cursor.take(cursor.count(_MAX_VALUES, "values in a signature"))
+    count = cursor.count(_MAX_VALUES, "values in a signature")
+    start = cursor.offset
     try:
-        return tuple([VALUE_TYPES[code] for code in codes])
-    except KeyError as error:
-        raise cursor.fail(f"unknown value type {error.args[0]:#04x}") from None
+        return tuple([VALUE_TYPES[code] for code in cursor.take(count)])
+    except KeyError:
+        cursor.offset = start
+        return tuple([read_value_type(cursor) for _ in range(count)])
 
 
 def write_value_types(names: tuple[str, ...]) -> bytes:
     """Encode a vector of value types."""
-    return unsigned(len(names)) + bytes([VALUE_CODES[name] for name in names])
+    return vector([VALUE_CODES[name] for name in names])
 
 
 def read_func_type(cursor: Cursor) -> FuncType:
@@ -138,8 +195,10 @@ def read_func_type(cursor: Cursor) -> FuncType:
 
     Source: Wasm core 2.0, 5.3.6.
     """
-    if cursor.byte() != _FUNCTION_TYPE:
-        raise cursor.fail("not a function type; the GC proposal is off", cursor.offset - 1)
+    code = cursor.byte()
+    if code != _FUNCTION_TYPE:
+        proposal, at = proposals.of_type(code), cursor.offset - 1
+        raise proposals.refuse(proposal, cursor.base + at) if proposal else cursor.fail("not a type", at)
     params = read_value_types(cursor)
     return FuncType(params, read_value_types(cursor))
 
@@ -151,6 +210,8 @@ def write_func_type(signature: FuncType) -> bytes:
 
 def _read_limits(cursor: Cursor, allowed: int) -> tuple[int, int, int | None]:
     flags = cursor.byte()
+    if flags & ~allowed == _PAGE_SIZE:
+        raise proposals.refuse("custom-page-sizes", cursor.base + cursor.offset - 1)
     if flags & ~allowed:
         raise cursor.fail(f"unknown limits flags {flags:#04x}", cursor.offset - 1)
     start = cursor.offset
@@ -175,6 +236,8 @@ def read_table_type(cursor: Cursor) -> TableType:
 
     Source: Wasm core 2.0, 5.3.9; the memory64 proposal.
     """
+    if cursor.data[cursor.offset : cursor.offset + 1] == bytes([_TABLE_WITH_VALUE]):
+        raise proposals.refuse("function-references", cursor.base + cursor.offset)
     element = read_reference_type(cursor, "table element type")
     flags, minimum, maximum = _read_limits(cursor, _HAS_MAXIMUM | _IS_64)
     return TableType(minimum, maximum, element, bool(flags & _IS_64))
@@ -183,7 +246,7 @@ def read_table_type(cursor: Cursor) -> TableType:
 def write_table_type(table: TableType) -> bytes:
     """Encode a table's type."""
     limits = _write_limits(_IS_64 * table.is_64, table.minimum, table.maximum)
-    return bytes([VALUE_CODES[table.element]]) + limits
+    return VALUE_CODES[table.element] + limits
 
 
 def read_memory_type(cursor: Cursor) -> MemoryType:
@@ -220,4 +283,22 @@ def read_global_type(cursor: Cursor) -> GlobalType:
 
 def write_global_type(global_type: GlobalType) -> bytes:
     """Encode a global's type."""
-    return bytes([VALUE_CODES[global_type.value], global_type.mutable])
+    return VALUE_CODES[global_type.value] + bytes([global_type.mutable])
+
+
+def read_tag_type(cursor: Cursor) -> int:
+    """Read a tag's type: the index of a signature, whose parameters an exception carries.
+
+    Raises:
+        InvalidWasm: its attribute is none that there is.
+
+    Source: Wasm core 3.0, 5.3.16.
+    """
+    if cursor.byte():
+        raise cursor.fail("malformed tag attribute", cursor.offset - 1)
+    return cursor.unsigned()
+
+
+def write_tag_type(signature: int) -> bytes:
+    """Encode a tag's type."""
+    return b"\0" + unsigned(signature)

@@ -10,3 +10,4 @@ for arch in sm_80 sm_90; do compile tensor "$arch"; done
 compile reduce sm_75
 compile functions sm_80
 compile cluster sm_90
+compile printing sm_75

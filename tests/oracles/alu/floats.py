@@ -93,7 +93,9 @@ def selection(form: Form) -> Judge:
     pick = min if form.opcode == "min" else max
     type_ = form.last
 
-    def judge(a: int, b: int) -> tuple[Any]:
+    def judge(a: int, b: int, *others: int) -> tuple[Any]:
+        if others:  # of three magnitudes: of the first two, and then of that and the third
+            return judge(judge(a, b)[0], *others)
         x, y = (load(form, bits, type_) for bits in (a, b))
         flip = is_negative(x) != is_negative(y) if not (is_nan(x) or is_nan(y)) else bool((a ^ b) >> (width(type_) - 1))
         if "abs" in form.flags:

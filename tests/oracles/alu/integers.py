@@ -66,16 +66,17 @@ def multiplied_and_added(form: Form) -> Judge:
 
 
 def chained(form: Form) -> Judge:
+    """Judge a link of a chain: a subtraction adds the complement, so that its carry says that nothing was borrowed."""
     reads = form.opcode.endswith("c")
     minus = form.opcode.startswith("sub")
     size = width(form.last)
 
     def judge(*sources: Any) -> tuple[Any, ...]:
-        carry = int(sources[-1]) if reads else 0
+        carry = int(sources[-1]) if reads else int(minus)
         a, b = sources[:2] if form.opcode[0] != "m" else (product(form, *sources[:2]), sources[2])
-        exact = a - b - carry if minus else a + b + carry
+        exact = wrap(a, size) + wrap(~b if minus else b, size) + carry
         result = wrap(exact, size)
-        return (result, exact != result) if "cc" in form.flags else (result,)
+        return (result, bool(exact >> size)) if "cc" in form.flags else (result,)
 
     return judge
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from fakes.client import FakeServer
-from tensorwasm.cli import app, client
+from tensorwasm.cli import client, entry
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Done:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.delenv("TENSOR_WASM_TOKEN", raising=False)
+    for name in ("TENSOR_WASM_TOKEN", "TENSOR_WASM_SERVER"):
+        monkeypatch.delenv(name, raising=False)
     server = FakeServer()
     monkeypatch.setattr(client, "connect", server.connect)
     return server
@@ -28,7 +29,7 @@ def cli(capfd):
     """Run a command line, and return its exit code and output."""
 
     def run(*arguments):
-        code = app._dispatch([str(argument) for argument in arguments])
+        code = entry.dispatch([str(argument) for argument in arguments])
         return Done(code, *capfd.readouterr())
 
     return run

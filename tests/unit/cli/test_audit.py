@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tensorwasm.cli.app import _dispatch
+from tensorwasm.cli.entry import dispatch
 from tensorwasm.tenancy.audit import AuditLog, AuditRecord, outcome_of
 
 
@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 def test_a_whole_log_is_ok(path, capsys):
-    assert _dispatch(["audit", "verify", str(path)]) == 0
+    assert dispatch(["audit", "verify", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("ok: 6 lines, 1 to 6, the last with hash ")
     assert json.loads(path.read_bytes().splitlines()[-1])["hash"] in out
@@ -27,21 +27,21 @@ def test_a_whole_log_is_ok(path, capsys):
 
 def test_a_changed_log_is_not_and_says_where(path, capsys):
     path.write_bytes(path.read_bytes().replace(b'"ts_unix_ms":2,', b'"ts_unix_ms":9,'))
-    assert _dispatch(["audit", "verify", str(path)]) == 1
+    assert dispatch(["audit", "verify", str(path)]) == 1
     assert capsys.readouterr().out.startswith(f"{path}:4: not a line as it was written\nNOT OK: 5 lines, 1 to 6")
 
 
 def test_a_cut_log_shows_unless_nobody_asks(path, capsys):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    assert _dispatch(["audit", "verify", "--json", str(path)]) == 1
+    assert dispatch(["audit", "verify", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["lines"]) == (False, 3)
     assert found["findings"] == [
         {"path": str(path), "line": 0, "detail": "the end is cut off: 3 lines had been flushed that are not there"}
     ]
-    assert _dispatch(["audit", "verify", "--no-head", str(path)]) == 0
+    assert dispatch(["audit", "verify", "--no-head", str(path)]) == 0
 
 
 def test_what_cannot_be_read_is_an_error(tmp_path, capsys):
-    assert _dispatch(["audit", "verify", str(tmp_path / "none.log")]) == 1
+    assert dispatch(["audit", "verify", str(tmp_path / "none.log")]) == 1
     assert capsys.readouterr().err.startswith("error: store_unavailable: ")

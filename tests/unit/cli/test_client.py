@@ -24,6 +24,20 @@ def test_a_request_says_who_asks_and_for_whom(server, cli, monkeypatch):
     assert (headers["Authorization"], headers["X-TensorWasm-Tenant"]) == ("Bearer hunter2", str(2**64 - 1))
 
 
+def test_the_server_is_the_environments_unless_it_is_said(server, cli, monkeypatch):
+    server["GET /metrics"] = METRICS
+    for variable, arguments, host in (
+        (None, (), "127.0.0.1:8080"),
+        ("https://one:1/", (), "one:1"),
+        ("https://one", ("--server", "http://localhost:9"), "localhost:9"),
+    ):
+        monkeypatch.setenv("TENSOR_WASM_SERVER", variable or "")
+        assert cli("metrics", *arguments).code == 0
+        assert server.requests[-1].url.netloc == host.encode()
+    monkeypatch.setenv("TENSOR_WASM_SERVER", "one")
+    assert cli("metrics").code == 2
+
+
 def test_tenant_0_and_no_token_are_left_out(server, cli):
     server["GET /metrics"] = METRICS
     assert cli("metrics", "--tenant", 0).code == 0

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import sys
+import urllib.parse
 from types import SimpleNamespace
 
 import pytest
@@ -26,18 +27,42 @@ def test_a_module_is_sent_as_it_is_and_its_id_is_printed(server, cli, module):
     server["POST /functions"] = {"id": ID}
     done = cli("deploy", module)
     assert (done.code, done.out) == (0, f"{ID}\n")
-    assert server.asked == ["POST /functions?name=adder"]
+    assert server.asked == ["POST /functions?name=adder&if_exists=new_version"]
     assert (server.requests[0].content, server.requests[0].headers["Content-Type"]) == (WASM, "application/wasm")
 
 
 def test_options_go_with_the_module_and_what_was_not_said_is_left_out(server, cli, module):
     server["POST /functions"] = {"id": ID}
-    options = ("--name", "added", "--grant", "cuda", "--memory", 64, "--timeout", 2.5, "--env", "A=b=c", "--warm", 2)
+    options = (
+        "--name",
+        "added",
+        "--grant",
+        "cuda",
+        "--memory",
+        64,
+        "--timeout",
+        2.5,
+        "--env",
+        "A=b=c",
+        "--warm",
+        2,
+        "--model",
+    )
     done = cli("deploy", module, *options, "--output", "json", "--idempotency-key", "once")
     assert (done.code, json.loads(done.out)) == (0, {"id": ID})
-    wanted = {"grants": ["cuda"], "memory_mib": 64, "timeout_s": 2.5, "env": {"A": "b=c"}, "warm": 2}
-    assert server.bodies == [{"name": "added", "wasm_b64": base64.b64encode(WASM).decode(), "options": wanted}]
+    wanted = {"grants": ["cuda"], "memory_mib": 64, "timeout_s": 2.5, "env": {"A": "b=c"}, "warm": 2, "model": True}
+    body = {"name": "added", "wasm_b64": base64.b64encode(WASM).decode(), "options": wanted}
+    assert server.bodies == [body | {"if_exists": "new_version"}]
     assert server.requests[0].headers["Idempotency-Key"] == "once"
+
+
+def test_another_function_of_a_name_is_made_only_if_that_is_said(server, cli, module):
+    server["POST /functions"] = {"id": ID}
+    assert cli("deploy", module, "--new").code == 0
+    assert cli("deploy", module, "--new", "--no-model").code == 0
+    assert server.asked[0] == "POST /functions?name=adder&if_exists=new_function"
+    body = json.loads(server.requests[1].content)
+    assert (body["if_exists"], body["options"]) == ("new_function", {"model": False})
 
 
 def test_a_module_from_standard_input_needs_a_name(server, cli, monkeypatch):
@@ -151,8 +176,15 @@ def test_a_function_is_deleted(server, cli):
     assert cli("functions", "delete", ID).code == 0
 
 
-@pytest.mark.parametrize("identity", ["..", ".", "a/b", "a%2fb", "a?b", "", "é", "a" * 257])
-def test_an_id_that_would_be_another_path_is_a_mistake(server, cli, identity):
-    assert cli("functions", "delete", identity).code == 2
-    assert cli("invoke", identity).code == 2
+@pytest.mark.parametrize("reference", ["..", ".", "a/b", "a\nb", "", "a" * 257])
+def test_what_would_be_another_path_is_a_mistake(server, cli, reference):
+    assert cli("functions", "delete", reference).code == 2
+    assert cli("invoke", reference).code == 2
     assert not server.requests
+
+
+@pytest.mark.parametrize("name", ["adder", "a b", "a?b", "a%2fb", "é", "a@live", "a#b@3", "..."])
+def test_a_function_is_named_as_it_is_called(server, cli, name):
+    server[f"DELETE /functions/{name}"] = (204, None)
+    assert cli("functions", "delete", name).code == 0
+    assert server.requests[0].url.raw_path.decode() == f"/functions/{urllib.parse.quote(name, safe='@')}"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.client import refuse
-from tensorwasm.cli import app, jobs
+from tensorwasm.cli import entry, jobs
 from tensorwasm.cli.events import decode_chunk, read_events, writer
 from tensorwasm.cli.invoke import format_result
 from tensorwasm.errors import Refused
@@ -97,9 +97,8 @@ def test_json_has_all_of_the_answer(server, cli):
         (ID, "--stream", "--async"),
         (ID, "--wait"),
         (ID, "--idempotency-key", "a"),
-        (f"{ID}@",),
-        (f"{ID}@a@b",),
-        (f"{ID}@..",),
+        (f"{ID}/1",),
+        ("..",),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_sent(server, cli, arguments):
@@ -129,7 +128,7 @@ def events(*chunks, last=sse.encode_event("done", '{"status":"ok"}')):  # noqa: 
 
 def test_a_stream_is_written_byte_by_byte(server, capfdbinary):
     server[STREAM] = events(b"caf\xc3", b"\xa9\r\n\0", b"\xff", b"line\nline")
-    assert app._dispatch(["invoke", ID, "--stream"]) == 0
+    assert entry.dispatch(["invoke", ID, "--stream"]) == 0
     assert capfdbinary.readouterr().out == b"caf\xc3\xa9\r\n\0\xffline\nline"
     assert server.requests[0].headers["Accept"] == "text/event-stream"
 
@@ -268,3 +267,13 @@ def test_a_job_is_shown_with_what_came_of_it(server, cli):
 def test_a_job_is_cancelled(server, cli):
     server["DELETE /jobs/j"] = {**JOB, "status": "cancelled"}
     assert "cancelled" in cli("jobs", "cancel", "j").out
+
+
+def test_what_a_guest_that_failed_left_is_printed(server, cli):
+    frame = {"function": 1, "name": "f", "offset": 84, "file": "a.c\x1b", "line": 3}
+    left = {"stdout": {"text": "out\n"}, "stderr": {"text": "err\n"}, "backtrace": [frame]}
+    server[INVOKE] = httpx.Response(500, json={"error": {"kind": "wasmtime", "message": "it trapped", **left}})
+    done = cli("invoke", ID)
+    assert (done.code != 0, done.out) == (True, "out\n")
+    assert done.err.startswith("err\n")
+    assert "f (function 1, byte 0x54, a.c\\x1b:3)" in done.err

@@ -102,3 +102,17 @@ def test_what_is_no_ptx_is_not_sent(server, cli, files):
     assert publish(cli, files, name="a\nb").code == 2
     assert publish(cli, files, ptx="none").code == 2
     assert server.bodies == []
+
+
+def test_each_kernel_of_a_text_says_whether_a_device_takes_it(cli, tmp_path):
+    text = tmp_path / "some.ptx"
+    text.write_text(TEXT + ".visible .entry odd()\n{\n    wgmma.fence.sync.aligned;\n    ret;\n}\n")
+    done = cli("kernel", "check", text, "--device", "emulator", "--output", "json")
+    assert done.code == 1
+    fine, odd = json.loads(done.out)
+    assert (fine["kernel"], fine["state"]) == ("fill", "ok")
+    assert (odd["kernel"], odd["state"]) == ("odd", "unsupported_ptx")
+    assert odd["line"] == TEXT.count("\n") + 3
+    assert "warpgroup" in odd["reason"]
+    text.write_text(TEXT)
+    assert cli("kernel", "check", text, "--device", "emulator").code == 0

@@ -110,7 +110,7 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(snapshot, folder):
     wasi = '(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))) (memory 1))'
     (folder / "wasi.wasm").write_bytes(bytes(wat2wasm(wasi)))
     with pytest.raises(NotCapturable, match="folders"):
-        snapshot("save", "wasi.wasm", "one.tws", "--grant", f"read:{folder}")
+        snapshot("save", "wasi.wasm", "one.tws", "--grant", f"dir:{folder}:ro")
     assert not (folder / "one.tws").exists()
 
 

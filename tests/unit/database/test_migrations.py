@@ -5,9 +5,9 @@ import threading
 import pytest
 from sqlalchemy import insert, inspect, select, text
 
-from tensorwasm.database.migrations import VERSION_KEY, Step, migrate
+from tensorwasm.database.migrations import STEPS, VERSION_KEY, Step, migrate
 from tensorwasm.database.opening import open_database
-from tensorwasm.database.schema import META
+from tensorwasm.database.schema import META, METADATA
 from tensorwasm.errors import DatabaseUnavailable, SchemaTooNew
 
 
@@ -19,7 +19,9 @@ def fail(connection):
     raise DatabaseUnavailable("the disk of the database is full")
 
 
-COLOUR = Step(2, "facts have a colour", add_column)
+LATEST = 1 + len(STEPS)
+COLOUR = Step(LATEST + 1, "facts have a colour", add_column)
+MORE = (*STEPS, COLOUR)
 
 
 def version(database):
@@ -39,30 +41,30 @@ def test_a_new_database_is_of_the_latest_version(database):
 def test_an_old_database_takes_the_steps_that_it_lacks_and_keeps_its_rows(database):
     with database.writing() as connection:
         connection.execute(insert(META).values(key="name", value="old"))
-    assert migrate(database, [COLOUR]) == 2
-    assert migrate(database, [COLOUR]) == 2
+    assert migrate(database, MORE) == LATEST + 1
+    assert migrate(database, MORE) == LATEST + 1
     with database.reading() as connection:
         assert connection.execute(text("SELECT value, colour FROM meta WHERE key = 'name'")).one() == ("old", "grey")
 
 
 def test_a_step_that_fails_leaves_nothing_of_those_before_it(database):
     with pytest.raises(DatabaseUnavailable):
-        migrate(database, [COLOUR, Step(3, "fails", fail)])
-    assert version(database) == "1"
+        migrate(database, [*MORE, Step(LATEST + 2, "fails", fail)])
+    assert version(database) == str(LATEST)
     assert "colour" not in columns(database)
-    assert migrate(database, [COLOUR]) == 2
+    assert migrate(database, MORE) == LATEST + 1
 
 
 def test_a_later_releases_database_is_refused_and_left_alone(database, address):
-    migrate(database, [COLOUR])
-    with pytest.raises(SchemaTooNew, match=r"version 2.*up to 1"):
+    migrate(database, MORE)
+    with pytest.raises(SchemaTooNew, match=rf"version {LATEST + 1}.*up to {LATEST}"):
         open_database(address)
-    assert version(database) == "2"
+    assert version(database) == str(LATEST + 1)
 
 
 def test_of_several_that_migrate_at_once_one_does(address):
     databases = [open_database(address) for _ in range(4)]
-    steps = [Step(2, "counts", lambda connection: (add_column(connection), taken.append(1)))]
+    steps = [*STEPS, Step(LATEST + 1, "counts", lambda connection: (add_column(connection), taken.append(1)))]
     taken, versions = [], []
     threads = [threading.Thread(target=lambda d=d: versions.append(migrate(d, steps))) for d in databases]
     for thread in threads:
@@ -71,4 +73,21 @@ def test_of_several_that_migrate_at_once_one_does(address):
         thread.join()
     for database in databases:
         database.close()
-    assert (taken, versions) == ([1], [2] * 4)
+    assert (taken, versions) == ([1], [LATEST + 1] * 4)
+
+
+def test_the_first_releases_tables_become_those_of_today(database):
+    """What the steps make of an old database is what a new one is made as."""
+    with database.writing() as connection:
+        connection.execute(text("DROP TABLE servers"))
+        connection.execute(text("DROP INDEX sessions_by_owner"))
+        connection.execute(text("ALTER TABLE sessions DROP COLUMN owner"))
+        connection.execute(text("ALTER TABLE sessions DROP COLUMN epoch"))
+        connection.execute(text("UPDATE meta SET value = '1'"))
+    assert migrate(database) == LATEST
+    with database.reading() as connection:
+        found = inspect(connection)
+        for table in METADATA.sorted_tables:
+            columns = {column["name"]: column["nullable"] for column in found.get_columns(table.name)}
+            assert columns == {column.name: column.nullable for column in table.columns}
+            assert {each["name"] for each in found.get_indexes(table.name)} >= {each.name for each in table.indexes}

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from fakes.device import FakeDevice
-from strategies.kernels import FILL, NOTHING, VECTOR_ADD, padded, with_global
+from strategies.kernels import FILL, NOTHING, VECTOR_ADD, padded, with_global, with_variable
 from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, MalformedPtx, QuotaExceeded
 from tensorwasm.gpu.accounts import Accounts
 from tensorwasm.gpu.kernels import KernelCache, digest
@@ -15,7 +15,7 @@ from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.values import NEVER, Deadline
 
 HERE = (9, 0)
-CONSTANT = NOTHING.replace(b".visible", b".const .align 4 .b8 table[4];\n.visible", 1)
+CONSTANT = with_variable(b"const", 4)
 
 
 @pytest.fixture

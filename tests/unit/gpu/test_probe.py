@@ -4,12 +4,13 @@ from hypothesis import strategies as st
 
 from fakes.driver import FakeDriver
 from tensorwasm import settings
-from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded, UnsupportedPtx
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.probe import CHOICES, open_device, open_emulator, parse_choice
+from tensorwasm.ptx import parse
 from tensorwasm.settings import Settings
-from tensorwasm.values import MIB, Place
+from tensorwasm.values import MIB, NEVER, NEWEST_PTX, Place
 
 
 class Emulator:
@@ -56,6 +57,26 @@ def test_the_emulator_has_the_memory_that_the_settings_give_it(monkeypatch):
     with pytest.raises(QuotaExceeded):
         device.allocate(4 * MIB)
     device.close()
+
+
+def test_the_emulator_takes_the_newest_ptx_that_is_read_unless_told_otherwise(monkeypatch):
+    newest = parse(f".version {NEWEST_PTX[0]}.{NEWEST_PTX[1]}\n.target sm_90a\n.address_size 64\n")
+    device, _ = open_device("emulator")
+    device.unload(device.load(newest, NEVER))
+    device.close()
+    told = Settings.from_environment({"TENSOR_WASM_EMULATOR_PTX": "8.4", "TENSOR_WASM_EMULATOR_ARCH": "sm_100"})
+    monkeypatch.setattr(settings, "current", lambda: told)
+    device, _ = open_device("emulator")
+    assert (device.info.ptx_version, device.info.compute_capability) == ((8, 4), (10, 0))
+    with pytest.raises(UnsupportedPtx, match=r"up to sm_100 and ISA 8\.4"):
+        device.load(newest, NEVER)
+    device.close()
+
+
+@pytest.mark.parametrize("version", ["9.6", "5.0"])
+def test_a_ptx_version_that_is_not_read_is_no_setting(version):
+    with pytest.raises(InvalidArgs, match=r"TENSOR_WASM_EMULATOR_PTX is from 6\.0 to"):
+        Settings.from_environment({"TENSOR_WASM_EMULATOR_PTX": version})
 
 
 @pytest.mark.parametrize(("choice", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])

@@ -229,7 +229,7 @@ def test_an_entry_must_exist(session, device):
     assert device.calls == []
 
 
-@pytest.mark.parametrize("text", [b"", b"\0", b"\xff", b"{" * 1000, NOTHING + b"\0", b"hello", NOTHING[:-3]])
+@pytest.mark.parametrize("text", [b"", b"\0", b"\xff", b"{" * 1000, NOTHING + b"\0\0", b"hello", NOTHING[:-3]])
 def test_text_that_is_no_ptx(session, device, text):
     with pytest.raises(MalformedPtx):
         session.kernels.load(text, "nothing", NEVER)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import types
 from importlib import metadata
 
@@ -73,13 +74,47 @@ def test_another_callback_is_noticed(name):
     assert any(sentence.startswith(f"the {name} callback is void(i32)") for sentence in found)
 
 
-def test_another_version_is_refused_with_the_remedy(monkeypatch):
+@pytest.fixture
+def found(monkeypatch, tmp_path):
+    """Return a function: where wasmtime seems to be installed, None for nowhere."""
+
+    def put(folder):
+        locations = types.SimpleNamespace(submodule_search_locations=[str(folder)]) if folder is not None else None
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: locations)
+
+    return put
+
+
+def test_the_library_is_that_of_the_bindings():
+    assert _bindings.dll._name == capi.LIBRARY
+
+
+def test_a_release_without_a_library_for_this_system_is_refused(found, tmp_path):
+    (tmp_path / f"wasmtime-{capi.WASMTIME_VERSION}.dist-info").mkdir()
+    (tmp_path / "wasmtime" / "elsewhere-x86_64").mkdir(parents=True)
+    found(tmp_path / "wasmtime")
+    with pytest.raises(EngineMismatch, match="cannot be loaded"):
+        capi._load()
+
+
+def test_other_bindings_are_refused_before_anything_is_compiled(monkeypatch):
+    capi.check_bindings()
+    monkeypatch.setitem(capi.SIZES, "wasmtime_val_t", 31)
+    capi.check_bindings.cache_clear()
+    with pytest.raises(EngineMismatch, match="C API differs: wasmtime_val_t has 32 bytes, not 31"):
+        capi.check_bindings()
+
+
+def test_another_version_is_refused_with_the_remedy(found, monkeypatch, tmp_path):
+    found(tmp_path)
     monkeypatch.setattr(metadata, "version", lambda _: "51.0.0")
     with pytest.raises(EngineMismatch, match=r"wasmtime 51\.0\.0 is installed.*pip install wasmtime==50\.0\.1"):
         capi._load()
 
 
-def test_no_wasmtime_is_refused_with_the_remedy(monkeypatch):
+def test_no_wasmtime_is_refused_with_the_remedy(found, monkeypatch):
+    found(None)
+
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 

@@ -87,6 +87,12 @@ class Returns:
             assert self.changed.wait_for(lambda: len(self.found) >= count, SOON_S), self.found
 
 
+def make(task: Task) -> FakeFiber:
+    """Fail as a sandbox does that cannot be made; all but one of these guests have theirs."""
+    assert task.fiber is None
+    raise _LateError
+
+
 def tasks_of(fibers: list[FakeFiber]) -> list[Task]:
     made = []
     for fiber in fibers:
@@ -99,7 +105,7 @@ def tasks_of(fibers: list[FakeFiber]) -> list[Task]:
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(HOW)), max_size=30), st.integers(1, 3))
 def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run_it(wanted, threads):
     fibers, returns = [FakeFiber(*each) for each in wanted], Returns()
-    crew = Crew(threads, returns)
+    crew = Crew(threads, returns, make)
     tasks = tasks_of(fibers)
     assert all(crew.take(task) for task in tasks)
     returns.wait_for(len(tasks))
@@ -118,7 +124,7 @@ def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run
 
 def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = Crew(1, returns)
+    crew = Crew(1, returns, make)
     first, second = tasks_of([FakeFiber(1000, log=log, gate=gate), FakeFiber(log=log)])
     crew.take(first)
     crew.take(second)
@@ -132,7 +138,7 @@ def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
 
 def test_new_guests_go_first_but_not_for_ever():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = Crew(1, returns)
+    crew = Crew(1, returns, make)
     old = [FakeFiber(3, log=log, gate=gate), FakeFiber(3, log=log)]
     new = [FakeFiber(log=log) for _ in range(3 * NEWCOMERS)]
     for task in tasks_of([*old, *new]):
@@ -151,8 +157,28 @@ def test_a_crew_without_threads_takes_nobody(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    crew = Crew(2, Returns())
+    crew = Crew(2, Returns(), make)
     (task,) = tasks_of([FakeFiber()])
     assert not crew.take(task)
     assert crew.aboard == 0
     crew.close()
+
+
+def test_a_guest_that_has_no_sandbox_gets_it_on_the_thread_that_is_to_run_it_or_comes_back_with_the_error():
+    returns, made = Returns(), []
+
+    def open_one(task: Task) -> FakeFiber:
+        made.append(threading.get_ident())
+        task.fiber = fiber = FakeFiber()  # type: ignore[assignment]
+        return fiber
+
+    for maker, ended in ((open_one, True), (make, False)):
+        crew = Crew(1, returns, maker)  # type: ignore[arg-type]
+        assert crew.take(Task(None))  # type: ignore[arg-type]
+        returns.wait_for(1)
+        task, *how = returns.found.pop()
+        assert how[0] is ended
+        assert isinstance(how[1], _LateError) is not ended
+        assert task.fiber is None or task.fiber.entered == made[0]
+        crew.count_back()
+        crew.close()

@@ -6,13 +6,22 @@ import threading
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from wasmtime import _bindings
 
 from oracles.guest import typed_error_of
-from tensorwasm.errors import CapacityExhausted, InvalidWasm, ModuleMemoryTooLarge, ModuleTooLarge
+from tensorwasm.errors import (
+    CapacityExhausted,
+    InvalidWasm,
+    ModuleMemoryTooLarge,
+    ModuleTooLarge,
+    UnsupportedProposal,
+)
 from tensorwasm.guest import engine as engines
-from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.engine import PROPOSALS, Engine, EngineConfig
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
+from tensorwasm.runtime.deploy import Deployer
+from tensorwasm.settings import current
 from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm.preamble import HEADER
 
@@ -75,7 +84,7 @@ def test_memory_over_the_limit_is_refused_before_compiling(engine, wat):
 
 
 def test_64_bit_memory_sizes_do_not_overflow(engine, wat):
-    with pytest.raises(ModuleMemoryTooLarge):
+    with pytest.raises(UnsupportedProposal):
         engine.compile(wat("(module (memory i64 0xffffffffffff))"))
 
 
@@ -99,6 +108,8 @@ def test_huge_and_many_tables_are_refused(engine, wat):
         "(module (func (param i32) (result i32) (i32.extend8_s (local.get 0))))",
         '(module (global (export "g") (mut i32) (i32.const 1)))',
         "(module (global i32 (i32.add (i32.const 1) (i32.const 2))))",
+        "(module (tag $e (param i32)) (func (block (result i32) (try_table (catch $e 0)) (i32.const 1)) drop))",
+        "(module (table 1 exnref) (global exnref (ref.null exn)) (func (param exnref) (throw_ref (local.get 0))))",
         "(module (table 1 funcref) (func (drop (table.grow 0 (ref.null func) (i32.const 1)))))",
     ],
 )
@@ -107,29 +118,50 @@ def test_proposals_that_are_on(engine, wat, text):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "name"),
     [
-        "(module (memory i64 1))",
-        "(module (memory 1) (memory 1))",
-        "(module (memory 1 1 shared))",
-        "(module (tag))",
-        "(module (type (struct)))",
-        "(module (table 1 externref))",
-        "(module (func (param externref)))",
-        "(module (memory 1 1 shared) (func (drop (i32.atomic.load (i32.const 0)))))",
-        "(module (type $f (func)) (func (param (ref null $f))))",
-        "(module (func (param i64 i64) (drop (drop (i64.mul_wide_s (local.get 0) (local.get 1))))))",
+        ("(module (memory i64 1))", "the memory64 proposal"),
+        ("(module (table i64 1 funcref))", "the memory64 proposal"),
+        ("(module (memory 1) (memory 1))", "the multi-memory proposal"),
+        ("(module (memory 1 1 shared))", "the threads proposal"),
+        ("(module (memory 1) (func (drop (i32.atomic.load (i32.const 0)))))", "the threads proposal"),
+        ("(module (memory 1 (pagesize 1)))", "the custom-page-sizes proposal"),
+        ("(module (type (struct)))", "the gc proposal"),
+        ("(module (rec (type (func))))", "the gc proposal"),
+        ("(module (func (local anyref)))", "the gc proposal"),
+        ("(module (func (drop (ref.i31 (i32.const 1)))))", "the gc proposal"),
+        ("(module (table 1 externref))", "externref"),
+        ("(module (func (param externref)))", "externref"),
+        ("(module (global externref (ref.null extern)))", "externref"),
+        ('(module (import "a" "b" (global externref)))', "externref"),
+        ("(module (type $f (func)) (func (param (ref null $f))))", "the function-references proposal"),
+        ("(module (type $f (func)) (func $g) (elem declare func $g) (func (call_ref $f (ref.func $g))))", "the func"),
+        ("(module (func $f) (table 1 funcref (ref.func $f)))", "the function-references proposal"),
+        ("(module (type $f (func)) (type (cont $f)))", "the stack-switching proposal"),
+        (
+            "(module (func (param i64 i64) (drop (drop (i64.mul_wide_s (local.get 0) (local.get 1))))))",
+            "the wide-arithmetic proposal",
+        ),
+        ("(module (tag) (func try catch 0 end))", "the legacy form of the exception-handling proposal"),
+        ("(module (tag) (func try delegate 0))", "-mllvm -wasm-use-legacy-eh=false"),
     ],
 )
-def test_proposals_that_are_off(engine, wat, text):
-    with pytest.raises(InvalidWasm):
+def test_proposals_that_are_off_are_refused_by_name(engine, wat, text, name):
+    with pytest.raises(UnsupportedProposal, match=name):
         engine.compile(wat(text))
+    with pytest.raises(UnsupportedProposal, match=name):
+        Deployer(current()).deploy(engine, wat(text), Limits(), "default")
+
+
+def test_every_proposal_that_the_engine_knows_is_set():
+    known = {name for name in vars(_bindings) if name.startswith("wasmtime_config_wasm_") and name.endswith("_set")}
+    assert known == {f"wasmtime_config_{name}_set" for name in PROPOSALS if name.startswith("wasm_")}
 
 
 def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     body = bytearray(wat('(module (func (export "f") (result i32) (i32.const 1)))'))
-    body[body.rindex(b"\x41")] = 0xFE
+    body[body.rindex(b"\x41")] = 0x16
     with pytest.raises(InvalidWasm) as caught:
         engine.compile(bytes(body))
     message = caught.value.message

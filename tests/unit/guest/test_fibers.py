@@ -46,6 +46,11 @@ ECHO = f"""(module {WAITS} (memory (export "memory") 1) (data (i32.const 1024) "
   (func (export "twice") (param i32) (result i32) (call $wait (call $wait (local.get 0))))
   (func (export "trap") (param i32) (result i32) (drop (call $wait (local.get 0))) unreachable)
   (func (export "spin") (loop br 0)))"""
+PRINTS = r"""(module (import "wasi_snapshot_preview1" "fd_write" (func $w (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1) (data (i32.const 0) "\10\00\00\00\02\00\00\00") (data (i32.const 16) "hi")
+  (func (export "go") (loop (drop (call $w (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+    (br_if 0 (i32.eqz (i32.load (i32.const 8)))))))"""
+SEVEN = '(module (func (export "go") (result i32) (i32.const 7)))'
 
 
 @pytest.fixture(scope="module")
@@ -697,6 +702,27 @@ def test_what_may_block_at_the_end_does_not_hold_up_the_reactor(reactor, job, st
     assert slow.finished_on != threading.get_ident()
 
 
+@pytest.mark.parametrize("long", [False, True])
+def test_guests_that_no_timer_ends_in_time_hold_up_no_other_on_any_thread(reactor, job, long):
+    go_on = threading.Event()
+    config = WasiConfig(stdout=lambda _: go_on.wait(SOON_S))
+    heavy = [job(PRINTS, "go", wasi_config=config, roams=True) for _ in range(3)]
+    spawn(reactor, *heavy)
+    light = job(SEVEN, "go", roams=True, light=True)
+    reactor.spawn(light, long=long)
+    assert outcome(light) == [7]
+    assert not any(one.future.done() for one in heavy)
+    go_on.set()
+    assert [outcome(one) for one in heavy] == [[], [], []]
+
+
+def test_the_end_of_a_guest_that_ran_long_is_not_on_the_reactors_thread(reactor, job):
+    one = job(ECHO, "spin", deadline=Deadline.after(0.05), roams=True, light=True)
+    spawn(reactor, one)
+    assert isinstance(outcome(one), InvokeTimeout)
+    assert one.finished_on != reactor._thread.ident
+
+
 @pytest.mark.parametrize("threads", ["there are", "there are none"])
 def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, threads):
     reactor, go_on = Reactor(code), threading.Event()
@@ -719,16 +745,15 @@ def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, 
 
 
 def test_output_reaches_its_sink_and_one_that_raises_ends_the_call(reactor, job):
-    text = r"""(module (import "wasi_snapshot_preview1" "fd_write" (func $w (param i32 i32 i32 i32) (result i32)))
-      (memory (export "memory") 1) (data (i32.const 0) "\10\00\00\00\02\00\00\00") (data (i32.const 16) "hi")
-      (func (export "go") (loop (drop (call $w (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
-        (br_if 0 (i32.eqz (i32.load (i32.const 8)))))))"""
     taken: list[bytes] = []
 
     def refuse(_chunk):
         raise ValueError("full")
 
-    good, bad = job(text, wasi_config=WasiConfig(stdout=taken.append)), job(text, wasi_config=WasiConfig(stdout=refuse))
+    good, bad = (
+        job(PRINTS, wasi_config=WasiConfig(stdout=taken.append)),
+        job(PRINTS, wasi_config=WasiConfig(stdout=refuse)),
+    )
     spawn(reactor, good, bad)
     assert outcome(good) == []
     assert taken == [b"hi"]

@@ -101,3 +101,19 @@ def test_clipped_spans_are_what_lies_within(start, end):
     spans = [(3, 9), (12, 20), (30, 31)]
     covered = {byte for first, last in spans for byte in range(first, last) if start <= byte < end}
     assert {byte for first, last in pagemap.clip(spans, start, end) for byte in range(first, last)} == covered
+
+
+def test_looking_at_much_memory_gives_way_to_other_threads(monkeypatch):
+    gave_way = []
+    monkeypatch.setattr(pagemap, "give_way", lambda: gave_way.append(None))
+    memory = mmap.mmap(-1, 4 << 20)
+    try:
+        for at in range(0, len(memory), mmap.PAGESIZE):
+            memory[at] = 1
+        held = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(held)
+        assert list(pagemap.find_nonzero(address, [(0, len(memory))])) == [(0, len(memory))]
+        del held
+    finally:
+        memory.close()
+    assert len(gave_way) >= (4 << 20) // (1 << 16), "once for every 64 KiB at least"

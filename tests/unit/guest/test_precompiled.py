@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 def compile_for(name, wasm):
-    return Compiler(CompileLimits()).compile(wasm, settings_of(CONFIGS[name]), "x")
+    return bytes(Compiler(CompileLimits()).compile(wasm, settings_of(CONFIGS[name]), "x"))
 
 
 @pytest.mark.rule("6-uploaded")

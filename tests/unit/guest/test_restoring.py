@@ -69,7 +69,7 @@ changes = st.one_of(
     st.builds(lambda found: {"dropped_data": tuple(found)}, st.lists(numbers, max_size=3)),
     st.builds(lambda found: {"dropped_elements": tuple(found)}, st.lists(numbers, max_size=3)),
     st.fixed_dictionaries({"parent": st.just(bytes(32))}),
-    st.fixed_dictionaries({"grants": st.sampled_from([("root",), ("cuda", "read:"), ("write:/",)])}),
+    st.fixed_dictionaries({"grants": st.sampled_from([("root",), ("cuda", "dir:"), ("dir:/",)])}),
 )
 
 

@@ -53,7 +53,7 @@ def test_positions_count_lines_and_columns_from_one():
 @pytest.mark.parametrize("character", ["\0", "\x80", "é", "\udc80", "\U0001f600"])
 def test_characters_outside_ascii_are_refused_where_they_are(character):
     with pytest.raises(MalformedPtx) as caught:
-        decode(f"ab\nc{character}")
+        decode(f"ab\nc{character}d")
     assert (caught.value.line, caught.value.column) == (2, 2)
     assert caught.value.message.isascii()
 

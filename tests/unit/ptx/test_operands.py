@@ -3,7 +3,7 @@ import pytest
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.lexer import Cursor
 from tensorwasm.ptx.model import Address, Float, Int, Name, Not, Offset, Pair, Vector
-from tensorwasm.ptx.operands import MAX_OPERAND_DEPTH, parse_operand
+from tensorwasm.ptx.operands import MAX_OPERAND_DEPTH, parse_element, parse_operand
 
 
 def operand(text):
@@ -62,9 +62,37 @@ def test_what_is_no_operand(text):
         assert operand(text) is None
 
 
-def test_an_indexed_array_is_named_as_unsupported():
-    with pytest.raises(UnsupportedPtx, match="1:2: an indexed array"):
-        operand("a[1]")
+@pytest.mark.parametrize(
+    ("opcode", "text", "value"),
+    [
+        ("mov", "a[1]", Offset(Name("a"), 8)),
+        ("ld", "a[1]", Address(Name("a"), 8)),
+        ("st", "a[2*2-1]", Address(Name("a"), 24)),
+        ("ld", "a[-1]", Address(Name("a"), -8)),
+    ],
+)
+def test_an_element_of_an_array_is_an_address(opcode, text, value):
+    cursor = Cursor(text + ";")
+    cursor.arrays["a"] = 8
+    assert parse_element(cursor, opcode) == value
+    assert cursor.peek() == ";"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("a[r]", UnsupportedPtx, "1:4: an array that is indexed by a register"),
+        ("b[1]", MalformedPtx, "1:1: 'b' is no array"),
+        ("a[1.5]", MalformedPtx, "1:3: an integer expected"),
+        ("a[1", MalformedPtx, "1:4: ']' expected"),
+    ],
+)
+def test_what_is_no_element_of_an_array(text, error, message):
+    cursor = Cursor(text)
+    cursor.arrays["a"] = 8
+    with pytest.raises(error, match=message) as caught:
+        parse_element(cursor, "ld")
+    assert type(caught.value) is error
 
 
 def test_depth_has_a_limit():

@@ -27,18 +27,26 @@ def test_bytes_and_text_mean_the_same():
         assert parse(text.encode("ascii")) == parse(text)
 
 
+def test_one_nul_may_end_a_text_as_the_runtime_compiler_counts_it():
+    text = CORPUS["vector_add.sm_90.ptx"]
+    assert parse(text + "\0") == parse(text.encode() + b"\0") == parse(text)
+    for wrong in (text + "\0\0", text + "\0\n", "\0" + text, text.replace("ret", "r\0t")):
+        with pytest.raises(MalformedPtx, match="without NUL"):
+            parse(wrong)
+
+
 def test_addresses_have_32_bits_unless_stated():
     assert parse(".version 6.0 .target sm_50, debug").address_size == 32
 
 
-@pytest.mark.parametrize("version", ["6.0", "7.8", "8.10", "9.0", "9.99"])
+@pytest.mark.parametrize("version", ["6.0", "7.8", "8.10", "9.0", "9.1", "9.5"])
 def test_versions_that_are_understood(version):
     assert parse(f".version {version}\n.target sm_50").version == tuple(map(int, version.split(".")))
 
 
 @pytest.mark.parametrize("version", ["5.9", "1.0", "10.0", "99.1"])
 def test_versions_that_are_not(version):
-    with pytest.raises(UnsupportedPtx, match=f"PTX ISA {version}: versions 6.0 to 9.x") as caught:
+    with pytest.raises(UnsupportedPtx, match=f"PTX ISA {version}: versions 6.0 to 9.5 are") as caught:
         parse(f".version {version}\n.target sm_50")
     assert (caught.value.line, caught.value.column) == (1, 10)
 

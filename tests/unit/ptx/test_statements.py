@@ -157,3 +157,33 @@ def test_depth_has_a_limit():
 def test_a_body_that_does_not_end():
     with pytest.raises(MalformedPtx, match="ends inside"):
         parse_body(Cursor("ret;"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add.s32 \t%r1, %r2, -1;",
+        "mov.u32 \t%r1, %tid.x;",
+        "mov.f32 %f1, 0f3F800000;",
+        "ld.global.u32 %r1, [%rd1];",
+        "st.shared::cta.u32 [%rd1+16], %r1;",
+        "@!%p1 bra $L__BB0_2;",
+        "prmt.b32 _, a, 0, 7;",
+        "add .s32 %r1, %r2, 1;",
+        "call f, (x);",
+        "call f;",
+        "mov.u32 %r1, %tid.x.y;",
+        "mov.u32 %r1, 010;",
+        "add.s32 %r1,%r2, 1/*x*/;",
+        "add.s32 %r1, %r2 + 1;",
+        "a b;c d; // e f;",
+    ],
+)
+def test_an_instruction_means_the_same_whether_it_is_one_token_or_many(text: str) -> None:
+    def read(*, instructions: bool) -> object:
+        try:
+            return repr(parse_body(Cursor("\n  " + text + "\n}", instructions=instructions)))
+        except MalformedPtx as error:
+            return type(error)
+
+    assert read(instructions=True) == read(instructions=False)

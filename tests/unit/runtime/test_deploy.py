@@ -9,21 +9,36 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import CancelledError
+from contextlib import closing
+from functools import partial
 
 import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm import Limits, Runtime, settings
 from tensorwasm.artifacts.keys import HmacKey, machine_key
-from tensorwasm.errors import CompileFailed, InvalidArgs, InvalidWasm, ModuleMemoryTooLarge, ModuleTooLarge
+from tensorwasm.errors import (
+    CompileFailed,
+    CompileMemory,
+    InvalidArgs,
+    InvalidWasm,
+    MissingExport,
+    ModuleMemoryTooLarge,
+    ModuleTooLarge,
+    UnknownImport,
+)
 from tensorwasm.guest import precompiled
 from tensorwasm.guest.compiler import Compiler
 from tensorwasm.guest.engine import Engine, EngineConfig, settings_of
 from tensorwasm.guest.instance import Instance
 from tensorwasm.guest.linker import Linker
-from tensorwasm.runtime import codefiles
+from tensorwasm.runtime import LocalExecutor, Request, codefiles
 from tensorwasm.runtime.codefiles import CodeFolder
 from tensorwasm.runtime.deploy import Deployer
+from tensorwasm.runtime.function import check_export
+from tensorwasm.runtime.work import Work
 from tensorwasm.values import MIB
 
 WASM = bytes(
@@ -177,6 +192,85 @@ def test_when_the_one_that_compiles_is_interrupted_another_does(engine, config, 
     assert sum(isinstance(each, KeyboardInterrupt) for each in seen) == 1
     assert len({each for each in seen if not isinstance(each, KeyboardInterrupt)}) == 1
     assert len(compiled) == gate.calls == 1
+
+
+class Endless:
+    """A compiler that goes on until it is stopped, and tells that it was asked."""
+
+    def __init__(self):
+        self.asked, self.stopped = threading.Event(), threading.Event()
+
+    def compile(self, _wasm, _settings, _name, stop):
+        stop.stop_with(self.stopped.set)
+        self.asked.set()
+        assert self.stopped.wait(60)
+        raise CancelledError
+
+
+def test_a_compilation_that_its_only_caller_gives_up_is_ended(engine, config):
+    deployer, work, seen = Deployer(config), Work(), []
+    deployer._compiler = endless = Endless()
+
+    def deploy():
+        with pytest.raises(CancelledError):
+            deployer.deploy(engine, WASM, LIMITS, "a", work=work)
+        seen.append(deployer.statistics().in_flight)
+
+    thread = threading.Thread(target=deploy)
+    thread.start()
+    assert endless.asked.wait(60)
+    work.stop()
+    thread.join()
+    assert seen == [0]
+
+
+def test_a_compilation_goes_on_while_one_of_its_callers_waits(engine, config):
+    deployer, works, seen = Deployer(config), [Work() for _ in range(3)], []
+    deployer._compiler = endless = Endless()
+
+    def deploy(work):
+        try:
+            deployer.deploy(engine, WASM, LIMITS, "a", work=work)
+        except CancelledError:
+            seen.append(work)
+
+    threads = [threading.Thread(target=deploy, args=(work,)) for work in works]
+    threads[0].start()
+    assert endless.asked.wait(60)
+    (flight,) = deployer._flights.values()
+    for thread in threads[1:]:
+        thread.start()
+    while flight.wanted < 3:
+        time.sleep(0)
+    works[0].stop()
+    works[1].stop()
+    threads[1].join()
+    assert not endless.stopped.is_set()
+    works[2].stop()
+    for thread in threads:
+        thread.join()
+    assert endless.stopped.is_set()
+    assert set(seen) == set(works)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('(module (import "nowhere" "f" (func)) (func (export "main")))', UnknownImport),
+        ('(module (import "wasi_snapshot_preview1" "fd_wrote" (func)) (func (export "main")))', UnknownImport),
+        ('(module (memory (import "env" "memory") 1) (func (export "main")))', UnknownImport),
+        ('(module (func (export "other")))', MissingExport),
+        ('(module (memory 60000) (func (export "main")))', ModuleMemoryTooLarge),
+    ],
+)
+def test_what_the_preamble_shows_is_refused_before_anything_is_compiled(config, compiled, text, error):
+    module = bytes(wat2wasm(text))
+    with Runtime("emulator", slots=8) as runtime, closing(LocalExecutor(runtime)) as executor:
+        with pytest.raises(error):
+            runtime.load(module, check=partial(check_export, export=None))
+        with pytest.raises(error):
+            executor.submit(Request(module)).result(60)
+    assert compiled == []
 
 
 def flip(path):
@@ -413,7 +507,7 @@ class TestRuntime:
         tight = dataclasses.replace(config, compile_memory_mib=256)
         monkeypatch.setattr(settings, "current", lambda: tight)
         with Runtime("emulator", slots=8) as runtime:
-            with pytest.raises(CompileFailed, match=r"the compiler failed on module [0-9a-f]{16}:"):
+            with pytest.raises(CompileMemory, match=r"module [0-9a-f]{16} takes more than the 256 MiB"):
                 runtime.load(bomb)
             assert runtime.deploys().kept_modules == 0
         monkeypatch.setattr(settings, "current", lambda: config)

@@ -17,6 +17,7 @@ from tensorwasm.errors import (
     OutputClosed,
     TensorWasmError,
 )
+from tensorwasm.guest.compiler import Compiler
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.ticket import Ticket
@@ -210,13 +211,13 @@ def test_what_is_no_request_is_refused_at_once_by_every_executor(executor, reque
 @pytest.mark.rule("8-modules")
 def test_many_at_once_compile_a_module_once(executor, monkeypatch):
     compiled = []
-    load = executor._runtime.load
+    real = Compiler.compile
 
-    def count(module, *rest):
-        compiled.append(module)
-        return load(module, *rest)
+    def count(self, wasm, *rest):
+        compiled.append(wasm)
+        return real(self, wasm, *rest)
 
-    monkeypatch.setattr(executor._runtime, "load", count)
+    monkeypatch.setattr(Compiler, "compile", count)
     module = GUEST + b"\0\2\1x"  # another module: a custom section more
     tickets = [executor.submit(Request(module=module, export="add", args=(number, 1))) for number in range(20)]
     assert [ticket.result(SOON_S).values for ticket in tickets] == [(number + 1,) for number in range(20)]

@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     UnknownImport,
 )
+from tensorwasm.guest.traps import MAX_FRAMES
+from tensorwasm.guest.wasi import Directory
 from tensorwasm.runtime import Grants, parse_grants
 from tensorwasm.values import Deadline
 
@@ -206,12 +209,89 @@ def test_nothing_of_this_process_reaches_the_guest(runtime, monkeypatch):
 
 def test_grants_are_words():
     assert parse_grants(()) == Grants()
-    assert parse_grants(("cuda", "read:/data", "write:out")) == Grants(
-        cuda=True, readable=("/data",), writable=("out",)
-    )
+    folders = (Directory("/data", "/data"), Directory("out", "/work", writable=True), Directory("x:ro", "y"))
+    assert parse_grants(("cuda", "dir:/data:ro", "dir:out::/work", "dir:x:ro::y:ro")) == Grants(True, folders)
+    assert parse_grants(Grants(True, folders).words()) == Grants(True, folders)
 
 
-@given(st.text(max_size=20).filter(lambda word: word != "cuda" and not word.startswith(("read:", "write:"))))
+@pytest.mark.parametrize("word", ["dir:", "dir::ro", "dir:::/x", "dir:/x::", "dir:/x:::ro", "dir:a::b::c"])
+def test_a_folder_has_one_path_or_two(word):
+    with pytest.raises(InvalidArgs, match="HOST::GUEST"):
+        parse_grants((word,))
+
+
+@given(st.text(max_size=20).filter(lambda word: word != "cuda" and not word.startswith("dir:")))
 def test_any_other_word_is_no_grant(word):
     with pytest.raises(InvalidArgs):
         parse_grants((word,))
+
+
+def test_a_trap_tells_the_guest_s_stack_by_its_functions_names():
+    text = """
+    (module
+      (func $inner unreachable)
+      (func $middle (param i32)
+        (if (local.get 0) (then (call $middle (i32.sub (local.get 0) (i32.const 1)))))
+        (call $inner))
+      (func (export "main") (call $middle (i32.const 1)))
+      (func (export "deep") (call $middle (i32.const 5000))))"""
+    with Runtime("emulator", slots=8) as runtime:
+        function = runtime.load(bytes(wat2wasm(text)))
+        with pytest.raises(GuestTrap) as trapped:
+            function.invoke("main")
+        with pytest.raises(GuestTrap) as deep:
+            function.invoke("deep")
+    assert [(frame.function, frame.name) for frame in trapped.value.backtrace] == [
+        (0, "inner"),
+        (1, "middle"),
+        (1, "middle"),
+        (2, ""),
+    ]
+    assert all(frame.offset > 0 for frame in trapped.value.backtrace)
+    assert len(deep.value.backtrace) == MAX_FRAMES
+
+
+@pytest.mark.rule("16-messages")
+def test_names_that_a_guest_chooses_reach_no_terminal_raw():
+    names = ["\x1b]0;owned\x07", "x\r\nerror: forged", "y" * 100_000]
+    exports = b"".join(length(len(name)) + name.encode() + b"\0\0" for name in names)
+    body = bytes((len(names),)) + exports
+    module = (
+        b"\0asm\1\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x07" + length(len(body)) + body + b"\x0a\x05\x01\x03\0\0\x0b"
+    )
+    with Runtime("emulator", slots=8) as runtime:
+        function = runtime.load(module)
+        for call in (lambda: function.invoke("\x1b[2J"), lambda: function.prepared.module.plan("\x1b[2J")):
+            with pytest.raises(MissingExport) as missing:
+                call()
+            assert missing.value.message.isprintable()
+            assert len(missing.value.message) < 1000
+            assert "forged" in missing.value.message
+
+
+def length(number):
+    return bytes((number >> 7 * index & 0x7F) | (0x80 if index < 4 else 0) for index in range(5))
+
+
+def test_a_trap_says_the_lines_of_its_source():
+    module = Path("tests/golden/wasm/guests/traps.wasm").read_bytes()
+    source = Path("tests/golden/wasm/guests/traps.c").read_text().splitlines()
+    for _ in range(2):  # compiled, and then from what the first kept
+        with Runtime("emulator", slots=8) as runtime:
+            function = runtime.load(module)
+            with pytest.raises(GuestTrap) as here:
+                function.invoke("run", (0,))
+            with pytest.raises(GuestTrap) as submitted:
+                function.submit("run", (0,)).result()
+            with function.open() as live, pytest.raises(GuestTrap) as kept:
+                live.call("run", (0,))
+        for trapped in (here, submitted, kept):
+            stack = trapped.value.backtrace
+            assert [source[frame.line - 1].strip() for frame in stack] == [
+                "return whole / wanted;",
+                "first += part_of(wanted);",
+            ]
+            assert {frame.file for frame in stack} == {"tests/golden/wasm/guests/traps.c"}
+            assert all(
+                str(frame).endswith(f", traps.c:{frame.line})".replace("traps.c", frame.file)) for frame in stack
+            )

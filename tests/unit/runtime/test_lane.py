@@ -190,7 +190,8 @@ def test_a_place_serves_one_sandbox_at_a_time(function):
     voyage.recycle()
 
 
-def test_a_lane_keeps_a_few_places_and_what_it_leaves_goes_with_the_next(function, runtime):
+def test_a_lane_keeps_a_few_places_and_what_it_leaves_goes_with_the_next(runtime):
+    function = runtime.load(bytes(wat2wasm(WAT)))  # not a fixture's, which would keep it
     assert len([each.result(SOON_S) for each in [function.submit("twice", [1]) for _ in range(200)]]) == 200
     settled(function)
     assert 1 <= len(idle(function)) <= MAX_IDLE

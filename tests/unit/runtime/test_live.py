@@ -198,7 +198,7 @@ def test_an_instance_whose_call_was_ended_goes_on_once_it_is_told_to(slow):
 
 
 def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
-    with slow.open(grants=[f"read:{tmp_path}"]) as live, pytest.raises(NotCapturable, match="folders"):
+    with slow.open(grants=[f"dir:{tmp_path}:ro"]) as live, pytest.raises(NotCapturable, match="folders"):
         runtime.snapshot(live)
     with slow.open(stdin=b"text") as live, pytest.raises(NotCapturable, match="standard input"):
         runtime.snapshot(live)
@@ -229,17 +229,17 @@ def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, fun
 
 @pytest.mark.rule("7-grants")
 def test_grants_are_those_of_both(runtime, function, slow, tmp_path):
-    saved = ["cuda", f"read:{tmp_path}", "write:/there"]
+    saved = ["cuda", f"dir:{tmp_path}::/d:ro", "dir:/there::/there"]
     with function.open(grants=saved) as live, runtime.snapshot(live) as snapshot:
         for mine in (saved[:1], saved[1:2], saved[2:], [], saved):
-            with runtime.restore(snapshot, function, grants=[*mine, "read:/elsewhere"]) as restored:
+            with runtime.restore(snapshot, function, grants=[*mine, "dir:/elsewhere"]) as restored:
                 assert list(restored.grants.words()) == mine
-        with runtime.restore(snapshot, function, grants=["read:/there", f"write:{tmp_path}"]) as restored:
-            assert restored.grants.words() == ("read:/there",)
+        with runtime.restore(snapshot, function, grants=["dir:/there:ro", f"dir:{tmp_path}::/d"]) as restored:
+            assert restored.grants.words() == ("dir:/there::/there:ro",)
     with slow.open(grants=["cuda"]) as live, runtime.snapshot(live) as snapshot:
         with runtime.restore(snapshot, slow) as restored:
             assert restored.grants.words() == ()
-        with runtime.restore(snapshot, slow, grants=["cuda", f"read:{tmp_path}"]) as restored:
+        with runtime.restore(snapshot, slow, grants=["cuda", f"dir:{tmp_path}:ro"]) as restored:
             assert restored.grants.words() == ("cuda",)
     with (
         slow.open() as live,

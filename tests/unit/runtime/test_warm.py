@@ -27,6 +27,7 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.request import Request
 from tensorwasm.runtime.warm import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MAX_AGE_S, ROOM, Nobody, Stock, WarmPool
+from tensorwasm.runtime.work import Work
 from tensorwasm.values import Deadline
 
 SOON_S = 60.0
@@ -466,7 +467,7 @@ def test_executors_draw_too(runtime):
     executor = LocalExecutor(runtime)
     try:
         request = Request(module, "count", name="guest")
-        function = executor._load(request)
+        function = executor._load(request, Work())
         pool = warmed(function)
         assert executor.submit(request).result().values == (1, 1)
         assert pool.statistics().hits == 1

@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
+from pathlib import Path
 
 import pytest
 from wasmtime import wat2wasm
@@ -13,6 +15,8 @@ from wasmtime import wat2wasm
 from fakes.applications import ALPHA, BETA, bearer
 from fakes.rsgi import ask
 from fakes.services import ADD, GUEST, SUB
+from tensorwasm import settings
+from tensorwasm.guest.source_lines import SourceLines
 
 JSON = {"Content-Type": "application/json"}
 FLOATS = bytes(
@@ -196,7 +200,7 @@ def test_a_module_may_be_named_by_its_hash_by_its_owner_alone(served):
         ({"name": "f", "wasm_b64": 5}, "invalid_json"),
         ([], "invalid_json"),
         ({"name": "f", "module_hash": "nonsense"}, "invalid_request"),
-        ({"name": "f", "wasm_b64": b64(ADD), "options": {"grants": ["read:/"]}}, "invalid_args"),
+        ({"name": "f", "wasm_b64": b64(ADD), "options": {"grants": ["dir:/"]}}, "invalid_args"),
         ({"name": "f", "wasm_b64": b64(ADD), "options": {"memory_mib": 0}}, "invalid_args"),
         ({"name": "f", "wasm_b64": b64(ADD), "options": {"memory_mib": 10**9}}, "invalid_args"),
         ({"name": "f", "wasm_b64": b64(ADD), "options": {"timeout_s": -1}}, "invalid_args"),
@@ -252,9 +256,17 @@ def test_arguments_are_what_the_signature_says(served):
             found = await client.call(function, export, *args)
             assert (found.status, found.kind) == (400, kind), (export, args)
         assert (await client.call(function)).json()["result"] == "ok"
-        for raw, headers in ((b"", {}), (b"junk", {"Content-Type": "text/plain"}), (b"", {"Content-Type": ""})):
+        for raw, headers in ((b"", {}), (b"", {"Content-Type": "text/plain"}), (b"", {"Content-Type": ""})):
             found = await client.send("POST", f"/functions/{function}/invoke", raw=raw, headers=headers)
             assert found.json() == {"function_id": function, "result": "ok"}
+        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+            headers = {"Content-Type": kind}
+            found = await client.send(
+                "POST", f"/functions/{function}/invoke", raw=b'{"export":"both"}', headers=headers
+            )
+            assert (found.status, found.kind) == (415, "unsupported_media_type"), kind
+        found = await client.send("POST", f"/functions/{function}/invoke", raw=b'{"exprot":"both"}')
+        assert (found.status, found.kind) == (400, "unknown_field")
 
     story(served, told)
 
@@ -272,12 +284,43 @@ def test_what_a_guest_is_given_and_what_it_says(served):
         assert (twice.status, twice.kind) == (400, "invalid_request")
         assert (await client.call(function, "echo", input_b64="!")).kind == "invalid_base64"
         trapped = await client.call(function, "trap")
-        assert (trapped.status, trapped.json()["error"]) == (
-            500,
-            {"kind": "wasmtime", "message": "the guest trapped: unreachable"},
-        )
+        error = trapped.json()["error"]
+        assert (trapped.status, error["kind"], error["message"]) == (500, "wasmtime", "the guest trapped: unreachable")
+        assert len(error["backtrace"]) == 1
 
     story(served, told)
+
+
+def test_output_that_is_cut_is_said_to_be(served, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_OUTPUT", "0")
+    settings.current.cache_clear()
+
+    async def told(client, service):
+        function = await client.deploy(GUEST)
+        found = await client.call(function, "say")
+        assert found.json() == {"function_id": function, "result": "ok", "stdout_truncated": True}
+
+    try:
+        story(served, told)
+    finally:
+        monkeypatch.undo()
+        settings.current.cache_clear()
+
+
+def test_input_over_the_limit_is_refused(served, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_STDIN", "0")
+    settings.current.cache_clear()
+
+    async def told(client, service):
+        function = await client.deploy(GUEST)
+        found = await client.call(function, "say", stdin="x")
+        assert (found.status, found.kind) == (413, "stdin_too_large")
+
+    try:
+        story(served, told)
+    finally:
+        monkeypatch.undo()
+        settings.current.cache_clear()
 
 
 @pytest.mark.parametrize("how", ["body", "header", "both"])
@@ -299,7 +342,7 @@ def test_only_a_tenants_own_functions_are_called(served):
         assert (await client.call(function, "add", 1, 2)).status == 200
         other = Client(client.pipeline, BETA)
         found = await other.call(function, "add", 1, 2)
-        assert (found.status, found.kind) == (403, "tenant_scope_denied")
+        assert (found.status, found.kind) == (404, "not_found")
 
     story(served, told)
 
@@ -312,5 +355,66 @@ def test_what_refers_to_nothing_is_not_found(served, reference):
         function = await client.deploy(ADD)
         found = await client.call(reference.replace("{id}", function), "add", 1, 2)
         assert (found.status, found.kind) == (404, "not_found")
+
+    story(served, told)
+
+
+FAILING = """(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+  (memory (export "memory") 4)
+  (data (i32.const 64) "before\\n")
+  (func $say (param $to i32) (param $at i32) (param $size i32)
+    (i32.store (i32.const 0) (local.get $at)) (i32.store (i32.const 4) (local.get $size))
+    (drop (call $write (local.get $to) (i32.const 0) (i32.const 1) (i32.const 8))))
+  (func (export "exits") (call $say (i32.const 1) (i32.const 64) (i32.const 7)) (call $exit (i32.const 3)))
+  (func $fails unreachable)
+  (func (export "traps") (call $say (i32.const 2) (i32.const 64) (i32.const 7)) (call $fails))
+  (func (export "floods")
+    (memory.fill (i32.const 1024) (i32.const 0xe2) (i32.const 66000))
+    (call $say (i32.const 1) (i32.const 1024) (i32.const 66000))
+    (call $say (i32.const 2) (i32.const 1024) (i32.const 3))
+    (call $fails)))"""
+
+
+def test_a_guest_that_fails_leaves_what_it_wrote_in_the_answer(served):
+    async def told(client, service):
+        function = await client.deploy(bytes(wat2wasm(FAILING)))
+        left = await client.call(function, "exits")
+        error = left.json()["error"]
+        assert (left.status, error["kind"], error["exit_code"]) == (500, "guest_exit", 3)
+        assert error["stdout"] == {"text": "before\n"}
+        assert "stderr" not in error
+        error = (await client.call(function, "traps")).json()["error"]
+        assert (error["kind"], error["stderr"]) == ("wasmtime", {"text": "before\n"})
+        assert [frame["name"] for frame in error["backtrace"]] == ["fails", ""]
+        error = (await client.call(function, "floods")).json()["error"]
+        assert error["stdout"]["truncated"] is True
+        assert len(base64.b64decode(error["stdout"]["base64"])) == 64 << 10
+        assert error["stderr"] == {"base64": base64.b64encode(b"\xe2" * 3).decode()}
+
+    story(served, told)
+
+
+def test_a_trap_says_its_lines_without_holding_the_event_loop(served, monkeypatch):
+    module = Path("tests/golden/wasm/guests/traps.wasm").read_bytes()
+    threads = []
+    add_to = SourceLines.add_to
+
+    def noted(lines, stack):
+        threads.append(threading.current_thread())
+        return add_to(lines, stack)
+
+    monkeypatch.setattr(SourceLines, "add_to", noted)
+
+    async def told(client, service):
+        function = await client.deploy(module)
+        error = (await client.call(function, "run", args=[0])).json()["error"]
+        assert [(frame["file"], frame["line"]) for frame in error["backtrace"]] == [
+            ("tests/golden/wasm/guests/traps.c", 6),
+            ("tests/golden/wasm/guests/traps.c", 12),
+        ]
+        assert threads
+        assert threading.current_thread() not in threads
 
     story(served, told)

@@ -14,6 +14,7 @@ from fakes.rsgi import FakeHeaders, FakeProto, FakeScope, ask
 from tensorwasm.errors import DatabaseUnavailable, GuestTrap, HostError, InternalError
 from tensorwasm.server.arrivals import Arrivals
 from tensorwasm.server.exchange import Exchange
+from tensorwasm.server.heads import ONCE
 from tensorwasm.server.routing import Ending, Reply, Route, Streamed
 from tensorwasm.tenancy.audit import verify
 from tensorwasm.tenancy.policy import TenantPolicy
@@ -175,7 +176,7 @@ def test_a_body_over_the_cap_is_refused_before_it_is_read_and_while_it_is(served
             found = await ask(pipeline, "POST", "/do", headers=declared, chunks=[asyncio.Event()])
             assert (found.status, found.kind) == (413, "body_too_large")
             for sizes, status in (((400, 400, 200), 200), ((400, 400, 201), 413)):
-                parts = [b" " * size for size in sizes]
+                parts = [b"{}".ljust(sizes[0]), *(b" " * size for size in sizes[1:])]
                 found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA), chunks=parts)
                 assert found.status == status, sizes
             assert pipeline.budget.free_bytes == free_bytes
@@ -261,7 +262,7 @@ def test_a_body_that_does_not_come_is_a_timeout_long_or_short(served):
             assert (found.status, found.kind) == (408, "request_timeout")
 
             class Watcher:
-                scope = FakeScope("POST", "/do", headers=FakeHeaders({"content-length": "5"}))
+                scope = FakeScope("POST", "/do", headers=FakeHeaders({"host": "x", "content-length": "5"}))
 
                 def __init__(self):
                     self.proto = FakeProto()
@@ -372,7 +373,7 @@ def test_a_client_that_leaves_ends_what_it_asked_for_and_frees_its_place(served)
                 ended.set()
 
         async with served((route(wait),)) as (service, pipeline):
-            held = FakeHeaders({"authorization": f"Bearer {ALPHA}"})
+            held = FakeHeaders({"host": "x", "authorization": f"Bearer {ALPHA}"})
             proto = FakeProto()
             pipeline.start(Exchange(FakeScope("POST", "/do", headers=held), proto, held, b"", 0))
             while not proto.leaving._callbacks:  # noqa: ASYNC110 - it knows of no event
@@ -453,12 +454,70 @@ def test_a_deadline_is_no_later_than_the_operator_allows(served):
     assert seen[2] == float("inf")
 
 
+@pytest.mark.parametrize("name", ONCE)
+def test_a_field_that_counts_once_is_refused_twice(served, name):
+    async def test():
+        async with served(ECHO) as (_, pipeline):
+            mine = bearer(ALPHA) | JSON
+            found = await ask(pipeline, "POST", "/do", headers=mine | {name: "application/json\nBearer x"})
+            assert (found.status, found.kind) == (400, "invalid_request")
+            assert name in found.json()["error"]["message"]
+
+    run(test)
+
+
+def test_a_request_of_http_1_1_has_a_host(served):
+    async def test():
+        async with served(ECHO) as (_, pipeline):
+            for version, status in (("1.1", 400), ("1", 200), ("2", 200)):
+                held = FakeHeaders({"authorization": f"Bearer {ALPHA}"})
+                proto, scope = FakeProto(), FakeScope("POST", "/do", headers=held, http_version=version)
+                pipeline.start(Exchange(scope, proto, held, b"", 0))
+                assert proto.status == status, version
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["a", "01HZX-req_7.b:c=d", "A" * 128, str(uuid.UUID(int=7))])
+def test_a_clients_own_name_of_its_request_is_kept(served, name):
+    async def test():
+        async with served(ECHO) as (_, pipeline):
+            for asking in (bearer(ALPHA), {}):
+                found = await ask(pipeline, "POST", "/do", headers=asking | {"X-Request-Id": name})
+                assert found.headers["x-request-id"] == name
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a b", "é", "a\tb", "A" * 129, "-a", '"a"', "a,b"])
+def test_a_name_that_no_log_should_have_is_replaced(served, name):
+    async def test():
+        async with served(ECHO) as (_, pipeline):
+            found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA) | {"X-Request-Id": name})
+            assert uuid.UUID(found.headers["x-request-id"]).version == 4
+
+    run(test)
+
+
+def test_every_answer_says_how_often_one_may_still_ask(served):
+    async def test():
+        async with served(ECHO) as (service, pipeline):
+            service.directory._policies[7] = TenantPolicy(quotas={"qps": 2, "burst": 3})
+            told = [await ask(pipeline, "POST", "/do", headers=bearer(ALPHA)) for _ in range(4)]
+            assert {each.headers["ratelimit-policy"] for each in told} == {'"tenant";q=3;w=2'}
+            assert [each.headers["ratelimit"] for each in told[:2]] == ['"tenant";r=2;t=1', '"tenant";r=1;t=1']
+            assert (told[-1].status, told[-1].headers["ratelimit"]) == (429, '"tenant";r=0;t=2')
+            assert "ratelimit" not in (await ask(pipeline, "POST", "/do")).headers
+
+    run(test)
+
+
 def test_a_request_for_two_hosts_is_for_none(served):
     async def test():
         async with served(ECHO, TENSOR_WASM_API_TRUSTED_HOSTS="api.example.org") as (_, pipeline):
             twice = {"Host": "api.example.org\nevil.example"}
             found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA) | twice)
-            assert (found.status, found.kind) == (421, "host_denied")
+            assert (found.status, found.kind) == (400, "invalid_request")
 
     run(test)
 
@@ -474,7 +533,9 @@ def test_hosts_and_pages_are_held_against_the_operators_lists(served):
         async with served(ECHO, **lists) as (_, pipeline):
             found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA) | {"Host": "evil.example"})
             assert (found.status, found.kind) == (421, "host_denied")
-            found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA), authority="api.example.org")
+            found = await ask(
+                pipeline, "POST", "/do", headers=bearer(ALPHA), authority="api.example.org", http_version="2"
+            )
             assert found.status == 200
             found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA) | host | page)
             assert found.headers["access-control-allow-origin"] == "https://app.example.org"
@@ -482,8 +543,11 @@ def test_hosts_and_pages_are_held_against_the_operators_lists(served):
             assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://app.example.org")
             asked = await ask(pipeline, "OPTIONS", "/do", headers=host | page)
             assert (asked.status, "POST" in asked.headers["access-control-allow-methods"]) == (204, True)
+            assert asked.headers["access-control-allow-origin"] == "https://app.example.org"
             other = await ask(pipeline, "OPTIONS", "/do", headers=host | {"Origin": "https://evil.example"})
             assert "access-control-allow-origin" not in other.headers
+            for each in (found, refused, asked, other):
+                assert each.headers["vary"] == "Origin"
 
     run(test)
 

@@ -537,6 +537,20 @@ def test_nobody_of_a_disabled_tenant_lifts_that_from_himself(here):
     assert not run(here.tenants.update(capability, 7, TenantChange(disabled=False))).disabled
 
 
+def test_nobody_disables_the_last_tenant_that_he_may_act_for(here):
+    alone, both = here.admit(frozenset({7})), here.admit(frozenset({7, 8}))
+    for ask in (here.tenants.disable(alone, 7), here.tenants.update(alone, 7, TenantChange(disabled=True))):
+        with pytest.raises(TenantScopeDenied, match="last tenant"):
+            run(ask)
+    with pytest.raises(TenantScopeDenied, match="last tenant"):
+        run(here.tenants.create(alone, 7, TenantChange(disabled=True)))
+    here.tenants.policy(7).require_enabled()
+    assert run(here.tenants.disable(both, 8)).disabled
+    with pytest.raises(TenantScopeDenied, match="last tenant"):
+        run(here.tenants.disable(both, 7))
+    assert run(here.tenants.disable(here.all, 7)).disabled
+
+
 @pytest.mark.parametrize(
     "change",
     [

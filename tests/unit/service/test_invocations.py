@@ -8,6 +8,7 @@ import pytest
 from fakes.services import ADD, GUEST, START, SUM, opened, until
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.errors import (
+    CompileTimeout,
     Draining,
     GuestTrap,
     InternalError,
@@ -358,3 +359,21 @@ def test_a_service_that_goes_down_takes_nothing_new_and_lets_the_rest_end(tmp_pa
             assert isinstance(task.exception(), InvokeTimeout)
 
     asyncio.run(run())
+
+
+def test_a_deadline_that_passes_while_the_module_is_compiled_is_not_the_guests(tmp_path, runtime):
+    async def story(service, function_id):
+        functions, ends, load = service.functions, Deadline.after(0.2), service.functions._load
+
+        async def load_late(*asked):
+            loaded = await load(*asked)
+            while not ends.expired():  # noqa: ASYNC110 - a deadline rings no bell
+                await asyncio.sleep(0)
+            return loaded
+
+        functions.find, functions._load = lambda *_: None, load_late  # as before its first call
+        with pytest.raises(CompileTimeout, match="while the module was being compiled"):
+            await service.invocations.invoke(1, function_id, Ask("say", deadline=ends))
+        assert (await service.invocations.invoke(1, function_id, Ask("say"))).stdout == b"hi"
+
+    tell(tmp_path, runtime, story)

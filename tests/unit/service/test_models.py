@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound, TenantScopeDenied
+from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound
 from tensorwasm.service.models import KEPT, KEPT_S, Models, parse_map
 
 
 class FakeFunctions:
-    """Functions by id: tenant, name, aliases; the later of one name is the newer."""
+    """Functions by id: tenant, name, whether it is a model, aliases; the later of one name is the newer."""
 
     def __init__(self, **functions):
         self.functions = functions
@@ -22,34 +22,41 @@ class FakeFunctions:
         tenant, name, *_ = self.functions[identity]
         return SimpleNamespace(id=identity, tenant=tenant, name=name)
 
-    async def named(self, tenant, name):
-        self.asked += 1
-        found = [each for each, (owner, known, *_) in self.functions.items() if (owner, known) == (tenant, name)]
-        if not found:
-            raise NotFound("none")
-        return self._record(found[-1])
-
     async def resolve(self, tenant, reference):
-        identity, at, alias = reference.partition("@")
-        if identity not in self.functions:
-            raise NotFound("none")
-        owner, _, *aliases = self.functions[identity]
-        if owner != tenant:
-            raise TenantScopeDenied("another's")
-        if at and alias not in aliases:
-            raise NotFound("none")
-        return SimpleNamespace(reference=reference, record=self._record(identity))
+        self.asked += 1
+        head, _, alias = reference.rpartition("@")
+        for function, which in ((reference, ""), (head, alias)):
+            identity = self._find(tenant, function)
+            if identity is None:
+                continue
+            owner, _, model, *aliases = self.functions[identity]
+            if owner != tenant:
+                raise NotFound("another's")
+            if which and which not in aliases:
+                raise NotFound("none")
+            options = SimpleNamespace(model=model)
+            return SimpleNamespace(reference=reference, record=self._record(identity), options=options)
+        raise NotFound("none")
 
-    async def list(self, tenant, after, limit):
-        return tuple(self._record(each) for each, (owner, *_) in self.functions.items() if owner == tenant)
+    def _find(self, tenant, function):
+        if function in self.functions:
+            return function
+        named = [each for each, (owner, name, *_) in self.functions.items() if (owner, name) == (tenant, function)]
+        return named[-1] if named else None
+
+    async def newest(self, tenant, limit):
+        found = [each for each, (owner, *_) in self.functions.items() if owner == tenant]
+        return [(self._record(each), SimpleNamespace(model=self.functions[each][2])) for each in reversed(found)]
 
 
 FUNCTIONS = {
-    "f1": (1, "llm", "live"),
-    "f2": (1, "llm"),
-    "f3": (1, "odd@name"),
-    "g1": (2, "llm"),
-    "g2": (2, "hidden"),
+    "f1": (1, "llm", True, "live"),
+    "f2": (1, "llm", True),
+    "f3": (1, "odd@name", True),
+    "f4": (1, "none", False),
+    "f5": (1, "given", False, "live"),
+    "g1": (2, "llm", True),
+    "g2": (2, "hidden", True),
 }
 
 
@@ -60,22 +67,41 @@ def find(model, tenant=1, mapped=None):
 @pytest.mark.parametrize(
     ("model", "tenant", "expected"),
     [
-        ("llm", 1, "f2"),
-        ("llm", 2, "g1"),
+        ("llm", 1, "llm"),
+        ("llm", 2, "llm"),
         ("f1", 1, "f1"),
         ("f1@live", 1, "f1@live"),
-        ("odd@name", 1, "f3"),
+        ("odd@name", 1, "odd@name"),
+        ("mapped", 1, "f5"),
+        ("mapped@live", 1, "f5@live"),
         ("short", 1, "f1@live"),
         ("shared", 2, "g2"),
         ("gpt:4", 1, "f2"),
     ],
 )
-def test_a_model_is_the_operators_name_a_functions_name_or_its_id(model, tenant, expected):
-    assert find(model, tenant, {"short": "f1@live", "shared": "g2", "gpt:4": "f2"}) == expected
+def test_a_model_is_the_operators_name_or_the_name_or_id_of_a_function_that_says_so(model, tenant, expected):
+    assert find(model, tenant, {"short": "f1@live", "shared": "g2", "gpt:4": "f2", "mapped": "f5"}) == expected
 
 
 @pytest.mark.parametrize(
-    "model", ["", "@", "@live", "hidden", "g1", "shared", "llm@live", "llm@none", "f2@live", "LLM", "x" * 10_000]
+    "model",
+    [
+        "",
+        "@",
+        "@live",
+        "hidden",
+        "g1",
+        "shared",
+        "none",
+        "f4",
+        "given",
+        "given@live",
+        "llm@live",
+        "llm@none",
+        "f2@live",
+        "LLM",
+        "x" * 10_000,
+    ],
 )
 def test_what_is_not_the_tenants_is_not_there(model):
     with pytest.raises(ModelNotFound) as raised:
@@ -84,7 +110,7 @@ def test_what_is_not_the_tenants_is_not_there(model):
 
 
 def test_a_name_of_the_operators_that_leads_to_anothers_function_leads_to_ones_own():
-    assert find("llm", 1, {"llm": "g1"}) == "f2"
+    assert find("llm", 1, {"llm": "g1"}) == "llm"
 
 
 def test_a_name_is_looked_up_once_in_a_while():
@@ -92,12 +118,12 @@ def test_a_name_is_looked_up_once_in_a_while():
         now_s, functions = [0.0], FakeFunctions(**FUNCTIONS)
         models = Models(functions, {}, lambda: now_s[0])
         for _ in range(3):
-            assert await models.find(1, "llm") == "f2"
+            assert await models.find(1, "llm") == "llm"
         assert functions.asked == 1
-        functions.functions["f9"] = (1, "llm")
         now_s[0] = KEPT_S
         assert models.known(1, "llm") is None
-        assert await models.find(1, "llm") == "f9"
+        assert await models.find(1, "llm") == "llm"
+        assert functions.asked == 2
         models.forget(1, "llm")
         assert models.known(1, "llm") is None
         assert models.known(2, "llm") is None
@@ -107,7 +133,7 @@ def test_a_name_is_looked_up_once_in_a_while():
 
 def test_names_are_remembered_in_bounds():
     async def story():
-        functions = FakeFunctions(**{f"f{at}": (1, f"n{at}") for at in range(KEPT + 5)})
+        functions = FakeFunctions(**{f"f{at}": (1, f"n{at}", True) for at in range(KEPT + 5)})
         models = Models(functions, {})
         for at in range(KEPT + 5):
             await models.find(1, f"f{at}")

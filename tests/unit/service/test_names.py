@@ -1,13 +1,11 @@
 """Names of functions and aliases, and references to versions."""
 
-import uuid
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidName, NotFound
-from tensorwasm.service.names import MAX_NAME_BYTES, checked_alias, checked_name, parse_reference
+from tensorwasm.service.names import MAX_NAME_BYTES, checked_alias, checked_name, is_id, parse_reference
 
 ids = st.uuids().map(str)
 aliases = st.from_regex(r"[A-Za-z_][A-Za-z0-9._-]{0,63}", fullmatch=True)
@@ -32,21 +30,36 @@ def test_the_longest_name():
     assert checked_name("é" * 128) == "é" * (MAX_NAME_BYTES // 2)
 
 
+names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), min_size=1, max_size=64).filter(str.strip)
+
+
 @given(ids, st.integers(1, 999_999_999), aliases)
-def test_references(function_id, number, alias):
-    assert parse_reference(function_id) == (function_id, None, "")
-    assert parse_reference(f"{function_id}@{number}") == (function_id, number, "")
+def test_references_by_id_can_be_read_in_one_way(function_id, number, alias):
+    assert parse_reference(function_id) == ((function_id, None, ""),)
+    assert parse_reference(f"{function_id}@{number}") == ((function_id, number, ""),)
     assert checked_alias(alias) == alias
-    assert parse_reference(f"{function_id}@{alias}") == (function_id, None, alias)
+    assert parse_reference(f"{function_id}@{alias}") == ((function_id, None, alias),)
+    with pytest.raises(NotFound):
+        parse_reference(f"{function_id}@ {alias}")
 
 
-@given(st.text(max_size=60) | ids.flatmap(lambda each: st.text(max_size=80).map(lambda rest: f"{each}@{rest}")))
-def test_any_other_text_leads_to_nothing(text):
+@given(names.filter(lambda name: "@" not in name and not is_id(name)), st.integers(1, 999_999_999), aliases)
+def test_references_by_name_are_the_whole_text_first(name, number, alias):
+    assert parse_reference(name) == ((name, None, ""),)
+    assert parse_reference(f"{name}@{number}") == ((f"{name}@{number}", None, ""), (name, number, ""))
+    assert parse_reference(f"{name}@{alias}") == ((f"{name}@{alias}", None, ""), (name, None, alias))
+
+
+@given(st.text(max_size=300) | ids.flatmap(lambda each: st.text(max_size=80).map(lambda rest: f"{each}@{rest}")))
+def test_any_text_is_read_as_names_and_ids_that_there_can_be_or_as_nothing(text):
     try:
         found = parse_reference(text)
     except NotFound:
         return
-    assert str(uuid.UUID(found.function_id)) == found.function_id
+    assert 1 <= len(found) <= 2
+    for reference in found:
+        assert text.startswith(reference.function)
+        assert not (reference.number and reference.alias)
 
 
 @pytest.mark.parametrize("alias", ["", "1", "1a", "-a", "a" * 65, "a b", "é", "a@b"])

@@ -11,12 +11,11 @@ from tensorwasm.artifacts.keys import HmacKey, machine_key
 from tensorwasm.artifacts.ring import CipherKey, KeyRing
 from tensorwasm.artifacts.snapshot import SnapshotFile
 from tensorwasm.errors import (
-    ArtifactCorrupt,
     Conflict,
     InvalidKey,
     NotFound,
     SignatureInvalid,
-    TenantScopeDenied,
+    SnapshotKeyMissing,
     TooLarge,
     UnknownKey,
     WrongModule,
@@ -112,9 +111,9 @@ def test_another_tenant_sees_no_snapshot_and_can_use_no_file(tell):
             service.snapshots.delete,
             service.snapshots.restore,
         ):
-            with pytest.raises(TenantScopeDenied):
+            with pytest.raises(NotFound):
                 await ask(THEIRS, record.id)
-        with pytest.raises(TenantScopeDenied):
+        with pytest.raises(NotFound):
             await service.snapshots.capture_session(THEIRS, which)
         data = await service.snapshots.content(MINE, record.id)
         with pytest.raises(SignatureInvalid):
@@ -195,7 +194,7 @@ def test_more_content_than_may_be_brought_is_refused_before_it_is_read(tell):
     tell(story)
 
 
-def test_saves_under_a_key_of_yesterday_are_damage_and_not_the_caller_s_fault(tell, tmp_path, runtime):
+def test_saves_under_a_key_that_is_not_here_say_so_and_are_no_damage(tell, tmp_path, runtime):
     async def save(service, _function_id, which):
         return which, (await service.snapshots.save(MINE, which)).id
 
@@ -204,9 +203,9 @@ def test_saves_under_a_key_of_yesterday_are_damage_and_not_the_caller_s_fault(te
     async def again():
         own = {"TENSOR_WASM_API_SNAPSHOT_HMAC_KEY": "11" * 32}
         async with opened(tmp_path, runtime=runtime, environment=own) as service:
-            with pytest.raises(ArtifactCorrupt):
+            with pytest.raises(SnapshotKeyMissing):
                 await count(service, which)
-            with pytest.raises(ArtifactCorrupt):
+            with pytest.raises(SnapshotKeyMissing):
                 await service.snapshots.restore(MINE, snapshot_id)
 
     asyncio.run(again())
@@ -251,12 +250,32 @@ def test_every_tenant_and_client_has_a_key_of_its_own(tenants, key):
 
 def test_without_a_key_it_is_the_machine_s_and_what_is_signed_is_encrypted_if_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path))
-    own = Seals.from_settings("").ring(5).require_signer().id
-    assert own == Seals(machine_key("service-snapshot")).ring(5).require_signer().id
-    assert Seals.from_settings("ab" * 32).ring(5).require_signer().id != own
-    ring = Seals(HmacKey(b"m" * 32), KeyRing.of(None, ciphers=[CipherKey(b"x" * 32)])).ring(5)
+    assert Seals.kept("", tmp_path) is None
+    own = Seals.from_settings("", tmp_path).ring(5).require_signer().id
+    kept = Seals.kept("", tmp_path)
+    assert kept is not None
+    assert own == kept.ring(5).require_signer().id
+    assert Seals.from_settings("ab" * 32, tmp_path).ring(5).require_signer().id != own
+    ring = Seals(HmacKey(b"m" * 32), (CipherKey(b"x" * 32),)).ring(5)
     assert list(ring.ciphers) == [CipherKey(b"x" * 32).id]
     assert "6d6d" not in repr(Seals(HmacKey(b"m" * 32)))
+
+
+def test_a_key_that_an_earlier_release_made_in_the_state_folder_is_copied_and_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "state"))
+    old = Seals(machine_key("service-snapshot"))
+    data = tmp_path / "data"
+    found = Seals.from_settings("", data)
+    assert found.id == old.id
+    assert "copied from the state folder" in caplog.text
+    monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "empty"))
+    kept = Seals.kept("", data)
+    assert kept is not None
+    assert kept.id == old.id
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32 + "\n")
+    secret.chmod(0o600)
+    assert Seals.from_settings(str(secret), data).id == Seals.from_settings("ab" * 32, data).id != old.id
 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "0" * 65, "g" * 64, "é" * 64, "0" * 63 + "\n", " " + "0" * 63])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.limits import LedgerModel
-from tensorwasm.errors import InvalidArgs, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, QUOTAS, Quotas, parse_caps
 
@@ -195,3 +195,22 @@ def test_other_caps_do_not(text):
 
 def test_the_names_are_apart():
     assert not set(HELD) & set(BUDGETS)
+
+
+def test_all_tenants_together_hold_no_more_memory_than_the_host_has_for_them():
+    quotas = Quotas(host_bytes=100)
+    first = quotas.hold(1, {}, instances=1, memory_bytes=60)
+    with pytest.raises(CapacityExhausted):
+        quotas.hold(2, {}, instances=1, memory_bytes=41)
+    assert quotas.usage(2)["instances"] == 0, "what was refused holds nothing"
+    with quotas.hold(2, {}, instances=1, memory_bytes=40), quotas.hold(3, {}, requests=1):
+        first.release()
+        first.release()
+        quotas.hold(1, {}, memory_bytes=60).release()
+    assert quotas.refusals() == {"host_bytes": 1}
+    quotas.hold(4, {}, memory_bytes=100)
+
+
+def test_a_tenants_own_limit_is_told_before_everybodys():
+    with pytest.raises(QuotaExceeded):
+        Quotas(host_bytes=10).hold(1, {"memory_bytes": 5}, memory_bytes=11)

@@ -47,7 +47,7 @@ def in_a_function(instruction: tuple) -> tuple[str, list[tuple]]:
 def test_every_instruction_is_what_wasmtime_makes_of_its_text(name, data):
     instruction = data.draw(instructions_of(BY_NAME[name]))
     if name in BLOCKS and isinstance(instruction[1], int):
-        instruction = (name, 0)  # the text format looks the type up
+        instruction = (name, 0, *instruction[2:])  # the text format looks the type up
     text, expected = in_a_function(instruction)
     wasm = to_wasm(f"(module (type (func (param i32 i64) (result f32))) (func {text}))")
     body = decode(wasm).bodies[0]
@@ -117,7 +117,17 @@ def test_a_padded_code_is_the_same_instruction(name, code, width):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x01\x06", r"unknown instruction 0x06 \(at byte 101\)"),
+        (b"\x01\x16", r"unknown instruction 0x16 \(at byte 101\)"),
+        (b"\x01\x06", r"legacy form of the exception-handling proposal.*use-legacy-eh=false.*\(at byte 101\)"),
+        (b"\xfb\x00", r"gc proposal.*\(at byte 100\)"),
+        (b"\xfe\x10", r"threads proposal.*\(at byte 100\)"),
+        (b"\xfc\x13", r"wide-arithmetic proposal.*\(at byte 100\)"),
+        (b"\x14\x00", r"function-references proposal.*\(at byte 100\)"),
+        (b"\xe3\x00", r"stack-switching proposal.*\(at byte 100\)"),
+        (b"\x02\x63\x00", r"function-references proposal.*\(at byte 101\)"),
+        (b"\x02\x63\x6e", r"gc proposal.*\(at byte 101\)"),
+        (b"\x1f\x40\x01\x04\x00", r"malformed catch \(at byte 103\)"),
+        (b"\x1f\x40\xff\xff\x03", r"unexpected end \(at byte 102\)"),
         (b"\x01\xfc\x12", r"unknown instruction 0xfc 0x12 \(at byte 101\)"),
         (b"\xfd\x9a\x01", r"unknown instruction 0xfd 0x9a \(at byte 100\)"),
         (b"\x20\x80\x80\x80\x80\x10", r"integer too large \(at byte 101\)"),
@@ -125,9 +135,10 @@ def test_a_padded_code_is_the_same_instruction(name, code, width):
         (b"\x41\x80\x80\x80\x80\x08", r"integer too large \(at byte 101\)"),
         (b"\x42" + b"\xff" * 9 + b"\x01", r"integer too large \(at byte 101\)"),
         (b"\x28\x80\x01\x00", r"memory operation flags \(at byte 101\)"),
-        (b"\x02\x6e", r"unknown block type \(at byte 101\)"),
+        (b"\x02\x6e", r"gc proposal.*\(at byte 101\)"),
+        (b"\x02\x50", r"unknown value type 0x50 \(at byte 101\)"),
         (b"\x02\xff\x7f", r"unknown block type \(at byte 101\)"),
-        (b"\x1c\x01\x11", r"unknown value type 0x11 \(at byte 103\)"),
+        (b"\x1c\x01\x11", r"unknown value type 0x11 \(at byte 102\)"),
         (b"\xd0\x7f", r"unknown reference type \(at byte 101\)"),
         (b"\xfd\x0c" + bytes(15), r"unexpected end \(at byte 102\)"),
         (b"\x0e\xff\xff\xff\xff\x0f\x00", r"unexpected end \(at byte 101\)"),

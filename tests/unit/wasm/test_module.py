@@ -157,6 +157,10 @@ def test_the_preamble_says_the_same(module):
     assert found.tables == (*(item.type for item in module.imported("table")), *module.tables)
     assert [(item.name, item.kind) for item in found.exports] == [(item.name, item.kind) for item in module.exports]
     assert found.has_start == (module.start is not None)
+    kinds = [item.type for item in module.imported("global")] + [item.type for item in module.globals]
+    assert found.global_types == tuple(kind.value for kind in kinds)
+    assert found.function_count == len(module.imported("func")) + len(module.functions)
+    assert found.tag_count == len(module.imported("tag")) + len(module.tags)
 
 
 def section(number: int, body: bytes) -> bytes:
@@ -171,7 +175,7 @@ HUGE = b"\xff\xff\xff\xff\x0f"
     [
         (section(3, b"\x01\x00"), "function and code section have inconsistent lengths"),
         (section(12, b"\x02") + section(11, b"\x00"), "data count and data section have inconsistent lengths"),
-        (section(13, b"\x00"), r"there are tags, but the exceptions proposal is off \(at byte 8\)"),
+        (section(13, b"\x01\x01\x00"), r"malformed tag attribute \(at byte 15\)"),
         (section(6, b"\x01\x7f\x02\x41\x00\x0b"), "malformed mutability"),
         (section(6, b"\x01\x7f\x00\x6a\x20\x00\x0b"), r"local.get in a constant expression \(at byte 18\)"),
         (section(6, b"\x01\x7f\x00\x02\x40\x0b\x0b"), "block in a constant expression"),

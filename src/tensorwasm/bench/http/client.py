@@ -51,6 +51,10 @@ class Client:
                     raise
         raise InternalError("the service closes every connection")
 
+    def reconnect(self) -> None:
+        """Make the connection anew for the next request: the last one may be half done."""
+        self._connection.close()
+
     def open_stream(self, path: str, body: object, accept: str) -> http.client.HTTPResponse:
         """Return an answer whose body is still to come, on a connection of its own, which ends with it."""
         connection = http.client.HTTPConnection(*self._address, timeout=60)

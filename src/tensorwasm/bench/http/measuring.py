@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -47,25 +48,23 @@ def measure_http(_choice: str = "auto", *, seconds: float = SECONDS, rounds: int
             for tenant, qps in ((1, _FREE), (2, QUOTA_PER_S), (3, QUOTA_PER_S)):
                 quotas = {"qps": qps, "burst": max(qps // 10, 20)}
                 client.ask("PATCH", f"/tenants/{tenant}", {"quotas": quotas})
-            add = _deploy(client, "add")
+            add = deploy(client, "add")
             figures = [*_throughput(served, add, folder, seconds, rounds)]
-            figures += measure_streams(client, _deploy(client, "stream"))
-            figures += measure_gateway(client, _deploy(client, "chat"), "chat")
+            figures += measure_streams(client, deploy(client, "stream"))
+            figures += measure_gateway(client, deploy(client, "chat", model=True), "chat")
         figures += measure_neighbours(served.url, served.token, {each: _deploy_for(served, each) for each in (2, 3)})
     return Report("http", "", tuple(figures))
 
 
-def _deploy(client: Client, name: str) -> str:
-    status, _ = client.send("POST", f"/functions?name={name}", read_guest(name), {"content-type": "application/wasm"})
-    if status >= 300:
-        raise InternalError(f"deploying {name} was answered with {status}")
-    [found] = [each for each in client.ask("GET", "/functions")["functions"] if each["name"] == name]
-    return str(found["id"])
+def deploy(client: Client, name: str, **options: object) -> str:
+    """Deploy a guest of the benchmarks, and return its id."""
+    module = base64.b64encode(read_guest(name)).decode()
+    return str(client.ask("POST", "/functions", {"name": name, "wasm_b64": module, "options": options})["id"])
 
 
 def _deploy_for(served: Served, tenant: int) -> str:
     with Client(served.url, served.token, tenant) as client:
-        return _deploy(client, "add")
+        return deploy(client, "add")
 
 
 def _throughput(served: Served, add: str, folder: Path, seconds: float, rounds: int) -> Iterator[Figure]:

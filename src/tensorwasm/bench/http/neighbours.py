@@ -20,6 +20,7 @@ SECONDS: Final = 10.0
 
 _BAR: Final = 1.25
 _CONNECTIONS: Final = 16
+_PERIOD_S: Final = 10 / QUOTA_PER_S
 _FLOOD_DELAY_MS: Final = 1000 * _CONNECTIONS // (10 * QUOTA_PER_S)
 _POLITE_DELAY_MS: Final = 1000 * _CONNECTIONS // QUOTA_PER_S
 
@@ -44,7 +45,7 @@ def measure_neighbours(
             loads: list[Load] = []
             load = threading.Thread(target=_press, args=(loads, url, token, neighbour, function, seconds, delay_ms))
             load.start()
-            latencies = sorted(_ask_steadily(url, token, subject, function[subject], seconds - 1))
+            latencies = sorted(ask_steadily(url, token, subject, function[subject], seconds - 1, _PERIOD_S))
             load.join()
             _check(kind, loads)
             taken[kind] += latencies
@@ -78,9 +79,19 @@ def _press(
     loads.append(apply_load(path, body, headers, seconds=seconds, connections=_CONNECTIONS, delay_ms=delay_ms))
 
 
-def _ask_steadily(url: str, token: str, tenant: int, function: str, seconds: float) -> Iterator[float]:
-    """Yield latencies in ms of requests at a steady rate; one that is late does not move those after it."""
-    period_s = 10 / QUOTA_PER_S
+def ask_steadily(url: str, token: str, tenant: int, function: str, seconds: float, period_s: float) -> Iterator[float]:
+    """Yield latencies in ms of requests at a steady rate; one that is late does not move those after it.
+
+    Those that were still to be made when the time was over have waited until then at least.
+
+    Args:
+        url: of the service.
+        token: for the tenant.
+        tenant: who asks.
+        function: what is called, the id of one with ``add``.
+        seconds: for how long.
+        period_s: between two requests.
+    """
     with Client(url, token, tenant) as client:
         start_s = time.perf_counter() + 0.2
         for index in range(int(seconds / period_s)):
@@ -91,6 +102,10 @@ def _ask_steadily(url: str, token: str, tenant: int, function: str, seconds: flo
                 due_s = time.perf_counter()  # what sleeping took too long is nobody's latency
             client.ask("POST", f"/functions/{function}/invoke", {"export": "add", "args": [2, 3]})
             yield (time.perf_counter() - due_s) * 1e3
+            if time.perf_counter() - start_s > seconds:
+                for late in range(index + 1, int(seconds / period_s)):
+                    yield (seconds - late * period_s) * 1e3
+                return
 
 
 def _check(kind: str, loads: list[Load]) -> None:

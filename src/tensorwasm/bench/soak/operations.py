@@ -230,7 +230,7 @@ OPERATIONS: Final = (
         frozenset({504}),
     ),
     Operation("malformed", 20, _malformed, frozenset({400})),
-    Operation("another tenant's function", 20, _foreign, frozenset({403})),
+    Operation("another tenant's function", 20, _foreign, frozenset({404})),
     Operation("no such token", 10, _nobody, frozenset({401})),
     Operation("job", 40, _job, frozenset({200, 202})),
     Operation("session", 15, _session, frozenset({200, 201, 204})),

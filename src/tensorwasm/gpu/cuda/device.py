@@ -29,6 +29,7 @@ from tensorwasm.gpu.cuda.traits import MemoryTraits
 from tensorwasm.gpu.cuda.unified import CudaUnified
 from tensorwasm.gpu.device import DeviceStatistics
 from tensorwasm.gpu.facets import LoadedModule, Stream
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
@@ -219,7 +220,12 @@ class CudaDevice:
 
     # ------------------------------------------------------------------------------- modules and streams
 
-    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
+    def load(
+        self,
+        module: Module,
+        deadline: Deadline,
+        output: KernelOutput | None = None,  # noqa: ARG002 - kernels that print are refused
+    ) -> LoadedModule:
         """See `Device.load`. The deadline ends ptxas; the driver, whose own compiler nothing ends, starts before it.
 
         Raises:

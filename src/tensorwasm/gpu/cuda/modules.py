@@ -46,6 +46,7 @@ class Compiler:
             DeviceUnavailable: this machine cannot run its ptxas.
         """
         ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
+        _refuse_printing(module)
         text = ptx.render(module, deadline)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
@@ -75,3 +76,16 @@ class Compiler:
         major, minor = self.info.compute_capability
         word = next((word for word in module.target if word.startswith("sm_")), "")
         return f"sm_{major}{minor}{word[-1] if word[-1:] in {'a', 'f'} else ''}"
+
+
+def _refuse_printing(module: Module) -> None:
+    """Refuse what prints: the driver writes it to the output of this process, which is no guest's.
+
+    Raises:
+        UnsupportedPtx: a function of the module prints; with the line of the first that does.
+    """
+    where = ptx.printing(module)
+    if where is not None:
+        raise UnsupportedPtx(
+            "vprintf: on a GPU the output of kernels goes to the process, not to the guest", where.line, where.column
+        )

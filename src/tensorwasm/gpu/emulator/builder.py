@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -12,9 +11,7 @@ from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.faults import Site
 from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.names import Names
-from tensorwasm.gpu.emulator.operands import (
-    Reader,
-)
+from tensorwasm.gpu.emulator.operands import Reader
 from tensorwasm.gpu.emulator.program import End, Step, Targets
 from tensorwasm.ptx.model import (
     Block,
@@ -27,10 +24,6 @@ from tensorwasm.ptx.model import (
     Variable,
 )
 from tensorwasm.watch import Watch
-
-COMPONENTS: Final = "xyzw"
-_COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
-_U64: Final = np.dtype(np.uint64)
 
 Resolve = Callable[[int], int]
 EndFactory = Callable[[int, int, Resolve], End]

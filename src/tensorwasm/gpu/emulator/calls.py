@@ -24,6 +24,7 @@ from tensorwasm.gpu.emulator.machine import Machine
 from tensorwasm.gpu.emulator.names import frame_offset
 from tensorwasm.gpu.emulator.operands import RAW, Reader, Register, own, read_register
 from tensorwasm.gpu.emulator.planes import shown_address
+from tensorwasm.gpu.emulator.printing import PRINTER, print_lanes
 from tensorwasm.gpu.emulator.program import (
     FUNCTION_STRIDE,
     FUNCTION_WINDOW,
@@ -31,6 +32,7 @@ from tensorwasm.gpu.emulator.program import (
     End,
     FunctionCode,
     Program,
+    scalars,
     shape_of,
 )
 from tensorwasm.ptx.layout import variable_bytes
@@ -48,7 +50,9 @@ def compile_return(builder: Builder, _instruction: Instruction) -> None:
     if code.function.entry:
         builder.finish(lambda _own, _following, _resolve: leave)
         return
-    fetches = [_fetch_home(home, result) for home, result in zip(code.results, code.function.returns, strict=True)]
+    fetches = [
+        _fetch_home(home, result) for home, result in zip(code.results, scalars(code.function.returns), strict=True)
+    ]
     builder.finish(lambda _own, _following, _resolve: _return_end(fetches))
 
 
@@ -87,6 +91,9 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
             site = builder.site(instruction)
             builder.step(lambda machine: fault(machine.geometry, site, int(machine.indices()[0]), "fails an assertion"))
             return
+        if found.name == PRINTER and found.name not in builder.names.functions:
+            _emit_print(builder, instruction, found, arguments, results)
+            return
         if found.name not in builder.names.functions:
             raise UnsupportedPtx(f"calls function {found.name}, which the module does not define")
         builder.code.callees.add(found.name)
@@ -95,6 +102,24 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
     prototype, allowed = _targets(builder, operands)
     choose = _Indirect(builder, builder.names.reader(callee, "u64"), allowed)
     _emit(builder, instruction, choose, prototype, arguments, results)
+
+
+def _emit_print(
+    builder: Builder, instruction: Instruction, declared: Function, arguments: list[Operand], results: list[Operand]
+) -> None:
+    sizes = [variable_bytes(one) for one in (*declared.params, *declared.returns)]
+    if sizes != [8, 8, 4] or len(arguments) != 2 or len(results) != 1:
+        raise MalformedPtx(f"{declared.name} takes the addresses of a format and of values, and returns a number")
+    template, values = (_fetch(builder, one, param) for one, param in zip(arguments, declared.params, strict=True))
+    deliver, site = _deliver(builder, results[0], declared.returns[0]), builder.site(instruction)
+    builder.code.narrowest_bytes = 1
+
+    def step(machine: Machine) -> None:
+        formats, places = (fetch(machine).copy().view(np.uint64).reshape(-1) for fetch in (template, values))
+        counts = np.array(print_lanes(machine, site, formats, places), np.uint32)
+        deliver(machine, counts.view(np.uint8).reshape(-1, 4))
+
+    builder.step(step)
 
 
 def _take_list(operands: list[Operand]) -> list[Operand]:
@@ -171,9 +196,12 @@ def _emit(
     arguments: list[Operand],
     results: list[Operand],
 ) -> None:
-    if len(arguments) != len(declared.params) or len(results) != len(declared.returns):
+    params, returns = scalars(declared.params), scalars(declared.returns)
+    arguments = [scalar for one in arguments for scalar in builder.names.elements(one)]
+    results = [scalar for one in results for scalar in builder.names.elements(one)]
+    if len(arguments) != len(params) or len(results) != len(returns):
         raise MalformedPtx(f"{len(arguments)} arguments and {len(results)} results do not fit {declared.name}")
-    fetches = [_fetch(builder, one, param) for one, param in zip(arguments, declared.params, strict=True)]
+    fetches = [_fetch(builder, one, param) for one, param in zip(arguments, params, strict=True)]
     code, site = builder.code, builder.site(instruction)
 
     def make(_own: int, following: int, _resolve: Resolve) -> End:
@@ -183,8 +211,8 @@ def _emit(
         return end
 
     builder.finish(make)
-    delivers = [_deliver(builder, one, result) for one, result in zip(results, declared.returns, strict=True)]
-    sizes = [variable_bytes(result) for result in declared.returns]
+    delivers = [_deliver(builder, one, result) for one, result in zip(results, returns, strict=True)]
+    sizes = [variable_bytes(result) for result in returns]
     builder.step(_landing(code, choose.candidates, delivers, sizes))
 
 
@@ -224,11 +252,11 @@ def _reenters(caller: FunctionCode, candidates: list[FunctionCode]) -> bool:
 
 
 def _open_frame(machine: Machine, code: FunctionCode) -> None:
-    """Leave nothing of an earlier call's local variables initialised."""
+    """Leave nothing of an earlier call's local variables."""
     machine.steps += len(code.variables)
     for key, variable in code.variables.items():
         if variable.space in ("local", "param"):
-            machine.memory.frames.unset(frame_offset(machine, key), variable_bytes(variable), machine.who)
+            machine.memory.frames.clear(frame_offset(machine, key), variable_bytes(variable), machine.who)
 
 
 def _save(machine: Machine, caller: FunctionCode) -> None:

@@ -18,11 +18,13 @@ from tensorwasm.gpu.emulator.native import EmulatedNative
 from tensorwasm.gpu.emulator.pools import EmulatedPools
 from tensorwasm.gpu.emulator.queues import EmulatedStream, Queues, Work
 from tensorwasm.gpu.emulator.unified import EmulatedMemory
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.select import check_compatible
-from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, NEWEST_PTX, Deadline, DeviceInfo, LaunchConfig, Region
 
 MULTIPROCESSORS: Final = 132
+EMULATED_CAPABILITY: Final = (9, 0)
 
 
 class EmulatorDevice:
@@ -40,8 +42,8 @@ class EmulatorDevice:
         memory_bytes: int = 1 << 30,
         multiprocessors: int | None = None,
         *,
-        compute_capability: tuple[int, int] = (9, 0),
-        ptx_version: tuple[int, int] = (9, 0),
+        compute_capability: tuple[int, int] = EMULATED_CAPABILITY,
+        ptx_version: tuple[int, int] = NEWEST_PTX,
         lanes: int = LANES,
     ) -> None:
         """Open the device.
@@ -193,8 +195,8 @@ class EmulatorDevice:
 
     # ------------------------------------------------------------------------------------ modules, kernels
 
-    def load(self, module: Module, deadline: Deadline) -> LoadedModule:
-        """Make a module's kernels ready to launch.
+    def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> LoadedModule:
+        """Make a module's kernels ready to launch; what they print goes to ``output``.
 
         Raises:
             UnsupportedPtx: the module asks for what the emulator lacks, by name.
@@ -202,7 +204,7 @@ class EmulatorDevice:
             InvokeTimeout: the deadline passed; nothing was loaded.
         """
         check_compatible(module, self._info.compute_capability, self._info.ptx_version)
-        return self._kernels.load(module, deadline)
+        return self._kernels.load(module, deadline, output)
 
     def unload(self, loaded: LoadedModule) -> None:
         """Release a module. A kernel of it that has not begun is a fault."""

@@ -24,6 +24,7 @@ from tensorwasm.gpu.emulator.plan import Plan, make_plan
 from tensorwasm.gpu.emulator.planes import Plane
 from tensorwasm.gpu.emulator.program import Program, param_offsets
 from tensorwasm.gpu.emulator.reach import Ground, Reach
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Function, Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
@@ -44,9 +45,16 @@ MAX_GRID: Final = ((1 << 31) - 1, 65535, 65535)
 
 @dataclass(slots=True, eq=False)
 class EmulatedModule:
-    """A module on the emulator."""
+    """A module on the emulator.
+
+    Attributes:
+        program: its code.
+        output: what its kernels print.
+        plans: of the kernels that were asked for so far.
+    """
 
     program: Program
+    output: KernelOutput
     plans: dict[str, Plan] = field(default_factory=dict)
 
 
@@ -97,15 +105,15 @@ class Kernels:
         """Return how many modules are loaded."""
         return len(self._modules)
 
-    def load(self, module: Module, deadline: Deadline) -> EmulatedModule:
-        """Make a module's kernels ready to launch.
+    def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> EmulatedModule:
+        """Make a module's kernels ready to launch; what they print goes to ``output``, by default nowhere.
 
         Raises:
             UnsupportedPtx: the module asks for what the emulator lacks, by name.
             MalformedPtx: operands do not fit their instruction.
             InvokeTimeout: the deadline passed; nothing was loaded.
         """
-        loaded = EmulatedModule(load(module, self._allocations, deadline))
+        loaded = EmulatedModule(load(module, self._allocations, deadline), output or KernelOutput())
         self._modules.add(loaded)
         return loaded
 
@@ -201,6 +209,7 @@ class Kernels:
             deadline=deadline,
             closing=self._closing,
             number=next(self._numbers),
+            output=call.module.output,
         )
         with np.errstate(all="ignore"), self._allocations.using(reach) as use:
             ground = Ground(use, [*call.module.program.planes, _param_plane(call.params)])

@@ -11,7 +11,8 @@ from tensorwasm.gpu.emulator.names import Names
 from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, Step, Targets
 from tensorwasm.gpu.emulator.variables import initial_bytes
 from tensorwasm.ptx.layout import variable_bytes
-from tensorwasm.ptx.model import Directive, Function, Instruction, Module
+from tensorwasm.ptx.model import Directive, Function, Instruction, Module, Variable
+from tensorwasm.ptx.reach import require_understood, statements
 from tensorwasm.ptx.scope import Scope
 from tensorwasm.values import Deadline
 from tensorwasm.watch import UNLIMITED, Watch
@@ -81,6 +82,8 @@ def _list_functions(module: Module, program: Program) -> None:
 def _declare_variables(module: Module, scope: Scope, program: Program, allocations: Allocations) -> dict[int, int]:
     addresses: dict[int, int] = {}
     defined = [one for one in module.variables() if scope.find(one.name) is one]
+    inner = [one for function in module.functions() for one in statements(function.body or ())]
+    defined += [one for one in scope.watch.over(inner) if isinstance(one, Variable)]
     held = [one for one in defined if one.space in ("global", "const") and "extern" not in one.linkage]
     for variable in scope.watch.over(held):
         try:
@@ -114,6 +117,7 @@ def _build_functions(program: Program, scope: Scope, addresses: dict[int, int]) 
     targets = Targets.of(program.by_index)
     kernels = 0
     for code in scope.watch.over(program.by_index):
+        require_understood(code.function)
         code.first_slot = 0 if code.function.entry else program.slots
         builder = Builder(Names(code, scope, addresses, program.functions, keys), targets, scope.watch)
         builder.build(compile_instruction)

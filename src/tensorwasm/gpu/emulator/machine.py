@@ -14,6 +14,7 @@ from tensorwasm.errors import DeviceLost, InvokeTimeout
 from tensorwasm.gpu.emulator.geometry import WARP_LANES, Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, narrow
 from tensorwasm.gpu.emulator.memory import Memory
+from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
 
 CHECK_STEPS: Final = 64
@@ -37,6 +38,7 @@ class Launch:
         shared_bytes: shared memory of a block.
         deadline: when everything must have stopped.
         closing: set when everything must stop at once.
+        output: what its threads print.
         constants: arrays of immediates as long as the widest batch, by bits and type.
     """
 
@@ -51,6 +53,7 @@ class Launch:
     deadline: Deadline
     closing: threading.Event
     number: int = 0
+    output: KernelOutput = field(default_factory=KernelOutput)
     constants: dict[tuple[int, str], Array] = field(default_factory=dict)
 
     def check(self) -> None:

@@ -29,6 +29,9 @@ from tensorwasm.gpu.emulator.shadow import Shadow
 SHARED_WINDOW: Final = 1 << 60
 LOCAL_WINDOW: Final = SHARED_WINDOW + WINDOW_BYTES
 PARAM_WINDOW: Final = LOCAL_WINDOW + WINDOW_BYTES
+PARAM_DISTANCE: Final = LOCAL_WINDOW - PARAM_WINDOW
+"""What the address of a function's parameter has in front of its place among the locals, so that the window of
+parameters leads there too."""
 WINDOWS: Final = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 Addresses = NDArray[np.uint64]
@@ -41,6 +44,15 @@ _PLAIN: Final = ("load", "store")
 Update = Callable[[Array, NDArray[np.int64], NDArray[np.int64] | None], Array]
 """A read-modify-write: takes the memory as elements, one index per access, and which accesses of the instruction these
 are (None for all); returns what was there before."""
+
+
+def to_local(addresses: Addresses) -> Addresses:
+    """Return local addresses with those of functions' parameters replaced by their places among the locals.
+
+    Source: PTX ISA 9.7.9.1 (a parameter whose address a function takes lies in its local memory).
+    """
+    places = addresses - np.uint64(PARAM_DISTANCE % (1 << 64))
+    return np.where(places < np.uint64(1 << 40), places, addresses)
 
 
 class Memory:
@@ -64,7 +76,7 @@ class Memory:
         granule_bytes: int,
         check: Callable[[], None],
     ) -> None:
-        """Make shared and local memory, all zero and uninitialised.
+        """Make shared and local memory, all zero, and shared memory uninitialised.
 
         Args:
             geometry: who the lanes are.
@@ -250,17 +262,15 @@ class Memory:
             self._fault(site, who, mistake[0], f"{mistake[1]} at shared address {int(offsets[mistake[0]]):#x}")
         return self._shared, index
 
-    def _place_local(self, site: Site, who: Selection, offsets: Addresses, size: int, intent: Intent) -> Place:
+    def _place_local(self, site: Site, who: Selection, offsets: Addresses, size: int, _intent: Intent) -> Place:
         limit = self.frames.size_bytes
+        if int(offsets.max()) + size > limit:
+            offsets = to_local(offsets)
         if int(offsets.max()) + size > limit:
             at = int((offsets > limit - size).argmax()) if limit >= size else 0
             self._beyond(site, who, int(offsets[at]), at, size, "local memory of the thread", limit)
         self._check_alignment(site, who, offsets, size)
-        index, blank = self.frames.access(offsets, size, who, store=intent in _STORES)
-        if blank is not None:
-            reason = f"reads uninitialised local memory at local address {int(offsets[blank]):#x}"
-            self._fault(site, who, blank, reason)
-        return self.frames.plane, index
+        return self.frames.plane, self.frames.index(offsets, size, who)
 
     def _base(self, size: int) -> NDArray[np.int64]:
         found = self._bases.get(size)

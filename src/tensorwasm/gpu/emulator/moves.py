@@ -14,11 +14,11 @@ from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.builder import Builder
 from tensorwasm.gpu.emulator.lanes import Array
 from tensorwasm.gpu.emulator.machine import Machine
-from tensorwasm.gpu.emulator.memory import SHARED_WINDOW, WINDOWS
+from tensorwasm.gpu.emulator.memory import SHARED_WINDOW, WINDOWS, to_local
 from tensorwasm.gpu.emulator.operands import RAW, Reader, own
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.planes import CONST_WINDOW, WINDOW_BYTES
-from tensorwasm.ptx.model import Instruction, Name, Operand, Vector
+from tensorwasm.ptx.model import Instruction, Name, Operand
 from tensorwasm.ptx.special import SPECIALS
 
 _SCALARS: Final = frozenset(
@@ -38,9 +38,9 @@ def compile_mov(builder: Builder, instruction: Instruction) -> None:
     target, source = instruction.operands
     if width:
         _move_each(builder, list(builder.names.elements(target)), list(builder.names.elements(source)), ptx_type)
-    elif isinstance(source, Vector):
+    elif builder.names.is_vector(source):
         _pack(builder, target, list(builder.names.elements(source)), ptx_type)
-    elif isinstance(target, Vector):
+    elif builder.names.is_vector(target):
         _unpack(builder, list(builder.names.elements(target)), source, ptx_type)
     else:
         _move(builder, target, source, ptx_type)
@@ -156,6 +156,9 @@ def compile_cvta(builder: Builder, instruction: Instruction) -> None:
         return
     delta = np.uint64(-window % (1 << 64) if "to" in instruction.modifiers else window)
     read, write = builder.names.reader(source, "u64"), builder.names.writer(target, "u64")
+    if space == "local" and "to" not in instruction.modifiers:
+        builder.step(lambda machine: write(machine, to_local(read(machine)) + delta))
+        return
     builder.step(lambda machine: write(machine, read(machine) + delta))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.machine import Machine
-from tensorwasm.gpu.emulator.memory import LOCAL_WINDOW, PARAM_WINDOW
+from tensorwasm.gpu.emulator.memory import PARAM_DISTANCE
 from tensorwasm.gpu.emulator.operands import (
     RAW,
     Reader,
@@ -25,15 +25,14 @@ from tensorwasm.gpu.emulator.operands import (
     write_register,
 )
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program import FunctionCode, param_offsets
+from tensorwasm.gpu.emulator.program import COMPONENTS, FunctionCode, param_offsets, scalars
 from tensorwasm.gpu.emulator.special import PREDICATES, read_special, width_bits
 from tensorwasm.gpu.emulator.usage import count_names
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import Address, Float, Function, Int, Name, Not, Offset, Operand, Pair, Variable, Vector
 from tensorwasm.ptx.scope import Scope, Symbol
-from tensorwasm.ptx.special import SPECIALS
+from tensorwasm.ptx.special import SPECIALS, VECTOR_SPECIALS
 
-COMPONENTS: Final = "xyzw"
 _COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
 _U64: Final = np.dtype(np.uint64)
 
@@ -79,13 +78,13 @@ class Names:
             offsets, self.param_bytes = param_offsets(code.function)
             self._param_offsets = {id(one): at for one, at in zip(code.function.params, offsets, strict=True)}
         else:
-            code.formals.extend(self._home(variable) for variable in code.function.params)
-            code.results.extend(self._home(variable) for variable in code.function.returns)
+            code.formals.extend(home for variable in code.function.params for home in self._homes(variable))
+            code.results.extend(home for variable in code.function.returns for home in self._homes(variable))
 
-    def _home(self, variable: Variable) -> Register | int:
+    def _homes(self, variable: Variable) -> list[Register | int]:
         if variable.space == "reg":
-            return self._register(variable, variable.name)
-        return self.key(variable)
+            return [self._register(variable, scalar.name) for scalar in scalars((variable,))]
+        return [self.key(variable)]
 
     # ------------------------------------------------------------------------------------------- scopes
 
@@ -160,6 +159,16 @@ class Names:
         self.code.variables[key] = variable
         return key
 
+    def is_vector(self, operand: Operand) -> bool:
+        """Return whether an operand is several scalars: in braces, or a vector register."""
+        if isinstance(operand, Vector):
+            return True
+        found = self.find(operand.name) if isinstance(operand, Name) and operand.component is None else None
+        return isinstance(found, Variable) and found.space == "reg" and found.vector > 1
+
+    def _has_components(self, operand: Name) -> bool:
+        return operand.name in VECTOR_SPECIALS or self.is_vector(operand)
+
     def elements(self, operand: Operand) -> Iterator[Operand]:
         """Yield the scalars of an operand: of a vector, a pair or a vector register."""
         if isinstance(operand, Vector):
@@ -168,12 +177,10 @@ class Names:
         elif isinstance(operand, Pair):
             yield operand.first
             yield operand.second
-        elif isinstance(operand, Name) and operand.component is None:
+        elif isinstance(operand, Name) and operand.component is None and self._has_components(operand):
             found = self.find(operand.name)
-            if isinstance(found, Variable) and found.space == "reg" and found.vector > 1:
-                yield from (Name(operand.name, component) for component in COMPONENTS[: found.vector])
-            else:
-                yield operand
+            width = found.vector if isinstance(found, Variable) else len(COMPONENTS)
+            yield from (Name(operand.name, component) for component in COMPONENTS[:width])
         else:
             yield operand
 
@@ -288,7 +295,7 @@ class Names:
         if found.space == "shared":
             return lambda machine: machine.launch.shared[key]
         # A parameter of a function lives among its locals; `Memory` adds the window of parameters to its address.
-        window = LOCAL_WINDOW - PARAM_WINDOW if found.space == "param" else 0
+        window = PARAM_DISTANCE if found.space == "param" else 0
         return lambda machine: frame_offset(machine, key) + window
 
     def kernel_parameter(self, variable: Variable) -> bool:

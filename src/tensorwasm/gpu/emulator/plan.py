@@ -61,7 +61,7 @@ def make_plan(program: Program, entry: str) -> Plan:
     return Plan(
         code=code,
         widths=tuple(width or 32 for width in widths),
-        lane_bytes=register_bytes + saved_bytes + 2 * frame_bytes + _RETURN_BYTES * len(reached) + 64,
+        lane_bytes=register_bytes + saved_bytes + frame_bytes + _RETURN_BYTES * len(reached) + 64,
         shared=shared,
         static_shared_bytes=static_bytes,
         frame=frame,

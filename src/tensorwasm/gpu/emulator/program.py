@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator.machine import Machine
@@ -11,6 +11,8 @@ from tensorwasm.gpu.emulator.operands import Register
 from tensorwasm.gpu.emulator.planes import Plane
 from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.model import Function, Variable
+
+COMPONENTS = "xyzw"
 
 Step = Callable[[Machine], None]
 End = Callable[[Machine], int]
@@ -121,6 +123,15 @@ class Targets:
         self.left -= places
         if self.left < 0:
             raise UnsupportedPtx(f"more than {MAX_TARGETS} targets of indirect branches and calls in a module")
+
+
+def scalars(variables: Iterable[Variable]) -> list[Variable]:
+    """Return parameters, each vector register as one of each of its elements."""
+    return [
+        replace(variable, name=f"{variable.name}.{component}", vector=1) if component else variable
+        for variable in variables
+        for component in (COMPONENTS[: variable.vector] if variable.space == "reg" and variable.vector > 1 else ("",))
+    ]
 
 
 def shape_of(function: Function) -> Shape:

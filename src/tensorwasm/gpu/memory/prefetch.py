@@ -16,6 +16,7 @@ from typing import Final
 from tensorwasm.errors import CallerError, InternalError, LimitError
 from tensorwasm.gpu.device import Device
 from tensorwasm.gpu.facets import Stream
+from tensorwasm.gpu.limits import MOST_MOVES
 from tensorwasm.gpu.memory import pages
 from tensorwasm.values import MIB, Region
 
@@ -26,8 +27,6 @@ Whether the host has touched them since they were moved last, nobody knows: a gu
 launch asks, also for what is there already. Fewer bytes arrive by faults in a quarter of a millisecond, which
 is not worth asking at every launch.
 """
-MOST_MOVES: Final = 4
-"""Parts that are moved ahead of one launch: each takes room in the driver's queues, as a launch does."""
 
 _REFUSALS: Final = (CallerError, LimitError, InternalError)
 _log: Final = logging.getLogger(__name__)

@@ -86,6 +86,10 @@ class Kernels:
         self._windows.offer()
         return kernel_id
 
+    def take_output(self) -> tuple[bytes, bool]:
+        """Return what kernels have printed since the last call, and whether some of it was not kept. Never waits."""
+        return self._holdings.output.take()
+
     @in_turn()
     def unload(self, kernel_id: int, deadline: Deadline) -> None:
         """Release a kernel, once all work has ended. Graphs that use it can be replayed no more.

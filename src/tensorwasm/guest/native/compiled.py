@@ -7,7 +7,7 @@ functions, and Python does everything.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +82,13 @@ def make_passage() -> Passage:
     """Compile what calls Python, or take it from the cache."""
     functions, folder = (python.twin_in_python, python.finish_in_python, python.on_epoch), open_cache()
     return Passage(*(compile_function(function, folder).address for function in functions))
+
+
+def compile_sources(fields: Iterable[str]) -> None:
+    """Compile some of the host functions into the cache, given their import fields."""
+    folder = open_cache()
+    for field in fields:
+        compile_function(SOURCES[field].function, folder)
 
 
 def _make_entry(source: Source, folder: Path | None) -> Entry:

@@ -81,6 +81,7 @@ class Order(ctypes.Structure):
         memory_bytes, table_elements, tables: most that the sandbox may have.
         prepared: the ``wasmtime_instance_pre_t``.
         export, export_bytes: the name that is called.
+        initialiser, initialiser_bytes: the name that is called before it, 0 without; not on a fiber.
         memory, memory_name_bytes: the name of the memory that kernels take windows of, 0 if there is none.
         cells, cell_count: parameters in, results out; on a fiber the parameters alone, as ``wasmtime_val_t``.
         results, result_count: on a fiber.
@@ -108,6 +109,8 @@ class Order(ctypes.Structure):
         ("prepared", _u64),
         ("export", _u64),
         ("export_bytes", _u64),
+        ("initialiser", _u64),
+        ("initialiser_bytes", _u64),
         ("memory", _u64),
         ("memory_name_bytes", _u64),
         ("cells", _u64),

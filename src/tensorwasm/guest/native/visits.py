@@ -151,6 +151,17 @@ def put_globals(order: int, context: int) -> bool:
 
 
 @compiled
+def call_export(order: int, name: int, name_bytes: int, cell_count: int) -> int:
+    """Call an export with the order's cells. Return how far that got."""
+    context = load_u64(order + ORDER.context)
+    if not find_export(order, context, name, name_bytes):
+        return FINDING
+    call, callee = function(order, CALLS.func_call_unchecked), order + ORDER.item + EXTERN_PAYLOAD
+    error = call_u64(call, (context, callee, load_u64(order + ORDER.cells), cell_count, order + ORDER.trap))
+    return CALLING if failed(order, error) else DONE
+
+
+@compiled
 def run(order: int, pad: int) -> int:
     """Make the sandbox and call it. Return how far that got."""
     context = open_store(order, pad)
@@ -166,13 +177,15 @@ def run(order: int, pad: int) -> int:
     note_memory(order, context, pad)
     if not put_globals(order, context):
         return FINDING
-    if not find_export(order, context, load_u64(order + ORDER.export), load_u64(order + ORDER.export_bytes)):
-        return FINDING
     call_void(function(order, CALLS.context_set_epoch_deadline), (context, load_u64(order + ORDER.ticks)))
-    call = function(order, CALLS.func_call_unchecked)
-    callee, cells = order + ORDER.item + EXTERN_PAYLOAD, load_u64(order + ORDER.cells)
-    if failed(order, call_u64(call, (context, callee, cells, load_u64(order + ORDER.cell_count), trap))):
-        return CALLING
+    stop, initialiser = DONE, load_u64(order + ORDER.initialiser)
+    if initialiser != ZERO:
+        stop = call_export(order, initialiser, load_u64(order + ORDER.initialiser_bytes), ZERO)
+    if stop == DONE:
+        name, name_bytes = load_u64(order + ORDER.export), load_u64(order + ORDER.export_bytes)
+        stop = call_export(order, name, name_bytes, load_u64(order + ORDER.cell_count))
+    if stop != DONE:
+        return stop
     # Whatever the device could still write to is not unmapped here.
     if load_u64(pad + PAD.pending) != ZERO or load_u64(pad + PAD.reach_bytes) != ZERO:
         return HELD

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.guest.wasi import Directory
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.invocation import Invocation
@@ -162,7 +163,7 @@ class Counter:
             env=frame.env,
             stdin=self._blobs.pop(frame.stdin) if frame.stdin is not None else b"",
             input=self._blobs.pop(frame.input) if frame.input is not None else b"",
-            grants=Grants(frame.cuda, frame.readable, frame.writable),
+            grants=Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories)),
             tenant=frame.tenant,
             limits=Limits(*frame.limits),
             deadline_s=frame.deadline_s,

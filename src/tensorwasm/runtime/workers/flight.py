@@ -222,7 +222,7 @@ def make_invoke(
     stream: bool,
 ) -> Invoke:
     """Return a request as a frame."""
-    memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes = astuple(request.limits)
+    memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes, stdin_bytes = astuple(request.limits)
     return Invoke(
         request=number,
         module=module,
@@ -234,10 +234,9 @@ def make_invoke(
         stdin=stdin,
         input=given,
         cuda=request.grants.cuda,
-        readable=request.grants.readable,
-        writable=request.grants.writable,
+        directories=tuple((each.host_path, each.guest_path, each.writable) for each in request.grants.directories),
         tenant=request.tenant,
-        limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes),
+        limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),
         deadline_s=left_s,
         memory_kind=request.memory_kind,
         gpu_bytes=request.gpu_bytes,

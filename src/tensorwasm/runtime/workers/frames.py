@@ -22,10 +22,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tensorwasm.errors import MAX_NAME
+from tensorwasm.guest.source_lines import MAX_FILE
+from tensorwasm.guest.traps import MAX_FRAMES
 from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 4
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -122,10 +125,9 @@ class Invoke(Frame, frozen=True):
     stdin: Identity | None
     input: Identity | None
     cuda: bool
-    readable: tuple[Name, ...]
-    writable: tuple[Name, ...]
+    directories: tuple[tuple[Name, Name, bool], ...]
     tenant: Tenant
-    limits: tuple[Count, Count, Count, Count, float, Count]
+    limits: tuple[Count, Count, Count, Count, float, Count, Count]
     deadline_s: float | None
     memory_kind: MemoryKind | None
     gpu_bytes: Count | None
@@ -236,6 +238,18 @@ class Done(Frame, frozen=True):
     exit_code: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
     elapsed_s: Annotated[float, Meta(ge=0)]
     gpu: Gpu | None
+    stdout_truncated: bool
+    stderr_truncated: bool
+
+
+class StackFrame(Frame, frozen=True):
+    """One function on the stack of a guest that trapped, as `tensorwasm.errors.Frame` has it."""
+
+    function: Count
+    name: Annotated[str, Meta(max_length=MAX_NAME)]
+    offset: Count
+    file: Annotated[str, Meta(max_length=MAX_FILE)]
+    line: Count
 
 
 class Failed(Frame, frozen=True):
@@ -245,12 +259,14 @@ class Failed(Frame, frozen=True):
         kind: of an error of ours.
         message: for people.
         details: what an error of that kind carries, by name.
+        stack: of a trap, innermost first.
     """
 
     request: Identity
     kind: Word
     message: Text
     details: dict[Word, Word | Count] = msgspec.field(default_factory=dict)
+    stack: Annotated[tuple[StackFrame, ...], Meta(max_length=MAX_FRAMES)] = ()
 
 
 class Sick(Frame, frozen=True):

@@ -12,7 +12,9 @@ from typing import Final
 
 from tensorwasm import errors
 from tensorwasm.errors import (
+    MAX_NAME,
     DeviceLost,
+    Frame,
     GuestExit,
     GuestTrap,
     InternalError,
@@ -20,11 +22,14 @@ from tensorwasm.errors import (
     RateLimited,
     TensorWasmError,
     TooLarge,
+    plain,
 )
 from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.guest.source_lines import MAX_FILE
 from tensorwasm.runtime.function import DEFAULT_EXPORTS
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu
+from tensorwasm.runtime.request import MAX_COUNT
+from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu, StackFrame
 
 _MESSAGE_CHARACTERS: Final = 4096
 _WORD_CHARACTERS: Final = 64
@@ -40,7 +45,13 @@ def describe_error(request: int, error: BaseException) -> Failed:
         error = InternalError(f"{type(error).__name__}: {error}")
     carried = {name: getattr(error, name) for name, _ in _carried(type(error))}
     details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
-    return Failed(request, error.kind, clean(error.message), details)
+    stack = error.backtrace if isinstance(error, GuestTrap) else ()
+    return Failed(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)))
+
+
+def _describe_frame(frame: Frame) -> StackFrame:
+    offset = min(frame.offset, MAX_COUNT)  # the engine says the highest number where it knows none
+    return StackFrame(frame.function, frame.name, offset, frame.file, frame.line)
 
 
 def clean(text: str) -> str:
@@ -66,6 +77,13 @@ def rebuild_error(failed: Failed) -> TensorWasmError:
         if not isinstance(value, kind):
             raise BrokenFrame(f"a {failed.kind} whose {name} is no {kind.__name__}")
         setattr(error, name, clean(value) if isinstance(value, str) else value)
+    if failed.stack and isinstance(error, GuestTrap):
+        error.backtrace = tuple(
+            Frame(each.function, plain(each.name, MAX_NAME), each.offset, plain(each.file, MAX_FILE), each.line)
+            for each in failed.stack
+        )
+    elif failed.stack:
+        raise BrokenFrame(f"a {failed.kind} with a stack")
     return error
 
 
@@ -112,6 +130,8 @@ def describe_result(request: int, outcome: Invocation) -> Done:
         exit_code=outcome.exit_code,
         elapsed_s=outcome.elapsed_s,
         gpu=_describe_gpu(outcome.gpu) if outcome.gpu is not None else None,
+        stdout_truncated=outcome.stdout_truncated,
+        stderr_truncated=outcome.stderr_truncated,
     )
 
 
@@ -146,6 +166,8 @@ def rebuild_result(
         chunks=chunks,
         elapsed_s=done.elapsed_s,
         gpu=_rebuild_gpu(done.gpu) if done.gpu is not None else None,
+        stdout_truncated=done.stdout_truncated,
+        stderr_truncated=done.stderr_truncated,
     )
 
 

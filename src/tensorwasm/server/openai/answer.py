@@ -42,12 +42,12 @@ class Answer:
     """Reads a guest's chunks; does no input or output.
 
     Args:
-        prompt: what it answers, for counting.
+        prompt: what it answers, text or tokens, for counting.
         stops: sequences that end it.
         max_tokens: most tokens; None for any number.
     """
 
-    def __init__(self, prompt: str, stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
+    def __init__(self, prompt: str | Sequence[int], stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._reader = Reader()
@@ -80,7 +80,8 @@ class Answer:
         prompt = told.prompt_tokens if told is not None else None
         completion = told.completion_tokens if told is not None else None
         if prompt is None:
-            prompt = -(-len(self._prompt.encode()) // BYTES_A_TOKEN)
+            given = self._prompt
+            prompt = -(-len(given.encode()) // BYTES_A_TOKEN) if isinstance(given, str) else len(given)
         return Usage(prompt, self._tokens if completion is None else completion)
 
     def feed(self, chunk: bytes) -> list[Piece]:

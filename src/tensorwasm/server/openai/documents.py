@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from tensorwasm.errors import InvalidRequest
 from tensorwasm.server.openai.requests import (
@@ -29,6 +29,11 @@ MAX_INPUTS: Final = 2048
 MAX_SEEDED_BYTES: Final = 64 << 20
 """What the documents of all choices may come to that differ by their seeds alone."""
 
+MAX_TOKEN: Final = (1 << 53) - 1
+
+Prompt = str | list[int]
+"""What is asked about: text, or tokens of the model's own."""
+
 encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
 
 
@@ -38,16 +43,18 @@ class Plan(NamedTuple):
     Attributes:
         model: as the client calls it.
         runs: a document for each choice, in order.
-        prompts: the text that each is about, for counting and for ``echo``.
+        prompts: what each is about, for counting and, where it is text, for ``echo``.
         stops: what ends an answer.
         max_tokens: most tokens of each, None for any number.
+        inputs: how many vectors are wanted, of an embedding.
     """
 
     model: str
     runs: tuple[bytes, ...]
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
     stops: tuple[str, ...] = ()
     max_tokens: int | None = None
+    inputs: int = 0
 
 
 def plan_chat(request: ChatRequest) -> Plan:
@@ -76,16 +83,21 @@ def plan_completion(request: CompletionRequest) -> Plan:
     Raises:
         InvalidRequest: it asks for what there is not.
     """
-    prompts = _texts("prompt", request.prompt, MAX_RUNS)
+    prompts = _prompts("prompt", request.prompt, MAX_RUNS)
+    if request.echo and not isinstance(prompts[0], str):
+        raise InvalidRequest("echo: only a prompt of text can come before its answer")
     if (request.best_of or 1) > (request.n or 1):
         raise InvalidRequest("best_of: more than n is not to be had")
     document = _document(request, "completion", request.max_tokens)
     document.suffix = request.suffix
     if request.logprobs is not None:
         document.logprobs, document.top_logprobs = True, request.logprobs
-    return _plan(
-        request, document, prompts, lambda prompt: structs.replace(document, prompt=prompt), request.max_tokens
-    )
+
+    def fill(prompt: Prompt) -> Document:
+        named = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_tokens": prompt}
+        return structs.replace(document, **named)
+
+    return _plan(request, document, prompts, fill, request.max_tokens)
 
 
 def plan_embedding(request: EmbeddingRequest) -> Plan:
@@ -96,16 +108,20 @@ def plan_embedding(request: EmbeddingRequest) -> Plan:
     """
     if request.encoding_format not in (None, "float", "base64"):
         raise InvalidRequest("encoding_format is float or base64")
-    texts = _texts("input", request.input, MAX_INPUTS)
+    inputs = _prompts("input", request.input, MAX_INPUTS)
+    texts = [each for each in inputs if isinstance(each, str)]
+    tokens = [each for each in inputs if isinstance(each, list)]
     document = Document(
         tensorwasm=SCHEMA,
         kind="embedding",
         model=request.model,
-        input=texts,
+        input=texts or UNSET,
+        input_tokens=tokens or UNSET,
         dimensions=request.dimensions,
         user=request.user,
     )
-    return Plan(request.model, (encode(document),), ("\n".join(texts),))
+    asked = "\n".join(texts) if texts else [each for one in tokens for each in one]
+    return Plan(request.model, (encode(document),), (asked,), inputs=len(inputs))
 
 
 def _document(request: Sampling, kind: str, max_tokens: int | None) -> Document:
@@ -131,8 +147,8 @@ def _document(request: Sampling, kind: str, max_tokens: int | None) -> Document:
 def _plan(
     request: Sampling,
     document: Document,
-    prompts: list[str],
-    fill: Callable[[str], Document],
+    prompts: Sequence[Prompt],
+    fill: Callable[[Prompt], Document],
     max_tokens: int | None,
 ) -> Plan:
     count = request.n or 1
@@ -177,14 +193,23 @@ def _text_of(where: str, part: dict[str, Any]) -> str:
     return text
 
 
-def _texts(field: str, given: str | list[Any], most: int) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
-    if not 1 <= len(texts) <= most:
-        raise InvalidRequest(f"{field}: text, or 1 to {most} texts")
-    for each in texts:
-        if not isinstance(each, str):
-            raise InvalidRequest(f"{field}: text, or an array of texts; tokens are the guest's own affair")
-    return texts
+def _prompts(field: str, given: str | list[Any], most: int) -> list[str] | list[list[int]]:
+    """Return texts, or arrays of tokens, of which a client sends one or several."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(map(_is_token, given)):
+        return [given]
+    if not 1 <= len(given) <= most:
+        raise InvalidRequest(f"{field}: text or tokens, or 1 to {most} of them")
+    if all(isinstance(each, str) for each in given):
+        return given
+    if all(isinstance(each, list) and each and all(map(_is_token, each)) for each in given):
+        return given
+    raise InvalidRequest(f"{field}: text, an array of tokens, or an array of either; tokens are whole numbers")
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKEN
 
 
 def _stops(given: str | list[str] | None) -> tuple[str, ...]:

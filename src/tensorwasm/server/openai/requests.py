@@ -121,7 +121,7 @@ class CompletionRequest(Sampling, kw_only=True):
     """Body of ``POST /v1/completions``.
 
     Attributes:
-        prompt: text, or several; not tokens.
+        prompt: text or tokens, or several.
         suffix: what is to come after the answer.
         echo: the prompt comes before the answer.
         best_of: no more than ``n``.
@@ -140,7 +140,7 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     Attributes:
         model: whose function answers.
-        input: text, or several; not tokens.
+        input: text or tokens, or several.
         encoding_format: ``float``, or ``base64`` for little-endian 32-bit floats.
         dimensions: length of the vectors.
         user: passed to the guest.
@@ -171,8 +171,10 @@ class Document(Struct, omit_defaults=True, kw_only=True):
     model: str | UnsetType
     messages: list[GivenMessage] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
+    prompt_tokens: list[int] | UnsetType = UNSET
     suffix: str | None = None
     input: list[str] | UnsetType = UNSET
+    input_tokens: list[list[int]] | UnsetType = UNSET
     stream: bool | UnsetType = UNSET
     max_tokens: int | None = None
     temperature: float | None = None

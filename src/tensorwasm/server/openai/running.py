@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         answer: so far.
-        prompt: what it answers.
+        prompt: what it answers, if that is text.
     """
 
     __slots__ = ("_ask", "_bounded", "_call", "_plan", "_reference", "answer", "prompt")
@@ -49,8 +49,9 @@ class Run:
             reference: the function.
             index: which answer.
         """
-        self.prompt = plan.prompts[index]
-        self.answer = Answer(self.prompt, plan.stops, plan.max_tokens)
+        given = plan.prompts[index]
+        self.prompt = given if isinstance(given, str) else ""
+        self.answer = Answer(given, plan.stops, plan.max_tokens)
         self._bounded = bool(plan.stops) or plan.max_tokens is not None
         self._call = call
         self._plan = plan

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.server.answers import error_body
+from tensorwasm.server.answers import error_body, openai_detail
 from tensorwasm.server.openai.documents import Plan
+from tensorwasm.server.openai.response_answers import ResponseBuilder
 from tensorwasm.server.openai.responses import DONE, Shape, add_usage
 from tensorwasm.server.openai.running import QUIET, Run
 from tensorwasm.server.routing import Ending, Send, Streamed
@@ -22,7 +23,7 @@ _HEADERS = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
 
 
 async def stream(call: Call, plan: Plan, reference: str, shape: Shape, *, echo: bool = False) -> Streamed:
-    """Return an answer in parts, once its first is there: what goes wrong before that is an ordinary error.
+    """Return a chat or completion in parts, once its first is there: what goes wrong before is an ordinary error.
 
     Args:
         call: the request.
@@ -35,6 +36,29 @@ async def stream(call: Call, plan: Plan, reference: str, shape: Shape, *, echo: 
         TensorWasmError: the first guest failed before it had answered anything.
     """
     parts = _parts(call, plan, reference, shape, echo=echo)
+    return await _send(parts, DONE, lambda error: b"data: " + error_body(error, openai=True) + b"\n\n")
+
+
+async def stream_response(call: Call, plan: Plan, reference: str, builder: ResponseBuilder) -> Streamed:
+    """Return a response as the events that build it; the rest as in `stream`."""
+
+    def fail(error: TensorWasmError) -> bytes:
+        detail = openai_detail(error)
+        return builder.fail(detail.code or error.kind, detail.message)
+
+    return await _send(_events(call, plan, reference, builder), b"", fail)
+
+
+async def _send(
+    parts: AsyncGenerator[bytes, None], ending: bytes, fail: Callable[[TensorWasmError], bytes]
+) -> Streamed:
+    """Return parts as an answer, once the first is there.
+
+    Args:
+        parts: all but what ends them.
+        ending: what does.
+        fail: what is sent in its place after an error.
+    """
     first = await anext(parts)
 
     async def send_all(send: Send) -> Ending:
@@ -46,10 +70,25 @@ async def stream(call: Call, plan: Plan, reference: str, shape: Shape, *, echo: 
                     if not await send(part):
                         return Ending(whole=False)
             except TensorWasmError as error:
-                return Ending(whole=await send(b"data: " + error_body(error, openai=True) + b"\n\n"))
-            return Ending(whole=await send(DONE))
+                return Ending(whole=await send(fail(error)))
+            return Ending(whole=await send(ending))
 
     return Streamed(send_all, f"{sse.MEDIA_TYPE}; charset=utf-8", _HEADERS)
+
+
+async def _events(call: Call, plan: Plan, reference: str, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a response; comments while there is none."""
+    with hold_stream(call):
+        run = Run(call, plan, reference, 0)
+        head = builder.begin()
+        async with aclosing(run.pieces()) as pieces:
+            async for piece in pieces:
+                if piece is QUIET:
+                    yield sse.KEEP_ALIVE
+                elif events := builder.add(piece):
+                    yield head + events
+                    head = b""
+        yield head + builder.finish(run.answer.finish_reason, run.answer.usage)
 
 
 async def _parts(call: Call, plan: Plan, reference: str, shape: Shape, *, echo: bool) -> AsyncGenerator[bytes, None]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
 from tensorwasm.errors import (
     CapacityExhausted,
+    CompileFailed,
+    CompileMemory,
+    CompileTimeout,
     Conflict,
     DatabaseUnavailable,
     DeviceFault,
@@ -31,6 +34,7 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     NotFound,
     QuotaExceeded,
+    StdinTooLarge,
     StoreUnavailable,
     TooManyArgs,
     UnknownImport,
@@ -38,11 +42,14 @@ from tensorwasm.errors import (
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.bodies import decode_base64
 from tensorwasm.server.idempotency import read_key
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.long_answers import answer_in_pieces, cuts_of, is_long
+from tensorwasm.server.routing import Call, Param, Reply, Route, Streamed
 from tensorwasm.server.wire import functions as wire
+from tensorwasm.server.wire.output import Output
 from tensorwasm.service.asking import Ask
-from tensorwasm.service.functions import Note
+from tensorwasm.service.functions import IfExists, Note
 from tensorwasm.service.idempotency import Repeated
+from tensorwasm.service.pages import CURSOR
 from tensorwasm.values import NEVER, Deadline
 
 UPLOADS: Final = (
@@ -55,10 +62,15 @@ UPLOADS: Final = (
 
 PAGE: Final = 100
 MAX_PAGE: Final = 1000
+MAX_VERSION: Final = (1 << 31) - 1
 
-PAGING: Final[Mapping[str, str]] = {
-    "after": "`next` of the page before.",
-    "limit": f"Most that are returned, 1 to {MAX_PAGE}; {PAGE} unless said otherwise.",
+LIMIT: Final = Param(
+    f"Most that are returned, 1 to {MAX_PAGE}; {PAGE} unless said otherwise.",
+    {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+)
+PAGING: Final[Mapping[str, Param]] = {
+    "after": Param("`next` of the page before.", {"type": "string", "pattern": CURSOR}),
+    "limit": LIMIT,
 }
 
 _SCALARS: Final = frozenset({int, float, str})
@@ -67,11 +79,13 @@ _encode: Final = msgspec.json.Encoder().encode
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)
 _COMPILED: Final = (
     InvalidName, InvalidBase64, InvalidWasm, InvalidImage, DigestMismatch, InvalidArgs, InvalidRequest, UnknownImport,
+    CompileFailed, CompileMemory, CompileTimeout,
     ModuleTooLarge, ModuleMemoryTooLarge, QuotaExceeded, StoreUnavailable, Conflict, *_STORED,
 )  # fmt: skip
 CALLED: Final = (
     MissingExport, InvalidArgs, TooManyArgs, InvalidBase64, InvalidRequest, GuestTrap, GuestExit, KernelFault,
-    InvokeTimeout, QuotaExceeded, CapacityExhausted, DeviceUnavailable, DeviceFault, StoreUnavailable, *_STORED,
+    InvokeTimeout, QuotaExceeded, CapacityExhausted, DeviceUnavailable, DeviceFault, StoreUnavailable, StdinTooLarge,
+    *_STORED,
 )  # fmt: skip
 """What a call can raise."""
 
@@ -82,7 +96,8 @@ CALLED: Final = (
 async def deploy(call: Call) -> Reply:
     """Make a function of a module in JSON, or of one that is the body itself; once for each idempotency key."""
     service, tenant = call.service, call.tenant
-    key = await read_key(call, "deploy", call.query.get("name", ""))
+    said = [call.query[name] for name in ("if_exists",) if name in call.query]
+    key = await read_key(call, "deploy", call.query.get("name", ""), *said)
     made = await service.idempotency.find(tenant, key)
     if made is None:
         try:
@@ -101,9 +116,12 @@ async def _deploy(call: Call, note: Note | None) -> str:
     if source is None:
         raise InvalidJson("the body has neither wasm_b64 nor module_hash")
     name = body.name if body is not None else _required(call, "name")
-    options = body.options if body is not None else None
-    chosen = (options or wire.Options()).to_options()
-    return (await call.service.functions.deploy(call.tenant, name, source, chosen, note=note)).id
+    chosen = body.options.to_options() if body is not None and body.options is not None else None
+    if_exists = body.if_exists if body is not None else _if_exists(call)
+    made = await call.service.functions.deploy(
+        call.tenant, name, source, chosen, if_exists=if_exists, note=note, gone=call.gone
+    )
+    return made.id
 
 
 async def update(call: Call) -> Reply:
@@ -113,7 +131,7 @@ async def update(call: Call) -> Reply:
     source = await _source(body.wasm_b64, body.module_hash)
     options = body.options.to_options() if body.options is not None else None
     record = await call.service.functions.update(
-        call.tenant, call.params["id"], module=source, options=options, name=body.name
+        call.tenant, call.params["id"], module=source, options=options, name=body.name, gone=call.gone
     )
     return Reply(wire.FunctionBody.of(record))
 
@@ -160,7 +178,7 @@ async def get(call: Call) -> Reply:
 
 async def list_versions(call: Call) -> Reply:
     """Return some of a function's versions."""
-    limit, after = page_limit(call), _number(call, "after", 0, 1 << 31)
+    limit, after = page_limit(call), _number(call, "after", 0, MAX_VERSION)
     found = await call.service.functions.versions(call.tenant, call.params["id"], after, limit)
     following = found[-1].number if len(found) == limit else None
     return Reply(wire.VersionPage([wire.VersionBody.of(each) for each in found], following))
@@ -185,7 +203,7 @@ async def delete_alias(call: Call) -> Reply:
 # ---------------------------------------------------------------- calling
 
 
-def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply]:
+def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply | Streamed]:
     """Call a function; at once where it is loaded and ends at once."""
     reference = call.params["id"]
     call.audit["function_id"] = reference
@@ -200,18 +218,23 @@ def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply]:
     return _finish(resolved.record.id, outcome)
 
 
-async def _invoke_slowly(call: Call, reference: str) -> Reply:
+async def _invoke_slowly(call: Call, reference: str) -> Reply | Streamed:
     body: wire.Invoke = call.body
     given = [await _bytes(each) for each in (body.input_b64, body.stdin_b64)]
-    resolved = await call.service.functions.resolve(call.tenant, reference)
+    resolved = await call.service.functions.resolve(call.tenant, reference, call.deadline)
     outcome = call.service.invocations.begin(call.tenant, resolved, _ask(call, *given))
-    if not isinstance(outcome, Invocation):
-        outcome = await outcome
-    return _answer(resolved.record.id, outcome)
+    if isinstance(outcome, Invocation):
+        return _answer(resolved.record.id, outcome)
+    return await _finish(resolved.record.id, outcome)
 
 
-async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply:
-    return _answer(function_id, await running)
+async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply | Streamed:
+    outcome = await running
+    return (
+        await answer_in_pieces(_head(function_id, outcome), outcome)
+        if is_long(outcome)
+        else _answer(function_id, outcome)
+    )
 
 
 async def _bytes(text: str | None) -> bytes:
@@ -259,16 +282,25 @@ def _ask(call: Call, given: bytes, stdin: bytes) -> Ask:
 
 
 def _answer(function_id: str, outcome: Invocation) -> Reply:
-    """Return what came of a call. The results are JSON already, with every digit."""
-    if outcome.exit_code:
-        raise GuestExit(outcome.exit_code)
-    result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
-    more = b""
+    """Return what came of a call."""
+    head, more = _head(function_id, outcome), b""
     if outcome.stdout or outcome.stderr or outcome.chunks:
         written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
-        shown = {name: wire.Output.of(each) for name, each in written.items() if each}
+        shown = {name: Output.of(each) for name, each in written.items() if each}
         more = b"," + _encode(shown)[1:-1]
-    return Reply(b'{"function_id":"%b","result":%b%b}' % (function_id.encode(), result, more))
+    return Reply(b"%b%b}" % (head, more))
+
+
+def _head(function_id: str, outcome: Invocation) -> bytes:
+    """Return an answer's JSON but for what the guest wrote. The results are JSON already, with every digit.
+
+    Raises:
+        GuestExit: the guest said that it failed.
+    """
+    if outcome.exit_code:
+        raise GuestExit(outcome.exit_code, outcome.stdout, outcome.stderr)
+    result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
+    return b'{"function_id":"%b","result":%b%b' % (function_id.encode(), result, cuts_of(outcome))
 
 
 # ---------------------------------------------------------------- queries
@@ -292,6 +324,13 @@ def _number(call: Call, name: str, usual: int, most: int, least: int = 0) -> int
     return int(text)
 
 
+def _if_exists(call: Call) -> IfExists:
+    text = call.query.get("if_exists", "new_function")
+    if text not in get_args(IfExists):
+        raise InvalidRequest(f"if_exists is one of {', '.join(get_args(IfExists))}")
+    return cast("IfExists", text)
+
+
 def _required(call: Call, name: str) -> str:
     text = call.query.get(name)
     if text is None:
@@ -304,7 +343,9 @@ def _route(
 ) -> Route:
     kind = more.pop("kind", "writes" if writes else "reads")
     errors = more.pop("errors", _STORED)
-    return Route(method, path, handle, summary, "functions", scope, kind=kind, errors=errors, **more)
+    return Route(
+        method, path, handle, summary, "functions", scope, kind=kind, errors=errors, etag=method == "GET", **more
+    )
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -312,7 +353,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST", "/functions", deploy, "Deploy a function.", "functions:write", writes=True,
         request=wire.Deploy, uploads=UPLOADS, response=wire.Deployed, errors=(*_COMPILED, IdempotencyMismatch),
         action="create_function",
-        query={"name": "Its name, where the body is the module itself."},
+        query={
+            "name": Param("Its name, where the body is the module itself.", wire.NAME),
+            "if_exists": Param("As in JSON, where the body is the module itself.", {"enum": list(get_args(IfExists))}),
+        },
     ),
     _route(
         "GET", "/functions", list_functions, "List functions.", "functions:read", response=wire.FunctionPage,
@@ -333,7 +377,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _route(
         "GET", "/functions/{id}/versions", list_versions, "List a function's versions.", "functions:read",
-        response=wire.VersionPage, errors=(InvalidRequest, *_STORED), query=PAGING,
+        response=wire.VersionPage, errors=(InvalidRequest, *_STORED),
+        query={
+            "after": Param("`next` of the page before.", {"type": "integer", "minimum": 0, "maximum": MAX_VERSION}),
+            "limit": LIMIT,
+        },
     ),
     _route(
         "PUT", "/functions/{id}/aliases/{alias}", set_alias, "Let an alias lead to a version.", "functions:write",

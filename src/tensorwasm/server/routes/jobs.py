@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final
 
 from tensorwasm.database.jobs import JOB_STATUSES, JobFilter
@@ -18,13 +19,13 @@ from tensorwasm.errors import (
 from tensorwasm.server.bodies import decode_base64
 from tensorwasm.server.idempotency import read_key
 from tensorwasm.server.routes.functions import CALLED, PAGING, ask_of, page_limit
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import jobs as wire
 from tensorwasm.service.jobs.jobs import Terms
 from tensorwasm.service.pages import parse_cursor, render_cursor
 
 MAX_WAIT_S: Final = 60.0
-_MAX_TEXT: Final = 16
+_SECONDS: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 async def submit(call: Call) -> Reply:
@@ -80,10 +81,7 @@ def _seconds(call: Call, name: str, most: float) -> float:
     text = call.query.get(name)
     if text is None:
         return most
-    try:
-        seconds = float(text) if len(text) <= _MAX_TEXT else math.nan
-    except ValueError:
-        seconds = math.nan
+    seconds = float(text) if _SECONDS.fullmatch(text) else math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidRequest(f"{name} is a number of seconds")
     return min(seconds, most)
@@ -94,7 +92,8 @@ _STORED: Final = (DatabaseUnavailable, CapacityExhausted)
 
 def _route(method: str, path: str, handle: Any, summary: str, **more: Any) -> Route:
     errors = more.pop("errors", (NotFound, *_STORED))
-    return Route(method, path, handle, summary, "jobs", "jobs", errors=errors, **more)
+    etag = method == "GET" and "kind" not in more  # what waits is not asked for again and again
+    return Route(method, path, handle, summary, "jobs", "jobs", errors=errors, etag=etag, **more)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -105,13 +104,22 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _route(
         "GET", "/jobs", list_jobs, "List jobs, newest first.", response=wire.JobPage, errors=(InvalidRequest, *_STORED),
-        query={**PAGING, "status": "Only these.", "function_id": "Only those of this function."},
+        query={
+            **PAGING,
+            "status": Param("Only these.", {"enum": list(JOB_STATUSES)}),
+            "function_id": Param("Only those of this function.", {"type": "string"}),
+        },
     ),
     _route("GET", "/jobs/{id}", get, "See a job.", response=wire.JobBody),
     _route(
         "GET", "/jobs/{id}/wait", wait, "Wait until a job has ended, or for a time.", kind="streams",
         response=wire.JobBody, errors=(InvalidRequest, NotFound, *_STORED),
-        query={"timeout_s": f"Longest wait in seconds; {MAX_WAIT_S:g} at most, and unless said otherwise."},
+        query={
+            "timeout_s": Param(
+                f"Longest wait in seconds; {MAX_WAIT_S:g} at most, and unless said otherwise.",
+                {"type": "number", "minimum": 0},
+            )
+        },
     ),
     _route(
         "DELETE", "/jobs/{id}", cancel, "Cancel a job; one that runs is ended.", kind="writes",

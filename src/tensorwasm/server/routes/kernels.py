@@ -23,13 +23,14 @@ from tensorwasm.errors import (
     PublishScopeRequired,
     UnsupportedPtx,
 )
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import kernels as wire
 from tensorwasm.service.kernels import manifest_of
 from tensorwasm.service.pages import MAX_PAGE, USUAL_PAGE
 
 _BEARER: Final = "bearer "
 _DIGITS: Final = 18
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**_DIGITS - 1}
 
 
 async def publish(call: Call) -> Reply:
@@ -79,14 +80,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route(
         "GET", "/kernels", list_kernels, "List kernels.", "kernels", "kernels:read", kind="kernels", tenant=False,
-        response=wire.KernelPage, errors=(InvalidRequest, *_READ),
+        response=wire.KernelPage, errors=(InvalidRequest, *_READ), etag=True,
         query={
-            "offset": "How many to pass over.",
-            "limit": f"Most that are returned; {USUAL_PAGE} unless said otherwise, {MAX_PAGE} at most.",
+            "offset": Param("How many to pass over.", _NUMBER),
+            "limit": Param(f"Most that are returned; {USUAL_PAGE} unless said otherwise, {MAX_PAGE} at most.", _NUMBER),
         },
     ),
     Route(
         "GET", "/kernels/{name}/{version}", get, "Fetch a kernel.", "kernels", "kernels:read", kind="kernels",
-        tenant=False, response=wire.KernelBody, errors=(NotFound, BadSignature, ArtifactCorrupt, *_READ),
+        tenant=False, response=wire.KernelBody, etag=True, errors=(NotFound, BadSignature, ArtifactCorrupt, *_READ),
     ),
 )  # fmt: skip

@@ -15,6 +15,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.server.openai.documents import Plan, plan_chat, plan_completion, plan_embedding
 from tensorwasm.server.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, Sampling
+from tensorwasm.server.openai.response_answers import Response, ResponseBuilder
+from tensorwasm.server.openai.response_requests import ResponsesRequest, as_chat
 from tensorwasm.server.openai.responses import (
     ChatChoice,
     Choice,
@@ -28,7 +30,7 @@ from tensorwasm.server.openai.responses import (
     render_embeddings,
 )
 from tensorwasm.server.openai.running import Run, embed, find
-from tensorwasm.server.openai.streaming import stream
+from tensorwasm.server.openai.streaming import stream, stream_response
 from tensorwasm.server.routing import Call, Reply, Route, Streamed
 
 _RUN: Final = (
@@ -66,12 +68,26 @@ async def complete(call: Call) -> Reply | Streamed:
     return await _complete(call, body, plan_completion(body), chat=False, echo=bool(body.echo))
 
 
+async def respond(call: Call) -> Reply | Streamed:
+    """Answer by the Responses API."""
+    body: ResponsesRequest = call.body
+    plan, builder = plan_chat(as_chat(body)), ResponseBuilder(body)
+    reference = await find(call, body.model)
+    call.audit["function_id"] = reference
+    if body.stream:
+        return await stream_response(call, plan, reference, builder)
+    run = Run(call, plan, reference, 0)
+    for piece in await run.whole():
+        builder.add(piece)
+    builder.finish(run.answer.finish_reason, run.answer.usage)
+    return Reply(builder.whole())
+
+
 async def embed_texts(call: Call) -> Reply:
     """Turn texts into vectors."""
     body: EmbeddingRequest = call.body
     plan = plan_embedding(body)
-    count = 1 if isinstance(body.input, str) else len(body.input)
-    vectors, tokens = await embed(call, plan, await find(call, body.model), count)
+    vectors, tokens = await embed(call, plan, await find(call, body.model), plan.inputs)
     return Reply(render_embeddings(body.model, vectors, tokens, packed=body.encoding_format == "base64"))
 
 
@@ -96,7 +112,9 @@ def _model(name: str, record: Any) -> Model:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("GET", "/v1/models", list_models, "List models.", "openai", "invoke", response=Models, openai=True),
+    Route(
+        "GET", "/v1/models", list_models, "List models.", "openai", "invoke", response=Models, openai=True, etag=True
+    ),
     Route(
         "GET",
         "/v1/models/{id}",
@@ -107,6 +125,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=Model,
         errors=(ModelNotFound,),
         openai=True,
+        etag=True,
     ),
     Route(
         "POST",
@@ -134,6 +153,20 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=Completion[TextChoice],
         errors=_RUN,
         action="complete",
+        openai=True,
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        respond,
+        "Answer by the Responses API; nothing is kept of it.",
+        "openai",
+        "invoke",
+        kind="openai",
+        request=ResponsesRequest,
+        response=Response,
+        errors=_RUN,
+        action="respond",
         openai=True,
     ),
     Route(

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from tensorwasm.errors import DatabaseUnavailable, TensorWasmError, Unauthorized
+from tensorwasm.errors import DatabaseUnavailable, NotReady, StorageFull, TensorWasmError, Unauthorized
 from tensorwasm.server.routing import Call, Handler, Reply, Route
 from tensorwasm.telemetry.metrics import CONTENT_TYPE
 from tensorwasm.tenancy.exposure import is_loopback
@@ -84,17 +84,30 @@ def _page() -> Reply:
     return Reply(render(msgspec.json.decode(_document())), headers=headers, content_type="text/html; charset=utf-8")
 
 
-def _route(path: str, handle: Handler, summary: str, response: object, *errors: type[TensorWasmError]) -> Route:
+def _route(
+    path: str, handle: Handler, summary: str, response: object, *errors: type[TensorWasmError], etag: bool = False
+) -> Route:
     return Route(
-        "GET", path, handle, summary, "server", None, kind="probes", response=response, errors=errors, tenant=False
-    )
+        "GET", path, handle, summary, "server", None, kind="probes", response=response, errors=errors, tenant=False,
+        etag=etag,
+    )  # fmt: skip
 
+
+_UNREADY: Final = (DatabaseUnavailable, NotReady, StorageFull)
 
 ROUTES: Final[tuple[Route, ...]] = (
     _route("/healthz", show_health, "Whether the server is there.", Health),
     _route("/livez", show_health, "Whether the server is there.", Health),
-    _route("/readyz", show_readiness, "Whether the server takes requests.", Health, DatabaseUnavailable),
+    _route(
+        "/readyz",
+        show_readiness,
+        "Whether the server takes requests.",
+        Health,
+        DatabaseUnavailable,
+        NotReady,
+        StorageFull,
+    ),
     _route("/metrics", show_metrics, "Metrics, in Prometheus' text format.", bytes, Unauthorized),
-    _route("/openapi.json", show_document, "What the routes are, as OpenAPI 3.1.", bytes),
-    _route("/docs", show_page, "What the routes are, for people.", bytes),
+    _route("/openapi.json", show_document, "What the routes are, as OpenAPI 3.1.", bytes, etag=True),
+    _route("/docs", show_page, "What the routes are, for people.", bytes, etag=True),
 )

@@ -25,16 +25,19 @@ from tensorwasm.errors import (
     NotSupported,
     QuotaExceeded,
     RateLimited,
+    SessionElsewhere,
+    SnapshotKeyMissing,
     StoreUnavailable,
     TooManyArgs,
 )
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.bodies import decode_base64
+from tensorwasm.server.long_answers import answer_in_pieces, cuts_of, is_long
 from tensorwasm.server.routes.functions import PAGING, page_limit
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routing import Call, Reply, Route, Streamed
 from tensorwasm.server.wire import sessions as wire
-from tensorwasm.server.wire.functions import Output
-from tensorwasm.server.wire.snapshots import SnapshotBody
+from tensorwasm.server.wire.output import Output
+from tensorwasm.server.wire.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
 from tensorwasm.service.sessions import SessionCall
 from tensorwasm.values import NEVER, Deadline
@@ -75,7 +78,7 @@ async def end(call: Call) -> Reply:
     return Reply()
 
 
-async def invoke(call: Call) -> Reply:
+async def invoke(call: Call) -> Reply | Streamed:
     """Call a session."""
     body: wire.InvokeSession = call.body
     session_id = call.params["id"]
@@ -90,7 +93,9 @@ async def invoke(call: Call) -> Reply:
         deadline=_deadline(call, body),
         durable=body.durable,
     )
-    return _answer(session_id, await call.service.sessions.call(call.tenant, session_id, ask))
+    outcome = await call.service.sessions.call(call.tenant, session_id, ask)
+    head = _head(session_id, outcome)
+    return await answer_in_pieces(head, outcome) if is_long(outcome) else _answer(head, outcome)
 
 
 async def save(call: Call) -> Reply:
@@ -117,20 +122,30 @@ def _deadline(call: Call, body: wire.InvokeSession) -> Deadline | None:
     return Deadline.after(min(body.deadline_ms / 1000, call.service.settings.max_deadline_s)).earlier(header)
 
 
-def _answer(session_id: str, outcome: Invocation) -> Reply:
-    """Return what came of a call. The results are JSON already, with every digit."""
+def _head(session_id: str, outcome: Invocation) -> bytes:
+    """Return an answer's JSON but for what the guest wrote. The results are JSON already, with every digit.
+
+    Raises:
+        GuestExit: the guest said that it failed.
+    """
     if outcome.exit_code:
-        raise GuestExit(outcome.exit_code)
+        raise GuestExit(outcome.exit_code, outcome.stdout, outcome.stderr)
     result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
+    return b'{"session_id":%b,"result":%b%b' % (_encode(session_id), result, cuts_of(outcome))
+
+
+def _answer(head: bytes, outcome: Invocation) -> Reply:
+    """Return what came of a call."""
     written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
     shown = {name: Output.of(each) for name, each in written.items() if each}
     more = b"," + _encode(shown)[1:-1] if shown else b""
-    return Reply(b'{"session_id":%b,"result":%b%b}' % (_encode(session_id), result, more))
+    return Reply(b"%b%b}" % (head, more))
 
 
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)
 _WOKEN: Final = (
-    NotSupported, NotCapturable, GuestTrap, GuestExit, InvokeTimeout, QuotaExceeded, Conflict, ModuleMemoryTooLarge,
+    NotSupported, NotCapturable, GuestTrap, GuestExit, InvokeTimeout, QuotaExceeded, Conflict,
+    SessionElsewhere, SnapshotKeyMissing, ModuleMemoryTooLarge,
     ArtifactCorrupt, StoreUnavailable, RateLimited, *_STORED,
 )  # fmt: skip
 """What bringing an instance into memory can raise."""
@@ -138,7 +153,7 @@ _WOKEN: Final = (
 
 def _route(method: str, path: str, handle: Any, summary: str, **more: Any) -> Route:
     scope, errors = more.pop("scope", "invoke"), more.pop("errors", _STORED)
-    return Route(method, path, handle, summary, "sessions", scope, errors=errors, **more)
+    return Route(method, path, handle, summary, "sessions", scope, errors=errors, etag=method == "GET", **more)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -162,6 +177,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _route(
         "POST", "/sessions/{id}/snapshot", save, "Save a session, and keep what was saved.", scope="snapshots",
-        kind="writes", response=SnapshotBody, status=201, action="save_snapshot", errors=_WOKEN,
+        kind="writes", request=Nothing, optional_body=True, response=SnapshotBody, status=201,
+        action="save_snapshot", errors=_WOKEN,
     ),
 )  # fmt: skip

@@ -24,7 +24,9 @@ from tensorwasm.errors import (
     NotSupported,
     QuotaExceeded,
     RateLimited,
+    SessionElsewhere,
     SignatureInvalid,
+    SnapshotKeyMissing,
     StoreUnavailable,
     TooLarge,
     WrongModule,
@@ -164,7 +166,8 @@ def _file(data: memoryview) -> Reply | Streamed:
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)
 _KEPT: Final = (ArtifactCorrupt, StoreUnavailable, *_STORED)
 _SAVED: Final = (
-    NotSupported, NotCapturable, GuestTrap, GuestExit, InvokeTimeout, QuotaExceeded, Conflict, RateLimited, TooLarge,
+    NotSupported, NotCapturable, GuestTrap, GuestExit, InvokeTimeout, QuotaExceeded, Conflict,
+    SessionElsewhere, SnapshotKeyMissing, RateLimited, TooLarge,
     InvalidRequest, *_KEPT,
 )  # fmt: skip
 _RESTORED: Final = (WrongModule, ModuleMemoryTooLarge, *_SAVED)
@@ -172,7 +175,7 @@ _BROUGHT: Final = (SignatureInvalid, InvalidBase64, *_RESTORED)
 
 
 def _route(method: str, path: str, handle: Any, summary: str, **more: Any) -> Route:
-    return Route(method, path, handle, summary, "snapshots", "snapshots", **more)
+    return Route(method, path, handle, summary, "snapshots", "snapshots", etag=method == "GET", **more)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -190,7 +193,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _route(
         "POST", "/snapshots/{id}/restore", restore_kept, "Make a session of a snapshot.", kind="writes",
-        response=wire.RestoredSnapshot, status=201, errors=_RESTORED, action="restore_snapshot",
+        request=wire.Nothing, optional_body=True, response=wire.RestoredSnapshot, status=201, errors=_RESTORED,
+        action="restore_snapshot",
     ),
     _route(
         "POST", "/snapshot/save", save, "Hand out a snapshot of a session or of a new instance.", kind="writes",
@@ -206,6 +210,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _route(
         "POST", "/instances/{id}/snapshot", save_instance, "Hand out a session's snapshot as a file.", kind="writes",
-        response=bytes, errors=(InvalidKey, InstanceNotFound, *_SAVED), action="save_snapshot",
+        request=wire.Nothing, optional_body=True, response=bytes, errors=(InvalidKey, InstanceNotFound, *_SAVED),
+        action="save_snapshot",
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from tensorwasm.errors import (
     MissingExport,
     NotFound,
     QuotaExceeded,
+    StdinTooLarge,
     TooManyArgs,
 )
 from tensorwasm.server.bodies import decode_base64
@@ -34,6 +35,7 @@ _CALLED: Final = (
     MissingExport,
     InvalidArgs,
     InvalidRequest,
+    StdinTooLarge,
     TooManyArgs,
     GuestError,
     InvokeTimeout,

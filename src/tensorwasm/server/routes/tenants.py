@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from tensorwasm.errors import (
@@ -13,14 +12,14 @@ from tensorwasm.errors import (
     InvalidRequest,
     Unauthorized,
 )
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routes.functions import LIMIT
+from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import tenants as wire
 from tensorwasm.tenancy.capability import AdminCapability
 from tensorwasm.tenancy.principal import MAX_TENANT
 
-PAGING: Final[Mapping[str, str]] = {
-    "after": "`next` of the page before.",
-    "limit": "Most that are returned, 1 to 1000; 100 unless said otherwise.",
+_AFTER: Final = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_TENANT}, {"type": "string", "maxLength": 0}]
 }
 _PAGE: Final = 100
 _STORED: Final = (DatabaseUnavailable, CapacityExhausted)
@@ -100,12 +99,15 @@ def _number(text: str, name: str, most: int) -> int:
 def _route(method: str, path: str, handle: Any, summary: str, *errors: Any, **more: Any) -> Route:
     return Route(
         method, path, handle, summary, "tenants", "admin", kind="admin", tenant=False,
-        errors=(InvalidRequest, *errors, *_STORED), **more,
+        errors=(InvalidRequest, *errors, *_STORED), etag=method == "GET", **more,
     )  # fmt: skip
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    _route("GET", "/tenants", list_tenants, "List tenants.", response=wire.TenantPage, query=PAGING),
+    _route(
+        "GET", "/tenants", list_tenants, "List tenants.", response=wire.TenantPage,
+        query={"after": Param("`next` of the page before.", _AFTER), "limit": LIMIT},
+    ),
     _route(
         "POST", "/tenants", create, "Say something of a tenant for the first time.", InvalidName, Conflict,
         request=wire.CreateTenant, response=wire.TenantBody, status=201, action="create_tenant",

@@ -12,8 +12,9 @@ from tensorwasm.errors import (
     InvalidRequest,
     NotFound,
 )
-from tensorwasm.server.routes.tenants import PAGING, capability_of, page_limit
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routes.functions import LIMIT
+from tensorwasm.server.routes.tenants import capability_of, page_limit
+from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import tokens as wire
 from tensorwasm.service.tokens import NewToken
 from tensorwasm.tenancy.principal import USER_SCOPES
@@ -65,12 +66,25 @@ def _shown(call: Call, new: NewToken) -> Reply:
 
 def _route(method: str, path: str, handle: Any, summary: str, *errors: Any, **more: Any) -> Route:
     return Route(
-        method, path, handle, summary, "tokens", "admin", kind="admin", tenant=False, errors=errors + _STORED, **more
+        method,
+        path,
+        handle,
+        summary,
+        "tokens",
+        "admin",
+        kind="admin",
+        tenant=False,
+        errors=errors + _STORED,
+        etag=method == "GET",
+        **more,
     )
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    _route("GET", "/tokens", list_tokens, "List tokens.", InvalidRequest, response=wire.TokenPage, query=PAGING),
+    _route(
+        "GET", "/tokens", list_tokens, "List tokens.", InvalidRequest, response=wire.TokenPage,
+        query={"after": Param("`next` of the page before.", {"type": "string"}), "limit": LIMIT},
+    ),
     _route(
         "POST", "/tokens", create, "Make a token, which is shown once.", InvalidName, InvalidRequest,
         request=wire.CreateToken, response=wire.MadeToken, status=201, action="create_token",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DatabaseUnavailable, InvalidRequest, StoreUnavailable
-from tensorwasm.server.routing import Call, Reply, Route
+from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire.usage import QuotaBody, UsageBody
+from tensorwasm.values import MIB
 
 DAY_MS: Final = 86_400_000
 _MAX_DIGITS: Final = 15
+_MILLIS: Final = {"type": "integer", "minimum": 0, "maximum": 10**_MAX_DIGITS - 1}
 
 
 async def report(call: Call) -> Reply:
@@ -22,7 +25,10 @@ async def report(call: Call) -> Reply:
     limits = service.directory.policy(tenant).quotas
     kept = await asyncio.to_thread(service.store.usage, str(tenant))
     used = service.quotas.usage(tenant) | {"artifact_bytes": kept.artifact_bytes}
-    return Reply(UsageBody.of(found, {name: QuotaBody(amount, limits.get(name)) for name, amount in used.items()}))
+    kept_mib = settings.current().artifacts_quota_mib
+    usual = {"memory_bytes": service.quotas.host_bytes, "artifact_bytes": kept_mib * MIB}
+    quotas = {name: QuotaBody(amount, limits.get(name, usual.get(name))) for name, amount in used.items()}
+    return Reply(UsageBody.of(found, quotas))
 
 
 def _time(call: Call, name: str, usual: int) -> int:
@@ -39,8 +45,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         "GET", "/usage", report, "See what the tenant used, by the hour.", "usage", "usage:read", response=UsageBody,
         errors=(InvalidRequest, DatabaseUnavailable, StoreUnavailable, CapacityExhausted),
         query={
-            "since_unix_ms": "Hours that begin at or after this time's; a day before the end unless said otherwise.",
-            "until_unix_ms": "Hours that begin before this time; now unless said otherwise.",
+            "since_unix_ms": Param(
+                "Hours that begin at or after this time's; a day before the end unless said otherwise.", _MILLIS
+            ),
+            "until_unix_ms": Param("Hours that begin before this time; now unless said otherwise.", _MILLIS),
         },
     ),
 )  # fmt: skip

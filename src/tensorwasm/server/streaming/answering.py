@@ -39,7 +39,7 @@ async def answer(scope: Any, protocol: Any, status: int, headers: Headers, strea
     """
     fields = (*headers, ("content-type", streamed.content_type), *streamed.headers)
     connection = await _find(scope, streamed)
-    if _is_plain(scope):
+    if streamed.length is None and _is_plain(scope):
         if connection is None:  # the client has left
             await streamed.send(_left)
         else:
@@ -53,6 +53,8 @@ async def answer(scope: Any, protocol: Any, status: int, headers: Headers, strea
         raise InvalidRequest("a raw stream needs HTTP/1.1; over HTTP/2 ask for text/event-stream")
     else:
         plain = [(name, value) for name, value in fields if name.lower() not in (*_OWN, "trailer")]
+        if streamed.length is not None:
+            plain.append(("content-length", str(streamed.length)))
         with nullcontext() if connection is None else Pace(scope.client, connection) as pace:
             await _watch(protocol, streamed.send(_sender(protocol.response_stream(status, plain), pace)))
 

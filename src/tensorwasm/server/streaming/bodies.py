@@ -12,6 +12,7 @@ from tensorwasm.server.answers import message_of
 from tensorwasm.server.routing import Ending, Send, Streamed
 from tensorwasm.server.streaming import sse
 from tensorwasm.server.streaming.flow import Flow, reason_of
+from tensorwasm.server.wire.output import Left, Output, left_by
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.invocation import Invocation
@@ -29,7 +30,7 @@ _RAW: Final = (("cache-control", "no-store"), ("trailer", f"{OUTCOME}, {REASON}"
 _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
 
 
-class Failed(msgspec.Struct):
+class Failed(Left, kw_only=True, omit_defaults=True):
     """How a stream failed.
 
     Attributes:
@@ -40,12 +41,21 @@ class Failed(msgspec.Struct):
     reason: str
     message: str
 
+    @classmethod
+    def of(cls, error: TensorWasmError) -> Failed:
+        """Return what is told of an error."""
+        return cls(reason=reason_of(error), message=message_of(error), **left_by(error))
+
 
 def describe(reference: str, outcome: Invocation) -> bytes:
     """Return what the end of a stream says of what came of it; the results have every digit."""
     function_id = _encode(reference.partition("@")[0])
     result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
-    return b'{"status":"ok","function_id":%b,"result":%b}' % (function_id, result)
+    written = {"stdout": outcome.stdout, "stderr": outcome.stderr}
+    shown: dict[str, object] = {name: Output.end_of(data) for name, data in written.items() if data}
+    shown |= {f"{name}_truncated": True for name in outcome.truncated}
+    more = b"," + _encode(shown)[1:-1] if shown else b""
+    return b'{"status":"ok","function_id":%b,"result":%b%b}' % (function_id, result, more)
 
 
 def stream_events(flow: Flow, reference: str) -> Streamed:
@@ -64,7 +74,7 @@ def stream_events(flow: Flow, reference: str) -> Streamed:
             try:
                 last = sse.encode_event("done", describe(reference, flow.finish()).decode())
             except TensorWasmError as error:
-                last = sse.encode_event("error", _encode(Failed(reason_of(error), message_of(error))).decode())
+                last = sse.encode_event("error", _encode(Failed.of(error)).decode())
             return Ending(whole=await send(last))
 
     return Streamed(send_all, f"{sse.MEDIA_TYPE}; charset=utf-8", _EVENTS)

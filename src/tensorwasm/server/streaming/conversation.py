@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, TensorWasmError
-from tensorwasm.server.answers import message_of
+from tensorwasm.server.decoding import JsonReader
 from tensorwasm.server.streaming.bodies import Failed, describe
-from tensorwasm.server.streaming.flow import hold_stream, reason_of, result_of
+from tensorwasm.server.streaming.flow import hold_stream, result_of
 from tensorwasm.server.wire.streams import SocketMessage
 from tensorwasm.values import MIB
 
@@ -35,7 +35,7 @@ MAX_TEXT: Final = MIB
 
 _log = logging.getLogger(__name__)
 _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
-_decode: Final[Callable[[str], SocketMessage]] = msgspec.json.Decoder(SocketMessage).decode
+_reader: Final = JsonReader(SocketMessage)
 
 
 class Conversation:
@@ -149,7 +149,7 @@ class Conversation:
     async def _cancel(self) -> None:
         """End what runs, and say so; nothing if nothing runs."""
         if await self._stop():
-            await self._socket.send(_error("cancelled", "the client ended the call"))
+            await self._socket.send(_error(Failed(reason="cancelled", message="the client ended the call")))
 
     async def _stop(self) -> bool:
         running, self._running = self._running, None
@@ -160,22 +160,20 @@ class Conversation:
         return running.cancelled()
 
     async def _tell_error(self, error: TensorWasmError) -> None:
-        await self._socket.send(_error(reason_of(error), message_of(error)))
+        await self._socket.send(_error(Failed.of(error)))
 
 
 def parse(text: str) -> SocketMessage:
     """Return what a text message says.
 
     Raises:
-        InvalidJson: it is no message.
+        InvalidJson: it is no message, or has a field that a message has not.
     """
     if len(text) > MAX_TEXT:
         raise InvalidJson(f"a text message has at most {MAX_TEXT} characters")
-    try:
-        return _decode(text)
-    except (msgspec.MsgspecError, RecursionError):
-        raise InvalidJson("a text message is a call in JSON") from None
+    message: SocketMessage = _reader.read(text)
+    return message
 
 
-def _error(reason: str, message: str) -> str:
-    return '{"error":' + _encode(Failed(reason, message)).decode() + "}"
+def _error(failed: Failed) -> str:
+    return '{"error":' + _encode(failed).decode() + "}"

@@ -45,7 +45,7 @@ def raise_exit(outcome: Invocation) -> Invocation:
         GuestExit: it said that it failed.
     """
     if outcome.exit_code:
-        raise GuestExit(outcome.exit_code)
+        raise GuestExit(outcome.exit_code, outcome.stdout, outcome.stderr)
     return outcome
 
 

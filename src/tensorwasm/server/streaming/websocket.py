@@ -23,12 +23,17 @@ _CLOSE: Final = 0
 
 
 def authorization(headers: Any) -> str | None:
-    """Return the Authorization header, or what stands for it among the subprotocols; None for neither."""
-    given = headers.get("authorization")
-    if given is not None:
-        return str(given)
-    tokens = [each.removeprefix(_BEARER) for each in offered(headers) if each.startswith(_BEARER)]
-    return f"Bearer {tokens[0]}" if tokens else None
+    """Return the Authorization header, or what stands for it among the subprotocols; None for neither.
+
+    Raises:
+        InvalidRequest: there is more than one.
+    """
+    shown = [f"Bearer {each.removeprefix(_BEARER)}" for each in offered(headers) if each.startswith(_BEARER)]
+    if "authorization" in headers:
+        shown.append(headers.get("authorization"))
+    if len(shown) > 1:
+        raise InvalidRequest("the request has more than one token")
+    return shown[0] if shown else None
 
 
 def offered(headers: Any) -> list[str]:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
+from tensorwasm.server.wire.output import Bytes64, Output
+from tensorwasm.service.asking import MAX_ARGS
+from tensorwasm.service.functions import IfExists
+from tensorwasm.service.options import GRANTS, MAX_WARM
 from tensorwasm.values import MemoryKind
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]
-Bytes64 = Annotated[str, Meta(description="Standard base64, padded.", extra_json_schema={"contentEncoding": "base64"})]
 
 
-class Options(msgspec.Struct, kw_only=True, omit_defaults=True):
+NAME: Final = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]{1,256}$"}
+"""What a name is, but that it has 256 bytes at most and is not blank: handlers say so under a kind of its own."""
+
+Name = Annotated[str, Meta(extra_json_schema=NAME)]
+ModuleHash = Annotated[str, Meta(extra_json_schema={"pattern": "^blake3:[0-9a-fA-F]{64}$"})]
+Arguments = Annotated[
+    tuple[Any, ...], Meta(extra_json_schema={"items": {"type": ["number", "string"]}, "maxItems": MAX_ARGS})
+]
+
+
+class Options(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a version of a function is run.
 
     Attributes:
@@ -25,14 +37,16 @@ class Options(msgspec.Struct, kw_only=True, omit_defaults=True):
         memory_kind: how kernels reach linear memory; without, the operator's choice.
         warm: sandboxes kept ready.
         env: environment that its guests find.
+        model: whether clients of OpenAI's API may use it as a model.
     """
 
-    grants: tuple[str, ...] = ()
-    memory_mib: int | None = None
-    timeout_s: float | None = None
+    grants: tuple[Annotated[str, Meta(extra_json_schema={"enum": sorted(GRANTS)})], ...] = ()
+    memory_mib: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    timeout_s: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0})] | None = None
     memory_kind: MemoryKind | None = None
-    warm: int = 0
+    warm: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_WARM})] = 0
     env: dict[str, str] = {}
+    model: bool = False
 
     def to_options(self) -> FunctionOptions:
         """Return them as the service takes them."""
@@ -43,6 +57,7 @@ class Options(msgspec.Struct, kw_only=True, omit_defaults=True):
             memory_kind=self.memory_kind,
             warm=self.warm,
             env=tuple(self.env.items()),
+            model=self.model,
         )
 
     @classmethod
@@ -55,10 +70,11 @@ class Options(msgspec.Struct, kw_only=True, omit_defaults=True):
             memory_kind=options.memory_kind,
             warm=options.warm,
             env=dict(options.env),
+            model=options.model,
         )
 
 
-class Deploy(msgspec.Struct, kw_only=True):
+class Deploy(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A function to be made. It has `wasm_b64` or `module_hash`.
 
     Attributes:
@@ -66,15 +82,18 @@ class Deploy(msgspec.Struct, kw_only=True):
         wasm_b64: the module, or an OCI image layout with one as a tar file.
         module_hash: `blake3:` and 64 hex digits, of a module that the tenant has already.
         options: how it is run.
+        if_exists: what is done where the tenant has a function of that name: make one more, give the newest of that
+            name a new version, or refuse with `conflict`.
     """
 
-    name: str
+    name: Name
     wasm_b64: Bytes64 | None = None
-    module_hash: str | None = None
+    module_hash: ModuleHash | None = None
     options: Options | None = None
+    if_exists: IfExists = "new_function"
 
 
-class Update(msgspec.Struct, kw_only=True):
+class Update(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A new version of a function, or another name, or both; what is left out stays.
 
     Attributes:
@@ -84,13 +103,13 @@ class Update(msgspec.Struct, kw_only=True):
         options: likewise.
     """
 
-    name: str | None = None
+    name: Name | None = None
     wasm_b64: Bytes64 | None = None
-    module_hash: str | None = None
+    module_hash: ModuleHash | None = None
     options: Options | None = None
 
 
-class Promote(msgspec.Struct):
+class Promote(msgspec.Struct, forbid_unknown_fields=True):
     """Which version is to be the current one.
 
     Attributes:
@@ -100,7 +119,7 @@ class Promote(msgspec.Struct):
     current: Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
-class PointAlias(msgspec.Struct):
+class PointAlias(msgspec.Struct, forbid_unknown_fields=True):
     """Where an alias is to lead.
 
     Attributes:
@@ -111,7 +130,11 @@ class PointAlias(msgspec.Struct):
 
 
 class Deployed(msgspec.Struct):
-    """A function that was made."""
+    """A function that was made, or was given a version.
+
+    Attributes:
+        id: UUID of the function.
+    """
 
     id: str
 
@@ -122,7 +145,7 @@ class FunctionBody(msgspec.Struct):
     Attributes:
         id: UUID.
         tenant_id: whose it is.
-        name: for people.
+        name: for people, and to be called by.
         current: number of the version that is called unless another is named.
         created_unix_ms: when it was deployed.
         updated_unix_ms: when it got its current version or name.
@@ -197,7 +220,7 @@ class FunctionDetail(msgspec.Struct):
     Attributes:
         id: UUID.
         tenant_id: whose it is.
-        name: for people.
+        name: for people, and to be called by.
         current: number of the version that is called unless another is named.
         created_unix_ms: when it was deployed.
         updated_unix_ms: when it got its current version or name.
@@ -237,7 +260,7 @@ class VersionPage(msgspec.Struct):
     next: int | None
 
 
-class Invoke(msgspec.Struct, kw_only=True):
+class Invoke(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A call of an export.
 
     Attributes:
@@ -253,7 +276,7 @@ class Invoke(msgspec.Struct, kw_only=True):
     """
 
     export: str | None = None
-    args: tuple[Any, ...] = ()
+    args: Arguments = ()
     input: str | None = None
     input_b64: Bytes64 | None = None
     stdin: str | None = None
@@ -261,28 +284,6 @@ class Invoke(msgspec.Struct, kw_only=True):
     argv: tuple[str, ...] | None = None
     env: dict[str, str] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-
-
-class Output(msgspec.Struct, omit_defaults=True):
-    """What a guest wrote, as text, or as base64 where it is not UTF-8.
-
-    Attributes:
-        text: what it wrote.
-        base64: likewise.
-    """
-
-    text: str | UnsetType = UNSET
-    base64: Bytes64 | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, written: bytes) -> Output | UnsetType:
-        """Return what was written; nothing for nothing."""
-        if not written:
-            return UNSET
-        try:
-            return cls(text=written.decode())
-        except UnicodeDecodeError:
-            return cls(base64=base64.b64encode(written).decode())
 
 
 class Invoked(msgspec.Struct):
@@ -294,6 +295,8 @@ class Invoked(msgspec.Struct):
         stdout: what the guest wrote to standard output, if anything.
         stderr: likewise.
         output: what it sent with `emit-chunk`, if anything.
+        stdout_truncated: true if it wrote more than the operator allows (TENSOR_WASM_OUTPUT); else left out.
+        stderr_truncated: likewise.
     """
 
     function_id: str
@@ -301,3 +304,5 @@ class Invoked(msgspec.Struct):
     stdout: Output | UnsetType = UNSET
     stderr: Output | UnsetType = UNSET
     output: Output | UnsetType = UNSET
+    stdout_truncated: bool | UnsetType = UNSET
+    stderr_truncated: bool | UnsetType = UNSET

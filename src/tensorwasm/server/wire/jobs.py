@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tensorwasm.database.jobs import JobRecord, JobStatus
 from tensorwasm.server.wire.functions import Invoke, Millis
+from tensorwasm.server.wire.output import Left, Output, StackFrame
 
 
 class InvokeLater(Invoke, kw_only=True):
@@ -37,10 +38,19 @@ class JobFailure(msgspec.Struct):
     Attributes:
         kind: stable identifier, as of an error; besides, `job_interrupted` and `job_expired`.
         message: for people; it may change.
+        stdout: the end of what its guest had written to standard output, if anything: 64 KiB at most. Not in lists.
+        stderr: likewise.
+        backtrace: of a trap, its stack, innermost first. Not in lists.
     """
 
     kind: str
     message: str
+    stdout: Output | UnsetType = UNSET
+    stderr: Output | UnsetType = UNSET
+    backtrace: list[StackFrame] | UnsetType = UNSET
+
+
+_decode_left: Final = msgspec.json.Decoder(Left).decode
 
 
 class JobBody(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -85,14 +95,19 @@ class JobBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, job: JobRecord) -> JobBody:
         """Return the service's."""
+        failed = job.status in {"failed", "dead"}
         failure = UNSET if job.error is None else JobFailure(job.error.kind, job.error.message)
+        told = failure
+        if job.error is not None and failed and job.result is not None:
+            left = _decode_left(job.result)
+            told = JobFailure(job.error.kind, job.error.message, left.stdout, left.stderr, left.backtrace)
         result = msgspec.Raw(job.result) if job.result is not None else UNSET
         return cls(
             id=job.id,
             function_id=job.function_id,
             tenant_id=job.tenant,
             status=job.status,
-            result=failure if job.status in {"failed", "dead"} else result,
+            result=told if failed else result,
             created_unix_ms=job.created_unix_ms,
             version=job.version,
             attempts=job.attempts,

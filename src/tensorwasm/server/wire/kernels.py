@@ -14,7 +14,7 @@ from tensorwasm.service.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", description="32 bytes as 64 hex digits.")]
 
 
-class ManifestBody(msgspec.Struct, kw_only=True):
+class ManifestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is signed of a kernel.
 
     Attributes:
@@ -69,7 +69,7 @@ class ManifestBody(msgspec.Struct, kw_only=True):
         )
 
 
-class PublishKernel(msgspec.Struct):
+class PublishKernel(msgspec.Struct, forbid_unknown_fields=True):
     """A kernel to be published.
 
     Attributes:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tensorwasm.server.wire.functions import Bytes64, Millis, Output
+from tensorwasm.server.wire.functions import Arguments, Millis
+from tensorwasm.server.wire.output import Bytes64, Output
 from tensorwasm.service.sessions import Session
 
 
-class OpenSession(msgspec.Struct, kw_only=True):
+class OpenSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A session to be opened.
 
     Attributes:
@@ -93,7 +94,7 @@ class SessionPage(msgspec.Struct):
     next: str | None
 
 
-class InvokeSession(msgspec.Struct, kw_only=True):
+class InvokeSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A call of a session.
 
     Attributes:
@@ -108,7 +109,7 @@ class InvokeSession(msgspec.Struct, kw_only=True):
     """
 
     export: str | None = None
-    args: tuple[Any, ...] = ()
+    args: Arguments = ()
     input: str | None = None
     input_b64: Bytes64 | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
@@ -124,6 +125,8 @@ class SessionInvoked(msgspec.Struct):
         stdout: what the guest wrote to standard output, if anything.
         stderr: likewise.
         output: what it sent with `emit-chunk`, if anything.
+        stdout_truncated: true if it wrote more than the operator allows (TENSOR_WASM_OUTPUT); else left out.
+        stderr_truncated: likewise.
     """
 
     session_id: str
@@ -131,3 +134,5 @@ class SessionInvoked(msgspec.Struct):
     stdout: Output | UnsetType = UNSET
     stderr: Output | UnsetType = UNSET
     output: Output | UnsetType = UNSET
+    stdout_truncated: bool | UnsetType = UNSET
+    stderr_truncated: bool | UnsetType = UNSET

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tensorwasm.database.snapshots import SnapshotRecord
-from tensorwasm.server.wire.functions import Bytes64, Millis
+from tensorwasm.server.wire.functions import Millis
+from tensorwasm.server.wire.output import Bytes64
 from tensorwasm.service.snapshots import Restored
 
-_LOW_BITS = (1 << 64) - 1
+_LOW_BITS: Final = (1 << 53) - 1
+"""What every client reads exactly: JavaScript's numbers are doubles."""
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """A request that says all there is in its path and head."""
 
 
 class SnapshotBody(msgspec.Struct):
@@ -61,7 +69,7 @@ class SnapshotPage(msgspec.Struct):
     next: str | None
 
 
-class CaptureSnapshot(msgspec.Struct, kw_only=True):
+class CaptureSnapshot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is to be saved and handed out: a session, or a new instance of a function.
 
     Attributes:
@@ -87,7 +95,7 @@ class CapturedSnapshot(msgspec.Struct):
     signed: bool = True
 
 
-class RestoreSnapshot(msgspec.Struct, kw_only=True):
+class RestoreSnapshot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A snapshot that is brought.
 
     Attributes:
@@ -105,7 +113,7 @@ class RestoredSnapshot(msgspec.Struct):
     Attributes:
         tenant_id: whose it is.
         instance_id: ID of the session.
-        instance_number: the low 64 bits of that ID.
+        instance_number: the low 53 bits of that ID.
         function_id: what it runs.
         total_uncompressed_bytes: what the file came to.
         version: of its format.

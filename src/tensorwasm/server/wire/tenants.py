@@ -9,14 +9,23 @@ from msgspec import Meta
 
 from tensorwasm.database.tenants import TenantRecord
 from tensorwasm.service.tenants import TenantChange
+from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
+from tensorwasm.tenancy.principal import MAX_TENANT
 from tensorwasm.tenancy.quotas import CAPS
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]
 _NAMES = ", ".join(f"`{name}` ({meaning})" for name, meaning in CAPS.items())
-Quotas = Annotated[dict[str, int | None], Meta(description=f"Caps by name, null for none of its own: {_NAMES}.")]
+_Cap = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_LIMIT})]
+Quotas = Annotated[
+    dict[str, _Cap | None],
+    Meta(
+        description=f"Caps by name, null for none of its own: {_NAMES}.",
+        extra_json_schema={"propertyNames": {"enum": list(CAPS)}},
+    ),
+]
 
 
-class UpdateTenant(msgspec.Struct, kw_only=True):
+class UpdateTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is to be different of a tenant; what is left out stays.
 
     Attributes:
@@ -26,8 +35,8 @@ class UpdateTenant(msgspec.Struct, kw_only=True):
         disabled: whether nothing of it is served.
     """
 
-    name: str | None = None
-    weight: int | None = None
+    name: Annotated[str, Meta(extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f-\x9f]{0,256}$"})] | None = None
+    weight: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_WEIGHT})] | None = None
     quotas: Quotas | None = None
     disabled: bool | None = None
 
@@ -43,7 +52,7 @@ class CreateTenant(UpdateTenant, kw_only=True):
         tenant: its number, 0 to 2**64 - 1.
     """
 
-    tenant: int
+    tenant: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TENANT})]
 
 
 class TenantBody(msgspec.Struct, kw_only=True):

@@ -8,13 +8,22 @@ import msgspec
 from msgspec import Meta
 
 from tensorwasm.database.tokens import ALL_TENANTS, TokenRecord
-from tensorwasm.service.tokens import NewToken
+from tensorwasm.server.wire.functions import Name
+from tensorwasm.service.tokens import MAX_OVERLAP_S, MAX_TENANTS, NewToken
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]
-TenantSet = Annotated[list[int] | Literal["*"], Meta(description="Numbers of tenants, or `*` for all.")]
+_Tenants = Annotated[
+    list[Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TENANT})]],
+    Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_TENANTS}),
+]
+TenantSet = Annotated[_Tenants | Literal["*"], Meta(description="Numbers of tenants, or `*` for all.")]
+Scopes = Annotated[
+    list[Annotated[str, Meta(extra_json_schema={"enum": list(SCOPES)})]], Meta(extra_json_schema={"minItems": 1})
+]
 
 
-class CreateToken(msgspec.Struct, kw_only=True):
+class CreateToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A token to be made.
 
     Attributes:
@@ -24,13 +33,13 @@ class CreateToken(msgspec.Struct, kw_only=True):
         expires_unix_ms: when it ends; without, never.
     """
 
-    name: str
+    name: Name
     tenants: TenantSet
-    scopes: list[str] | None = None
+    scopes: Scopes | None = None
     expires_unix_ms: Millis | None = None
 
 
-class RotateToken(msgspec.Struct, kw_only=True):
+class RotateToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a token is replaced.
 
     Attributes:
@@ -38,7 +47,7 @@ class RotateToken(msgspec.Struct, kw_only=True):
         expires_unix_ms: when the new one ends; without, when the old one would have.
     """
 
-    overlap_s: Annotated[float, Meta(ge=0)] = 0.0
+    overlap_s: Annotated[float, Meta(ge=0, extra_json_schema={"maximum": MAX_OVERLAP_S})] = 0.0
     expires_unix_ms: Millis | None = None
 
 

@@ -38,7 +38,7 @@ from tensorwasm.service.jobs.sweeper import Sweeper
 from tensorwasm.service.jobs.waiters import Waiters
 from tensorwasm.service.pages import checked_limit
 from tensorwasm.service.resolution import Resolved
-from tensorwasm.tenancy.principal import require_owner
+from tensorwasm.tenancy.principal import require_owned
 
 _log = logging.getLogger(__name__)
 
@@ -200,14 +200,13 @@ class Jobs:
         """Return a job.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
             DatabaseUnavailable: the database does not answer.
             CapacityExhausted: too many wait for it.
         """
         if not _ID.fullmatch(job_id):
             raise NotFound("there is no such job")
-        return _owned(await self._desk.read(get_job, job_id), tenant)
+        return require_owned(await self._desk.read(get_job, job_id), tenant, "job")
 
     async def list(self, tenant: int, wanted: JobFilter) -> list[JobRecord]:
         """Return a tenant's jobs, newest first, without their results.
@@ -224,15 +223,14 @@ class Jobs:
         """End a job. One that waits has ended when this returns; one that runs will never be anything but cancelled.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
             Conflict: it has ended.
             DatabaseUnavailable: the database does not answer.
             CapacityExhausted: too many wait for it.
         """
         await self.get(tenant, job_id)
         found, active = await self._desk.write(cancel_job, job_id, self._judge.cancel(self._clock.unix_ms()))
-        job = _owned(found, tenant)
+        job = require_owned(found, tenant, "job")
         if not active:
             raise Conflict(f"the job has ended: {job.status}")
         if job.status == "running":
@@ -245,8 +243,7 @@ class Jobs:
         """Return a job once it has ended, or after a time.
 
         Raises:
-            NotFound: there is none, or it was removed meanwhile.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, it was removed meanwhile, or it is another tenant's.
             DatabaseUnavailable: the database does not answer.
             CapacityExhausted: too many wait for it.
         """
@@ -296,13 +293,6 @@ def _accept(connection: Connection, job: NewJob, key: IdempotencyKey | None) -> 
     if count_pending(connection, job.tenant, MAX_PENDING) >= MAX_PENDING:
         raise QuotaExceeded(f"the quota of jobs that wait is {MAX_PENDING}")
     insert_job(connection, job)
-
-
-def _owned(job: JobRecord | None, tenant: int) -> JobRecord:
-    if job is None:
-        raise NotFound("there is no such job")
-    require_owner(job.tenant, tenant)
-    return job
 
 
 async def _repeat(pause_s: float, chore: Callable[[], Awaitable[None]]) -> None:

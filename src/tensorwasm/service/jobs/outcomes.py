@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm.database.jobs import JobEnd, JobError, JobRecord
-from tensorwasm.errors import CallerError, Draining, GuestExit, InternalError, LimitError, TensorWasmError, TooLarge
+from tensorwasm.errors import (
+    CallerError,
+    Draining,
+    GuestExit,
+    GuestTrap,
+    InternalError,
+    LimitError,
+    TensorWasmError,
+    TooLarge,
+)
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.service.jobs.options import RESULT_BYTES, JobOptions
 
@@ -22,6 +31,10 @@ EXPIRED: Final = JobError("job_expired", "the job did not begin in time")
 
 _FOR_NOW: Final = (LimitError, Draining)
 _MAX_MESSAGE: Final = 512
+
+LEFT_BYTES: Final = 64 << 10
+_OPTIONAL: Final = frozenset({"file", "line"})
+"""Most that a failed job keeps of what its guest wrote to standard output, and as much of standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +93,12 @@ class Judge:
         if not isinstance(error, TensorWasmError):
             _log.error("job %s met a bug", job.id, exc_info=error)
             error = InternalError("a bug")
-        told = JobError(error.kind, explain(error))
+        told, left = JobError(error.kind, explain(error)), encode_left(error)
         if isinstance(error, _FOR_NOW):
             return Fate(self.fail(told, now_unix_ms), now_unix_ms + self._patience_ms(job, now_unix_ms), counts=False)
-        return self._again(job, told, now_unix_ms) if error.retryable else Fate(self.fail(told, now_unix_ms))
+        if error.retryable:
+            return self._again(job, told, now_unix_ms)
+        return Fate(replace(self.fail(told, now_unix_ms), result=left))
 
     def _again(self, job: JobRecord, error: JobError, now_unix_ms: int) -> Fate:
         end = self.fail(error, now_unix_ms, dead=True)
@@ -116,16 +131,35 @@ def encode_result(function_id: str, invocation: Invocation) -> bytes:
         GuestExit: the guest left with a code other than 0.
     """
     if invocation.exit_code:
-        raise GuestExit(invocation.exit_code)
+        raise GuestExit(invocation.exit_code, invocation.stdout, invocation.stderr)
     result = invocation.to_json() if invocation.result_types else '"ok"'
     written = {"stdout": invocation.stdout, "stderr": invocation.stderr, "output": b"".join(invocation.chunks)}
     shown = [f',"{name}":{_render(data)}' for name, data in written.items() if data]
+    shown += [f',"{name}_truncated":true' for name in invocation.truncated]
     return f'{{"function_id":{json.dumps(function_id)},"result":{result}{"".join(shown)}}}'.encode()
 
 
-def _render(data: bytes) -> str:
+def encode_left(error: TensorWasmError) -> bytes | None:
+    """Return what a guest that failed left, as JSON: the end of what it wrote, and its stack; None for nothing."""
+    written = {name: bytes(getattr(error, name, b"")) for name in ("stdout", "stderr")}
+    shown = [
+        f'"{name}":{_render(data[-LEFT_BYTES:], truncated=len(data) > LEFT_BYTES)}'
+        for name, data in written.items()
+        if data
+    ]
+    if isinstance(error, GuestTrap) and error.backtrace:
+        rows = [
+            {name: value for name, value in frame._asdict().items() if name not in _OPTIONAL or value}
+            for frame in error.backtrace
+        ]
+        shown.append(f'"backtrace":{json.dumps(rows, ensure_ascii=False)}')
+    return f"{{{','.join(shown)}}}".encode() if shown else None
+
+
+def _render(data: bytes, *, truncated: bool = False) -> str:
     """Return bytes as text, or as base64 where they are not UTF-8."""
+    cut = {"truncated": True} if truncated else {}
     try:
-        return json.dumps({"text": data.decode()}, ensure_ascii=False)
+        return json.dumps({"text": data.decode(), **cut}, ensure_ascii=False)
     except UnicodeDecodeError:
-        return json.dumps({"base64": base64.b64encode(data).decode()})
+        return json.dumps({"base64": base64.b64encode(data).decode(), **cut})

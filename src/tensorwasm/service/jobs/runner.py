@@ -24,6 +24,7 @@ from tensorwasm.database.leases import (
 )
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.loop import locate
 from tensorwasm.service.asking import Ask
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.jobs.options import JobOptions
@@ -181,6 +182,8 @@ class Runner:
 
     async def _record(self, attempt: Attempt) -> JobStatus | None:
         """Write what follows, for as long as the lease is held; None if it was lost."""
+        if not attempt.call.cancelled():
+            await locate(attempt.call.exception())
         fate = self._fate(attempt)
         while attempt.stop != "lost":
             try:

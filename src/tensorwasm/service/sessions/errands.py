@@ -140,6 +140,10 @@ class Line:
     def stop(self) -> None:
         """End every guest that runs, and refuse what still waits."""
         self._closed = self._stopped = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End every guest that runs; sessions go on."""
         for seat in self._seats.values():
             if seat.guest is not None:
                 seat.guest.cancel()

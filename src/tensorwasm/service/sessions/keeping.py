@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeV
 
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionRecord
-from tensorwasm.errors import NotCapturable, NotFound, TensorWasmError
+from tensorwasm.errors import NotCapturable, NotFound, SessionElsewhere, TensorWasmError
+from tensorwasm.guest.courtesy import be_courteous
+from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.living import FOLDER, Live, Workshop, session_name
 from tensorwasm.service.sessions.seat import Seat
 
@@ -53,14 +55,16 @@ class Keeper:
     Args:
         desk: the database.
         workshop: saves.
+        leases: say whether a row is this server's to write.
         threads: how many saves may be made at a time.
     """
 
-    def __init__(self, desk: Desk, workshop: Workshop, threads: int) -> None:
+    def __init__(self, desk: Desk, workshop: Workshop, leases: Leases, threads: int) -> None:
         """Start nothing yet."""
         self.desk = desk
+        self._leases = leases
         self._workshop = workshop
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-save")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-save", initializer=be_courteous)
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
         """Call something that blocks, on one of the threads that save."""
@@ -71,6 +75,7 @@ class Keeper:
 
         Raises:
             NotFound: the row is gone.
+            SessionElsewhere: another server took it.
             DatabaseUnavailable: it cannot be written.
         """
         if not seat.dirty:
@@ -82,8 +87,11 @@ class Keeper:
         Raises:
             NotCapturable: it holds what cannot be saved; its row says so from now on.
             NotFound: the row is gone.
+            SessionElsewhere: another server took it.
             TensorWasmError: what `Workshop.save` raises, or the database.
         """
+        if not self._leases.holds(seat):
+            raise SessionElsewhere("")
         if seat.live is None or seat.resolved is None or (not seat.dirty and seat.known().save is not None):
             return
         try:
@@ -111,14 +119,6 @@ class Keeper:
     async def lose(self, seat: Seat) -> None:
         """Let the row say that what was not saved is lost for good."""
         await self._write(seat, replace(seat.known(), status="lost"))
-
-    async def rewind(self) -> None:
-        """Take all sessions back to what is saved of them, as a process begins.
-
-        Raises:
-            DatabaseUnavailable: it cannot be written.
-        """
-        await self.desk.write(rows.rewind_sessions)
 
     async def tidy(self, before_ns: int) -> int:
         """Take away saves that no session leads to, and return how many.
@@ -158,5 +158,6 @@ class Keeper:
 
     async def _write(self, seat: Seat, changed: SessionRecord) -> None:
         if not await self.desk.write(rows.write_session, changed):
+            await self._leases.refuse(seat)
             raise NotFound("there is no such session")
         seat.record = changed

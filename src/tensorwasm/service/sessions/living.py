@@ -16,11 +16,12 @@ from tensorwasm.errors import (
     InvalidSnapshot,
     NotSupported,
     SealRefused,
+    UnknownKey,
 )
 from tensorwasm.runtime import stored
-from tensorwasm.runtime.opened import Surroundings
+from tensorwasm.runtime.opened import LiveStatistics, Surroundings
 from tensorwasm.runtime.snapshots import Snapshot
-from tensorwasm.service.seals import Seals
+from tensorwasm.service.seals import Seals, key_missing
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class Live(Protocol):
 
     def resume(self) -> None:
         """Take calls again."""
+
+    def statistics(self) -> LiveStatistics:
+        """Return a snapshot."""
 
     def close(self) -> None:
         """Free everything."""
@@ -124,11 +128,14 @@ class Workshop:
         """Return an instance that goes on from a save.
 
         Raises:
-            ArtifactCorrupt: the save is gone, damaged, or not signed with the keys of today.
+            SnapshotKeyMissing: the save is under a key that is not here.
+            ArtifactCorrupt: the save is gone or damaged.
             TensorWasmError: what `bring` raises.
         """
         try:
             found = stored.fetch(TenantView(self._store, str(tenant)), name).read(self._seals.ring(tenant))
+        except UnknownKey as error:
+            raise key_missing(error) from error
         except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
             raise ArtifactCorrupt(f"the session's saved state cannot be read: {error.kind}") from error
         with found as snapshot:
@@ -150,7 +157,8 @@ class Workshop:
         """Verify what a name leads to, and let another name lead there too.
 
         Raises:
-            ArtifactCorrupt: it is gone, damaged, or not signed with the keys of today.
+            SnapshotKeyMissing: it is under a key that is not here.
+            ArtifactCorrupt: it is gone or damaged.
             QuotaExceeded: the tenant has no room for another name.
             StoreUnavailable: the store cannot be reached, or is full.
         """
@@ -159,6 +167,8 @@ class Workshop:
             found = stored.fetch(view, name)
             with found.open(self._seals.ring(tenant)) as file:
                 saved = Saved(file.content_hash, file.file_bytes)
+        except UnknownKey as error:
+            raise key_missing(error) from error
         except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
             raise ArtifactCorrupt(f"the saved state cannot be read: {error.kind}") from error
         view.bind(to, found.digest)

@@ -6,11 +6,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tensorwasm.errors import CapacityExhausted, LimitError, NotCapturable, QuotaExceeded, TensorWasmError
+from tensorwasm.errors import (
+    CapacityExhausted,
+    LimitError,
+    NotCapturable,
+    QuotaExceeded,
+    SessionElsewhere,
+    TensorWasmError,
+)
 from tensorwasm.service.sessions.errands import Line
 from tensorwasm.service.sessions.keeping import Keeper
+from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.living import Live
 from tensorwasm.service.sessions.seat import Seat
 
@@ -35,14 +44,16 @@ class Room:
 
     Args:
         keeper: saves those that leave.
+        leases: are let go of with those that leave.
         hold: of the quotas.
         most: instances there may be.
         line: sessions that somebody wants something of, or that are in memory.
     """
 
-    def __init__(self, keeper: Keeper, hold: Hold, most: int, line: Line) -> None:
+    def __init__(self, keeper: Keeper, leases: Leases, hold: Hold, most: int, line: Line) -> None:
         """Begin empty."""
         self._keeper = keeper
+        self._leases = leases
         self._hold = hold
         self._most = most
         self._line = line
@@ -59,9 +70,44 @@ class Room:
             CapacityExhausted: likewise everybody's.
             TensorWasmError: what `make` raises.
         """
+        await self._insist(seat, partial(self._try, seat, resolved, make))
+
+    async def widen(self, seat: Seat, resolved: Resolved) -> None:
+        """Charge for what an instance in memory may grow to, before it is called.
+
+        Raises:
+            QuotaExceeded: as for `let_in`.
+            CapacityExhausted: likewise.
+        """
+
+        async def hold() -> None:
+            self._hold_anew(seat, resolved.limits.memory_bytes)
+
+        await self._insist(seat, hold)
+
+    def narrow(self, seat: Seat) -> None:
+        """Charge an instance that is not called any more for what it has: it grows no further by itself."""
+        if seat.live is not None and (size_bytes := seat.live.statistics().memory_bytes):
+            self._hold_anew(seat, size_bytes)
+
+    def _hold_anew(self, seat: Seat, memory_bytes: int) -> None:
+        """Charge for another amount of memory; if that is refused, for what it was. Nobody else takes it meanwhile."""
+        before_bytes, holding = seat.held_bytes, ExitStack()
+        seat.holding.close()
+        try:
+            holding.enter_context(self._hold(seat.tenant, memory_bytes))
+            seat.held_bytes = memory_bytes
+        except LimitError:
+            holding.enter_context(self._hold(seat.tenant, before_bytes))
+            raise
+        finally:
+            seat.holding = holding
+
+    async def _insist(self, seat: Seat, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something, and while a limit refuses it have other sessions leave."""
         for left in reversed(range(TRIES + 1)):
             try:
-                return await self._try(seat, resolved, make)
+                return await work()
             except (CapacityExhausted, QuotaExceeded) as short:
                 if not left or not await self._make_room(seat, short):
                     raise
@@ -84,14 +130,33 @@ class Room:
             if live is not None:
                 await self._keeper.run(live.close)
 
+    async def settle(self, seat: Seat) -> None:
+        """Forget what another server took or what is gone, and let others have what is not in memory.
+
+        Whoever holds the seat's turn calls this when done with it.
+        """
+        if seat.record is not None and not self._leases.holds(seat):
+            # A save whose row could not be written may be the one that the row leads to: `Keeper.tidy` knows later.
+            seat.record = None
+            seat.stale.clear()
+        if seat.record is None and seat.live is not None:
+            await self.empty(seat)
+        elif seat.live is None:
+            await self._leases.release(seat)
+
     async def evict(self, seat: Seat) -> bool:
         """Have a session that is idle leave memory, and return whether it did. What prevents it is logged."""
-        if not seat.idle or seat.stuck:
+        if not seat.idle or (seat.stuck and self._leases.holds(seat)):
             return False
         try:
             with self._line.busy(seat):
                 async with seat.turn:
-                    await self.leave(seat)
+                    try:
+                        await self.leave(seat)
+                    finally:
+                        await self.settle(seat)
+        except SessionElsewhere:
+            _log.info("session %s was taken by another server", seat.id)
         except NotCapturable as error:
             _log.info("session %s stays in memory: %s", seat.id, error.kind)
         except TensorWasmError as error:
@@ -107,6 +172,7 @@ class Room:
                 holding.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
                 seat.live = await make()
                 seat.resolved, seat.holding = resolved, holding.pop_all()
+                seat.held_bytes = resolved.limits.memory_bytes
         finally:
             self._coming -= 1
 

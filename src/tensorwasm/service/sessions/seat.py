@@ -1,4 +1,4 @@
-"""`Seat`: one session as this process knows it, and `Session`: what others are told of it."""
+"""`Seat`: one session as this process knows it, `Session`: what others are told of it, `SessionCall`: what they ask."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.service.sessions.living import Live
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.service.resolution import Resolved
@@ -29,6 +30,25 @@ class Session:
     save_error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCall:
+    """A call of a session.
+
+    Attributes:
+        export: None takes ``_start``, and where there is none, ``main``.
+        args: for its parameters.
+        input: what the guest reads with ``read-input`` from now on; None leaves what there is.
+        deadline: when it must have ended, its waiting included; None takes the function's usual time.
+        durable: whether to answer only once the state after it is saved.
+    """
+
+    export: str | None = None
+    args: tuple[object, ...] = ()
+    input: bytes | None = field(default=None, repr=False)
+    deadline: Deadline | None = None
+    durable: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Seat:
     """One session, as one tenant asks for it. Used on the event loop only; whoever holds the turn changes it.
@@ -42,12 +62,14 @@ class Seat:
         live: the instance, None if there is none in memory.
         resolved: what it runs, None like the instance.
         holding: what the tenant's quotas are charged for the instance.
+        held_bytes: the memory among it: what it may grow to while it is called, what it has else.
         guest: the instance while its guest runs.
         used_ns: when it was last used.
         closing: errands that close it: what else waits need not.
         stuck: the last save found that it cannot be saved; it is not tried again before its next call.
         save_error: as in `Session`.
         stale: saves that its row does not lead to, and which can go.
+        term: of `tensorwasm.service.sessions.leases.Leases` in which the row became this server's to write.
     """
 
     tenant: int
@@ -58,12 +80,14 @@ class Seat:
     live: Live | None = None
     resolved: Resolved | None = None
     holding: ExitStack = field(default_factory=ExitStack)
+    held_bytes: int = 0
     guest: Live | None = None
     used_ns: int = 0
     closing: int = 0
     stuck: bool = False
     save_error: str = ""
     stale: set[str] = field(default_factory=set)
+    term: int = 0
 
     @property
     def idle(self) -> bool:

@@ -11,26 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
-from tensorwasm.errors import InvalidRequest, NotFound, TensorWasmError, TooManyArgs
+from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
 from tensorwasm.service.asking import MAX_ARGS
 from tensorwasm.service.chores import do
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.names import parse_reference
+from tensorwasm.service.names import is_id
 from tensorwasm.service.options import check_environment
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
-from tensorwasm.service.sessions.errands import Errand, Line
+from tensorwasm.service.sessions.errands import Errand, Line, Work
 from tensorwasm.service.sessions.keeping import Desk, Keeper
+from tensorwasm.service.sessions.leases import Leases, Sharing
 from tensorwasm.service.sessions.living import Live, Workshop, session_name
 from tensorwasm.service.sessions.room import Hold, Room
-from tensorwasm.service.sessions.seat import Seat, Session
+from tensorwasm.service.sessions.seat import Seat, Session, SessionCall
 from tensorwasm.service.sessions.waking import Resolver, Waking
 from tensorwasm.service.spending import Ledger
 from tensorwasm.values import NEVER, Deadline
@@ -50,27 +50,8 @@ _log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCall:
-    """A call of a session.
-
-    Attributes:
-        export: None takes ``_start``, and where there is none, ``main``.
-        args: for its parameters.
-        input: what the guest reads with ``read-input`` from now on; None leaves what there is.
-        deadline: when it must have ended, its waiting included; None takes the function's usual time.
-        durable: whether to answer only once the state after it is saved.
-    """
-
-    export: str | None = None
-    args: tuple[object, ...] = ()
-    input: bytes | None = field(default=None, repr=False)
-    deadline: Deadline | None = None
-    durable: bool = False
-
-
 class Sessions:
-    """Sessions of all tenants. For one event loop; nothing here holds it. One process at a time has a database's.
+    """Sessions of all tenants. For one event loop; nothing here holds it. Of several servers one has each session.
 
     Args:
         desk: of the database.
@@ -81,6 +62,7 @@ class Sessions:
         most: instances in memory.
         ledger: is told what calls used; None tells nobody.
         clock: says when they were used.
+        sharing: how the database is shared with other servers; None where this one has it alone.
     """
 
     def __init__(
@@ -94,6 +76,7 @@ class Sessions:
         most: int = _MOST_LIVE,
         ledger: Ledger | None = None,
         clock: Clock | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         """Start nothing yet; `start` does."""
         self._desk = desk
@@ -102,11 +85,12 @@ class Sessions:
         self._ledger = ledger
         self._clock = clock or Clock()
         self._line = Line(self._now_ns)
-        self._keeper = Keeper(desk, workshop, _SAVE_THREADS)
-        self._room = Room(self._keeper, hold, most, self._line)
-        self._waking = Waking(desk, functions, workshop, self._keeper, self._room, _CALL_THREADS)
+        self._leases = Leases(desk, sharing, self._clock.monotonic_s, self._line.interrupt)
+        self._keeper = Keeper(desk, workshop, self._leases, _SAVE_THREADS)
+        self._room = Room(self._keeper, self._leases, hold, most, self._line)
+        self._waking = Waking(desk, functions, workshop, self._keeper, self._room, self._leases, _CALL_THREADS)
         self._ending = asyncio.Event()
-        self._tending: asyncio.Task[None] | None = None
+        self._tending: list[asyncio.Task[None]] = []
 
     # ---------------------------------------------------------------- beginning and ending
 
@@ -116,8 +100,12 @@ class Sessions:
         Raises:
             DatabaseUnavailable: the rows cannot be written.
         """
-        await self._keeper.rewind()
-        self._tending = asyncio.create_task(self._tend())
+        await self._leases.begin()
+        pause_s = min(max(self._idle_s / 4, 0.05), _TEND_S)
+        self._tending = [asyncio.create_task(self._tend(self.sweep, pause_s, "idle sessions cannot leave memory"))]
+        if self._leases.pause_s is not None:
+            renewing = self._tend(self.renew, self._leases.pause_s, "the lease of sessions cannot be renewed")
+            self._tending.append(asyncio.create_task(renewing))
 
     async def close(self, within_s: float) -> None:
         """Take nothing more, let calls end, and save every session at once; then free everything.
@@ -131,8 +119,8 @@ class Sessions:
         ends = Deadline.after(within_s)
         self._line.close()
         self._ending.set()
-        if self._tending is not None:
-            await asyncio.wait((self._tending,), timeout=within_s / 2)
+        if self._tending:
+            await asyncio.wait(self._tending, timeout=within_s / 2)
         await self._line.settle(min(within_s / 2, ends.remaining_s()))
         self._line.stop()
         await self._line.settle(min(_LINGER_S, ends.remaining_s()))
@@ -141,12 +129,22 @@ class Sessions:
             _, late = await asyncio.wait(leaving, timeout=ends.remaining_s())
             for task in late:
                 task.cancel()
+        await do(self._leases.end, "other servers wait for this one's sessions", _log)
         self._waking.close()
         self._keeper.close()
 
     async def sweep(self) -> int:
         """Save what was idle for long, let it leave memory, and return how many did."""
         return await self._room.sweep(self._now_ns() - round(self._idle_s * 1e9))
+
+    async def renew(self) -> None:
+        """Show other servers that this one lives; what they took meanwhile is forgotten.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        await self._leases.renew()
+        await asyncio.gather(*(self._room.evict(seat) for seat in self._line.seats() if not self._leases.holds(seat)))
 
     async def tidy(self, before_ns: int) -> int:
         """Take away saves that no session leads to; `Keeper.tidy` says how."""
@@ -180,8 +178,7 @@ class Sessions:
             session_id: a UUID that was never used, None for one that is made now.
 
         Raises:
-            NotFound: there is no such function.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such function, or it is another tenant's.
             NotSupported: it is granted CUDA.
             NotCapturable: the module's instances cannot be saved.
             InvalidArgs: the environment cannot be passed on.
@@ -217,7 +214,7 @@ class Sessions:
             await self._waking.open(errand.seat, record, resolved, snapshot, deadline)
             return errand.seat.show()
 
-        return await self._line.send(self._line.seat(tenant, identity), work, deadline)
+        return await self._send(tenant, identity, work, deadline)
 
     async def call(self, tenant: int, session_id: str, ask: SessionCall) -> Invocation:
         """Call an export of a session, brought back first if it is not in memory.
@@ -225,8 +222,7 @@ class Sessions:
         State stays as the guest left it, also after a trap or a timeout. A caller that is cancelled ends its guest.
 
         Raises:
-            NotFound: there is no such session, or its function is gone.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is no such session, or its function is gone, or it is another tenant's.
             Conflict: it is lost, or is being closed.
             TooManyArgs: more than 256 arguments.
             RateLimited: too many calls of it are waiting.
@@ -242,14 +238,13 @@ class Sessions:
         async def work(errand: Errand) -> Invocation:
             return await self._call(errand, ask)
 
-        return await self._line.send(self._line.seat(tenant, session_id), work, ask.deadline or NEVER)
+        return await self._send(tenant, session_id, work, ask.deadline or NEVER)
 
     async def get(self, tenant: int, session_id: str) -> Session:
         """Return a session as it is now.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
         """
         seat = self._line.find(tenant, session_id)
         return seat.show() if seat is not None else Session(await self._waking.read(tenant, session_id))
@@ -292,23 +287,44 @@ class Sessions:
             record = seat.known()
             return await self._keeper.run(use, record, session_name(record.id, record.save or ""))
 
-        return await self._line.send(self._line.seat(tenant, session_id), work, deadline)
+        return await self._send(tenant, session_id, work, deadline)
 
     async def end(self, tenant: int, session_id: str) -> None:
         """End a session for good: its running call too, and what waits behind it.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
             DatabaseUnavailable: it is still there.
         """
 
         async def work(errand: Errand) -> None:
             await self._end(errand.seat)
 
-        await self._line.send(self._line.seat(tenant, session_id), work, NEVER, last=True)
+        await self._send(tenant, session_id, work, NEVER, last=True)
 
     # ---------------------------------------------------------------- what errands do
+
+    async def _send(
+        self, tenant: int, session_id: str, work: Work[_Value], deadline: Deadline, *, last: bool = False
+    ) -> _Value:
+        """Have something done with a session while it is this server's; what came of it counts if it still is then."""
+
+        async def held(errand: Errand) -> _Value:
+            seat = errand.seat
+            try:
+                done = await work(errand)
+                await self._leases.require()
+            except TensorWasmError as error:
+                if self._leases.holds(seat) or isinstance(error, SessionElsewhere):
+                    raise
+            else:
+                if self._leases.holds(seat):
+                    return done
+            finally:
+                await self._room.settle(seat)
+            raise SessionElsewhere("")
+
+        return await self._line.send(self._line.seat(tenant, session_id), held, deadline, last=last)
 
     async def _call(self, errand: Errand, ask: SessionCall) -> Invocation:
         seat = errand.seat
@@ -337,6 +353,7 @@ class Sessions:
             self._note(seat.tenant, outcome, given_bytes)
             seat.guest = None
             seat.count_call(self._clock.unix_ms())
+            self._room.narrow(seat)
             if errand.left or seat.closing:  # it may have been cancelled
                 live.resume()
 
@@ -352,7 +369,8 @@ class Sessions:
 
     async def _end(self, seat: Seat) -> None:
         record = await self._waking.known(seat)
-        if not await self._desk.write(rows.delete_session, record.id):
+        if not await self._desk.write(rows.delete_session, record):
+            await self._leases.refuse(seat)
             raise NotFound("there is no such session")
         seat.record = None
         if record.save is not None:
@@ -375,13 +393,13 @@ class Sessions:
 
     # ---------------------------------------------------------------- the rest
 
-    async def _tend(self) -> None:
-        pause_s = min(max(self._idle_s / 4, 0.05), _TEND_S)
+    async def _tend(self, work: Callable[[], Awaitable[object]], pause_s: float, failed: str) -> None:
+        """Do something every so often, until the service ends."""
         while not self._ending.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
                 return
-            await do(self.sweep, "idle sessions cannot leave memory", _log)
+            await do(work, failed, _log)
 
     def _now_ns(self) -> int:
         return round(self._clock.monotonic_s() * 1e9)
@@ -393,7 +411,6 @@ def checked_id(text: str) -> str:
     Raises:
         InvalidRequest: it is none, in small letters.
     """
-    with suppress(NotFound):
-        if parse_reference(text).function_id == text:
-            return text
+    if is_id(text):
+        return text
     raise InvalidRequest("a session's ID is a UUID in small letters")

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import BodyTooLarge, Conflict, NotFound, QuotaExceeded, TensorWasmError
+from tensorwasm.guest.courtesy import be_courteous
 from tensorwasm.service.sessions.keeping import Desk, Keeper
+from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.living import Workshop, require_host_only, session_name
 from tensorwasm.service.sessions.room import Room
 from tensorwasm.service.sessions.seat import Seat
-from tensorwasm.tenancy.principal import require_owner
+from tensorwasm.tenancy.principal import require_owned
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -49,11 +51,19 @@ class Waking:
         workshop: makes and brings back instances.
         keeper: of rows and saves.
         room: lets them in.
+        leases: make them this server's.
         threads: how many instances may be made, brought back or called at a time.
     """
 
     def __init__(
-        self, desk: Desk, functions: Resolver, workshop: Workshop, keeper: Keeper, room: Room, threads: int
+        self,
+        desk: Desk,
+        functions: Resolver,
+        workshop: Workshop,
+        keeper: Keeper,
+        room: Room,
+        leases: Leases,
+        threads: int,
     ) -> None:
         """Start nothing yet."""
         self._desk = desk
@@ -61,7 +71,8 @@ class Waking:
         self._workshop = workshop
         self._keeper = keeper
         self._room = room
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-session")
+        self._leases = leases
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-session", initializer=be_courteous)
 
     async def run(self, function: Callable[[], _Value]) -> _Value:
         """Call something that blocks, on one of the threads."""
@@ -82,23 +93,25 @@ class Waking:
         """Return a tenant's session as its row has it.
 
         Raises:
-            NotFound: there is none.
-            TenantScopeDenied: it is another tenant's.
+            NotFound: there is none, or it is another tenant's.
         """
-        record = await self._desk.read(rows.find_session, session_id)
-        if record is None:
-            raise NotFound("there is no such session")
-        require_owner(record.tenant, tenant)
-        return record
+        return require_owned(await self._desk.read(rows.find_session, session_id), tenant, "session")
 
     async def known(self, seat: Seat) -> SessionRecord:
-        """Return what is known of a session, read now if it was not.
+        """Return what is known of a session, which is this server's: taken now if it was not.
 
         Raises:
+            SessionElsewhere: another server has it.
             TensorWasmError: what `read` raises.
         """
+        await self._leases.require()
+        if not self._leases.holds(seat):
+            await self._room.settle(seat)
         if seat.record is None:
-            seat.record = await self.read(seat.tenant, seat.id)
+            taken = await self._leases.take(seat, await self.read(seat.tenant, seat.id))
+            if taken is None:
+                raise NotFound("there is no such session")
+            seat.record = taken
         return seat.record
 
     async def wake(self, seat: Seat, deadline: Deadline) -> None:
@@ -107,10 +120,12 @@ class Waking:
         Raises:
             NotFound: there is no such session, or its function is gone.
             Conflict: it is lost.
+            SessionElsewhere: another server has it.
             TensorWasmError: what `Room.let_in`, `Workshop.wake` and `Workshop.open` raise.
         """
         record = await self.known(seat)
-        if seat.live is not None:
+        if seat.live is not None and seat.resolved is not None:
+            await self._room.widen(seat, seat.resolved)
             return
         if record.status == "lost":
             raise Conflict("the session is lost: it could not be saved when the service ended")
@@ -144,6 +159,8 @@ class Waking:
             make = partial(self._workshop.bring, *given, snapshot, deadline)
         await self._room.let_in(seat, resolved, partial(self.run, make))
         try:
+            await self._leases.require()
+            record = self._leases.make(seat, record)
             await self._desk.write(_insert, record)
             seat.record = record
             if snapshot is not None:
@@ -151,6 +168,7 @@ class Waking:
         except BaseException:
             await self._withdraw(seat)
             raise
+        self._room.narrow(seat)
 
     def close(self) -> None:
         """Take nothing more; what is under way ends by itself."""
@@ -162,7 +180,7 @@ class Waking:
         await self._room.empty(seat)
         if record is not None:
             with suppress(TensorWasmError):
-                await self._desk.write(rows.delete_session, record.id)
+                await self._desk.write(rows.delete_session, record)
         await self._keeper.drop_stale(seat)
 
 

@@ -14,8 +14,9 @@ How a server uses it, at the end of each request whose route has an action, and 
 Bodies, results and credentials have no place in a record.
 """
 
-from tensorwasm.tenancy.audit.log import AuditLog, AuditStatistics, open_audit
+from tensorwasm.tenancy.audit.log import AuditLog, AuditStatistics, log_path, open_audit
 from tensorwasm.tenancy.audit.record import AuditRecord, actor_of, outcome_of
+from tensorwasm.tenancy.audit.rotation import log_files
 from tensorwasm.tenancy.audit.verification import Finding, Verification, verify
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "Finding",
     "Verification",
     "actor_of",
+    "log_files",
+    "log_path",
     "open_audit",
     "outcome_of",
     "verify",

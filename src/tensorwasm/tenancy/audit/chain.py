@@ -50,6 +50,8 @@ class Link(msgspec.Struct):
     prev: str
     hash: str
     notice: str = ""
+    last_seq: int = 0
+    last_hash: str = ""
 
 
 class Chain:

@@ -16,8 +16,10 @@ from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit.chain import Chain, Head
 from tensorwasm.tenancy.audit.record import AuditRecord, Notice, encode
+from tensorwasm.tenancy.audit.rotation import full_name, surplus
 from tensorwasm.tenancy.audit.sinks import FileSink, Sink, StdoutSink, open_file
 from tensorwasm.tenancy.buckets import Buckets
+from tensorwasm.values import MIB
 
 FLUSH_LINES: Final = 1024
 QUEUE_LINES: Final = 1 << 16
@@ -59,13 +61,16 @@ class AuditLog:
     appended since is lost if the process is killed. Where the disk is full or does not answer, records wait, at most
     ``queue_lines``; what comes then is lost, and a line says how many were. Records without an actor are written at a
     bounded rate; a line says how many more there were. A file goes on with the chain that is in it; standard output
-    begins a new one.
+    begins a new one. A file that is full gets another name, and the next one goes on with its chain; the oldest of more
+    than ``keep`` goes, once a line that says so is on the disk.
 
     Args:
         where: path of a file, ``stdout``, or None for nowhere.
         flush_s: as above.
         flush_lines: as above.
         queue_lines: as above.
+        full_bytes: length from which a file is full; 0 for none.
+        keep: full files that are kept; 0 for all.
         now_unix_ms: the clock of the log's own lines.
 
     Raises:
@@ -80,12 +85,16 @@ class AuditLog:
         flush_s: float = 1.0,
         flush_lines: int = FLUSH_LINES,
         queue_lines: int = QUEUE_LINES,
+        full_bytes: int = 0,
+        keep: int = 0,
         now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """Open the sink, and start the thread."""
         self._flush_s = flush_s
         self._flush_lines = flush_lines
         self._queue_lines = queue_lines
+        self._full_bytes = full_bytes
+        self._keep = keep
         self._now_unix_ms = now_unix_ms
         self._queue: deque[AuditRecord] = deque()
         self._pending: list[bytes] = []  # records encoded, and not written yet
@@ -168,6 +177,9 @@ class AuditLog:
                 if self._reopening and isinstance(sink, FileSink):
                     sink = self._reopen(sink)
                 self._flush(sink)
+                if self._full_bytes and isinstance(sink, FileSink) and sink.length() >= self._full_bytes:
+                    sink = self._rotate(sink)
+                    self._trim(sink)
             except Exception as error:  # noqa: BLE001 - whatever it is, the thread lives, and tries again
                 self._fail(error)
             else:
@@ -220,6 +232,22 @@ class AuditLog:
         sink.close()
         return new
 
+    def _rotate(self, sink: FileSink) -> FileSink:
+        """Give a full file its name, and go on in a new one; where none can be made, the full one is written on."""
+        if not sink.moved():
+            sink.path.rename(full_name(sink.path, self._head.seq))
+        new = self._open(sink.path, self._head)
+        sink.close()
+        return new
+
+    def _trim(self, sink: FileSink) -> None:
+        """Take the oldest of too many full files away, each after a line that says so is on the disk."""
+        for each in tuple(surplus(sink.path, self._keep)) if self._keep else ():
+            notice = Notice(self._now_unix_ms(), "removed", each.lines, each.last.seq, each.last.hash)
+            self._pending.append(encode(notice))
+            self._flush(sink)
+            each.path.unlink(missing_ok=True)
+
     def _fail(self, error: Exception) -> None:
         if not self._failing:
             reason = getattr(error, "strerror", None) or type(error).__name__
@@ -240,16 +268,23 @@ def open_audit(settings: ServiceSettings, data: Path) -> AuditLog:
         UnsafeFile: see `AuditLog`.
         StoreUnavailable: the same.
     """
+    where = None if settings.audit_log == "none" else log_path(settings, data) or "stdout"
+    full_bytes = settings.audit_rotate_mib * MIB
+    return AuditLog(where, flush_s=settings.audit_flush_s, full_bytes=full_bytes, keep=settings.audit_keep)
+
+
+def log_path(settings: ServiceSettings, data: Path) -> Path | None:
+    """Return the file that the settings say, in the data folder unless they say where; None if it is none.
+
+    Raises:
+        InvalidArgs: they say nothing that there is.
+    """
     said = settings.audit_log
     scheme, _, path = said.partition(":")
     if not said:
-        where: Path | str | None = data / "audit.log"
-    elif said == "none":
-        where = None
-    elif said == "stdout":
-        where = said
-    elif scheme == "file" and path.startswith("/"):
-        where = Path(path)
-    else:
-        raise InvalidArgs(f"TENSOR_WASM_API_AUDIT_LOG is file:/path, stdout or none, not {said[:64]!r}")
-    return AuditLog(where, flush_s=settings.audit_flush_s)
+        return data / "audit.log"
+    if said in {"none", "stdout"}:
+        return None
+    if scheme == "file" and path.startswith("/"):
+        return Path(path)
+    raise InvalidArgs(f"TENSOR_WASM_API_AUDIT_LOG is file:/path, stdout or none, not {said[:64]!r}")

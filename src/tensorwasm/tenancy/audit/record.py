@@ -48,13 +48,18 @@ class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
         ts_unix_ms: when.
         notice: ``opened``: a file begins; ``resumed``: a process goes on with one; ``torn``: a last line that was not
             written whole was taken away; ``cut``: lines that had been flushed are not there; ``dropped``: records were
-            lost because the log could not keep up; ``suppressed``: refusals of credentials were only counted.
+            lost because the log could not keep up; ``suppressed``: refusals of credentials were only counted;
+            ``removed``: the oldest file was taken away, as more are not to be kept.
         count: of bytes where torn, else of lines.
+        last_seq: number of the last line that was removed.
+        last_hash: its hash.
     """
 
     ts_unix_ms: int
     notice: str
     count: int = 0
+    last_seq: int = 0
+    last_hash: str = ""
 
 
 _actors: dict[str, tuple[Principal, msgspec.Raw]] = {}

@@ -92,6 +92,10 @@ class FileSink:
         os.fsync(self.descriptor)
         write_head(self.path, head)
 
+    def length(self) -> int:
+        """Return how many bytes the file has."""
+        return os.fstat(self.descriptor).st_size
+
     def moved(self) -> bool:
         """Return whether the path leads to another file now, or to none."""
         try:

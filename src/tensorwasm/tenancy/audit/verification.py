@@ -37,6 +37,8 @@ class Verification:
         lines: that hold.
         first_seq: number of the first; 0 without any. More than 1 where earlier files are not among those read.
         last: number and hash of the last.
+        removed: number and hash of the line before the first, where the log itself says that it removed what led to
+            there; None where it does not.
         torn_bytes: of a last line that a process was writing, or had when it died: it was never promised.
         findings: in order, 100 at most.
     """
@@ -44,6 +46,7 @@ class Verification:
     lines: int
     first_seq: int
     last: Head
+    removed: Head | None
     torn_bytes: int
     findings: tuple[Finding, ...]
 
@@ -76,7 +79,14 @@ def verify(*paths: Path, head: bool = True) -> Verification:
             raise StoreUnavailable(f"{path} cannot be read: {error.strerror}") from None
     if head and paths:
         reading.compare(str(paths[-1]))
-    return Verification(reading.lines, reading.first_seq, reading.last, reading.torn_bytes, tuple(reading.findings))
+    return Verification(
+        reading.lines,
+        reading.first_seq,
+        reading.last,
+        reading.removed,
+        reading.torn_bytes,
+        tuple(reading.findings),
+    )
 
 
 class _Reading:
@@ -86,9 +96,11 @@ class _Reading:
         self.lines = 0
         self.first_seq = 0
         self.last = Head()
+        self.removed: Head | None = None
         self.torn_bytes = 0
         self.findings: list[Finding] = []
         self._head = head
+        self._before = Head()
         self._bad = 0  # lines that do not hold since the last one that does
 
     def read(self, path: str, file: BinaryIO) -> None:
@@ -118,6 +130,7 @@ class _Reading:
     def _begin(self, path: str, number: int, link: Link) -> None:
         """Check the first line of all."""
         self.first_seq = link.seq
+        self._before = Head(link.seq - 1, link.prev)
         if link.notice != "opened" and not self._bad:
             self._find(path, number, "no file begins with this line: what was before it is gone")
         if link.seq == 1 and link.prev != GENESIS:
@@ -132,6 +145,10 @@ class _Reading:
             self._find(path, number, f"line {link.seq} of the log follows line {self.last.seq}")
         elif not after and link.prev != self.last.hash:
             self._find(path, number, "the line before was changed, moved or removed")
+        if link.notice == "removed" and link.last_seq == self._before.seq:
+            self.removed = Head(link.last_seq, link.last_hash)
+            if self.removed != self._before:
+                self._find(path, number, "what was removed is not what the first line here goes on from")
         self.lines += 1
         self.last = Head(link.seq, link.hash)
         self._bad = 0

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.modules import Compiler
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.ptx.parser import parse
+from tensorwasm.ptx import extract, parse
 from tensorwasm.values import NEVER
 
 TEXT = ".version {}.{}\n.target sm_80\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
@@ -76,3 +78,16 @@ def test_a_crash_of_ptxas_does_not_bring_the_driver_into_it(monkeypatch):
         device.load(module((8, 0)), NEVER)
     device.close()
     assert fake.images == []
+
+
+def test_a_kernel_that_prints_is_refused_by_name_and_no_other_of_its_text(assembled):
+    device = open_with(Driver(FakeDriver()), 0, lambda: Assembler("ptxas", (13, 0)), jit=False)
+    text = (Path(__file__).parents[3] / "golden" / "ptx" / "printing.sm_75.ptx").read_text("ascii")
+    whole = parse(text)
+    with pytest.raises(UnsupportedPtx, match="vprintf: on a GPU the output of kernels goes to the process") as caught:
+        device.load(extract(whole, "hello"), NEVER)
+    assert "vprintf" in text.splitlines()[caught.value.line]
+    device.load(extract(whole, "quiet"), NEVER)
+    assert [".entry quiet" in one for one in assembled] == [True]
+    assert "vprintf" not in assembled[0]
+    device.close()

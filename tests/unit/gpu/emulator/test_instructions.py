@@ -41,3 +41,8 @@ def test_no_block_is_of_an_explicit_cluster(emulation):
 def test_predicates_and_other_special_registers_are_told_apart(emulation, instruction, refusal):
     with pytest.raises(MalformedPtx, match=refusal):
         emulation.launch(kernel(f"{instruction};", params=0))
+
+
+@pytest.mark.parametrize(("link", "result"), [("addc.u32 %r1, 5, 0", 5), ("subc.u32 %r1, 5, 0", 4)])
+def test_the_carry_flag_is_clear_before_anything_wrote_it(emulation, link, result):
+    assert emulation.run(kernel(f"{link};" + store_result()), 32).tolist() == [result] * 32

@@ -253,7 +253,7 @@ def test_a_name_that_is_not_utf8_is_invalid(guest, name):
     assert guest.load(b"\0", name) == -9
 
 
-@pytest.mark.parametrize("text", [b"", b"\0", b"\xff\xfe", b"x" * 100, NOTHING + b"\0", b"{" * 8000, NOTHING[:40]])
+@pytest.mark.parametrize("text", [b"", b"\0", b"\xff\xfe", b"x" * 100, NOTHING + b"\0\0", b"{" * 8000, NOTHING[:40]])
 def test_text_that_is_no_ptx(guest, text):
     assert guest.load(text) == -4
     assert guest.text

@@ -12,7 +12,7 @@ from tensorwasm.runtime.workers.window import Window
 from tensorwasm.values import NEVER, Deadline
 
 SOON_S = 60.0
-DONE = Done(1, "main", (-3,), ("i32",), 0, 0.0, None)
+DONE = Done(1, "main", (-3,), ("i32",), 0, 0.0, None, False, False)
 
 
 class Worker:

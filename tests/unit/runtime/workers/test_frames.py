@@ -99,7 +99,7 @@ def test_a_body_nested_deeper_than_any_stack_is_refused():
 
 @pytest.mark.parametrize("elapsed_s", [float("nan"), float("inf"), -1.0])
 def test_a_result_took_a_finite_time(elapsed_s):
-    data = encode(frames.Done(1, "f", (), (), 0, elapsed_s, None))
+    data = encode(frames.Done(1, "f", (), (), 0, elapsed_s, None, False, False))
     with pytest.raises(BrokenFrame):
         list(Splitter(FROM_WORKER).feed(data))
 
@@ -116,7 +116,7 @@ def test_frames_before_a_broken_one_are_still_given():
 @pytest.mark.parametrize("bits", [0x7FF8000000000000, 0x7FF0000000000ABC, 0xFFF8000000000001, 0x8000000000000000])
 def test_every_bit_of_a_float_arrives(bits):
     (number,) = struct.unpack("<d", struct.pack("<Q", bits))
-    (done,) = Splitter(FROM_WORKER).feed(encode(frames.Done(1, "f", (number,), ("f64",), 0, 0.0, None)))
+    (done,) = Splitter(FROM_WORKER).feed(encode(frames.Done(1, "f", (number,), ("f64",), 0, 0.0, None, False, False)))
     assert struct.unpack("<Q", struct.pack("<d", done.values[0])) == (bits,)
 
 

@@ -4,8 +4,10 @@ from hypothesis import strategies as st
 
 from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.guest.source_lines import MAX_FILE
+from tensorwasm.guest.traps import MAX_FRAMES
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, encode
+from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, StackFrame, encode
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result
 
 MADE = {
@@ -100,12 +102,13 @@ def test_an_error_that_is_not_of_the_tree_is_a_bug():
 def test_a_message_has_no_control_characters_and_an_end():
     rebuilt = rebuild_error(Failed(1, "internal", "\x1b[31m" + "x" * 4096))
     assert "\x1b" not in rebuilt.message
-    assert len(rebuild_error(describe_error(1, errors.InternalError("x" * 9999))).message) == 4096
+    assert len(rebuild_error(describe_error(1, errors.InternalError("x" * 9999))).message) == errors.MAX_MESSAGE
 
 
-def test_a_result_crosses_whole():
+@pytest.mark.parametrize("cut", [(False, False), (True, False), (False, True)])
+def test_a_result_crosses_whole(cut):
     gpu = SessionStatistics(kernels_launched=2, abandoned=True)
-    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu)
+    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut)
     arrived = crossed(describe_result(1, result))
     assert rebuild_result(arrived, "f", b"out", b"err", (b"a", b"b")) == result
 
@@ -120,6 +123,8 @@ def done(**changes):
             "exit_code": 0,
             "elapsed_s": 0.0,
             "gpu": None,
+            "stdout_truncated": False,
+            "stderr_truncated": False,
         }
         | changes
     )
@@ -155,3 +160,41 @@ def test_without_an_export_the_usual_ones_may_answer():
     assert rebuild_result(done(export="main"), None, b"", b"", ()).export == "main"
     with pytest.raises(BrokenFrame):
         rebuild_result(done(), None, b"", b"", ())
+
+
+def trapped():
+    error = errors.GuestTrap("unreachable executed", "unreachable")
+    error.backtrace = (errors.Frame(3, "inner", 84, "src/a.c", 12), errors.Frame(0, "", (1 << 63) - 1))
+    return error
+
+
+def test_the_stack_of_a_trap_crosses():
+    rebuilt = rebuild_error(crossed(describe_error(1, trapped())))
+    assert rebuilt.backtrace == trapped().backtrace
+
+
+@pytest.mark.rule("11-claims")
+@pytest.mark.parametrize(
+    "stack",
+    [
+        (StackFrame(0, "f", 1, "", 0),) * (MAX_FRAMES + 1),
+        (StackFrame(-1, "f", 1, "", 0),),
+        (StackFrame(0, "f" * (errors.MAX_NAME + 1), 1, "", 0),),
+        (StackFrame(0, "f", 1, "f" * (MAX_FILE + 1), 0),),
+        (StackFrame(0, "f", "1", "", 0),),
+        (StackFrame(0, "f", 1, "", 1.5),),
+    ],
+)
+def test_a_stack_that_no_guest_has_is_refused(stack):
+    with pytest.raises(BrokenFrame):
+        crossed(Failed(1, "wasmtime", "text", {"trap": "unreachable"}, stack))
+
+
+@pytest.mark.rule("11-claims")
+def test_a_stack_belongs_to_a_trap_and_has_no_control_characters():
+    stack = (StackFrame(0, "\x1b[2J", 1, "a\n.c", 3),)
+    (frame,) = rebuild_error(Failed(1, "wasmtime", "text", {"trap": "unreachable"}, stack)).backtrace
+    assert frame.name.isprintable()
+    assert frame.file.isprintable()
+    with pytest.raises(BrokenFrame):
+        rebuild_error(Failed(1, "internal", "text", {}, stack))

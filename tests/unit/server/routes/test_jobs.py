@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 from sqlalchemy import select
+from wasmtime import wat2wasm
 
 from fakes.applications import ALPHA, ANY, bearer
 from fakes.rsgi import ask
@@ -68,10 +69,30 @@ def test_a_job_gives_what_a_call_gives(serve):
     serve(test)
 
 
+WRITES_AND_TRAPS = bytes(
+    wat2wasm("""(module
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "\\10\\00\\00\\00\\02\\00\\00\\00") (data (i32.const 16) "hi")
+  (func (export "main") (drop (call $write (i32.const 2) (i32.const 0) (i32.const 1) (i32.const 8))) unreachable))""")
+)
+
+
+def test_a_job_that_fails_keeps_what_its_guest_wrote(serve):
+    async def test(call, add, guest, service):
+        failing = (await service.functions.deploy(7, "failing", WRITES_AND_TRAPS)).id
+        job = await ended(call, await start(call, failing))
+        assert (job["status"], job["result"]["stderr"]) == ("failed", {"text": "hi"})
+        assert "stderr" not in job["error"]
+
+    serve(test)
+
+
 def test_a_job_that_fails_says_why_where_its_result_would_be(serve):
     async def test(call, add, guest, service):
         job = await ended(call, await start(call, guest, export="trap"))
         assert job["status"] == "failed"
+        assert job["result"].pop("backtrace")[0].keys() == {"function", "name", "offset"}
         assert job["result"] == job["error"] == {"kind": "wasmtime", "message": "the guest trapped: unreachable"}
         slow = await ended(call, await start(call, guest, export="spin", deadline_ms=30))
         assert (slow["status"], slow["result"]["kind"]) == ("failed", "invoke_timeout")
@@ -185,8 +206,9 @@ def test_jobs_of_others_are_not_shown(serve):
         job = await start(call, add, export="add", args=[1, 2], delay_s=3600)
         other = bearer(ANY, 8)
         for method, path in (("GET", ""), ("GET", "/wait"), ("DELETE", "")):
-            status, answer = await call(method, f"/jobs/{job}{path}", headers=other)
-            assert (status, answer["error"]["kind"]) == (403, "tenant_scope_denied")
+            missing = await call(method, f"/jobs/{uuid.uuid4()}{path}", headers=other)
+            assert await call(method, f"/jobs/{job}{path}", headers=other) == missing
+            assert (missing[0], missing[1]["error"]["kind"]) == (404, "not_found")
         assert (await call("GET", "/jobs", headers=other))[1]["jobs"] == []
         for unknown in (uuid.uuid4(), "odd", "0" * 36):
             assert (await call("GET", f"/jobs/{unknown}"))[0] == 404

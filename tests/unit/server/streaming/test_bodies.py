@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fakes.streaming import FUNCTION, FakeInvocations, FakeStream, fake_call
 from oracles.sse import read_chunks, read_events
-from tensorwasm.errors import GuestTrap, InvokeTimeout, MissingExport, NotFound, QuotaExceeded
+from tensorwasm.errors import Frame, GuestTrap, InvokeTimeout, MissingExport, NotFound, QuotaExceeded
+from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.routing import Ending
-from tensorwasm.server.streaming.bodies import OUTCOME, REASON, reads_trailers, stream_events, stream_raw
+from tensorwasm.server.streaming.bodies import OUTCOME, REASON, describe, reads_trailers, stream_events, stream_raw
 from tensorwasm.server.streaming.flow import Flow
 from tensorwasm.service.asking import Ask
 
@@ -169,3 +170,31 @@ def test_open_streams_count_against_the_quota_until_they_end():
 )
 def test_who_reads_trailers_says_so(te, expected):
     assert reads_trailers(te) is expected
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_output_that_was_cut_is_said_to_be_at_the_end(name):
+    whole = Invocation("f", (7,), ("i32",), 0, b"out", b"err", (), 0.0, None)
+    flag = f"{name}_truncated"
+    told = json.loads(describe(FUNCTION, whole._replace(**{flag: True})))
+    assert told == {
+        "status": "ok",
+        "function_id": FUNCTION,
+        "result": [7],
+        "stdout": {"text": "out"},
+        "stderr": {"text": "err"},
+        flag: True,
+    }
+    assert flag not in json.loads(describe(FUNCTION, whole))
+
+
+def test_an_error_at_the_end_says_what_the_guest_left():
+    error = GuestTrap("secret text", "unreachable")
+    error.stdout, error.stderr = b"out", b"\xff"
+    error.backtrace = (Frame(1, "f", 84, "a.c", 3), Frame(0, "", 68))
+    told = json.loads(read_events(sent(events, [b"a"], error)[0])[-1].data)
+    assert (told["stdout"], told["stderr"]) == ({"text": "out"}, {"base64": "/w=="})
+    assert told["backtrace"] == [
+        {"function": 1, "name": "f", "offset": 84, "file": "a.c", "line": 3},
+        {"function": 0, "name": "", "offset": 68},
+    ]

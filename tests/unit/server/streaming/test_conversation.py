@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fakes.services import until
 from fakes.streaming import FUNCTION, FakeInvocations, FakeSocket, FakeStream, fake_call
-from tensorwasm.errors import CapacityExhausted, GuestTrap, RateLimited, TenantScopeDenied
+from tensorwasm.errors import CapacityExhausted, GuestTrap, NotFound, RateLimited
 from tensorwasm.server.routes.streams import read_ask
 from tensorwasm.server.streaming import conversation
 from tensorwasm.server.streaming.conversation import Conversation
@@ -203,13 +203,13 @@ def test_another_tenants_function_is_told_before_anything_is_asked():
         call = fake_call(FakeInvocations())
 
         async def denied(tenant, reference):
-            raise TenantScopeDenied("this belongs to another tenant")
+            raise NotFound("there is no such function")
 
         call.service.functions.resolve = denied
         socket = FakeSocket(asyncio.Event())
         await Conversation(call, socket, FUNCTION, read_ask).hold()
         (text,) = socket.sent
-        assert json.loads(text)["error"]["reason"] == "tenant_scope_denied"
+        assert json.loads(text)["error"]["reason"] == "not_found"
 
     asyncio.run(story())
 

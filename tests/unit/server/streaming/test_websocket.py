@@ -17,13 +17,18 @@ from tensorwasm.server.streaming.websocket import Socket, authorization, offered
     [
         ({"authorization": "Bearer a"}, "Bearer a"),
         ({"sec-websocket-protocol": "tensorwasm.v1, bearer.a.b-c"}, "Bearer a.b-c"),
-        ({"authorization": "Bearer a", "sec-websocket-protocol": "bearer.b"}, "Bearer a"),
         ({"sec-websocket-protocol": "tensorwasm.v1"}, None),
         ({}, None),
     ],
 )
 def test_a_token_is_in_the_header_or_among_the_subprotocols(headers, expected):
     assert authorization(headers) == expected
+
+
+@pytest.mark.parametrize("more", [{"authorization": "Bearer a"}, {}])
+def test_of_two_tokens_none_counts(more):
+    with pytest.raises(InvalidRequest):
+        authorization({"sec-websocket-protocol": "bearer.b" if more else "bearer.a, bearer.b"} | more)
 
 
 def test_subprotocols_are_what_is_between_commas():

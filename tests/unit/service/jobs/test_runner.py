@@ -18,7 +18,9 @@ from tensorwasm.errors import (
     CapacityExhausted,
     DeviceLost,
     Draining,
+    Frame,
     GuestExit,
+    GuestTrap,
     InvalidArgs,
     InvalidRequest,
     MissingExport,
@@ -29,7 +31,7 @@ from tensorwasm.service.asking import Ask
 from tensorwasm.service.jobs import jobs as module
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
-from tensorwasm.service.jobs.outcomes import Judge, encode_result
+from tensorwasm.service.jobs.outcomes import Judge, encode_left, encode_result
 from tensorwasm.service.jobs.requests import decode_ask, encode_ask
 
 OPTIONS = JobOptions(places=4, share=2, lease_s=30, renew_s=5, back_off_s=2, back_off_most_s=20)
@@ -526,6 +528,13 @@ def test_what_a_guest_wrote_is_kept_to_the_byte(written):
         assert "output" not in answer
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_a_guest_wrote_beyond_its_limit_is_said_in_what_is_kept(name):
+    flag = f"{name}_truncated"
+    assert json.loads(encode_result("f", invocation(1)._replace(**{flag: True})))[flag] is True
+    assert flag not in json.loads(encode_result("f", invocation(1)))
+
+
 @given(st.integers(1, 200), st.floats(0, 1))
 def test_pauses_grow_to_a_bound(attempts, dice):
     judge = Judge(OPTIONS, lambda: dice)
@@ -544,3 +553,16 @@ def test_a_missing_export_is_told_before_there_is_a_job(play):
             await stage.process().submit(1, function, Ask("absent"))
 
     play(test)
+
+
+def test_what_a_trap_left_is_kept():
+    error = GuestTrap("unreachable", "unreachable")
+    error.stderr = b"why"
+    error.backtrace = (Frame(1, "f", 84, "a.c", 3), Frame(0, "", 68))
+    assert json.loads(encode_left(error)) == {
+        "stderr": {"text": "why"},
+        "backtrace": [
+            {"function": 1, "name": "f", "offset": 84, "file": "a.c", "line": 3},
+            {"function": 0, "name": "", "offset": 68},
+        ],
+    }

@@ -16,7 +16,6 @@ from tensorwasm.errors import (
     NotFound,
     QuotaExceeded,
     StoreUnavailable,
-    TenantScopeDenied,
 )
 from tensorwasm.service.sessions import SessionCall, Sessions
 
@@ -64,7 +63,7 @@ class SessionMachine(RuleBasedStateMachine):
                 most=self.most,
                 clock=self.time.clock,
             )
-            await made._keeper.rewind()  # without the task that looks after idle ones: the rules do that
+            await made._leases.begin()  # without the task that looks after idle ones: the rules do that
             return made
 
         self.service = self.run(start())
@@ -229,7 +228,7 @@ class SessionMachine(RuleBasedStateMachine):
         ):
             try:
                 self.run(awaitable)
-            except TenantScopeDenied:
+            except NotFound:
                 continue
             raise AssertionError("a stranger was served")
 

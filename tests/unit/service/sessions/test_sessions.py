@@ -1,11 +1,13 @@
 """Sessions of real guests, and what callers who leave, wait or come too often meet."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from fakes.live_sessions import FUNCTION, FakeDesk, FakeFunctions, FakeQuotas, FakeShop, FakeTime
 from fakes.services import COUNTER, START, opened
+from tensorwasm.database import sessions as rows
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.database.sessions import SessionOptions, find_session, list_sessions
 from tensorwasm.errors import (
@@ -23,9 +25,9 @@ from tensorwasm.errors import (
     NotSupported,
     QuotaExceeded,
     RateLimited,
-    TenantScopeDenied,
     TooManyArgs,
 )
+from tensorwasm.guest import courtesy
 from tensorwasm.service.sessions import SessionCall, Sessions, waking
 from tensorwasm.service.sessions.errands import MAX_WAITING, Errand
 from tensorwasm.service.sessions.seat import Seat
@@ -104,6 +106,25 @@ def test_a_caller_that_leaves_ends_its_guest_and_the_session_goes_on():
     tell(story)
 
 
+def test_a_session_is_charged_for_what_it_may_grow_to_while_it_is_called_and_for_what_it_has_else():
+    async def story(small):
+        which = await small.open()
+        has = small.sessions._line.find(1, which).live.statistics().memory_bytes
+        may = small.sessions._line.find(1, which).resolved.limits.memory_bytes
+        assert small.quotas.memory == {1: has}
+        for _ in range(2):
+            call = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
+            await hanging(small)
+            assert small.quotas.memory == {1: may}
+            await gone(call)
+            assert (await small.sessions.call(1, which, SessionCall())).values
+            assert small.quotas.memory == {1: has}
+            assert small.quotas.held == {1: 1}
+        assert may > has
+
+    tell(story)
+
+
 def test_too_many_that_wait_are_refused_and_those_who_wait_too_long_time_out():
     async def story(small):
         which = await small.open()
@@ -128,9 +149,9 @@ def test_a_stranger_s_calls_are_not_in_the_owner_s_line():
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
         await hanging(small)
         for _ in range(MAX_WAITING + 1):
-            with pytest.raises(TenantScopeDenied):
+            with pytest.raises(NotFound):
                 await small.sessions.call(2, which, SessionCall())
-        with pytest.raises(TenantScopeDenied):
+        with pytest.raises(NotFound):
             await small.sessions.end(2, which)
         assert not first.done()
         await gone(first)
@@ -441,5 +462,29 @@ def test_a_list_does_not_read_what_sessions_were_given():
         (found,) = await small.desk.read(list_sessions, 1, None, 10)
         assert found.options == SessionOptions()
         assert (await small.row(made.record.id)).options.input == b"x" * 1000
+
+    tell(story)
+
+
+def test_threads_that_save_and_call_leave_others_room():
+    def courteous():
+        return hasattr(courtesy._of_thread, "due_ns")
+
+    async def story(small):
+        assert await small.sessions._keeper.run(courteous)
+        assert await small.sessions._waking.run(courteous)
+
+    tell(story)
+
+
+def test_a_session_is_read_written_and_deleted_by_statements_made_before(monkeypatch):
+    async def story(small):
+        record = await small.row(await small.open())
+        for maker in ("select", "update", "delete"):
+            monkeypatch.setattr(rows, maker, partial(pytest.fail, "a statement was made anew"))
+        assert await small.desk.write(rows.write_session, record)
+        assert await small.row(record.id) == record
+        assert await small.desk.write(rows.delete_session, record)
+        monkeypatch.undo()
 
     tell(story)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import Final
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.alu import (
@@ -28,6 +29,7 @@ from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
 
 _ROOMS = (integer, carry, bits, logic, packed, video, floating, special, halves, compare, convert)
+_MNEMONICS_KEPT: Final = 1024
 
 
 @cache
@@ -58,8 +60,7 @@ def operands(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         UnsupportedPtx: there is no such form.
     """
-    mnemonic, row = _find(Instruction(*_split(form)))
-    op = row.compile(mnemonic)
+    _, _, op = _find(Instruction(*_split(form)))
     return op.results[: len(op.results) - op.writes_carry], op.sources[: len(op.sources) - op.reads_carry]
 
 
@@ -75,8 +76,7 @@ def compile_op(instruction: Instruction) -> Op | None:
     """
     if instruction.opcode not in _opcodes():
         return None
-    mnemonic, row = _find(instruction)
-    op = row.compile(mnemonic)
+    mnemonic, row, op = _find(instruction)
     if row.bind:
         op = row.bind(replace(instruction, modifiers=_split(mnemonic)[1]), op)
     expected = len(op.results) - op.writes_carry + len(op.sources) - op.reads_carry
@@ -87,16 +87,21 @@ def compile_op(instruction: Instruction) -> Op | None:
     return op
 
 
-def _find(instruction: Instruction) -> tuple[str, Row]:
-    """Return the mnemonic as its row spells it, and the row."""
-    wanted = key(instruction.mnemonic)
-    found = _table().get(wanted)
-    if found is None:
-        disputed = wanted in _disputed()
+def _find(instruction: Instruction) -> tuple[str, Row, Op]:
+    """Return the mnemonic as its row spells it, the row, and the op of any operands."""
+    try:
+        return _look_up(instruction.mnemonic)
+    except KeyError:
+        disputed = key(instruction.mnemonic) in _disputed()
         why = "not emulated: hardware and the ISA disagree" if disputed else f"no such form of {instruction.opcode}"
         at = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic}: {why}", at.line, at.column)
-    return found
+        raise UnsupportedPtx(f"{instruction.mnemonic}: {why}", at.line, at.column) from None
+
+
+@lru_cache(_MNEMONICS_KEPT)
+def _look_up(written: str) -> tuple[str, Row, Op]:
+    mnemonic, row = _table()[key(written)]  # what is no mnemonic, and may be long, raises and is not kept
+    return mnemonic, row, row.compile(mnemonic)
 
 
 def _split(mnemonic: str) -> tuple[str, tuple[str, ...]]:

@@ -1,8 +1,10 @@
 """Extended precision: carry chains through the condition code CC.CF.
 
-After a subtraction CC.CF holds the borrow: 1 if the exact difference is negative.
+A subtraction adds the complement and one, or CC.CF where it continues a chain, and CC.CF is the carry of that addition:
+1 if nothing was borrowed. So links of all kinds can follow each other, as they do on NVIDIA's hardware. CC.CF is 0
+before anything wrote it.
 
-Source: PTX ISA 9.7.2.
+Source: PTX ISA 9.7.2, which names the flag a borrow and leaves open which of its values that is.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 from tensorwasm.gpu.emulator.alu.integer import PRODUCTS, unsigned
 from tensorwasm.gpu.emulator.alu.rounding import Array
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
-
-Step = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 _TYPES: Final = "{u32,s32,u64,s64}"
 
@@ -25,13 +27,7 @@ def _sum(x: Array, y: Array, carry: Array) -> tuple[Array, Array]:
     return total, (partial < x) | (total < partial)
 
 
-def _difference(x: Array, y: Array, borrow: Array) -> tuple[Array, Array]:
-    partial = x - y
-    total = partial - borrow
-    return total, (partial > x) | (total > partial)
-
-
-def _link(step: Step, *, chained: bool) -> Callable[[Modifiers], Run]:
+def _link(*, chained: bool, minus: bool) -> Callable[[Modifiers], Run]:
     """Make one link of a chain; a leading ``lo`` or ``hi`` multiplies the first two sources first."""
 
     def make(modifiers: Modifiers) -> Run:
@@ -39,7 +35,8 @@ def _link(step: Step, *, chained: bool) -> Callable[[Modifiers], Run]:
 
         def run(*sources: Array) -> Any:
             x, y = sources[:2] if product is None else (product(*sources[:2]), sources[2])
-            total, carry = step(unsigned(x), unsigned(y), sources[-1] if chained else False)
+            term = np.invert(unsigned(y)) if minus else unsigned(y)
+            total, carry = _sum(unsigned(x), term, sources[-1] if chained else np.bool_(minus))
             result = total.view(x.dtype)
             return (result, carry) if "cc" in modifiers else result
 
@@ -48,9 +45,9 @@ def _link(step: Step, *, chained: bool) -> Callable[[Modifiers], Run]:
     return make
 
 
-def _rows(start: str, follow: str, sources: str, step: Step) -> tuple[Row, ...]:
+def _rows(start: str, follow: str, sources: str, *, minus: bool = False) -> tuple[Row, ...]:
     """Rows of the instruction that starts a chain and of the one that continues it."""
-    first, next_ = _link(step, chained=False), _link(step, chained=True)
+    first, next_ = _link(chained=False, minus=minus), _link(chained=True, minus=minus)
     return (
         Row(f"{start}.cc.{_TYPES}", f"T pred = {sources}", first, writes_carry=True),
         Row(f"{follow}.{_TYPES}", f"T = {sources} pred", next_, reads_carry=True),
@@ -59,8 +56,8 @@ def _rows(start: str, follow: str, sources: str, step: Step) -> tuple[Row, ...]:
 
 
 ROWS: Final = (
-    *_rows("add", "addc", "T T", _sum),
-    *_rows("sub", "subc", "T T", _difference),
-    *_rows("mad{.lo,.hi}", "madc{.lo,.hi}", "T T T", _sum),
+    *_rows("add", "addc", "T T"),
+    *_rows("sub", "subc", "T T", minus=True),
+    *_rows("mad{.lo,.hi}", "madc{.lo,.hi}", "T T T"),
 )
 """Rows of carry chains."""

@@ -7,6 +7,7 @@ NaN results of f32 are 0x7fffffff, as on NVIDIA GPUs; f64 passes the payload of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from tensorwasm.gpu.emulator.alu import doubles
 from tensorwasm.gpu.emulator.alu.rounding import MODES, Array, Doubles, add_odd, canonical, flush_tiny, narrow
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+from tensorwasm.gpu.emulator.ops import Op
+from tensorwasm.ptx.model import Instruction
 
 TINY32: Final = np.float32(2.0**-126)
 _HALF = np.uint64(1 << 28)
@@ -192,6 +195,24 @@ def _select32(select: Callable[[Array, Array], Array]) -> Callable[[Modifiers], 
     return lambda modifiers: single(select_of(modifiers, select), modifiers)
 
 
+def _three(instruction: Instruction, op: Op) -> Op:
+    """Take a third source where there is one (PTX ISA 8.8): that of two, and then of that and the third."""
+    if len(instruction.operands) != 4 or "xorsign" in instruction.modifiers:
+        return op
+    run = op.run
+    return replace(op, sources=("f32",) * 3, run=lambda a, b, c: run(run(a, b), c))
+
+
+def _magnitudes32(select: Callable[[Array, Array], Array]) -> Callable[[Modifiers], Run]:
+    """Make the selection among the magnitudes of three sources, the only form with ``.abs`` alone."""
+
+    def make(modifiers: Modifiers) -> Run:
+        run = _select32(select)(modifiers)
+        return lambda a, b, c: run(run(np.abs(a), np.abs(b)), np.abs(c))
+
+    return make
+
+
 def _unary32(ufunc: np.ufunc) -> Callable[[Modifiers], Run]:
     return lambda modifiers: single(ufunc, modifiers)
 
@@ -223,8 +244,10 @@ ROWS: Final = (
     Row("div{.rn,.rz,.rm,.rp}.f64", "T = T T", _arithmetic64("div")),
     *(Row(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}.f32", "T = T", _arithmetic32(op)) for op in ("rcp", "sqrt")),
     *(Row(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T", _arithmetic64(op)) for op in ("rcp", "sqrt")),
-    Row("min{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(smaller)),
-    Row("max{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(larger)),
+    Row("min{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(smaller), bind=_three),
+    Row("max{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(larger), bind=_three),
+    Row("min{,.ftz}{,.NaN}.abs.f32", "T = T T T", _magnitudes32(smaller)),
+    Row("max{,.ftz}{,.NaN}.abs.f32", "T = T T T", _magnitudes32(larger)),
     Row("min.f64", "T = T T", always(smaller)),
     Row("max.f64", "T = T T", always(larger)),
     Row("abs{,.ftz}.f32", "T = T", _unary32(np.absolute)),

@@ -6,6 +6,7 @@ Source: PTX ISA 9.7.14.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -49,6 +50,10 @@ def compile_warp_op(instruction: Instruction) -> WarpOp | None:
         if word in _LACKING:
             message = f"{instruction.mnemonic} needs {_LACKING[word]}, which this device lacks"
             raise UnsupportedPtx(message, instruction.position.line, instruction.position.column)
+    if instruction.opcode == "wmma" and "sync" in instruction.modifiers and "aligned" not in instruction.modifiers:
+        at = instruction.modifiers.index("sync") + 1  # before PTX ISA 6.3 the word was left out
+        words = (*instruction.modifiers[:at], "aligned", *instruction.modifiers[at:])
+        instruction = replace(instruction, modifiers=words)
     return catalog().find(instruction, lambda _operand: None)
 
 

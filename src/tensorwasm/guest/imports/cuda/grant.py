@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
 
 from tensorwasm.errors import (
     DeviceUnavailable,
@@ -26,10 +26,13 @@ from tensorwasm.errors import (
     MalformedPtx,
     TensorWasmError,
 )
-from tensorwasm.gpu.session import Session
+from tensorwasm.gpu.output import MAX_KERNEL_OUTPUT_BYTES
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
 from tensorwasm.guest.suspension import Steps
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
 
 SERVICE: Final = "cuda"
 """Name under which the caller attaches a `CudaService` to an instance."""
@@ -51,6 +54,7 @@ CODES: Final[dict[type[TensorWasmError], Code]] = {
 """Errors, subclasses included, that answer a code. Every other error ends the guest's call."""
 
 _ELLIPSIS: Final = "…"
+_CUT: Final = f"tensor-wasm: kernels printed more than {MAX_KERNEL_OUTPUT_BYTES} bytes; the rest is lost\n".encode()
 _P = ParamSpec("_P")
 
 
@@ -99,6 +103,8 @@ def answering(body: _Body[_P]) -> Callable[Concatenate[HostCall, _P], int]:
             return body(call, service, *params, **named)
         except tuple(CODES) as error:
             return _refuse(service, error)
+        finally:
+            _show_output(call, service)
 
     return answer
 
@@ -119,8 +125,20 @@ def answering_in_steps(
             return (yield from steps(call, service, *params, **named))
         except tuple(CODES) as error:
             return _refuse(service, error)
+        finally:
+            _show_output(call, service)
 
     return answer
+
+
+def _show_output(call: HostCall, service: CudaService) -> None:
+    """Write what kernels have printed to the guest's standard output, if it has one, and what was lost to the other."""
+    text, cut = service.session.kernels.take_output()
+    if text and call.wasi is not None:
+        call.wasi.stdout.take(text)
+        if cut:
+            call.wasi.stdout.truncated = True
+            call.wasi.stderr.take(_CUT)
 
 
 def _refuse_further(service: CudaService) -> Code:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.memory.prefetch import MOST_MOVES
+from tensorwasm.gpu.limits import MOST_MOVES
 from tensorwasm.gpu.place import NoPlace
 from tensorwasm.gpu.quota import patience
-from tensorwasm.gpu.session import Session
 from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
@@ -25,6 +24,9 @@ from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps,
 from tensorwasm.guest.native.finish import finish as finish_started
 from tensorwasm.guest.suspension import Signal, Steps, Turn, Work
 from tensorwasm.values import Region
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
 
 _OWN_STREAM: Final = 0
 _ONE_PIECE: Final = 1

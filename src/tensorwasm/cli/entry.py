@@ -1,0 +1,128 @@
+"""One command line from its start to its exit code: errors become one line, never a traceback.
+
+`run` and ``--version`` do without Typer, whose import takes longer than they do, where a command line is plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from tensorwasm.cli import INTERRUPTED
+from tensorwasm.errors import (
+    MAX_NAME,
+    Frame,
+    GuestExit,
+    GuestTrap,
+    OutputClosed,
+    Refused,
+    TensorWasmError,
+    plain,
+)
+from tensorwasm.settings import current, package_version
+
+MAX_FRAMES: Final = 32
+"""Functions of a guest's stack that are shown."""
+
+_MAX_FILE: Final = 200
+
+
+def execute(arguments: Sequence[str]) -> NoReturn:
+    """Run one command line and end the process with its exit code.
+
+    The process ends without Python's and the driver's exit handlers: a kernel that never ends would hold them for ever.
+    """
+    _open_closed_streams()
+    code = dispatch(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # the reader has gone: its loss, and the code still counts
+            continue
+    os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Let a standard stream that the caller has closed be the null device, whose number no other file then gets."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+            setattr(sys, name, stream)
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run one command line; return its exit code."""
+    try:
+        outcome = _run(arguments)
+    except TensorWasmError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line instead of a traceback
+        return _report_unexpected(error)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _run(arguments: Sequence[str]) -> object:
+    if list(arguments) == ["--version"]:
+        print(f"tensor-wasm {package_version()}")
+        return 0
+    if arguments[:1] == ["run"]:
+        from tensorwasm.cli import options, run  # noqa: PLC0415 - only if it is asked for
+
+        given = options.parse(run.run, arguments[1:])
+        if given is not None:
+            return run.run(**given)
+    from tensorwasm.cli import app  # noqa: PLC0415 - Typer, and every command
+
+    gc.enable()
+    return app.run_line(arguments)
+
+
+def _report(error: TensorWasmError) -> int:
+    if isinstance(error, GuestExit):
+        return error.code
+    sys.stderr.write(f"error: {error.kind}: {error.message}\n")
+    sys.stderr.writelines(f"    at {frame}\n" for frame in _stack_of(error))
+    return error.exit_code
+
+
+def _stack_of(error: TensorWasmError) -> Sequence[object]:
+    """Return the functions of a guest that trapped, here or at a server, innermost first."""
+    if isinstance(error, GuestTrap):
+        return error.backtrace
+    told = error.left.get("backtrace") if isinstance(error, Refused) else None
+    rows = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+    return [
+        Frame(
+            row["function"],
+            plain(str(row.get("name", "")), MAX_NAME),
+            row["offset"],
+            plain(str(row.get("file", "")), _MAX_FILE),
+            row.get("line", 0),
+        )
+        for row in rows[:MAX_FRAMES]
+        if all(isinstance(row.get(name, 0), int) for name in ("function", "offset", "line"))
+        and {"function", "offset"} <= row.keys()
+    ]
+
+
+def _report_unexpected(error: Exception) -> int:
+    if isinstance(error, OSError):  # our own printing: files and guests' output raise errors of ours
+        error = OutputClosed(f"the output cannot be written: {error.strerror}")
+        return _report(error)
+    if show := getattr(error, "show", None):  # a usage error of Click's: it knows how to print itself
+        show()
+        return int(getattr(error, "exit_code", 2))
+    import traceback  # noqa: PLC0415 - an error of ours is rare, and this slow to import
+
+    with contextlib.suppress(TensorWasmError):  # a setting that does not parse: then not
+        if current().traceback:
+            traceback.print_exception(error)
+    sys.stderr.write(f"error: internal: {type(error).__name__}: {error}\n")
+    return 1

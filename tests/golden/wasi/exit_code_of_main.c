@@ -1,0 +1,2 @@
+// What main returns is the exit code.
+int main(void) { return 5; }

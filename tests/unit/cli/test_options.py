@@ -1,0 +1,97 @@
+"""Command lines that are read without Typer: as Typer would read them, or not at all."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwasm.cli.options import Argument, Option, for_typer, parse
+from tensorwasm.cli.run import run
+
+SEEN: list[dict[str, object]] = []
+
+
+def command(
+    file: Annotated[Path, Argument("FILE", "A file.")],
+    rest: Annotated[list[str] | None, Argument("ARG", "Others.")] = None,
+    *,
+    text: Annotated[str | None, Option("A text.")] = None,
+    two_words: Annotated[int | None, Option("A number.", metavar="N", min=3)] = None,
+    share: Annotated[float | None, Option("A part.")] = None,
+    each: Annotated[list[str] | None, Option("Texts.", flag="--item")] = None,
+    loud: Annotated[bool, Option("A flag.")] = False,
+) -> None:
+    """Say what was given."""
+    SEEN.append(
+        {"file": file, "rest": rest, "text": text, "two_words": two_words, "share": share, "each": each, "loud": loud}
+    )
+
+
+@functools.cache
+def typed():
+    app = typer.Typer(add_completion=False)
+    app.command()(for_typer(command))
+    return typer.main.get_command(app)
+
+
+def with_typer(words):
+    """Return what Typer gives the command, None for a usage error; an empty list is nothing."""
+    SEEN.clear()
+    try:
+        typed().main(list(words), standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "show"):
+            raise
+        return None
+    return {name: value or None for name, value in SEEN[0].items()} if SEEN else None
+
+
+values = st.sampled_from(
+    ["x", "", "3", "2", "12", "1.5", "1e3", "-1", "--", "-", "a=b", " 4", "1_0", "٣", "nan", "é\n"]
+)
+flags = st.sampled_from(["--text", "--two-words", "--share", "--item", "--loud", "--no-loud", "--tex", "-t", "--nope"])
+words = st.lists(values | flags | st.builds("{}={}".format, flags, values), max_size=7)
+
+
+@given(words)
+def test_what_is_read_is_what_typer_reads(line):
+    read = parse(command, line)
+    if read is not None:
+        SEEN.clear()
+        command(**read)
+        assert {name: value or None for name, value in SEEN[0].items()} == with_typer(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "given_"),
+    [
+        (["m.wasm"], {"file": Path("m.wasm")}),
+        (["-"], {"file": Path("-")}),
+        (["m.wasm", "--export", "f", "--args=[1]"], {"file": Path("m.wasm"), "export": "f", "args": "[1]"}),
+        (
+            ["--timeout", "0.5", "m.wasm", "--dir", "a::/b:ro", "--dir=c", "--verbose", "--", "--x", "y"],
+            {
+                "file": Path("m.wasm"),
+                "timeout": 0.5,
+                "directory": ["a::/b:ro", "c"],
+                "verbose": True,
+                "arguments": ["--x", "y"],
+            },
+        ),
+    ],
+)
+def test_plain_lines_of_run_need_no_typer(line, given_):
+    assert parse(run, line) == given_
+
+
+@pytest.mark.parametrize(
+    "line", [[], ["--help"], ["m.wasm", "--exprot", "f"], ["m.wasm", "--timeout"], ["m.wasm", "--memory", "x"], [""]]
+)
+def test_lines_about_which_there_is_something_to_say_are_typers(line):
+    assert parse(run, line) is None

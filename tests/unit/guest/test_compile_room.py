@@ -1,0 +1,67 @@
+"""The memory that all compilations of a process share: `tensorwasm.guest.compile_room`."""
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorwasm.guest.compile_room import LEAST_BYTES, CompileRoom, shared_room
+from tensorwasm.runtime.work import Work
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=12), places=st.integers(1, 4))
+def test_what_is_held_never_passes_the_whole_and_all_get_their_turn(sizes, places):
+    room, lock, held, most = CompileRoom(100, places), threading.Lock(), [], []
+
+    def work(size):
+        with room.hold(size):
+            with lock:
+                held.append(size)
+                most.append((sum(held), len(held)))
+            with lock:
+                held.remove(size)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == len(sizes)
+    assert max(size for size, _ in most) <= 100
+    assert max(count for _, count in most) <= places
+
+
+def test_one_that_is_stopped_while_it_waits_leaves_the_line_to_others():
+    room, stopped, seen = CompileRoom(100, 4), Work(), []
+
+    def wait():
+        with pytest.raises(CancelledError), room.hold(100, stopped):
+            seen.append("held")  # pragma: no cover - it is not had
+        seen.append("stopped")
+
+    with room.hold(50):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        stopped.stop()
+        waiting.join()
+        with room.hold(50):
+            seen.append("another")
+    assert seen == ["stopped", "another"]
+
+
+def test_what_was_held_is_free_again_whatever_happens():
+    room = CompileRoom(100, 1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), room.hold(100):
+            raise ZeroDivisionError
+    with room.hold(100):
+        pass
+
+
+def test_a_process_has_one_room():
+    assert shared_room(None, 2) is shared_room(None, 2)
+    assert shared_room(None, 2).whole_bytes >= LEAST_BYTES
+    assert shared_room(1 << 20, 2).whole_bytes == 1 << 20

@@ -1,0 +1,46 @@
+"""What an answer says of how often one may ask, against what a client that believes it finds."""
+
+import math
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwasm.server.ratelimit import limit_fields
+from tensorwasm.tenancy.buckets import Buckets, RateLimiter
+
+LIMITS = st.tuples(st.integers(1, 50), st.integers(1, 100))
+
+
+@given(LIMITS, st.none() | LIMITS, st.lists(st.integers(0, 10**9), min_size=1, max_size=60))
+def test_so_many_more_are_let_in_as_it_says_and_all_of_them_once_it_says_so(own, whole, pauses_ns):
+    limiter, now_ns = RateLimiter(Buckets(), *(whole or (0, 0))), 0
+    for pause_ns in pauses_ns:
+        now_ns += pause_ns
+        limiter.take("token", 7, *own, now_ns)
+    fields = dict(limit_fields(limiter.standing("token", 7, *own)))
+    said = re.findall(r'"(token|tenant)";r=(\d+);t=(\d+)', fields["ratelimit"])
+    assert [name for name, _, _ in said] == (["token", "tenant"] if whole else ["tenant"])
+    quotas = {"tenant": own, "token": whole}
+    for (name, left, wait), (named, quota, window) in zip(
+        said, re.findall(r'"(\w+)";q=(\d+);w=(\d+)', fields["ratelimit-policy"]), strict=True
+    ):
+        qps, burst = quotas[name]
+        assert (named, int(quota), int(window)) == (name, burst, max(1, math.ceil(burst / qps)))
+        assert 0 <= int(left) <= burst
+        assert int(wait) <= int(window)
+    for _ in range(min(int(left) for _, left, _ in said)):
+        assert not limiter.take("token", 7, *own, now_ns)
+    back_ns = now_ns + max(int(window) for window in re.findall(r";w=(\d+)", fields["ratelimit-policy"])) * 10**9
+    for _ in range(min(quota for _, quota in (own, whole or own))):
+        assert not limiter.take("token", 7, *own, back_ns)
+
+
+def test_what_never_comes_back_and_what_is_not_limited():
+    assert limit_fields(RateLimiter(Buckets()).standing("token", 7, 0, 0)) == ()
+    limiter = RateLimiter(Buckets())
+    limiter.take("token", 7, 0, 3, 0)
+    assert limit_fields(limiter.standing("token", 7, 0, 3)) == (
+        ("ratelimit-policy", '"tenant";q=3'),
+        ("ratelimit", '"tenant";r=2'),
+    )

@@ -1,0 +1,58 @@
+"""Ask ptxas which of the committed snippets of PTX it takes, and write its verdicts down.
+
+Snippets are in ``tests/golden/ptx/snippets.txt``, each behind a line ``=== name: verdict``, where the verdict is
+``taken`` or ``refused``; the text follows. A snippet that is no whole module gets a header, or the header and a kernel.
+
+Usage: judge_ptx.py [--check]
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from committed import ROOT, BuildError, asked_to_check, settle
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from strategies.snippets import SNIPPETS, Snippet, read_snippets
+
+_TARGET: Final = re.compile(r"\.target (\w+)")
+
+
+def judge(ptxas: str, snippet: Snippet) -> str:
+    """Return what ptxas says to a snippet: ``taken`` or ``refused``."""
+    target = _TARGET.search(snippet.text)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "snippet.ptx")
+        source.write_text(snippet.text, "ascii")
+        command = [ptxas, f"-arch={target[1] if target else 'sm_80'}", "-c", "-o", f"{folder}/cubin", str(source)]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    return "refused" if done.returncode else "taken"
+
+
+def verdicts() -> Iterator[tuple[Path, bytes]]:
+    """Yield the file of snippets with today's verdicts.
+
+    Raises:
+        BuildError: there is no ptxas here.
+    """
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        raise BuildError("no ptxas on the PATH, whose verdicts these are")
+    snippets = read_snippets()
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda snippet: judge(ptxas, snippet), snippets))
+    text = "".join(f"=== {one.name}: {verdict}\n{one.source}" for one, verdict in zip(snippets, said, strict=True))
+    yield SNIPPETS, text.encode("ascii")
+
+
+if __name__ == "__main__":
+    sys.exit(settle(verdicts(), "ptxas says what is written down", check=asked_to_check(__doc__ or "")))
