@@ -31,6 +31,7 @@ from tensorwasm.runtime.threads import Threads
 from tensorwasm.service.asking import Ask, ends_at, options_for, request_for
 from tensorwasm.service.channel import Channel
 from tensorwasm.service.functions import Functions
+from tensorwasm.service.instance_queue import InstanceQueue
 from tensorwasm.service.resolution import Resolved
 from tensorwasm.service.spending import Ledger, Policy, Spending, sent_bytes_of
 from tensorwasm.service.streaming import Gathered, Stream
@@ -111,6 +112,7 @@ class Invocations:
         self.workers = workers
         self._functions = functions
         self._quotas = quotas
+        self._instances = InstanceQueue(quotas)
         self._policy = policy
         self._note = ledger.note
         self._cpu = FairGate(cpu_turns, yields=True)
@@ -186,7 +188,8 @@ class Invocations:
         Nothing is held for it, but it must be allowed.
         """
         memory_bytes = resolved.limits.memory_bytes
-        self._quotas.require(tenant, policy.quotas, instances=1, memory_bytes=memory_bytes)
+        if not self._instances.allows(tenant, policy.quotas, memory_bytes):
+            return None
         began_s = time.perf_counter()
         try:
             outcome = sprint(resolved.function, ask.export, ask.args, resolved.tenant)
@@ -209,16 +212,37 @@ class Invocations:
         self, tenant: int, resolved: Resolved, ask: Ask, policy: Policy, deadline: Deadline | None = None
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation whose turn it is, and whose time began before if there is a deadline."""
+        deadline = ends_at(resolved, ask) if deadline is None else deadline
         try:
-            held = self._quotas.hold(tenant, policy.quotas, instances=1, memory_bytes=resolved.limits.memory_bytes)
+            held = self._instances.try_hold(tenant, policy.quotas, resolved.limits.memory_bytes)
         except BaseException:
             self._cpu.leave(tenant, 0.0)
             raise
+        if held is None:
+            return self._start_later(tenant, resolved, ask, policy, deadline)
+        return self._start_with(held, tenant, resolved, ask, deadline)
+
+    async def _start_later(
+        self, tenant: int, resolved: Resolved, ask: Ask, policy: Policy, deadline: Deadline
+    ) -> Invocation:
+        """Begin an invocation whose turn it is once there is memory for it."""
+        try:
+            held = await self._instances.hold(tenant, policy.quotas, resolved.limits.memory_bytes, deadline)
+        except BaseException:
+            self._cpu.leave(tenant, 0.0)
+            raise
+        outcome = self._start_with(held, tenant, resolved, ask, deadline)
+        return outcome if isinstance(outcome, Invocation) else await outcome
+
+    def _start_with(
+        self, held: Holding, tenant: int, resolved: Resolved, ask: Ask, deadline: Deadline
+    ) -> Invocation | Coroutine[Any, Any, Invocation]:
+        """Begin an invocation whose turn it is and which holds what it takes."""
         self._begun += 1
         began_s = time.perf_counter()
         function = resolved.function
         try:
-            options = options_for(resolved, ask, ends_at(resolved, ask) if deadline is None else deadline)
+            options = options_for(resolved, ask, deadline)
             outcome = function.host.background.begin(function, ask.export, ask.args, options)
         except BaseException:
             self._end(tenant, ask, held, None, time.perf_counter() - began_s)
@@ -244,7 +268,7 @@ class Invocations:
 
     def _end(self, tenant: int, ask: Ask, held: Holding, outcome: Invocation | None, spent_s: float) -> None:
         """Give back what an invocation on the reactor held; without an outcome it failed."""
-        held.release()
+        self._instances.release(tenant, held)
         self._count_end()
         self._cpu.leave(tenant, spent_s * 1e3)
         self._account(tenant, ask, outcome, spent_s)
@@ -334,15 +358,15 @@ class Invocations:
     ) -> AsyncIterator[Spending]:
         """Wait for a turn, hold what an invocation takes, and note what it used."""
         async with gate.turn(tenant, policy.weight, EXPECTED_MS, deadline) as place:
-            memory_bytes = resolved.limits.memory_bytes
-            with self._quotas.hold(tenant, policy.quotas, instances=1, memory_bytes=memory_bytes):
-                self._begun += 1
-                turn = Spending()
-                try:
-                    yield turn
-                finally:
-                    place.spent = self._settle(tenant, resolved, ask, turn)
-                    self._count_end()
+            held = await self._instances.hold(tenant, policy.quotas, resolved.limits.memory_bytes, deadline)
+            self._begun += 1
+            turn = Spending()
+            try:
+                yield turn
+            finally:
+                self._instances.release(tenant, held)
+                place.spent = self._settle(tenant, resolved, ask, turn)
+                self._count_end()
 
     def _settle(self, tenant: int, resolved: Resolved, ask: Ask, turn: Spending) -> float | None:
         """Note what an invocation used; return what its turn cost, None if its guest did not begin."""

@@ -1,0 +1,144 @@
+"""`InstanceQueue`: holds the quotas that guests' instances take, and queues guests for memory that others give back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensorwasm.errors import CapacityExhausted, LimitError, QuotaExceeded
+from tensorwasm.tenancy.quotas import Holding, Quotas
+from tensorwasm.values import Deadline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A guest that waits for memory; `came` is resolved with its holding, or with the error that ends the wait."""
+
+    tenant: int
+    limits: Mapping[str, int]
+    memory_bytes: int
+    came: asyncio.Future[Holding]
+
+
+class InstanceQueue:
+    """What running guests hold of the quotas ``instances`` and ``memory_bytes``; for one event loop.
+
+    A guest is charged with what its memory may grow to. Where that is not there now, but running guests of its tenant
+    (if the tenant's quota is short) or of any tenant (if the machine is short) will give some back, it waits. Memory
+    that is given back goes to those who wait, in the order in which they came; a guest that only its own tenant's quota
+    holds back lets others past.
+
+    Args:
+        quotas: of all tenants.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        """Start with no guests."""
+        self._quotas = quotas
+        self._running: Counter[int] = Counter()  # guests of each tenant
+        self._waiting: list[_Waiter] = []
+
+    def allows(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> bool:
+        """Return whether the tenant may have one instance more now, without holding it.
+
+        Raises:
+            QuotaExceeded: it may not, and there is nothing to wait for.
+        """
+        try:
+            self._quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
+        except QuotaExceeded as short:
+            if not self._is_to_come(tenant, limits, memory_bytes, short):
+                raise
+            return False
+        return True
+
+    def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> Holding | None:
+        """Hold what an instance takes; None if it has to wait (`hold`).
+
+        Args:
+            tenant: whose instance it is.
+            limits: its policy's quotas.
+            memory_bytes: what the instance's memory may grow to.
+
+        Raises:
+            QuotaExceeded: the tenant's quota is held by what is no running guest.
+            CapacityExhausted: likewise the machine's memory.
+        """
+        if self._waiting:
+            return None
+        try:
+            return self._hold(tenant, limits, memory_bytes)
+        except LimitError as short:
+            if not self._is_to_come(tenant, limits, memory_bytes, short):
+                raise
+            return None
+
+    async def hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline) -> Holding:
+        """Hold what an instance takes, as soon as it is there.
+
+        Args:
+            tenant: as for `try_hold`.
+            limits: likewise.
+            memory_bytes: likewise.
+            deadline: until when to wait.
+
+        Raises:
+            QuotaExceeded: as for `try_hold`, or still short at the deadline.
+            CapacityExhausted: likewise.
+        """
+        waiter = _Waiter(tenant, limits, memory_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._serve()
+        came = waiter.came
+        try:
+            left_s = deadline.remaining_s()
+            await asyncio.wait((came,), timeout=None if left_s == math.inf else left_s)
+        except asyncio.CancelledError:
+            if came.done() and came.exception() is None:
+                self.release(tenant, came.result())
+            raise
+        finally:
+            if not came.done():
+                self._waiting.remove(waiter)
+                self._serve()
+        return came.result() if came.done() else self._hold(tenant, limits, memory_bytes)
+
+    def release(self, tenant: int, holding: Holding) -> None:
+        """Give back what an instance held, to those who wait."""
+        holding.release()
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+        if self._waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Give those who wait what is there, until one finds the machine's memory short."""
+        for waiter in tuple(self._waiting):
+            try:
+                holding = self._hold(waiter.tenant, waiter.limits, waiter.memory_bytes)
+            except LimitError as short:
+                if self._is_to_come(waiter.tenant, waiter.limits, waiter.memory_bytes, short):
+                    if isinstance(short, CapacityExhausted):
+                        return
+                    continue
+                waiter.came.set_exception(short)
+            else:
+                waiter.came.set_result(holding)
+            self._waiting.remove(waiter)
+
+    def _hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> Holding:
+        holding = self._quotas.hold(tenant, limits, instances=1, memory_bytes=memory_bytes)
+        self._running[tenant] += 1
+        return holding
+
+    def _is_to_come(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, short: LimitError) -> bool:
+        """Return whether what is short is memory, and running guests hold some of it."""
+        if isinstance(short, CapacityExhausted):
+            return bool(self._running) and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
+        held = self._quotas.usage(tenant)["instances"]
+        may_have_more = held < limits.get("instances", held + 1)
+        return may_have_more and tenant in self._running and memory_bytes <= limits.get("memory_bytes", memory_bytes)

@@ -1,0 +1,148 @@
+"""Guests wait for memory that running guests give back; refused where nothing will be given back."""
+
+import asyncio
+import random
+
+import pytest
+
+from fakes.services import GUEST, opened
+from tensorwasm.errors import CapacityExhausted, QuotaExceeded
+from tensorwasm.service.asking import Ask
+from tensorwasm.service.instance_queue import InstanceQueue
+from tensorwasm.tenancy.quotas import Quotas
+from tensorwasm.values import MIB, NEVER, Deadline
+
+
+def run(story, **options):
+    quotas = Quotas(**options)
+
+    async def telling():
+        await story(quotas, InstanceQueue(quotas))
+        assert not any(quotas.held("memory_bytes"))
+        assert not any(quotas.held("instances"))
+
+    asyncio.run(telling())
+
+
+async def settle():
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_memory_of_a_guest_that_ends_goes_to_the_first_that_waits():
+    async def story(quotas, queue):
+        first = queue.try_hold(1, {}, 80)
+        order = []
+
+        async def one(tenant, size):
+            holding = await queue.hold(tenant, {}, size, NEVER)
+            order.append(tenant)
+            queue.release(tenant, holding)
+
+        assert queue.try_hold(2, {}, 40) is None
+        waiting = [asyncio.ensure_future(one(2, 40)), asyncio.ensure_future(one(3, 10))]
+        await settle()
+        assert order == []
+        assert queue.try_hold(4, {}, 10) is None  # it would fit, and was not first
+        queue.release(1, first)
+        await asyncio.gather(*waiting)
+        assert order == [2, 3]
+
+    run(story, host_bytes=100)
+
+
+def test_a_tenant_at_its_own_quota_holds_up_nobody_else():
+    async def story(quotas, queue):
+        limits = {"memory_bytes": 50}
+        first = queue.try_hold(1, limits, 50)
+        second = asyncio.ensure_future(queue.hold(1, limits, 50, NEVER))
+        await settle()
+        queue.release(2, await queue.hold(2, limits, 50, NEVER))
+        assert not second.done()
+        queue.release(1, first)
+        queue.release(1, await second)
+
+    run(story, host_bytes=1000)
+
+
+def test_what_nobody_will_give_back_is_refused_at_once():
+    async def story(quotas, queue):
+        with quotas.hold(1, {}, memory_bytes=80):  # a session's
+            with pytest.raises(CapacityExhausted):
+                queue.try_hold(2, {}, 40)
+            with pytest.raises(CapacityExhausted):
+                await queue.hold(2, {}, 40, NEVER)
+            with pytest.raises(QuotaExceeded, match="memory_bytes"):
+                queue.try_hold(1, {"memory_bytes": 90}, 15)
+        first = queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
+        with pytest.raises(QuotaExceeded, match="instances"):
+            queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
+        with pytest.raises(QuotaExceeded, match="memory_bytes"):
+            queue.allows(1, {"memory_bytes": 50}, 51)
+        with pytest.raises(CapacityExhausted):
+            queue.try_hold(2, {}, 101)
+        queue.release(1, first)
+
+    run(story, host_bytes=100)
+
+
+def test_waiting_ends_at_the_deadline_with_what_is_short():
+    async def story(quotas, queue):
+        first = queue.try_hold(1, {}, 80)
+        with pytest.raises(CapacityExhausted):
+            await queue.hold(2, {}, 40, Deadline.after(0.0))
+        with pytest.raises(QuotaExceeded, match="memory_bytes"):
+            await queue.hold(1, {"memory_bytes": 90}, 40, Deadline.after(0.001))
+        queue.release(1, first)
+        queue.release(2, queue.try_hold(2, {}, 100))
+
+    run(story, host_bytes=100)
+
+
+def test_whatever_ends_when_nothing_is_held_that_should_not_be():
+    async def one(queue, chance, held):
+        tenant, size = chance.randrange(4), chance.randrange(1, 60)
+        limits = {"memory_bytes": 60}
+        holding = queue.try_hold(tenant, limits, size)
+        if holding is None:
+            holding = await queue.hold(tenant, limits, size, NEVER)
+        held[tenant] = held.get(tenant, 0) + size
+        assert held[tenant] <= 60
+        assert sum(held.values()) <= 100
+        try:
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+        finally:
+            held[tenant] -= size
+            queue.release(tenant, holding)
+
+    async def story(quotas, queue):
+        chance, held = random.Random(7), {}
+        for _ in range(60):
+            tasks = [asyncio.ensure_future(one(queue, chance, held)) for _ in range(40)]
+            await asyncio.sleep(0)
+            for task in chance.sample(tasks, 5):
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(each is None or isinstance(each, asyncio.CancelledError) for each in outcomes)
+
+    run(story, host_bytes=100)
+
+
+def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
+    async def one(service, function_id, at):
+        async with service.invocations.stream(1, function_id, Ask("echo", input=b"%04d" % at)) as stream:
+            return b"".join([chunk async for chunk in stream])
+
+    async def story():
+        async with opened(tmp_path, runtime=runtime) as service:
+            made = await service.functions.deploy(1, "guest", GUEST)
+            service.quotas.host_bytes = 600 * MIB  # two guests of usual size
+            outcomes = await asyncio.gather(*(one(service, made.id, at) for at in range(20)))
+            assert outcomes == [b"%04d" % at for at in range(20)]
+            spins = [service.invocations.invoke(1, made.id, Ask("spin", deadline=Deadline.after(0.02))) for _ in "1234"]
+            ended = await asyncio.gather(*spins, return_exceptions=True)
+            assert {type(each).__name__ for each in ended} <= {"InvokeTimeout", "CapacityExhausted"}
+            assert (await service.invocations.invoke(1, made.id, Ask("say"))).stdout == b"hi"
+
+    asyncio.run(story())
