@@ -56,6 +56,7 @@ class FakeDriver:
         host_bytes: host memory that there is.
         on_launch: called with the address of the arguments' pointers.
         on_block: called when a wait begins that only the end of the work ends.
+        on_return: called before such a wait returns, when the work has ended.
         shift: what host memory's address on the device is off by.
     """
 
@@ -105,6 +106,7 @@ class FakeDriver:
         self.shift = 0
         self.on_launch: Callable[[int], object] = lambda params: None
         self.on_block: Callable[[], object] = lambda: None
+        self.on_return: Callable[[], object] = lambda: None
         self.images: list[bytes] = []
         self.primary = Handle("context", 0)
         self._at: tuple[str, int, int] = ("", 0, 0)

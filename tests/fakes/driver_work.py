@@ -205,6 +205,8 @@ def event_query(fake, event):
 def event_synchronize(fake, event):
     fake.on_block()
     fake.wait()
+    fake.on_return()
+    assert event in fake.handles, "the driver does not survive an event that vanishes while a thread waits for it"
     return (SUCCESS,)
 
 

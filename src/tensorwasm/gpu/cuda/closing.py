@@ -50,7 +50,8 @@ class Closing:
         live = list(self._core.ledger.streams)
         for stream in live:
             self._graphs.abandon(stream)
-        return all(streams.wait(stream, limit) for stream in live) and streams.wait_for_own(limit)
+        ended = all(streams.wait(stream, limit) for stream in live) and streams.wait_for_own(limit)
+        return ended and streams.wait_for_threads(limit)
 
     def _release_memory(self) -> None:
         books, release = self._core.ledger, self._core.release
@@ -64,7 +65,7 @@ class Closing:
     def _release_handles(self) -> None:
         books, release = self._core.ledger, self._core.release
         self._each(books.graphs, lambda item: release("cuGraphExecDestroy", item.handle))
-        self._each(books.events, lambda item: release("cuEventDestroy", item.handle))
+        self._each(books.events, lambda item: self._core.destroy_event(item.handle))
         self._each(books.modules, lambda item: release("cuModuleUnload", item.handle))
         if not books.pooled.live():  # else the driver would keep the pools for what it did not take back
             self._each(books.pools, self._pools.destroy)

@@ -240,7 +240,19 @@ class Core:
             DriverFailure: it still exists.
         """
         self.release("cuStreamDestroy", stream.handle)
-        self.undo("cuEventDestroy", stream.event)  # the stream is gone: there is nothing to be tried again
+        try:
+            self.destroy_event(stream.event)
+        except DriverFailure as failure:
+            self.judge(failure)  # the stream is gone: there is nothing to be tried again
+
+    def destroy_event(self, event: Any) -> None:
+        """Release an event of the driver, as soon as no thread waits for it there.
+
+        Raises:
+            DriverFailure: it still exists.
+        """
+        if not self.streams.condemn(event):
+            self.release("cuEventDestroy", event)
 
     # ------------------------------------------------------------------------------------------- failure
 

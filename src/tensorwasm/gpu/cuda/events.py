@@ -115,8 +115,7 @@ class CudaEvents:
         _end(own)
 
     def _destroy(self, event: CudaEvent) -> None:
-        if not self._core.streams.condemn(event.handle):
-            self._core.release("cuEventDestroy", event.handle)
+        self._core.destroy_event(event.handle)
 
     def _own(self, event: Event) -> CudaEvent:
         if not isinstance(event, CudaEvent) or event not in self._core.ledger.events:

@@ -46,6 +46,7 @@ class Streams:
         self._waiters = Waiters()
         self._blocked: dict[int, _Blocked] = {}
         self._lock = threading.RLock()
+        self._came_back = threading.Condition(self._lock)
         self._clearing: CudaStream | None = None
         self._pooling: CudaStream | None = None
         self._copying: CudaStream | None = None
@@ -235,11 +236,20 @@ class Streams:
                 return False
         return True
 
+    def wait_for_threads(self, deadline: Deadline) -> bool:
+        """Return whether all threads came back from the driver before the deadline: those of waits that were given up.
+
+        They come back soon after the work that they wait for has ended.
+        """
+        left_s = min(deadline.remaining_s(), threading.TIMEOUT_MAX)
+        with self._came_back:
+            return self._came_back.wait_for(lambda: not self._blocked, left_s)
+
     def condemn(self, event: Any) -> bool:
         """Return whether threads wait for an event in the driver; the last of them to come back destroys it then.
 
         A wait that was given up leaves its thread there, and the driver does not survive an event that vanishes
-        meanwhile.
+        meanwhile: the thread that comes back reads it (a segmentation fault on driver 580).
         """
         with self._lock:
             blocked = self._blocked.get(id(event))
@@ -269,7 +279,10 @@ class Streams:
             blocked.threads -= 1
             if blocked.threads:
                 return
-            del self._blocked[id(event)]
-        if blocked.condemned:
-            with bound(self._context):
-                self._driver.attempt("cuEventDestroy", event)  # whoever released it has gone: nobody could retry
+            try:
+                if blocked.condemned:
+                    with bound(self._context):
+                        self._driver.attempt("cuEventDestroy", event)  # what released it has gone: nothing would retry
+            finally:
+                del self._blocked[id(event)]
+                self._came_back.notify_all()

@@ -137,3 +137,35 @@ def test_an_event_is_destroyed_only_when_nobody_waits_for_it_in_the_driver(
     fake.finish()
     assert unblocked.wait(10)
     assert fake.calls["cuEventDestroy"] == 1
+
+
+@pytest.mark.parametrize("what", ["stream", "device", "event and device"])
+def test_what_is_closed_leaves_the_event_to_a_thread_that_comes_back_late(device, fake, event, stream, work, what):
+    """As on an H200: the work had ended, the thread of a wait that was given up was still reading the event."""
+    returns, may_return = threading.Event(), threading.Event()
+    fake.on_return = lambda: (returns.set(), may_return.wait(10))
+    work(stream, Deadline.after(1000))
+    fake.begin()
+    with pytest.raises(InvokeTimeout):
+        if what == "event and device":
+            device.events.record(event, stream)
+            device.events.synchronize_event(event, Deadline.after(0.01))
+        else:
+            device.synchronize(stream, Deadline.after(0.01))
+    waited = event.handle if what == "event and device" else stream.event
+    fake.finish()
+    assert returns.wait(10)
+    if what == "stream":
+        device.close_stream(stream)
+        assert waited in fake.handles
+        may_return.set()
+    else:
+        closing = threading.Thread(target=device.close)
+        closing.start()
+        closing.join(0.05)
+        assert waited in fake.handles
+        may_return.set()
+        closing.join()
+    assert device._core.streams.wait_for_threads(Deadline.after(10))
+    assert waited not in fake.handles
+    assert not device._core.context.lost
