@@ -1,7 +1,7 @@
 """The server's process: ``python -m tensorwasm.server.child PARENT PIPE``, started by the supervisor.
 
-It loads the server, reads its order from standard input, which may come much later, and writes a byte to the pipe once
-it serves.
+It loads the server, reads its order from standard input, which may come much later, and writes two bytes to the pipe:
+one when it serves, one when it is ready.
 
 Exit codes: 0 it was told to stop; 2 or 4 what it was told makes no sense; 1 anything else.
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         return 1
     order = Order.from_json(text)
     try:
-        run(order, partial(_tell, pipe))
+        run(order, partial(os.write, pipe, b"1"))
     except TensorWasmError as error:
         sys.stderr.write(f"error: {error.kind}: {error.message}\n")
         return error.exit_code
@@ -55,12 +55,6 @@ def _take_order() -> str:
     os.dup2(nothing, 0)
     os.close(nothing)
     return text
-
-
-def _tell(pipe: int) -> None:
-    """Tell the parent that this process serves."""
-    os.write(pipe, b"1")
-    os.close(pipe)
 
 
 def _end_with(parent: int) -> bool:

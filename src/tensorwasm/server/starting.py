@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -34,12 +35,12 @@ LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
 """Hosts that a service without authentication answers to: a page that had its own name lead here would be another."""
 
 
-def run(order: Order, tell: Callable[[], None]) -> None:
+def run(order: Order, tell: Callable[[], object]) -> None:
     """Serve until a signal says to stop; SIGHUP says that the audit log was moved. Blocks.
 
     Args:
         order: where, and what else is told.
-        tell: called once requests are taken.
+        tell: called when requests are taken, and from any thread when all that they need is loaded.
 
     Raises:
         TensorWasmError: the service does not open, or must not be served so.
@@ -47,7 +48,7 @@ def run(order: Order, tell: Callable[[], None]) -> None:
     uvloop.run(_run(order, tell))
 
 
-async def _run(order: Order, tell: Callable[[], None]) -> None:
+async def _run(order: Order, tell: Callable[[], object]) -> None:
     settings = ServiceSettings.from_environment(os.environ)
     host = order.address.host or "localhost"  # a socket in the file system is for this machine
     if settings.allow_dev_mode and not settings.trusted_hosts and is_loopback(host):
@@ -67,6 +68,13 @@ async def _run(order: Order, tell: Callable[[], None]) -> None:
             sys.stderr.write(f"token, shown this once: {service.first_token.text}\n")
         told()
 
+    def load() -> None:
+        try:
+            loading()
+        finally:
+            told.wait()
+            tell()
+
     try:
         exposure = decide(
             host,
@@ -76,7 +84,7 @@ async def _run(order: Order, tell: Callable[[], None]) -> None:
         )
         if exposure.warning:
             sys.stderr.write(f"warning: {exposure.warning}\n")
-        service.readiness.load(loading)
+        service.readiness.load(load)
         await serve(service, order.address, max_body_bytes=order.max_body_bytes, ready=announce)
     finally:
         await service.close()
@@ -90,15 +98,20 @@ class _Telling:
         tell: tells the parent.
     """
 
-    def __init__(self, order: Order, tell: Callable[[], None]) -> None:
+    def __init__(self, order: Order, tell: Callable[[], object]) -> None:
         self._order = order
-        self._tell: Callable[[], None] | None = tell
+        self._tell = tell
+        self._done = threading.Event()
+
+    def wait(self) -> None:
+        """Return once they were told."""
+        self._done.wait()
 
     def __call__(self) -> None:
-        if self._tell is None:
+        if self._done.is_set():
             return
         self._tell()
-        self._tell = None
+        self._done.set()
         if self._order.announce:
             print(f"listening on {self._order.address.url}", flush=True)  # noqa: T201 - what the command says
 

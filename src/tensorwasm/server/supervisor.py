@@ -93,6 +93,10 @@ class _Server:
         """Wait until it serves; return False if it died before. Blocks."""
         return bool(os.read(self._told, 1))
 
+    def is_ready(self) -> bool:
+        """Wait until it has loaded what it needs, once it serves; return False if it died before. Blocks."""
+        return bool(os.read(self._told, 1))
+
     def close(self) -> None:
         """End it, unless it has ended."""
         self.process.kill()
@@ -168,7 +172,7 @@ class Supervisor:
                 self._child.terminate()
             server.send(order)
             served = server.serves()
-            if served:
+            if served and server.is_ready():  # another that is loading would make it late
                 self._spare = _Server(self._environment)
             return server.process.wait(), served
         finally:
