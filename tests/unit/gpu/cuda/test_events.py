@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 
 import pytest
 
@@ -145,14 +146,14 @@ def test_what_is_closed_leaves_the_event_to_a_thread_that_comes_back_late(device
     returns, may_return = threading.Event(), threading.Event()
     fake.on_return = lambda: (returns.set(), may_return.wait(10))
     work(stream, Deadline.after(1000))
+    device.events.record(event, stream)
     fake.begin()
+    if what == "event and device":
+        waited, wait = event.handle, partial(device.events.synchronize_event, event)
+    else:
+        waited, wait = stream.event, partial(device.synchronize, stream)
     with pytest.raises(InvokeTimeout):
-        if what == "event and device":
-            device.events.record(event, stream)
-            device.events.synchronize_event(event, Deadline.after(0.01))
-        else:
-            device.synchronize(stream, Deadline.after(0.01))
-    waited = event.handle if what == "event and device" else stream.event
+        wait(Deadline.after(0.01))
     fake.finish()
     assert returns.wait(10)
     if what == "stream":
