@@ -55,6 +55,13 @@ def first_compiler(pid):
     raise AssertionError("nothing is compiled")
 
 
+def until_idle(pid):
+    """Wait until a process itself does nothing: all that it was asked for waits for others."""
+    spent = None
+    while spent != (spent := Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[11:13]):
+        select.select([], [], [], 0.5)
+
+
 def has_ended(handle):
     ready, _, _ = select.select([handle], [], [], SOON_S)
     os.close(handle)
@@ -89,14 +96,15 @@ def test_a_deploy_ends_with_its_client(server):
 
 def test_a_deploy_goes_on_while_another_client_waits_for_the_same(server):
     first, second = (begin_deploy(server, endless()) for _ in range(2))
-    compiler = first_compiler(server.child())
-    with server.client() as client:
-        while client.get("/functions").status_code != 200:
-            pass
-    first.close()
-    ready, _, _ = select.select([compiler], [], [], 1.0)
-    assert not ready
-    second.close()
+    with first, second:
+        compiler = first_compiler(server.child())
+        with server.client() as client:
+            while 'in_flight{method="POST",route="/functions"} 2.0' not in client.get("/metrics").text:
+                pass
+        until_idle(server.child())
+        first.close()
+        ready, _, _ = select.select([compiler], [], [], 1.0)
+        assert not ready
     assert has_ended(compiler)
 
 
