@@ -1,9 +1,11 @@
 """Threads that run guests for long leave room for others: an event loop beside them has its turn at once.
 
 *The processor.* Linux lets a thread that wakes up take the processor from one that runs before its slice is over only
-if its own slice is shorter. All are of the same length unless somebody says otherwise: an event loop that has one chunk
-to send waits for 3 ms beside a guest that calculates. Guests' threads have long ones; nobody gets more in this way, or
-less.
+if its own slice is shorter and it has had less than its share so far. All slices are of the same length unless
+something else is asked for: an event loop that has one chunk to send waits for 3 ms beside a guest that calculates.
+Guests' threads have long ones. And after each request an event loop has had more than its share for as long again as
+that took, which nothing looks at before the next tick of the system's clock, 4 ms later. Guests' threads have a third
+of its weight (nice 5), so it owes them a third of that.
 
 *The interpreter.* Each call of a host function takes the GIL and gives it back. Whoever waits for it is woken each
 time, and by the time that he runs the guest has it again; nor does he ever wait for long enough in one go to ask for
@@ -29,12 +31,16 @@ from typing import Final
 SLICE_NS: Final = 20_000_000
 """Length of a guest's slice; Linux's own is 3 ms, and 100 ms the longest that it takes."""
 
+NICE: Final = 5
+"""What is added to the niceness of a guest's thread. More, and one that has the GIL stays behind other programs."""
+
 EVERY_NS: Final = 500_000
 """How long a guest may call the host until it sleeps."""
 
 MOMENT_S: Final = 20e-6
 """How long it does; the system makes about 80 us of it, which a thread needs to wake up on another processor."""
 
+_NICEST: Final = 19
 _of_thread: Final = threading.local()
 
 _CALLS: Final[Mapping[str, int]] = {"x86_64": 314, "aarch64": 274}
@@ -44,28 +50,29 @@ _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 """sched_attr: size, policy, flags, nice, priority, runtime (of a plain thread its slice), deadline, period."""
 
 
-def lengthen_slice(slice_ns: int = SLICE_NS) -> bool:
-    """Have the calling thread run in slices so long; return whether the system took it.
+def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
+    """Have the calling thread run in slices so long, with less weight; return whether the system took it.
 
     Args:
         slice_ns: from 100,000 to 100,000,000.
+        nice: added to its niceness, which without privileges cannot be taken back; 19 is the most that it becomes.
     """
     number = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
     if number is None:
         return False
     try:
-        policy, nice = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+        policy, before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
     except OSError:  # a sandbox around this process lets it ask no such thing
         return False
     if policy != os.SCHED_OTHER:
         return False
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, nice, 0, slice_ns, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, min(before + nice, _NICEST), 0, slice_ns, 0, 0)
     return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
 
 
 def be_courteous() -> None:
     """Have the calling thread, which runs guests beside others, leave them room from now on."""
-    lengthen_slice()
+    lower_priority()
     _of_thread.due_ns = 0
 
 

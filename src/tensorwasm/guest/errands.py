@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from tensorwasm.guest.courtesy import be_courteous
+
 THREADS: Final = 8
 """Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU:
 the end of a guest that may wait there for others' work has a thread of its own."""
@@ -18,8 +20,10 @@ class Errands:
     __slots__ = ("_closers", "_workers")
 
     def __init__(self) -> None:
-        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers")
-        self._closers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fiber-ends")
+        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers", initializer=be_courteous)
+        self._closers = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="tensorwasm-fiber-ends", initializer=be_courteous
+        )
 
     def work(self, function: Callable[[], None]) -> None:
         """Have a function called that a guest waits for."""

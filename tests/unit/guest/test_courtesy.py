@@ -12,7 +12,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
 from tensorwasm.guest import courtesy, linker
-from tensorwasm.guest.courtesy import EVERY_NS, SLICE_NS, be_courteous, give_way, lengthen_slice
+from tensorwasm.guest.courtesy import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
 from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.threads import Threads
 
@@ -38,16 +38,17 @@ def _on_a_thread(function):
 
 
 @linux
-def test_a_thread_gets_the_slice_and_keeps_its_priority():
+@pytest.mark.parametrize(("nice", "expected"), [(3, 3 + NICE), (18, 19), (19, 19)])
+def test_a_thread_gets_the_slice_and_less_weight(nice, expected):
     before = _attributes()
 
     def run():
-        os.setpriority(os.PRIO_PROCESS, 0, 3)  # of this thread alone
-        return lengthen_slice(), _attributes()
+        os.setpriority(os.PRIO_PROCESS, 0, nice)  # of this thread alone
+        return lower_priority(), _attributes()
 
-    taken, (policy, nice, slice_ns) = _on_a_thread(run)
+    taken, (policy, found, slice_ns) = _on_a_thread(run)
     assert taken
-    assert (policy, nice) == (os.SCHED_OTHER, 3)
+    assert (policy, found) == (os.SCHED_OTHER, expected)
     assert slice_ns in {SLICE_NS, 0}  # 0: a kernel that has no such slices
     assert _attributes() == before
 
@@ -56,14 +57,14 @@ def test_a_thread_gets_the_slice_and_keeps_its_priority():
 def test_a_thread_that_is_scheduled_otherwise_is_left_alone():
     def run():
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        return lengthen_slice(), os.sched_getscheduler(0)
+        return lower_priority(), os.sched_getscheduler(0)
 
     assert _on_a_thread(run) == (False, os.SCHED_BATCH)
 
 
 def test_where_there_is_no_such_call_nothing_is_done(monkeypatch):
     monkeypatch.setattr(courtesy.platform, "machine", lambda: "riscv64")
-    assert not lengthen_slice()
+    assert not lower_priority()
 
 
 @linux
@@ -72,7 +73,7 @@ def test_a_process_that_may_not_even_ask_goes_on_without(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(courtesy.os, "sched_getscheduler", refuse)
-    assert not lengthen_slice()
+    assert not lower_priority()
 
 
 class Clock:
