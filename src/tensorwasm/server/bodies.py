@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import io
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from tensorwasm.errors import (
@@ -20,6 +22,7 @@ from tensorwasm.errors import (
     InvalidRequest,
     RequestTimeout,
 )
+from tensorwasm.server.pieces import do_piece
 from tensorwasm.values import MIB
 
 SHORT_BYTES: Final = 16 << 10
@@ -166,7 +169,7 @@ class Reader(Held):
             RequestTimeout: it did not come in time, or may have broken off where no length tells.
             CapacityExhausted: all bodies together have as much memory as they may.
         """
-        parts: list[bytes] = []
+        whole = io.BytesIO()  # grows where it is, and gives away what it has: to join parts would copy all at once
         try:
             async with asyncio.timeout(timeout_s):
                 while (chunk := await _step(self._chunks)) is not None:
@@ -174,10 +177,10 @@ class Reader(Held):
                         await _require_end(self._chunks)
                         break
                     self.hold(len(chunk))
-                    parts.append(chunk)
+                    await do_piece(partial(whole.write, chunk))
         except TimeoutError:
             raise RequestTimeout("the request did not come in whole in time") from None
-        return b"".join(parts)
+        return whole.getvalue()
 
 
 async def linger(chunks: AsyncIterator[bytes], budget: Budget) -> None:

@@ -2,7 +2,7 @@
 
 What the whole answer has is known before its first byte is sent, so it has a length and the connection stays open. A
 piece is encoded when the client takes it; beside the output itself an answer has the memory of one piece, and what was
-sent of the output is freed at once. Of all such answers one encodes a piece in each round of the event loop, in turn.
+sent of the output is freed at once (`tensorwasm.server.pieces`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ import binascii
 import codecs
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.server.pieces import do_piece
 from tensorwasm.server.routing import Ending, Reply, Send, Streamed
 
 LONG_BYTES: Final = 128 << 10
 """Longest output that is encoded at once: some 0.2 ms."""
 
-PIECE_BYTES: Final = 48 << 10
+PIECE_BYTES: Final = 96 << 10
 """What is encoded at a time; a multiple of three, so that base64 goes on without a gap."""
-
-_turn: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
-"""By event loop: held by the answer that encodes its next piece, in the order in which they asked."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _Pieces = Callable[[Iterable[bytes]], Iterator[bytes]]
@@ -60,20 +58,12 @@ async def answer_in_pieces(head: bytes, outcome: Invocation) -> Streamed:
 
     async def send(give: Send) -> Ending:
         pieces = _render(head, left, kinds)
-        while (piece := await _encode_next(pieces)) is not None:
+        while (piece := await do_piece(partial(next, pieces, None))) is not None:
             if not await give(piece):
                 return Ending(whole=False)
         return Ending()
 
     return Streamed(send, Reply().content_type, length=len(head) + length)
-
-
-async def _encode_next(pieces: Iterator[bytes]) -> bytes | None:
-    """Return the next piece, None after the last. Pieces of all answers have one round of the loop each."""
-    async with _turn.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        piece = next(pieces, None)
-        await asyncio.sleep(0)
-        return piece
 
 
 def _measure(parts: Mapping[str, Sequence[bytes]]) -> tuple[dict[str, str], int]:

@@ -10,12 +10,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tensorwasm.errors import HostError, StorageFull, Unauthorized
+from tensorwasm.errors import EngineMismatch, HostError, StorageFull, Unauthorized
+from tensorwasm.guest.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
@@ -71,6 +73,8 @@ async def _run(order: Order, tell: Callable[[], object]) -> None:
     def load() -> None:
         try:
             loading()
+            with suppress(EngineMismatch):  # every deploy is told so
+                check_bindings()
         finally:
             told.wait()
             tell()

@@ -17,6 +17,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from tensorwasm.artifacts.store import Digest, Store
 from tensorwasm.errors import ArtifactNotFound, InvalidRequest, ModuleTooLarge, NotFound, TensorWasmError
+from tensorwasm.guest.courtesy import be_courteous
 from tensorwasm.service.oci import is_image, read_image
 
 HASH_PREFIX: Final = "blake3:"
@@ -45,7 +46,8 @@ class Modules:
     def __init__(self, store: Store, threads: int | None = None) -> None:
         """Start nothing yet."""
         self._store = store
-        self._threads = ThreadPoolExecutor(threads or (os.cpu_count() or 1) + 2, thread_name_prefix="tensorwasm-module")
+        most = threads or (os.cpu_count() or 1) + 2
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=be_courteous)
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
         """Call something that blocks, on one of the threads."""
