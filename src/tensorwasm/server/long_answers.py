@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.server.memory import return_rest_soon
 from tensorwasm.server.pieces import do_piece
 from tensorwasm.server.routing import Ending, Reply, Send, Streamed
 
@@ -58,10 +59,13 @@ async def answer_in_pieces(head: bytes, outcome: Invocation) -> Streamed:
 
     async def send(give: Send) -> Ending:
         pieces = _render(head, left, kinds)
-        while (piece := await do_piece(partial(next, pieces, None))) is not None:
-            if not await give(piece):
-                return Ending(whole=False)
-        return Ending()
+        try:
+            while (piece := await do_piece(partial(next, pieces, None))) is not None:
+                if not await give(piece):
+                    return Ending(whole=False)
+            return Ending()
+        finally:
+            return_rest_soon()
 
     return Streamed(send, Reply().content_type, length=len(head) + length)
 

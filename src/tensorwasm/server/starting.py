@@ -19,6 +19,7 @@ import uvloop
 from tensorwasm.errors import EngineMismatch, HostError, StorageFull, Unauthorized
 from tensorwasm.guest.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.server.memory import return_large_blocks
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
 from tensorwasm.service.opening import folder_of, open_service
@@ -47,6 +48,7 @@ def run(order: Order, tell: Callable[[], object]) -> None:
     Raises:
         TensorWasmError: the service does not open, or must not be served so.
     """
+    return_large_blocks()
     uvloop.run(_run(order, tell))
 
 
