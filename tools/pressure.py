@@ -283,13 +283,13 @@ def prepare_in_time(load: Load, client: Client) -> Scene:
 
 
 def server_of(served: Served) -> list[str]:
-    """Return the processes that the command has started.
+    """Return the server's process, the first of those that the command has started: one stands by.
 
     Raises:
         InternalError: the command has ended.
     """
     try:
-        return Path(f"/proc/{served.process}/task/{served.process}/children").read_text().split()
+        return Path(f"/proc/{served.process}/task/{served.process}/children").read_text().split()[:1]
     except OSError:
         raise InternalError("the server has ended") from None
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from tensorwasm.errors import CapacityExhausted, LimitError, QuotaExceeded
 from tensorwasm.tenancy.quotas import Holding, Quotas
 from tensorwasm.values import Deadline
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiter:
-    """A guest that waits for memory; `came` is resolved with its holding, or with the error that ends the wait."""
+class _Wanted(NamedTuple):
+    """What is to be held: of which tenant, within which limits, how many bytes, how many instances."""
 
     tenant: int
     limits: Mapping[str, int]
     memory_bytes: int
-    came: asyncio.Future[Holding]
+    instances: int = 1
 
 
 class InstanceQueue:
@@ -39,7 +39,7 @@ class InstanceQueue:
         """Start with no guests."""
         self._quotas = quotas
         self._running: Counter[int] = Counter()  # guests of each tenant
-        self._waiting: list[_Waiter] = []
+        self._waiting: dict[asyncio.Future[Holding], _Wanted] = {}
 
     def allows(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> bool:
         """Return whether the tenant may have one instance more now, without holding it.
@@ -50,7 +50,7 @@ class InstanceQueue:
         try:
             self._quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
         except QuotaExceeded as short:
-            if not self._is_to_come(tenant, limits, memory_bytes, short):
+            if not self._is_to_come(_Wanted(tenant, limits, memory_bytes), short):
                 raise
             return False
         return True
@@ -69,10 +69,11 @@ class InstanceQueue:
         """
         if self._waiting:
             return None
+        wanted = _Wanted(tenant, limits, memory_bytes)
         try:
-            return self._hold(tenant, limits, memory_bytes)
+            return self._hold(wanted)
         except LimitError as short:
-            if not self._is_to_come(tenant, limits, memory_bytes, short):
+            if not self._is_to_come(wanted, short):
                 raise
             return None
 
@@ -89,56 +90,79 @@ class InstanceQueue:
             QuotaExceeded: as for `try_hold`, or still short at the deadline.
             CapacityExhausted: likewise.
         """
-        waiter = _Waiter(tenant, limits, memory_bytes, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
+        return await self._wait(_Wanted(tenant, limits, memory_bytes), deadline)
+
+    def release(self, tenant: int, holding: Holding) -> None:
+        """Give back what an instance held, to those who wait."""
+        self._give_back(tenant, holding)
         self._serve()
-        came = waiter.came
+
+    @asynccontextmanager
+    async def freed(
+        self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline
+    ) -> AsyncIterator[None]:
+        """Wait as in `hold` for memory that something else takes: inside, before it waits for anything.
+
+        Raises:
+            QuotaExceeded: as for `hold`.
+            CapacityExhausted: likewise.
+        """
+        holding = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
+        self._give_back(tenant, holding)
+        try:
+            yield
+        finally:
+            self._serve()
+
+    async def _wait(self, wanted: _Wanted, deadline: Deadline) -> Holding:
+        came: asyncio.Future[Holding] = asyncio.get_running_loop().create_future()
+        self._waiting[came] = wanted
+        self._serve()
         try:
             left_s = deadline.remaining_s()
             await asyncio.wait((came,), timeout=None if left_s == math.inf else left_s)
         except asyncio.CancelledError:
             if came.done() and came.exception() is None:
-                self.release(tenant, came.result())
+                self.release(wanted.tenant, came.result())
             raise
         finally:
             if not came.done():
-                self._waiting.remove(waiter)
+                del self._waiting[came]
                 self._serve()
-        return came.result() if came.done() else self._hold(tenant, limits, memory_bytes)
+        return came.result() if came.done() else self._hold(wanted)
 
-    def release(self, tenant: int, holding: Holding) -> None:
-        """Give back what an instance held, to those who wait."""
+    def _serve(self) -> None:
+        """Give those who wait what is there, until one finds the machine's memory short."""
+        for came, wanted in list(self._waiting.items()):
+            try:
+                holding = self._hold(wanted)
+            except LimitError as short:
+                if self._is_to_come(wanted, short):
+                    if isinstance(short, CapacityExhausted):
+                        return
+                    continue
+                came.set_exception(short)
+            else:
+                came.set_result(holding)
+            del self._waiting[came]
+
+    def _hold(self, wanted: _Wanted) -> Holding:
+        tenant, limits, memory_bytes, instances = wanted
+        holding = self._quotas.hold(tenant, limits, instances=instances, memory_bytes=memory_bytes)
+        self._running[tenant] += 1
+        return holding
+
+    def _give_back(self, tenant: int, holding: Holding) -> None:
         holding.release()
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-        if self._waiting:
-            self._serve()
 
-    def _serve(self) -> None:
-        """Give those who wait what is there, until one finds the machine's memory short."""
-        for waiter in tuple(self._waiting):
-            try:
-                holding = self._hold(waiter.tenant, waiter.limits, waiter.memory_bytes)
-            except LimitError as short:
-                if self._is_to_come(waiter.tenant, waiter.limits, waiter.memory_bytes, short):
-                    if isinstance(short, CapacityExhausted):
-                        return
-                    continue
-                waiter.came.set_exception(short)
-            else:
-                waiter.came.set_result(holding)
-            self._waiting.remove(waiter)
-
-    def _hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> Holding:
-        holding = self._quotas.hold(tenant, limits, instances=1, memory_bytes=memory_bytes)
-        self._running[tenant] += 1
-        return holding
-
-    def _is_to_come(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, short: LimitError) -> bool:
+    def _is_to_come(self, wanted: _Wanted, short: LimitError) -> bool:
         """Return whether what is short is memory, and running guests hold some of it."""
+        tenant, limits, memory_bytes, instances = wanted
         if isinstance(short, CapacityExhausted):
             return bool(self._running) and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
-        held = self._quotas.usage(tenant)["instances"]
-        may_have_more = held < limits.get("instances", held + 1)
-        return may_have_more and tenant in self._running and memory_bytes <= limits.get("memory_bytes", memory_bytes)
+        held = self._quotas.usage(tenant)["instances"] + instances
+        fits = held <= limits.get("instances", held) and memory_bytes <= limits.get("memory_bytes", memory_bytes)
+        return fits and tenant in self._running

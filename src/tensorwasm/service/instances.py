@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.artifacts.store import Store
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.files import Files
+from tensorwasm.service.instance_queue import InstanceQueue
 from tensorwasm.service.seals import Seals
 from tensorwasm.service.sessions import Sessions
 from tensorwasm.service.sessions.keeping import Desk
@@ -21,6 +22,7 @@ from tensorwasm.service.spending import Ledger
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import Quotas
+from tensorwasm.values import Deadline
 
 GRACE_S: Final = 3600.0
 """How long nothing touches a save that may be about to get its row."""
@@ -58,6 +60,7 @@ async def open_instances(
     functions: Resolver,
     store: Store,
     quotas: Quotas,
+    queue: InstanceQueue,
     policy: Callable[[int], TenantPolicy],
     ledger: Ledger,
     clock: Clock,
@@ -73,6 +76,7 @@ async def open_instances(
         functions: finds what sessions run.
         store: where saves are.
         quotas: what tenants hold.
+        queue: of guests that wait for it.
         policy: what holds for a tenant.
         ledger: is told what calls used.
         clock: what time it is.
@@ -85,12 +89,16 @@ async def open_instances(
     def hold(tenant: int, memory_bytes: int) -> AbstractContextManager[object]:
         return quotas.hold(tenant, policy(tenant).quotas, instances=1, memory_bytes=memory_bytes)
 
+    def free(tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
+        return queue.freed(tenant, policy(tenant).quotas, memory_bytes, deadline)
+
     workshop, files = Workshop(store, seals), Files(store, seals)
     sessions = Sessions(
         desk,
         functions,
         workshop,
         hold,
+        free=free,
         idle_s=settings.session_idle_s,
         ledger=ledger,
         clock=clock,

@@ -93,6 +93,7 @@ class Invocations:
         quotas: of tenants.
         policy: returns what holds for a tenant; called for every invocation.
         ledger: told what was used.
+        instances: what guests hold, where others wait for it too; None for one of its own.
         cpu_turns: guests without a device at a time.
         gpu_turns: guests with a device at a time.
     """
@@ -105,6 +106,7 @@ class Invocations:
         policy: Callable[[int], Policy],
         ledger: Ledger,
         *,
+        instances: InstanceQueue | None = None,
         cpu_turns: int = CPU_TURNS,
         gpu_turns: int = GPU_TURNS,
     ) -> None:
@@ -112,7 +114,7 @@ class Invocations:
         self.workers = workers
         self._functions = functions
         self._quotas = quotas
-        self._instances = InstanceQueue(quotas)
+        self._instances = instances or InstanceQueue(quotas)
         self._policy = policy
         self._note = ledger.note
         self._cpu = FairGate(cpu_turns, yields=True)

@@ -40,6 +40,7 @@ from tensorwasm.service.gauges import CENSUS_S, Gauges
 from tensorwasm.service.host_room import host_bytes
 from tensorwasm.service.idempotency import Idempotency
 from tensorwasm.service.identity import open_identity
+from tensorwasm.service.instance_queue import InstanceQueue
 from tensorwasm.service.instances import open_instances
 from tensorwasm.service.invocations import Invocations
 from tensorwasm.service.jobs.opening import open_jobs
@@ -131,7 +132,8 @@ async def open_service(
         quotas = Quotas(clock.unix_ms, room_bytes)
         await usage.recall(quotas)
         workers = workers or Workers.of(settings.isolation)
-        invocations = Invocations(functions, workers, quotas, identity.directory.policy, usage)
+        queue, policy = InstanceQueue(quotas), identity.directory.policy
+        invocations = Invocations(functions, workers, quotas, policy, usage, instances=queue)
         stack.push_async_callback(invocations.close, settings.drain_s)
         metrics = metrics or Metrics()
         gauges = Gauges(
@@ -150,7 +152,18 @@ async def open_service(
         )
         sharing = None if alone else await asyncio.to_thread(_share, stack, settings, folder, seals.id, place)
         kept = await open_instances(
-            stack, settings, seals, desk, functions, store, quotas, identity.directory.policy, usage, clock, sharing
+            stack,
+            settings,
+            seals,
+            desk,
+            functions,
+            store,
+            quotas,
+            queue,
+            policy,
+            usage,
+            clock,
+            sharing,
         )
         _repeat(stack, functions.tidy, TIDY_S, "modules cannot be tidied")
         _repeat(stack, kept.tidy, TIDY_S, "saves cannot be tidied")

@@ -5,10 +5,11 @@ import random
 
 import pytest
 
-from fakes.services import GUEST, opened
-from tensorwasm.errors import CapacityExhausted, QuotaExceeded
+from fakes.services import GUEST, opened, until
+from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
 from tensorwasm.service.asking import Ask
 from tensorwasm.service.instance_queue import InstanceQueue
+from tensorwasm.service.sessions import SessionCall
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.values import MIB, NEVER, Deadline
 
@@ -144,5 +145,57 @@ def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
             ended = await asyncio.gather(*spins, return_exceptions=True)
             assert {type(each).__name__ for each in ended} <= {"InvokeTimeout", "CapacityExhausted"}
             assert (await service.invocations.invoke(1, made.id, Ask("say"))).stdout == b"hi"
+
+    asyncio.run(story())
+
+
+def test_what_is_no_guest_waits_in_the_same_line_and_takes_its_memory_itself():
+    async def story(quotas, queue):
+        first, order = queue.try_hold(1, {}, 80), []
+
+        async def session():
+            async with queue.freed(2, {}, 40, NEVER):
+                with quotas.hold(2, {}, instances=1, memory_bytes=40):
+                    order.append("session")
+
+        async def guest():
+            holding = await queue.hold(3, {}, 100, NEVER)
+            order.append("guest")
+            queue.release(3, holding)
+
+        waiting = [asyncio.ensure_future(session()), asyncio.ensure_future(guest())]
+        await settle()
+        queue.release(1, first)
+        await asyncio.gather(*waiting)
+        assert order == ["session", "guest"]
+
+    run(story, host_bytes=100)
+
+
+def test_what_waits_for_memory_that_sessions_hold_is_refused_at_once():
+    async def story(quotas, queue):
+        with quotas.hold(1, {}, memory_bytes=80), pytest.raises(CapacityExhausted):
+            async with queue.freed(2, {}, 40, NEVER):
+                raise AssertionError
+
+    run(story, host_bytes=100)
+
+
+def test_a_call_of_a_session_waits_for_guests_that_run(tmp_path, runtime):
+    async def story():
+        async with opened(tmp_path, runtime=runtime) as service:
+            made = await service.functions.deploy(1, "guest", GUEST)
+            session = await service.sessions.open(1, made.id)
+            service.quotas.host_bytes = 300 * MIB  # one guest of usual size
+            mine = await service.functions.deploy(2, "guest", GUEST)
+            spins = asyncio.ensure_future(
+                service.invocations.invoke(2, mine.id, Ask("spin", deadline=Deadline.after(0.2)))
+            )
+            await until(lambda: service.invocations.statistics().running)
+            called = await service.sessions.call(1, session.record.id, SessionCall(export="say"))
+            assert called.stdout == b"hi"
+            assert spins.done()
+            with pytest.raises(InvokeTimeout):
+                await spins
 
     asyncio.run(story())

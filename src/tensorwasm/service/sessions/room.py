@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,7 @@ from tensorwasm.service.sessions.keeping import Keeper
 from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.living import Live
 from tensorwasm.service.sessions.seat import Seat
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.service.resolution import Resolved
@@ -32,6 +33,16 @@ Hold = Callable[[int, int], AbstractContextManager[object]]
 Raises:
     QuotaExceeded: the tenant has no more.
 """
+
+Free = Callable[[int, int, Deadline], AbstractAsyncContextManager[None]]
+"""Waits until running guests have given so many bytes back that a tenant may hold, which must be held inside at once.
+
+Raises:
+    LimitError: there is nothing to wait for, or the deadline passed.
+"""
+
+WAIT_S: Final = 10.0
+"""How long a call waits for memory that running guests hold, unless its deadline comes first."""
 
 TRIES: Final = 8
 """Sessions that are asked to leave for one that comes, before that one is refused."""
@@ -46,33 +57,38 @@ class Room:
         keeper: saves those that leave.
         leases: are let go of with those that leave.
         hold: of the quotas.
+        free: likewise; None where nothing but sessions takes from them.
         most: instances there may be.
         line: sessions that somebody wants something of, or that are in memory.
     """
 
-    def __init__(self, keeper: Keeper, leases: Leases, hold: Hold, most: int, line: Line) -> None:
+    def __init__(self, keeper: Keeper, leases: Leases, hold: Hold, free: Free | None, most: int, line: Line) -> None:
         """Begin empty."""
         self._keeper = keeper
         self._leases = leases
         self._hold = hold
+        self._free = free
         self._most = most
         self._line = line
         self._coming = 0
 
-    async def let_in(self, seat: Seat, resolved: Resolved, make: Callable[[], Awaitable[Live]]) -> None:
+    async def let_in(
+        self, seat: Seat, resolved: Resolved, make: Callable[[], Awaitable[Live]], deadline: Deadline
+    ) -> None:
         """Give a session an instance, which is charged to its tenant's quotas as long as it is in memory.
 
         Memory counts as what it may grow to: a guest that grows asks nobody. Where something is short, the session
-        that was not used for longest leaves: of the tenant if it is the tenant's quota, else of all.
+        that was not used for longest leaves: of the tenant if it is the tenant's quota, else of all. Where none can,
+        what running guests will give back is waited for.
 
         Raises:
-            QuotaExceeded: the tenant's quota is used up by what cannot leave.
-            CapacityExhausted: likewise everybody's.
+            QuotaExceeded: the tenant's quota is used up by what cannot leave, or did not end in time.
+            CapacityExhausted: likewise that of all tenants.
             TensorWasmError: what `make` raises.
         """
-        await self._insist(seat, partial(self._try, seat, resolved, make))
+        await self._insist(seat, partial(self._try, seat, resolved, make), resolved.limits.memory_bytes, deadline)
 
-    async def widen(self, seat: Seat, resolved: Resolved) -> None:
+    async def widen(self, seat: Seat, resolved: Resolved, deadline: Deadline) -> None:
         """Charge for what an instance in memory may grow to, before it is called.
 
         Raises:
@@ -83,7 +99,7 @@ class Room:
         async def hold() -> None:
             self._hold_anew(seat, resolved.limits.memory_bytes)
 
-        await self._insist(seat, hold)
+        await self._insist(seat, hold, resolved.limits.memory_bytes - seat.held_bytes, deadline)
 
     def narrow(self, seat: Seat) -> None:
         """Charge an instance that is not called any more for what it has: it grows no further by itself."""
@@ -103,15 +119,22 @@ class Room:
         finally:
             seat.holding = holding
 
-    async def _insist(self, seat: Seat, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something, and while a limit refuses it have other sessions leave."""
+    async def _insist(
+        self, seat: Seat, work: Callable[[], Awaitable[None]], more_bytes: int, deadline: Deadline
+    ) -> None:
+        """Do something that takes more memory at once, and while a limit refuses it have others leave, or end."""
         for left in reversed(range(TRIES + 1)):
             try:
                 return await work()
             except (CapacityExhausted, QuotaExceeded) as short:
-                if not left or not await self._make_room(seat, short):
+                if left and await self._make_room(seat, short):
+                    continue
+                if self._free is None or more_bytes <= 0:
                     raise
-        return None
+                room = self._free(seat.tenant, more_bytes, deadline.earlier(Deadline.after(WAIT_S)))
+                break
+        async with room:
+            return await work()
 
     async def leave(self, seat: Seat) -> None:
         """Save an instance and let it go; whoever holds the seat's turn calls this. If it cannot be saved it stays.

@@ -125,7 +125,7 @@ class Waking:
         """
         record = await self.known(seat)
         if seat.live is not None and seat.resolved is not None:
-            await self._room.widen(seat, seat.resolved)
+            await self._room.widen(seat, seat.resolved, deadline)
             return
         if record.status == "lost":
             raise Conflict("the session is lost: it could not be saved when the service ended")
@@ -137,7 +137,7 @@ class Waking:
         make = partial(self._workshop.open, *given, deadline)
         if record.save is not None:
             make = partial(self._workshop.wake, *given, session_name(record.id, record.save), deadline)
-        await self._room.let_in(seat, resolved, partial(self.run, make))
+        await self._room.let_in(seat, resolved, partial(self.run, make), deadline)
 
     async def open(
         self, seat: Seat, record: SessionRecord, resolved: Resolved, snapshot: Snapshot | None, deadline: Deadline
@@ -157,7 +157,7 @@ class Waking:
         make = partial(self._workshop.open, *given, deadline)
         if snapshot is not None:
             make = partial(self._workshop.bring, *given, snapshot, deadline)
-        await self._room.let_in(seat, resolved, partial(self.run, make))
+        await self._room.let_in(seat, resolved, partial(self.run, make), deadline)
         try:
             await self._leases.require()
             record = self._leases.make(seat, record)
