@@ -4,8 +4,8 @@
 if its own slice is shorter and it has had less than its share so far. All slices are of the same length unless
 something else is asked for: an event loop that has one chunk to send waits for 3 ms beside a guest that calculates.
 Guests' threads have long ones. And after each request an event loop has had more than its share for as long again as
-that took, which nothing looks at before the next tick of the system's clock, 4 ms later. Guests' threads have a third
-of its weight (nice 5), so it owes them a third of that.
+that took, which nothing looks at before the next tick of the system's clock, 4 ms later. Guests' threads have a tenth
+of its weight (nice 10), so it owes them a tenth of that.
 
 *The interpreter.* Each call of a host function takes the GIL and gives it back. Whoever waits for it is woken each
 time, and by the time that he runs the guest has it again; nor does he ever wait for long enough in one go to ask for
@@ -31,7 +31,7 @@ from typing import Final
 SLICE_NS: Final = 20_000_000
 """Length of a guest's slice; Linux's own is 3 ms, and 100 ms the longest that it takes."""
 
-NICE: Final = 5
+NICE: Final = 10
 """What is added to the niceness of a guest's thread. More, and one that has the GIL stays behind other programs."""
 
 EVERY_NS: Final = 500_000

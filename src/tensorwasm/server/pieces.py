@@ -2,8 +2,9 @@
 
 All requests together have one piece done in each round of the loop. That alone is not enough: a loop that is never idle
 gives the GIL back for moments only, in which no other thread wakes up, so the threads that take requests in would wait
-for it as long as CPython's switch interval, 5 ms, again and again. So after a millisecond of pieces there are none for
-another, and a neighbour's p99 beside eight answers of 64 MiB is 5 ms, not 20, while they take half as long again.
+for it as long as CPython's switch interval, again and again, and behind each other. So after a millisecond of pieces
+there are none for another: a neighbour's p99 beside eight answers of 64 MiB is 5 ms, not 20, and they take half as long
+again.
 
 Source: CPython, Python/ceval_gil.h, "forced switching"; libuv's timers count milliseconds.
 """

@@ -42,10 +42,9 @@ from tensorwasm.errors import (
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.bodies import decode_base64
 from tensorwasm.server.idempotency import read_key
-from tensorwasm.server.long_answers import answer_in_pieces, cuts_of, is_long
+from tensorwasm.server.outcomes import answer, answer_at_once
 from tensorwasm.server.routing import Call, Param, Reply, Route, Streamed
 from tensorwasm.server.wire import functions as wire
-from tensorwasm.server.wire.output import Output
 from tensorwasm.service.asking import Ask
 from tensorwasm.service.functions import IfExists, Note
 from tensorwasm.service.idempotency import Repeated
@@ -74,7 +73,6 @@ PAGING: Final[Mapping[str, Param]] = {
 }
 
 _SCALARS: Final = frozenset({int, float, str})
-_encode: Final = msgspec.json.Encoder().encode
 
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)
 _COMPILED: Final = (
@@ -214,7 +212,7 @@ def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply | Streamed]:
         return _invoke_slowly(call, reference)
     outcome = service.invocations.begin(tenant, resolved, _ask(call, b"", b""))
     if isinstance(outcome, Invocation):
-        return _answer(resolved.record.id, outcome)
+        return answer_at_once(_called(resolved.record.id), outcome)
     return _finish(resolved.record.id, outcome)
 
 
@@ -224,17 +222,12 @@ async def _invoke_slowly(call: Call, reference: str) -> Reply | Streamed:
     resolved = await call.service.functions.resolve(call.tenant, reference, call.deadline)
     outcome = call.service.invocations.begin(call.tenant, resolved, _ask(call, *given))
     if isinstance(outcome, Invocation):
-        return _answer(resolved.record.id, outcome)
+        return answer_at_once(_called(resolved.record.id), outcome)
     return await _finish(resolved.record.id, outcome)
 
 
 async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply | Streamed:
-    outcome = await running
-    return (
-        await answer_in_pieces(_head(function_id, outcome), outcome)
-        if is_long(outcome)
-        else _answer(function_id, outcome)
-    )
+    return await answer(_called(function_id), await running)
 
 
 async def _bytes(text: str | None) -> bytes:
@@ -281,26 +274,8 @@ def _ask(call: Call, given: bytes, stdin: bytes) -> Ask:
     return ask_of(call.body, call.deadline, call.service.settings.max_deadline_s, given, stdin)
 
 
-def _answer(function_id: str, outcome: Invocation) -> Reply:
-    """Return what came of a call."""
-    head, more = _head(function_id, outcome), b""
-    if outcome.stdout or outcome.stderr or outcome.chunks:
-        written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
-        shown = {name: Output.of(each) for name, each in written.items() if each}
-        more = b"," + _encode(shown)[1:-1]
-    return Reply(b"%b%b}" % (head, more))
-
-
-def _head(function_id: str, outcome: Invocation) -> bytes:
-    """Return an answer's JSON but for what the guest wrote. The results are JSON already, with every digit.
-
-    Raises:
-        GuestExit: the guest said that it failed.
-    """
-    if outcome.exit_code:
-        raise GuestExit(outcome.exit_code, outcome.stdout, outcome.stderr)
-    result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
-    return b'{"function_id":"%b","result":%b%b' % (function_id.encode(), result, cuts_of(outcome))
+def _called(function_id: str) -> bytes:
+    return b'"function_id":"%b"' % function_id.encode()
 
 
 # ---------------------------------------------------------------- queries

@@ -30,13 +30,11 @@ from tensorwasm.errors import (
     StoreUnavailable,
     TooManyArgs,
 )
-from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.bodies import decode_base64
-from tensorwasm.server.long_answers import answer_in_pieces, cuts_of, is_long
+from tensorwasm.server.outcomes import answer
 from tensorwasm.server.routes.functions import PAGING, page_limit
 from tensorwasm.server.routing import Call, Reply, Route, Streamed
 from tensorwasm.server.wire import sessions as wire
-from tensorwasm.server.wire.output import Output
 from tensorwasm.server.wire.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
 from tensorwasm.service.sessions import SessionCall
@@ -94,8 +92,7 @@ async def invoke(call: Call) -> Reply | Streamed:
         durable=body.durable,
     )
     outcome = await call.service.sessions.call(call.tenant, session_id, ask)
-    head = _head(session_id, outcome)
-    return await answer_in_pieces(head, outcome) if is_long(outcome) else _answer(head, outcome)
+    return await answer(b'"session_id":%b' % _encode(session_id), outcome)
 
 
 async def save(call: Call) -> Reply:
@@ -120,26 +117,6 @@ def _deadline(call: Call, body: wire.InvokeSession) -> Deadline | None:
     if body.deadline_ms is None:
         return header
     return Deadline.after(min(body.deadline_ms / 1000, call.service.settings.max_deadline_s)).earlier(header)
-
-
-def _head(session_id: str, outcome: Invocation) -> bytes:
-    """Return an answer's JSON but for what the guest wrote. The results are JSON already, with every digit.
-
-    Raises:
-        GuestExit: the guest said that it failed.
-    """
-    if outcome.exit_code:
-        raise GuestExit(outcome.exit_code, outcome.stdout, outcome.stderr)
-    result = outcome.to_json().encode() if outcome.result_types else b'"ok"'
-    return b'{"session_id":%b,"result":%b%b' % (_encode(session_id), result, cuts_of(outcome))
-
-
-def _answer(head: bytes, outcome: Invocation) -> Reply:
-    """Return what came of a call."""
-    written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
-    shown = {name: Output.of(each) for name, each in written.items() if each}
-    more = b"," + _encode(shown)[1:-1] if shown else b""
-    return Reply(b"%b%b}" % (head, more))
 
 
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)
