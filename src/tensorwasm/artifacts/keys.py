@@ -176,7 +176,7 @@ def machine_key(purpose: str) -> Key:
 
     Raises:
         InvalidKey: the purpose is no such word, or the file has not 32 bytes.
-        UnsafeFile: folder or file are somebody else's or open to others, or cannot be made.
+        UnsafeFile: folder or file are another user's or open to others, or cannot be made.
     """
     if _PURPOSE.fullmatch(purpose) is None:
         raise InvalidKey(f"a key's purpose is a word of small letters, not {purpose[:40]!r}")
@@ -195,7 +195,7 @@ def kept_key(above: Path, purpose: str, what: str) -> HmacKey | None:
 
     Raises:
         InvalidKey: the file has not 32 bytes.
-        UnsafeFile: folder or file are somebody else's or open to others, or cannot be read.
+        UnsafeFile: folder or file are another user's or open to others, or cannot be read.
     """
     path = private.open_folder(above, "keys", what) / purpose
     try:

@@ -91,7 +91,7 @@ class KeyRing:
 
         Raises:
             InvalidKey: a setting is no key; the message names the setting and not the key.
-            UnsafeFile: a file of a key is missing, somebody else's or open to others.
+            UnsafeFile: a file of a key is missing, another user's or open to others.
         """
         current = settings.current()
         signer = _signing("TENSOR_WASM_SNAPSHOT_KEY", current.snapshot_key)
@@ -158,7 +158,7 @@ def ciphers_from_settings() -> tuple[CipherKey, ...]:
 
     Raises:
         InvalidKey: a setting is no key; the message names the setting and not the key.
-        UnsafeFile: a file of a key is missing, somebody else's or open to others.
+        UnsafeFile: a file of a key is missing, another user's or open to others.
     """
     given = _split(settings.current().snapshot_cipher_key)
     return tuple(_cipher("TENSOR_WASM_SNAPSHOT_CIPHER_KEY", text) for text in given)
@@ -169,7 +169,7 @@ def secret_of(name: str, text: str) -> HmacKey:
 
     Raises:
         InvalidKey: it is neither; the message names the setting and not the key.
-        UnsafeFile: the file is missing, somebody else's or open to others.
+        UnsafeFile: the file is missing, another user's or open to others.
     """
     if not _HEX.fullmatch(text) and "/" not in text:  # a key with a slip in it is no file's name
         raise InvalidKey(f"{name} is neither 64 hexadecimal digits nor the path of a file")

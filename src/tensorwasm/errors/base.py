@@ -14,7 +14,7 @@ MAX_NAME: Final = 80
 def plain(text: str, most: int = MAX_MESSAGE) -> str:
     """Return a text as one line that is safe on a terminal and in a log: escaped what does not print, and bounded.
 
-    Whatever somebody else chose reaches messages through this: names of exports, imports, functions and kernels,
+    Text from outside reaches messages through this: names of exports, imports, functions and kernels,
     excerpts, paths.
 
     Args:
@@ -30,7 +30,7 @@ def plain(text: str, most: int = MAX_MESSAGE) -> str:
 
 
 def quote(name: str) -> str:
-    """Return a name that somebody else chose, in quotation marks, as messages show it."""
+    """Return a name from outside, in quotation marks, as messages show it."""
     return repr(plain(name, MAX_NAME))
 
 

@@ -8,7 +8,7 @@ another tenant has deployed: the same module of another tenant is compiled again
 drives out what others have not used for long.
 
 What a module declares is looked at before it is compiled: what it imports, exports and takes at the start. A
-compilation that nobody waits for any more is ended.
+compilation that no client waits for any more is ended.
 
 Without a disk that can be written, or with one that others can write to, everything works but slower; that is said
 once.

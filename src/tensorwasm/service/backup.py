@@ -1,6 +1,6 @@
 """Whether a data folder has all that the service would go on with: database, artifacts, keys, audit log.
 
-It is what `tensor-wasm doctor --data` asks of a copy before somebody needs it. Nothing is made and nothing is changed.
+It is what `tensor-wasm doctor --data` asks of a copy before it is needed. Nothing is made and nothing is changed.
 """
 
 from __future__ import annotations

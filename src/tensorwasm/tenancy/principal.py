@@ -76,7 +76,7 @@ def require_owned(found: _Record | None, tenant: int, noun: str) -> _Record:
     """Return a record that was looked up, if there is one and it is the tenant's that asks for it.
 
     Args:
-        found: the record, whoever's it is.
+        found: the record, of any tenant.
         tenant: who asks.
         noun: what it is, for the message.
 
