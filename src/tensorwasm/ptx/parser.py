@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from tensorwasm.collector import collector_paused
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.check import check
 from tensorwasm.ptx.declarations import SPACES, parse_attributes, parse_linkage, parse_params, parse_variables
@@ -65,9 +66,10 @@ def _parse(text: str | bytes, deadline: Deadline, read: Callable[[Cursor, Watch]
     A text with a fault is read again in its smallest tokens: one may lie inside an instruction.
     """
     watch = Watch(deadline, "while the PTX was read")
-    with suppress(MalformedPtx):
-        return read(Cursor(text, watch, instructions=True), watch)
-    return read(Cursor(text, watch), watch)
+    with collector_paused():
+        with suppress(MalformedPtx):
+            return read(Cursor(text, watch, instructions=True), watch)
+        return read(Cursor(text, watch), watch)
 
 
 def _parse_only(cursor: Cursor, watch: Watch) -> Module:

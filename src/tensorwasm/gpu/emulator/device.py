@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from tensorwasm.collector import collector_paused
 from tensorwasm.gpu.device import DeviceStatistics, LoadedModule, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.background import Background
@@ -204,7 +205,8 @@ class EmulatorDevice:
             InvokeTimeout: the deadline passed; nothing was loaded.
         """
         check_compatible(module, self._info.compute_capability, self._info.ptx_version)
-        return self._kernels.load(module, deadline, output)
+        with collector_paused():
+            return self._kernels.load(module, deadline, output)
 
     def unload(self, loaded: LoadedModule) -> None:
         """Release a module. A kernel of it that has not begun is a fault."""

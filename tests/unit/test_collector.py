@@ -1,0 +1,57 @@
+"""The collector of cycles pauses for one block at a time, and is on again afterwards."""
+
+import gc
+import threading
+
+import pytest
+
+from tensorwasm.collector import collector_paused
+
+
+@pytest.fixture(autouse=True)
+def enabled():
+    before = gc.isenabled()
+    gc.enable()
+    yield
+    (gc.enable if before else gc.disable)()
+
+
+def test_it_is_off_inside_and_on_afterwards_even_after_an_error():
+    found = []
+
+    def fail():
+        with collector_paused():
+            found.append(gc.isenabled())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert found == [False]
+    assert gc.isenabled()
+
+
+def test_one_that_was_off_before_stays_off():
+    gc.disable()
+    with collector_paused():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+
+
+def test_a_block_that_begins_inside_another_does_not_make_the_pause_longer():
+    entered, may_end = threading.Event(), threading.Event()
+
+    def second():
+        with collector_paused():
+            entered.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=second)
+    with collector_paused():
+        thread.start()
+        assert entered.wait(10)
+    assert gc.isenabled()
+    may_end.set()
+    thread.join()
+    assert gc.isenabled()
+    with collector_paused():
+        assert not gc.isenabled()
