@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tensorwasm.errors import CapacityExhausted, LimitError, QuotaExceeded
 from tensorwasm.tenancy.quotas import Holding, Quotas
 from tensorwasm.values import Deadline
+
+WAIT_S: Final = 2.0
+"""Longest wait for memory: what waits holds its request's place, which those of others' requests may need."""
 
 
 class _Wanted(NamedTuple):
@@ -84,10 +86,10 @@ class InstanceQueue:
             tenant: as for `try_hold`.
             limits: likewise.
             memory_bytes: likewise.
-            deadline: until when to wait.
+            deadline: until when to wait, `WAIT_S` at most.
 
         Raises:
-            QuotaExceeded: as for `try_hold`, or still short at the deadline.
+            QuotaExceeded: as for `try_hold`, or still short then.
             CapacityExhausted: likewise.
         """
         return await self._wait(_Wanted(tenant, limits, memory_bytes), deadline)
@@ -119,8 +121,7 @@ class InstanceQueue:
         self._waiting[came] = wanted
         self._serve()
         try:
-            left_s = deadline.remaining_s()
-            await asyncio.wait((came,), timeout=None if left_s == math.inf else left_s)
+            await asyncio.wait((came,), timeout=min(deadline.remaining_s(), WAIT_S))
         except asyncio.CancelledError:
             if came.done() and came.exception() is None:
                 self.release(wanted.tenant, came.result())

@@ -7,6 +7,7 @@ import pytest
 
 from fakes.services import GUEST, opened, until
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
+from tensorwasm.service import instance_queue
 from tensorwasm.service.asking import Ask
 from tensorwasm.service.instance_queue import InstanceQueue
 from tensorwasm.service.sessions import SessionCall
@@ -147,6 +148,18 @@ def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
             assert (await service.invocations.invoke(1, made.id, Ask("say"))).stdout == b"hi"
 
     asyncio.run(story())
+
+
+def test_without_a_deadline_the_wait_ends_all_the_same(monkeypatch):
+    monkeypatch.setattr(instance_queue, "WAIT_S", 0.01)
+
+    async def story(quotas, queue):
+        first = queue.try_hold(1, {}, 80)
+        with pytest.raises(CapacityExhausted):
+            await queue.hold(2, {}, 40, NEVER)
+        queue.release(1, first)
+
+    run(story, host_bytes=100)
 
 
 def test_what_is_no_guest_waits_in_the_same_line_and_takes_its_memory_itself():

@@ -38,11 +38,8 @@ Free = Callable[[int, int, Deadline], AbstractAsyncContextManager[None]]
 """Waits until running guests have given so many bytes back that a tenant may hold, which must be held inside at once.
 
 Raises:
-    LimitError: there is nothing to wait for, or the deadline passed.
+    LimitError: there is nothing to wait for, or it took too long.
 """
-
-WAIT_S: Final = 10.0
-"""How long a call waits for memory that running guests hold, unless its deadline comes first."""
 
 TRIES: Final = 8
 """Sessions that are asked to leave for one that comes, before that one is refused."""
@@ -131,7 +128,7 @@ class Room:
                     continue
                 if self._free is None or more_bytes <= 0:
                     raise
-                room = self._free(seat.tenant, more_bytes, deadline.earlier(Deadline.after(WAIT_S)))
+                room = self._free(seat.tenant, more_bytes, deadline)
                 break
         async with room:
             return await work()
