@@ -46,7 +46,7 @@ def test_no_column_has_more_of_a_token_than_its_digest(desk):
     minted = mint()
     desk.write_now(tokens.add_token, dataclasses.replace(token(), id=minted.id, digest=minted.digest))
     row = desk.read_now(lambda connection: connection.execute(select(TOKENS)).one())
-    assert minted.text.rpartition("_")[2] not in repr(tuple(row))
+    assert minted.text.split("_", 2)[2] not in repr(tuple(row))
     assert row.digest == minted.digest
 
 

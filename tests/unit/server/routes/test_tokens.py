@@ -44,7 +44,7 @@ def test_a_token_is_made_and_shown_once_to_be_kept_by_no_cache(office):
     assert (answer.action, answer.audit) == ("create_token", {"token_id": principal.id})
     assert office.ask("GET", f"/tokens/{principal.id}").body == answer.body
     for each in (answer, office.ask("GET", "/tokens"), office.ask("GET", f"/tokens/{principal.id}")):
-        assert token.rpartition("_")[2] not in each.shown
+        assert token.split("_", 2)[2] not in each.shown  # a secret may have a _ itself
 
 
 def test_a_token_for_all_tenants_says_so(office):
