@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
     """Serve, and return the exit code."""
     parent, pipe = map(int, arguments)
     os.set_inheritable(pipe, False)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server stops on it: an import would end with a traceback
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a log that it says has been moved
     if not _end_with(parent):
         return 1
