@@ -28,6 +28,9 @@ from tensorwasm.values import MIB
 SHORT_BYTES: Final = 16 << 10
 """Longest body that is read in one piece and counts against no budget: what a connection's buffers cost anyway."""
 
+AT_ONCE_BYTES: Final = 128 << 10
+"""How much of a body is put together without waiting for a turn (`tensorwasm.server.pieces`): some 20 us."""
+
 BUDGET_BYTES: Final = 512 * MIB
 """What all longer bodies may have of memory at a time, unless one alone may have more."""
 
@@ -177,7 +180,10 @@ class Reader(Held):
                         await _require_end(self._chunks)
                         break
                     self.hold(len(chunk))
-                    await do_piece(partial(whole.write, chunk))
+                    if self._held_bytes <= AT_ONCE_BYTES:
+                        whole.write(chunk)
+                    else:
+                        await do_piece(partial(whole.write, chunk))
         except TimeoutError:
             raise RequestTimeout("the request did not come in whole in time") from None
         return whole.getvalue()
