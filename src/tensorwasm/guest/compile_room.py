@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from functools import cache
 from typing import Final, Protocol
 
 from tensorwasm import machine_memory
@@ -23,6 +22,10 @@ MACHINE_SHARE: Final = 4
 
 LEAST_BYTES: Final = 512 * MIB
 """What the room has on the smallest machine: with less nothing but tiny modules compiles."""
+
+
+_opening: Final = threading.Lock()
+_rooms: Final[dict[tuple[int | None, int], CompileRoom]] = {}
 
 
 class Stop(Protocol):
@@ -93,17 +96,20 @@ class CompileRoom:
             self._changed.notify_all()
 
 
-@cache
 def shared_room(whole_bytes: int | None, places: int) -> CompileRoom:
-    """Return the room of this process.
+    """Return the room of this process, the same one to all threads.
 
     Args:
         whole_bytes: None takes a quarter of the memory that the process may use, 512 MiB at least.
         places: most compilations at a time.
     """
-    if whole_bytes is None:
-        whole_bytes = max(LEAST_BYTES, machine_memory.limit_bytes() // MACHINE_SHARE)
-    return CompileRoom(whole_bytes, places)
+    with _opening:
+        key = (whole_bytes, places)
+        if key not in _rooms:
+            if whole_bytes is None:
+                whole_bytes = max(LEAST_BYTES, machine_memory.limit_bytes() // MACHINE_SHARE)
+            _rooms[key] = CompileRoom(whole_bytes, places)
+        return _rooms[key]
 
 
 def _is_stopped(stop: Stop | None) -> bool:

@@ -32,7 +32,7 @@ SLICE_NS: Final = 20_000_000
 """Length of a guest's slice; Linux's own is 3 ms, and 100 ms the longest that it takes."""
 
 NICE: Final = 10
-"""What is added to the niceness of a guest's thread. More, and one that has the GIL stays behind other programs."""
+"""What is added to the process's niceness for a guest's thread. More, and one that has the GIL stays behind others."""
 
 EVERY_NS: Final = 500_000
 """How long a guest may call the host until it sleeps."""
@@ -55,18 +55,20 @@ def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
 
     Args:
         slice_ns: from 100,000 to 100,000,000.
-        nice: added to its niceness, which without privileges cannot be taken back; 19 is the most that it becomes.
+        nice: added to that of the process's first thread, so that a thread which inherits less weight than that one has
+            is not lowered twice. Without privileges it cannot be taken back; 19 is the most that it becomes.
     """
     number = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
     if number is None:
         return False
     try:
         policy, before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+        lowered = max(before, min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + nice, _NICEST))
     except OSError:  # a sandbox around this process lets it ask no such thing
         return False
     if policy != os.SCHED_OTHER:
         return False
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, min(before + nice, _NICEST), 0, slice_ns, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, lowered, 0, slice_ns, 0, 0)
     return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
 
 

@@ -48,12 +48,36 @@ class Background:
         self._early = False
         self._closed = False
 
+    def open(self) -> Reactor | None:
+        """Return the reactor, started now if it was not; None where there are no fibers.
+
+        Its threads inherit the caller's weight in the scheduler.
+
+        Raises:
+            InternalError: the runtime is closed, or a guest's host function calls this.
+        """
+        if stack.is_on_fiber():
+            raise InternalError("a host function of a guest that was submitted tried to submit another")
+        with self._lock:
+            if self._closed:
+                raise InternalError("the runtime is closed")
+            if self._reactor is None and (self._threads is None or self._early):
+                self._early = is_early()  # asked first: what ends in between is only asked once more
+                code = load_code()
+                if code is None:
+                    self._threads = self._threads or ThreadPoolExecutor(
+                        THREADS, thread_name_prefix="tensorwasm-submitted"
+                    )
+                else:
+                    self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
+            return self._reactor
+
     def submit(
         self, function: Function, export: str | None, args: Sequence[object], options: Options
     ) -> Future[Invocation]:
         """Run an invocation; see `tensorwasm.runtime.Function.submit`."""
         function.engine.require_ticker()  # a forked process has no threads either: nobody would ever answer
-        reactor = self._open()
+        reactor = self.open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
         try:
@@ -70,7 +94,7 @@ class Background:
         Raises:
             TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
         """
-        if self._open() is not None:
+        if self.open() is not None:
             prepared = function.form(form_of(function.host.share() if granted.cuda else None, checked_kind(memory)))
             may_voyage(prepared)  # compiled code is loaded now, and not on the first caller's thread
 
@@ -86,7 +110,7 @@ class Background:
             TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
         """
         function.engine.require_ticker()
-        reactor = self._open()
+        reactor = self.open()
         if reactor is None:
             return self._submit_to_thread(function, export, args, options)
         job = _plan(function, export, args, reactor, options)
@@ -122,24 +146,6 @@ class Background:
             reactor.close()
         if threads is not None:
             threads.shutdown(cancel_futures=True)
-
-    def _open(self) -> Reactor | None:
-        """Return the reactor, started now if it was not; None where there are no fibers."""
-        if stack.is_on_fiber():
-            raise InternalError("a host function of a guest that was submitted tried to submit another")
-        with self._lock:
-            if self._closed:
-                raise InternalError("the runtime is closed")
-            if self._reactor is None and (self._threads is None or self._early):
-                self._early = is_early()  # asked first: what ends in between is only asked once more
-                code = load_code()
-                if code is None:
-                    self._threads = self._threads or ThreadPoolExecutor(
-                        THREADS, thread_name_prefix="tensorwasm-submitted"
-                    )
-                else:
-                    self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
-            return self._reactor
 
     def _submit_to_thread(
         self, function: Function, export: str | None, args: Sequence[object], options: Options

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from tensorwasm.errors import EngineMismatch, HostError, StorageFull, Unauthorized
+from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull, Unauthorized
 from tensorwasm.guest.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.memory import return_large_blocks
@@ -75,6 +75,8 @@ async def _run(order: Order, tell: Callable[[], object]) -> None:
     def load() -> None:
         try:
             loading()
+            with suppress(InternalError):  # it is told to stop already
+                service.runtime.background.open()  # here: those who load modules have less weight, which is inherited
             with suppress(EngineMismatch):  # every deploy is told so
                 check_bindings()
         finally:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.errors import InternalError
+from tensorwasm.guest.courtesy import be_courteous
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.runtime import Runtime
@@ -116,7 +117,7 @@ class Loader:
         self._runtime = runtime
         self._weight = weight
         self._gate = FairGate(threads, yields=True)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=be_courteous)
         self._shelf: Shelf[Loaded] = Shelf(items, size_bytes)
         self._loading: dict[Key, _Loading] = {}
         self.loads = 0

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorwasm.guest import compile_room
 from tensorwasm.guest.compile_room import LEAST_BYTES, CompileRoom, shared_room
 from tensorwasm.runtime.work import Work
 
@@ -65,3 +66,23 @@ def test_a_process_has_one_room():
     assert shared_room(None, 2) is shared_room(None, 2)
     assert shared_room(None, 2).whole_bytes >= LEAST_BYTES
     assert shared_room(1 << 20, 2).whole_bytes == 1 << 20
+
+
+def test_threads_that_ask_first_at_the_same_time_get_the_same_room(monkeypatch):
+    """A case of 2026-11-22: each of four got a room of its own, and more compiled at a time than there are places."""
+    places, found, threads = 1_000_001, [], []  # a room that no other test asks for
+
+    def ask():
+        found.append(shared_room(None, places))
+
+    def limit():
+        if not threads:  # while one finds out how large the room is, another asks
+            threads.append(threading.Thread(target=ask))
+            threads[0].start()
+            threads[0].join(0.2)
+        return 1 << 40
+
+    monkeypatch.setattr(compile_room.machine_memory, "limit_bytes", limit)
+    ask()
+    threads[0].join()
+    assert found[0] is found[1]
