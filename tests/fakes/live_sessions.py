@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,13 +16,13 @@ from tensorwasm.errors import (
     GuestTrap,
     NotCapturable,
     NotFound,
-    QuotaExceeded,
     StoreUnavailable,
 )
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.opened import LiveStatistics
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.sessions.living import Saved
+from tensorwasm.tenancy.quotas import Quotas
 
 FUNCTION = "11111111-1111-4111-8111-111111111111"
 
@@ -165,24 +164,24 @@ class FakeFunctions:
 
 
 class FakeQuotas:
-    """A number of instances for each tenant."""
+    """Quotas that give each tenant a number of instances, and any memory."""
 
     def __init__(self, most: int = 1000) -> None:
-        self.most = most
-        self.held: dict[int, int] = {}
-        self.memory: dict[int, int] = {}
+        self.limits = {"instances": most, "memory_bytes": 1 << 62}
+        self.quotas = Quotas()
 
-    @contextmanager
-    def hold(self, tenant, memory_bytes):
-        if self.held.get(tenant, 0) >= self.most:
-            raise QuotaExceeded("instances")
-        self.held[tenant] = self.held.get(tenant, 0) + 1
-        self.memory[tenant] = self.memory.get(tenant, 0) + memory_bytes
-        try:
-            yield
-        finally:
-            self.held[tenant] -= 1
-            self.memory[tenant] -= memory_bytes
+    def hold(self, tenant, memory_bytes, instances=1):
+        return self.quotas.hold(tenant, self.limits, instances=instances, memory_bytes=memory_bytes)
+
+    @property
+    def held(self):
+        """Instances of each tenant that has any."""
+        return self.quotas.held("instances")
+
+    @property
+    def memory(self):
+        """Bytes of each tenant that has any."""
+        return self.quotas.held("memory_bytes")
 
 
 class FakeTime:

@@ -44,6 +44,7 @@ from tensorwasm.server.routing import Call, Reply, Route, RouteClass, Streamed
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import Socket
 from tensorwasm.server.tracing import own_request_id, request_ids, trace_id
+from tensorwasm.server.wire.functions import Timed
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import NEVER, Deadline
 
@@ -225,13 +226,16 @@ class Pipeline:
             if read is not None:
                 read.close()
 
-    def _deadline(self, text: str | None) -> Deadline:
-        """Return the deadline that a header asks for, no later than the operator allows."""
+    def _deadline(self, text: str | None, asked: object) -> Deadline:
+        """Return the deadline that a header or a decoded body asks for, no later than the operator allows."""
+        most_s, body = self._rules.max_deadline_s, NEVER
+        if isinstance(asked, Timed) and asked.from_arrival:
+            body = asked.deadline(most_s)
         if text is None:
-            return NEVER
+            return body
         if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 15 or int(text) == 0:
             raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
-        return Deadline.after(min(int(text) / 1000, self._rules.max_deadline_s))
+        return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
     # ---------------------------------------------------------------- the handler
 
@@ -241,6 +245,7 @@ class Pipeline:
         """Decode the body, take the tenant's place and the class's, and have the handler answer."""
         headers, tenant = exchange.headers, exchange.tenant or 0
         query = exchange.scope.query_string
+        asked = self._decoders[id(route)](body, headers.get("content-type"))
         exchange.call = call = Call(
             self._service,
             exchange.principal,
@@ -248,11 +253,11 @@ class Pipeline:
             params,
             dict(parse_qsl(query, keep_blank_values=True)) if query else _NOTHING,
             headers,
-            self._decoders[id(route)](body, headers.get("content-type")),
+            asked,
             body,
             exchange.request_id,
             exchange.trace_id,
-            self._deadline(headers.get("x-tensorwasm-deadline-ms")),
+            self._deadline(headers.get("x-tensorwasm-deadline-ms"), asked),
             exchange.client,
             exchange.gone,
         )

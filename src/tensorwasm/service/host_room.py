@@ -6,10 +6,10 @@ own, its answers', caches' and database's, and the compilers'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from tensorwasm import machine_memory
+from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES
 from tensorwasm.values import MIB
 
 RESERVE: Final = 8
@@ -19,23 +19,12 @@ LEAST_RESERVE_BYTES: Final = 384 * MIB
 COMPILERS: Final = 4
 """One part of so many is what compilations share."""
 
-LEAST_BYTES: Final = 256 * MIB
-"""On the smallest machine one instance of usual size fits."""
-
-TENANT_SHARE: Final = 2
-"""A tenant without a limit of its own may hold one part of so many of the room."""
-
 
 def host_bytes(limit_bytes: int | None = None) -> int:
-    """Return the linear memory that all tenants together may hold.
+    """Return the linear memory that all tenants together may hold; on the smallest machine one instance of usual size.
 
     Args:
         limit_bytes: what the process may use; None asks the system.
     """
     whole = machine_memory.limit_bytes() if limit_bytes is None else limit_bytes
-    return max(LEAST_BYTES, whole - whole // COMPILERS - max(LEAST_RESERVE_BYTES, whole // RESERVE))
-
-
-def with_share(caps: Mapping[str, int], room_bytes: int) -> dict[str, int]:
-    """Return the caps of a tenant, with a share of the room where they say nothing of memory."""
-    return {"memory_bytes": max(LEAST_BYTES, room_bytes // TENANT_SHARE), **caps}
+    return max(LEAST_MEMORY_BYTES, whole - whole // COMPILERS - max(LEAST_RESERVE_BYTES, whole // RESERVE))

@@ -9,7 +9,6 @@ from typing import Final
 from tensorwasm.database.desk import Desk
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.directory import Directory
-from tensorwasm.service.host_room import with_share
 from tensorwasm.service.tenants import Tenants
 from tensorwasm.service.tokens import NewToken, Tokens
 from tensorwasm.settings.service import ServiceSettings
@@ -46,7 +45,6 @@ async def open_identity(
     settings: ServiceSettings,
     desk: Desk,
     clock: Clock = Clock(),  # noqa: B008 - frozen
-    room_bytes: int | None = None,
 ) -> Identity:
     """Open all that knows who may do what; `Directory.follow` has to run besides.
 
@@ -57,7 +55,6 @@ async def open_identity(
         settings: of the service.
         desk: of the database.
         clock: what time it is.
-        room_bytes: linear memory of all tenants, of which one may hold a share unless told otherwise; None for any.
 
     Raises:
         InvalidArgs: a list of tokens or of caps, or what is said of the issuer, makes no sense.
@@ -66,10 +63,7 @@ async def open_identity(
     roll = Roll(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
     verifier = await asyncio.to_thread(open_verifier, settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
     listed = len(roll) > 0
-    caps = parse_caps(settings.tenant_caps)
-    if room_bytes is not None:
-        caps = with_share(caps, room_bytes)
-    directory = Directory(desk, roll, clock, caps=caps)
+    directory = Directory(desk, roll, clock, caps=parse_caps(settings.tenant_caps))
     await directory.catch_up()
     developing = settings.allow_dev_mode and verifier is None and not len(roll)
     registry, everything = Registry.open()

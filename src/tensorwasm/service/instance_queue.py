@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
-from tensorwasm.errors import CapacityExhausted, LimitError, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError, QuotaExceeded
 from tensorwasm.tenancy.quotas import Holding, Quotas
 from tensorwasm.values import Deadline
 
@@ -29,9 +29,9 @@ class InstanceQueue:
     """What running guests hold of the quotas ``instances`` and ``memory_bytes``; for one event loop.
 
     A guest is charged with what its memory may grow to. Where that is not there now, but running guests of its tenant
-    (if the tenant's quota is short) or of any tenant (if the machine is short) will give some back, it waits. Memory
-    that is given back goes to those who wait, in the order in which they came; a guest that only its own tenant's quota
-    holds back lets others past.
+    (if the tenant's quota is short) or of any (if the machine is, or what the tenant would leave free) will give some
+    back, it waits. Memory that is given back goes to those who wait, in the order in which they came; a guest that only
+    its own tenant's quota or share holds back lets others past.
 
     Args:
         quotas: of all tenants.
@@ -91,6 +91,7 @@ class InstanceQueue:
         Raises:
             QuotaExceeded: as for `try_hold`, or still short then.
             CapacityExhausted: likewise.
+            InvokeTimeout: the deadline passed.
         """
         return await self._wait(_Wanted(tenant, limits, memory_bytes), deadline)
 
@@ -108,6 +109,7 @@ class InstanceQueue:
         Raises:
             QuotaExceeded: as for `hold`.
             CapacityExhausted: likewise.
+            InvokeTimeout: likewise.
         """
         holding = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
         self._give_back(tenant, holding)
@@ -130,7 +132,11 @@ class InstanceQueue:
             if not came.done():
                 del self._waiting[came]
                 self._serve()
-        return came.result() if came.done() else self._hold(wanted)
+        if came.done():
+            return came.result()
+        if deadline.expired():
+            raise InvokeTimeout("the deadline passed while the call waited for memory")
+        return self._hold(wanted)
 
     def _serve(self) -> None:
         """Give those who wait what is there, until one finds the machine's memory short."""
@@ -165,5 +171,8 @@ class InstanceQueue:
         if isinstance(short, CapacityExhausted):
             return bool(self._running) and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
         held = self._quotas.usage(tenant)["instances"] + instances
-        fits = held <= limits.get("instances", held) and memory_bytes <= limits.get("memory_bytes", memory_bytes)
-        return fits and tenant in self._running
+        if held > limits.get("instances", held):
+            return False
+        if "memory_bytes" in limits:
+            return memory_bytes <= limits["memory_bytes"] and tenant in self._running
+        return bool(self._running) and memory_bytes <= (self._quotas.most_bytes or memory_bytes)

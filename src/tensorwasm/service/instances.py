@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from tensorwasm.service.snapshots import Snapshots
 from tensorwasm.service.spending import Ledger
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import Quotas
+from tensorwasm.tenancy.quotas import Holding, Quotas
 from tensorwasm.values import Deadline
 
 GRACE_S: Final = 3600.0
@@ -86,8 +86,8 @@ async def open_instances(
         DatabaseUnavailable: sessions cannot be taken back to their last saves.
     """
 
-    def hold(tenant: int, memory_bytes: int) -> AbstractContextManager[object]:
-        return quotas.hold(tenant, policy(tenant).quotas, instances=1, memory_bytes=memory_bytes)
+    def hold(tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
+        return quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
     def free(tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
         return queue.freed(tenant, policy(tenant).quotas, memory_bytes, deadline)

@@ -110,7 +110,7 @@ async def open_service(
         seals = await asyncio.to_thread(Seals.from_settings, settings.snapshot_hmac_key, folder)
         kernels = Kernels.from_settings(desk, settings)
         room_bytes = await asyncio.to_thread(host_bytes)
-        identity = await open_identity(settings, desk, clock, room_bytes)
+        identity = await open_identity(settings, desk, clock)
         _attend(stack, identity.directory.follow())
         audit = await asyncio.to_thread(open_audit, settings, folder)
         stack.push_async_callback(asyncio.to_thread, audit.close)

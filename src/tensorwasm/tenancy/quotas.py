@@ -26,6 +26,7 @@ from typing import Final, Self
 import msgspec
 
 from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
+from tensorwasm.values import MIB
 
 HELD: Final[dict[str, str]] = {
     "instances": "instances alive at a time, those of idle sessions in memory too",
@@ -54,6 +55,9 @@ RATES: Final[dict[str, str]] = {
 
 CAPS: Final[dict[str, str]] = QUOTAS | RATES
 """Every number that can be set for a tenant."""
+
+LEAST_MEMORY_BYTES: Final = 256 * MIB
+"""A tenant may always hold so much memory, if it is there."""
 
 HOUR_MS: Final = 3_600_000
 _LOOKS: Final = 2  # accounts looked at for each new one: more than come, so that what is idle is found
@@ -108,6 +112,26 @@ class Holding(msgspec.Struct, gc=False):
     _all: dict[str, int]
     _amounts: dict[str, int] | None
 
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory is among it."""
+        return (self._amounts or {}).get("memory_bytes", 0)
+
+    def add(self, other: Holding) -> None:
+        """Take over what another holding of the same tenant has, which has nothing then."""
+        with self._lock:
+            mine, more = self._amounts or {}, other._amounts or {}
+            self._amounts = mine | {name: mine.get(name, 0) + amount for name, amount in more.items()}
+            other._amounts = None
+
+    def keep(self, memory_bytes: int) -> None:
+        """Give memory back beyond so many bytes."""
+        with self._lock:
+            if self._amounts is not None and self.memory_bytes > memory_bytes:
+                self._held["memory_bytes"] -= self.memory_bytes - memory_bytes
+                self._all["memory_bytes"] -= self.memory_bytes - memory_bytes
+                self._amounts = self._amounts | {"memory_bytes": memory_bytes}
+
     def release(self) -> None:
         """Give it back; a second time gives back nothing."""
         with self._lock:
@@ -131,8 +155,13 @@ class Holding(msgspec.Struct, gc=False):
 class Quotas:
     """The accounts of all tenants of this process.
 
+    A tenant whose policy has no number for ``memory_bytes`` holds no more memory than it leaves free for all others:
+    alone half of it, two such tenants a third each. So however many keep all that they get, the next one finds some.
+
     An account in which nothing counts any more is dropped when others are opened. What is held is known to this process
     alone and begins at nothing; who keeps the usage of hours elsewhere brings it back with `restore`.
+
+    Source: A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998), of the last rule.
 
     Args:
         now_unix_ms: the clock of the budgets.
@@ -140,6 +169,7 @@ class Quotas:
 
     Attributes:
         host_bytes: likewise.
+        most_bytes: what of it a tenant without a number for ``memory_bytes`` may hold alone.
     """
 
     def __init__(
@@ -149,6 +179,7 @@ class Quotas:
     ) -> None:
         """Start with nothing held and nothing used up."""
         self.host_bytes = host_bytes
+        self.most_bytes = None if host_bytes is None else max(LEAST_MEMORY_BYTES, host_bytes // 2)
         self._all = {"memory_bytes": 0}
         self._now_unix_ms = now_unix_ms
         self._lock = threading.Lock()
@@ -166,7 +197,8 @@ class Quotas:
 
         Raises:
             QuotaExceeded: it would be more than a limit; the message names the quota, what is held and the limit.
-            CapacityExhausted: all tenants together would hold more memory than there is for them.
+            CapacityExhausted: all together would hold more memory than there is for them, or a tenant that holds
+                none yet more than it would leave.
             InvalidArgs: there is no such quota, or an amount is negative.
         """
         with self._lock:
@@ -180,7 +212,9 @@ class Quotas:
                         raise InvalidArgs(f"{amount} of {name} cannot be held")
                     raise self._refuse(name, used, amount, limits[name])
                 held[name] = used + amount
-            self._take_of_all(held, amounts)
+            if self.host_bytes is not None and amounts.get("memory_bytes"):
+                self._require_memory(self.host_bytes, held, limits, amounts)
+            self._all["memory_bytes"] += amounts.get("memory_bytes", 0)
         return Holding(self._lock, held, self._all, amounts)
 
     def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
@@ -263,6 +297,16 @@ class Quotas:
                 return dict.fromkeys(QUOTAS, 0)
             return account.held | {name: self._used(account, name) for name in BUDGETS}
 
+    def memory_limit(self, tenant: int, limits: Mapping[str, int]) -> int | None:
+        """Return how much linear memory a tenant may hold now; None for any."""
+        if "memory_bytes" in limits or self.host_bytes is None:
+            return limits.get("memory_bytes")
+        with self._lock:
+            account = self._accounts.get(tenant)
+            own_bytes = 0 if account is None else account.held["memory_bytes"]
+            reachable_bytes = max(0, self.host_bytes - self._all["memory_bytes"] + own_bytes)
+        return max(min(LEAST_MEMORY_BYTES, reachable_bytes), reachable_bytes // 2)
+
     def held(self, name: str) -> dict[int, int]:
         """Return how much of a quota of `HELD` each tenant holds that holds any."""
         with self._lock:
@@ -278,16 +322,22 @@ class Quotas:
         with self._lock:
             return dict(self._spent)
 
-    def _take_of_all(self, held: dict[str, int], amounts: Mapping[str, int]) -> None:
-        """Count memory that a tenant has just taken as everybody's, or give all that it took back."""
-        wanted_bytes = amounts.get("memory_bytes", 0)
-        whole_bytes = self._all["memory_bytes"] + wanted_bytes
-        if wanted_bytes and self.host_bytes is not None and whole_bytes > self.host_bytes:
-            for name, amount in amounts.items():
-                held[name] -= amount
-            self._refusals["host_bytes"] = self._refusals.get("host_bytes", 0) + 1
-            raise CapacityExhausted("the memory of this machine is held by other instances; try again later")
-        self._all["memory_bytes"] = whole_bytes
+    def _require_memory(
+        self, host_bytes: int, held: dict[str, int], limits: Mapping[str, int], amounts: Mapping[str, int]
+    ) -> None:
+        """Return if there is memory for what a tenant has just taken, or give all that it took back."""
+        wanted_bytes, own_bytes = amounts["memory_bytes"], held["memory_bytes"]
+        free_bytes = host_bytes - self._all["memory_bytes"] - wanted_bytes
+        greedy = "memory_bytes" not in limits and own_bytes > max(LEAST_MEMORY_BYTES, free_bytes)
+        if free_bytes >= 0 and not greedy:
+            return
+        for name, amount in amounts.items():
+            held[name] -= amount
+        others_bytes = self._all["memory_bytes"] - held["memory_bytes"]
+        if greedy and (held["memory_bytes"] or wanted_bytes > (self.most_bytes or 0)):
+            raise self._refuse("memory_bytes", held["memory_bytes"], wanted_bytes, (host_bytes - others_bytes) // 2)
+        self._refusals["host_bytes"] = self._refusals.get("host_bytes", 0) + 1
+        raise CapacityExhausted("the memory of this machine is held by other instances; try again later")
 
     def _refuse(self, name: str, used: int, amount: int, limit: int) -> QuotaExceeded:
         self._refusals[name] = self._refusals.get(name, 0) + 1

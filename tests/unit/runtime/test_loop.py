@@ -240,7 +240,7 @@ def test_closing_the_runtime_ends_a_guest_that_moved_and_refuses_the_next(runtim
 def test_a_guest_whose_reactor_closes_under_it_is_closed_too(runtime, function, monkeypatch):
     free = function.engine.free_slots
     function.invoke_async("say").close()
-    reactor: Any = runtime.background._open()
+    reactor: Any = runtime.background.open()
 
     def refuse(_job, _fiber):
         raise InternalError("the reactor is closed")

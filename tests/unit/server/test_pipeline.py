@@ -16,6 +16,9 @@ from tensorwasm.server.arrivals import Arrivals
 from tensorwasm.server.exchange import Exchange
 from tensorwasm.server.heads import ONCE
 from tensorwasm.server.routing import Ending, Reply, Route, Streamed
+from tensorwasm.server.wire.functions import Invoke
+from tensorwasm.server.wire.jobs import InvokeLater
+from tensorwasm.server.wire.sessions import InvokeSession
 from tensorwasm.tenancy.audit import verify
 from tensorwasm.tenancy.policy import TenantPolicy
 
@@ -577,5 +580,51 @@ def test_whoever_waits_for_a_place_gets_one(served):
             held.set()
             assert {(await each).status for each in asked} == {200}
             assert len(begun) == 21
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "sent", "headers", "status"),
+    [
+        (Invoke, {"deadline_ms": 30}, {}, 504),
+        (InvokeSession, {"deadline_ms": 30}, {"X-TensorWasm-Deadline-Ms": "60000"}, 504),
+        (Invoke, {"deadline_ms": 60_000}, {"X-TensorWasm-Deadline-Ms": "30"}, 504),
+        (InvokeLater, {"deadline_ms": 30}, {}, 200),  # an attempt's, which begins later
+        (Invoke, {}, {}, 200),
+    ],
+)
+def test_the_time_that_a_body_gives_begins_before_its_request_waits_for_a_place(
+    served, request_type, sent, headers, status
+):
+    async def test():
+        held = asyncio.Event()
+
+        async def wait(call):
+            await held.wait()
+            return Reply({})
+
+        async def at_once(call):
+            await asyncio.sleep(0)
+            return Reply({})
+
+        routes = (route(wait, kind="writes"), route(at_once, path="/timed", kind="writes", request=request_type))
+        async with served(routes) as (_, pipeline):
+            holding = [asyncio.ensure_future(ask(pipeline, "POST", "/do", headers=bearer(ALPHA))) for _ in range(8)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            body = json.dumps(sent).encode()
+            late = asyncio.ensure_future(
+                ask(pipeline, "POST", "/timed", body=body, headers=bearer(ALPHA) | JSON | headers)
+            )
+            if status == 200:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert not late.done()
+                held.set()
+            found = await asyncio.wait_for(late, 20)
+            assert found.status == status
+            held.set()
+            await asyncio.gather(*holding)
 
     run(test)

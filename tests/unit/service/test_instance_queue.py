@@ -88,17 +88,38 @@ def test_what_nobody_will_give_back_is_refused_at_once():
     run(story, host_bytes=100)
 
 
-def test_waiting_ends_at_the_deadline_with_what_is_short():
+def test_waiting_ends_at_the_deadline_and_else_with_what_is_short(monkeypatch):
     async def story(quotas, queue):
         first = queue.try_hold(1, {}, 80)
-        with pytest.raises(CapacityExhausted):
+        with pytest.raises(InvokeTimeout, match="waited for memory"):
             await queue.hold(2, {}, 40, Deadline.after(0.0))
+        monkeypatch.setattr(instance_queue, "WAIT_S", 0.001)
+        with pytest.raises(CapacityExhausted):
+            await queue.hold(2, {}, 40, NEVER)
         with pytest.raises(QuotaExceeded, match="memory_bytes"):
-            await queue.hold(1, {"memory_bytes": 90}, 40, Deadline.after(0.001))
+            await queue.hold(1, {"memory_bytes": 90}, 40, Deadline.after(60))
         queue.release(1, first)
         queue.release(2, queue.try_hold(2, {}, 100))
 
     run(story, host_bytes=100)
+
+
+def test_a_tenant_without_a_limit_waits_for_any_guest_and_holds_up_nobody():
+    async def story(quotas, queue):
+        first, other = queue.try_hold(1, {}, 600 * MIB), queue.try_hold(2, {}, 100 * MIB)
+        with pytest.raises(QuotaExceeded):  # more than one tenant ever has
+            queue.try_hold(1, {}, 601 * MIB)
+        second = asyncio.ensure_future(queue.hold(1, {}, 100 * MIB, NEVER))
+        await settle()
+        queue.release(3, await queue.hold(3, {}, 50 * MIB, NEVER))
+        assert not second.done()
+        queue.release(2, other)
+        await settle()
+        assert not second.done()
+        queue.release(1, first)
+        queue.release(1, await second)
+
+    run(story, host_bytes=1200 * MIB)
 
 
 def test_whatever_ends_when_nothing_is_held_that_should_not_be():

@@ -6,13 +6,14 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles.limits import LedgerModel
 from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, QUOTAS, Quotas, parse_caps
+from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, LEAST_MEMORY_BYTES, QUOTAS, Quotas, parse_caps
+from tensorwasm.values import MIB
 
 AMOUNTS = st.dictionaries(st.sampled_from(sorted(HELD)), st.integers(0, 6), max_size=4)
 NOBODY = dict.fromkeys(QUOTAS, 0)
@@ -214,3 +215,63 @@ def test_all_tenants_together_hold_no_more_memory_than_the_host_has_for_them():
 def test_a_tenants_own_limit_is_told_before_everybodys():
     with pytest.raises(QuotaExceeded):
         Quotas(host_bytes=10).hold(1, {"memory_bytes": 5}, memory_bytes=11)
+
+
+def test_who_has_no_limit_of_his_own_leaves_as_much_memory_as_he_holds():
+    """A case of 2026-11-23: two tenants with half each, who let their streams stand, held all there was."""
+    quotas = Quotas(host_bytes=1200 * MIB)
+    for _ in range(2):
+        quotas.hold(1, {}, memory_bytes=300 * MIB)
+    with pytest.raises(QuotaExceeded, match=f"memory_bytes is {600 * MIB}"):
+        quotas.hold(1, {}, memory_bytes=1)
+    assert quotas.memory_limit(1, {}) == 600 * MIB
+    assert quotas.memory_limit(2, {}) == 300 * MIB
+    quotas.hold(2, {}, memory_bytes=300 * MIB)
+    with pytest.raises(CapacityExhausted):
+        quotas.hold(3, {}, memory_bytes=301 * MIB)  # it holds none, so it is not its fault
+    with pytest.raises(QuotaExceeded):
+        quotas.hold(2, {}, memory_bytes=1)
+    last = quotas.hold(3, {}, memory_bytes=200 * MIB)  # so much anybody may have
+    assert quotas.memory_limit(4, {}) == 100 * MIB
+    quotas.hold(4, {"memory_bytes": 1 << 40}, memory_bytes=100 * MIB)  # the operator said so
+    with pytest.raises(CapacityExhausted):
+        quotas.hold(5, {}, memory_bytes=1)
+    last.release()
+
+
+@settings(max_examples=100, deadline=None)
+@given(wishes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 700)), max_size=40), room=st.integers(1, 4096))
+def test_however_many_hold_what_they_get_none_has_more_than_is_free_beyond_the_least(wishes, room):
+    quotas = Quotas(host_bytes=room * MIB)
+    for tenant, size in wishes:
+        limit = quotas.memory_limit(tenant, {})
+        try:
+            quotas.hold(tenant, {}, memory_bytes=size * MIB)
+        except (CapacityExhausted, QuotaExceeded):
+            assert quotas.usage(tenant)["memory_bytes"] + size * MIB > limit
+        else:
+            own, whole = quotas.usage(tenant)["memory_bytes"], sum(quotas.held("memory_bytes").values())
+            assert own <= limit
+            assert own <= max(LEAST_MEMORY_BYTES, room * MIB - whole)
+            assert whole <= room * MIB
+
+
+def test_what_never_fits_is_no_matter_of_time():
+    with pytest.raises(QuotaExceeded, match=f"memory_bytes is {600 * MIB}"):
+        Quotas(host_bytes=1200 * MIB).hold(1, {}, memory_bytes=601 * MIB)
+
+
+def test_a_holding_takes_more_and_gives_some_back():
+    quotas = Quotas(host_bytes=100)
+    first, more = quotas.hold(1, {}, instances=1, memory_bytes=30), quotas.hold(1, {}, memory_bytes=20)
+    first.add(more)
+    more.release()
+    assert first.memory_bytes == 50
+    first.keep(60)
+    first.keep(10)
+    assert (first.memory_bytes, quotas.usage(1)["memory_bytes"], quotas.held("instances")) == (10, 10, {1: 1})
+    quotas.hold(2, {}, memory_bytes=90).release()
+    first.release()
+    first.keep(0)
+    assert quotas.held("memory_bytes") == {}
+    quotas.hold(2, {}, memory_bytes=100)

@@ -49,7 +49,7 @@ from tensorwasm.service.asking import Ask
 from tensorwasm.service.functions import IfExists, Note
 from tensorwasm.service.idempotency import Repeated
 from tensorwasm.service.pages import CURSOR
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.values import Deadline
 
 UPLOADS: Final = (
     "application/wasm",
@@ -234,13 +234,12 @@ async def _bytes(text: str | None) -> bytes:
     return b"" if text is None else await decode_base64(text)
 
 
-def ask_of(body: wire.Invoke, deadline: Deadline, max_deadline_s: float, given: bytes, stdin: bytes) -> Ask:
+def ask_of(body: wire.Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> Ask:
     """Return what a body asks for.
 
     Args:
         body: it.
-        deadline: of the request's header.
-        max_deadline_s: longest that the operator allows.
+        deadline: of the call.
         given: `input_b64`, decoded.
         stdin: `stdin_b64`, decoded.
 
@@ -251,10 +250,6 @@ def ask_of(body: wire.Invoke, deadline: Deadline, max_deadline_s: float, given: 
     for index, value in enumerate(body.args):
         if type(value) not in _SCALARS:
             raise InvalidArgs(f"argument {index} is neither a number nor a text")
-    if body.deadline_ms is not None:
-        deadline = Deadline.after(min(body.deadline_ms / 1000, max_deadline_s)).earlier(
-            None if deadline is NEVER else deadline
-        )
     if body.input is None and body.stdin is None and body.env is None and body.argv is None and not given and not stdin:
         return Ask(body.export, body.args, deadline=deadline)
     if (body.input is not None and given) or (body.stdin is not None and stdin):
@@ -271,7 +266,7 @@ def ask_of(body: wire.Invoke, deadline: Deadline, max_deadline_s: float, given: 
 
 
 def _ask(call: Call, given: bytes, stdin: bytes) -> Ask:
-    return ask_of(call.body, call.deadline, call.service.settings.max_deadline_s, given, stdin)
+    return ask_of(call.body, call.deadline, given, stdin)
 
 
 def _called(function_id: str) -> bytes:

@@ -23,6 +23,7 @@ from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import jobs as wire
 from tensorwasm.service.jobs.jobs import Terms
 from tensorwasm.service.pages import parse_cursor, render_cursor
+from tensorwasm.values import NEVER
 
 MAX_WAIT_S: Final = 60.0
 _SECONDS: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -37,11 +38,11 @@ async def submit(call: Call) -> Reply:
     earlier = await service.idempotency.find(tenant, key)
     if earlier is None:
         given = [b"" if each is None else await decode_base64(each) for each in (body.input_b64, body.stdin_b64)]
-        ask = ask_of(body, call.deadline, service.settings.max_deadline_s, given[0], given[1])
-        left_s = ask.deadline.remaining_s()
+        left_s = body.deadline(service.settings.max_deadline_s).earlier(call.deadline).remaining_s()
         timeout_s = None if math.isinf(left_s) else left_s
         terms = Terms(body.max_attempts, body.delay_s, body.expires_s, timeout_s, call.trace_id)
         resolved = await service.functions.resolve(tenant, reference)
+        ask = ask_of(body, NEVER, given[0], given[1])
         earlier = await service.jobs.submit(tenant, resolved, ask, terms, idempotency_key=key)
     call.audit["job_id"] = earlier
     return Reply(wire.Accepted(earlier))

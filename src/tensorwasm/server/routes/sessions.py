@@ -38,7 +38,7 @@ from tensorwasm.server.wire import sessions as wire
 from tensorwasm.server.wire.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
 from tensorwasm.service.sessions import SessionCall
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.values import NEVER
 
 _SCALARS: Final = frozenset({int, float, str})
 _encode: Final = msgspec.json.Encoder().encode
@@ -88,7 +88,7 @@ async def invoke(call: Call) -> Reply | Streamed:
         export=body.export,
         args=body.args,
         input=await _given(body.input, body.input_b64),
-        deadline=_deadline(call, body),
+        deadline=None if call.deadline is NEVER else call.deadline,
         durable=body.durable,
     )
     outcome = await call.service.sessions.call(call.tenant, session_id, ask)
@@ -109,14 +109,6 @@ async def _given(text: str | None, encoded: str | None) -> bytes | None:
     if encoded is not None:
         return await decode_base64(encoded)
     return None if text is None else text.encode()
-
-
-def _deadline(call: Call, body: wire.InvokeSession) -> Deadline | None:
-    """Return when a call must have ended, None for the function's usual time."""
-    header = None if call.deadline is NEVER else call.deadline
-    if body.deadline_ms is None:
-        return header
-    return Deadline.after(min(body.deadline_ms / 1000, call.service.settings.max_deadline_s)).earlier(header)
 
 
 _STORED: Final = (NotFound, DatabaseUnavailable, CapacityExhausted)

@@ -25,6 +25,7 @@ from tensorwasm.server.streaming.conversation import Conversation
 from tensorwasm.server.streaming.flow import Flow
 from tensorwasm.server.wire.functions import Invoke
 from tensorwasm.server.wire.streams import StreamOutcome
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.server.streaming.websocket import Socket
@@ -49,7 +50,7 @@ async def invoke_stream(call: Call) -> Streamed:
     reference, body = call.params["id"], call.body
     assert isinstance(body, Invoke)  # noqa: S101 - what the route says
     call.audit["function_id"] = reference
-    flow = await Flow.open(call, reference, await read_ask(call, body))
+    flow = await Flow.open(call, reference, await _read_ask(body, call.deadline))
     if sse.wanted(call.headers.get("accept")):
         return stream_events(flow, reference)
     return stream_raw(flow, trailers=reads_trailers(call.headers.get("te")))
@@ -58,16 +59,22 @@ async def invoke_stream(call: Call) -> Streamed:
 async def invoke_socket(call: Call, socket: Socket) -> None:
     """Call a function as often as the client asks, one call after the other."""
     call.audit["function_id"] = call.params["id"]
-    await Conversation(call, socket, call.params["id"], read_ask).hold()
+    await Conversation(call, socket, call.params["id"], read_message).hold()
 
 
-async def read_ask(call: Call, body: Invoke, given: bytes = b"") -> Ask:
+async def read_message(call: Call, body: Invoke, given: bytes) -> Ask:
+    """Return what a message of a WebSocket asks for, with what was given before it."""
+    deadline = body.deadline(call.service.settings.max_deadline_s).earlier(call.deadline)
+    return await _read_ask(body, deadline, given)
+
+
+async def _read_ask(body: Invoke, deadline: Deadline, given: bytes = b"") -> Ask:
     """Return what a body asks for; what was given beside it is its input, or more of it is refused."""
     if given and body.input_b64 is not None:
         raise InvalidRequest("input is in messages before the call, or in it, not both")
     given = given if body.input_b64 is None else await decode_base64(body.input_b64)
     stdin = b"" if body.stdin_b64 is None else await decode_base64(body.stdin_b64)
-    return ask_of(body, call.deadline, call.service.settings.max_deadline_s, given, stdin)
+    return ask_of(body, deadline, given, stdin)
 
 
 async def get_outcome(call: Call) -> Reply:

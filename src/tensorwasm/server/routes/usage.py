@@ -26,7 +26,7 @@ async def report(call: Call) -> Reply:
     kept = await asyncio.to_thread(service.store.usage, str(tenant))
     used = service.quotas.usage(tenant) | {"artifact_bytes": kept.artifact_bytes}
     kept_mib = settings.current().artifacts_quota_mib
-    usual = {"memory_bytes": service.quotas.host_bytes, "artifact_bytes": kept_mib * MIB}
+    usual = {"memory_bytes": service.quotas.memory_limit(tenant, limits), "artifact_bytes": kept_mib * MIB}
     quotas = {name: QuotaBody(amount, limits.get(name, usual.get(name))) for name, amount in used.items()}
     return Reply(UsageBody.of(found, quotas))
 

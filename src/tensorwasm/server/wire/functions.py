@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,7 +12,7 @@ from tensorwasm.server.wire.output import Bytes64, Output
 from tensorwasm.service.asking import MAX_ARGS
 from tensorwasm.service.functions import IfExists
 from tensorwasm.service.options import GRANTS, MAX_WARM
-from tensorwasm.values import MemoryKind
+from tensorwasm.values import NEVER, Deadline, MemoryKind
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]
 
@@ -260,7 +260,29 @@ class VersionPage(msgspec.Struct):
     next: int | None
 
 
-class Invoke(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Timed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What must have ended some time after it is asked for.
+
+    Attributes:
+        deadline_ms: milliseconds from when the request was read in which it must have ended, waiting included; no more
+            than the operator allows.
+    """
+
+    from_arrival: ClassVar[bool] = True
+    """Whether that time begins when it is asked for."""
+
+    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
+
+    def deadline(self, most_s: float) -> Deadline:
+        """Return when it must have ended if it begins now.
+
+        Args:
+            most_s: longest that the operator allows.
+        """
+        return NEVER if self.deadline_ms is None else Deadline.after(min(self.deadline_ms / 1000, most_s))
+
+
+class Invoke(Timed, kw_only=True, forbid_unknown_fields=True):
     """A call of an export.
 
     Attributes:
@@ -272,7 +294,8 @@ class Invoke(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         stdin_b64: likewise, as base64.
         argv: arguments of WASI, the program's name first.
         env: environment besides the function's.
-        deadline_ms: milliseconds in which it must have ended; no more than the operator allows.
+        deadline_ms: milliseconds from when the request was read in which it must have ended, waiting included; no more
+            than the operator allows.
     """
 
     export: str | None = None
@@ -283,7 +306,6 @@ class Invoke(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stdin_b64: Bytes64 | None = None
     argv: tuple[str, ...] | None = None
     env: dict[str, str] | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
 
 
 class Invoked(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -20,6 +20,8 @@ class InvokeLater(Invoke, kw_only=True):
         delay_s: seconds until it is due.
         expires_s: seconds after which it is given up if it does not run yet.
     """
+
+    from_arrival: ClassVar[bool] = False
 
     max_attempts: Annotated[int, Meta(ge=1, le=100)] | None = None
     delay_s: Annotated[float, Meta(ge=0, le=2_592_000)] = 0.0

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tensorwasm.server.wire.functions import Arguments, Millis
+from tensorwasm.server.wire.functions import Arguments, Millis, Timed
 from tensorwasm.server.wire.output import Bytes64, Output
 from tensorwasm.service.sessions import Session
 
@@ -94,7 +94,7 @@ class SessionPage(msgspec.Struct):
     next: str | None
 
 
-class InvokeSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class InvokeSession(Timed, kw_only=True, forbid_unknown_fields=True):
     """A call of a session.
 
     Attributes:
@@ -102,8 +102,8 @@ class InvokeSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         args: numbers, or their texts, as the export's signature says: at most 256. A text may be `NaN` or `Infinity`.
         input: what the guest reads with `read-input` from now on, as text.
         input_b64: likewise, as base64.
-        deadline_ms: milliseconds in which it must have ended, waiting for its turn included; no more than the operator
-            allows.
+        deadline_ms: milliseconds from when the request was read in which it must have ended, waiting included; no more
+            than the operator allows.
         durable: answer only once the state after the call is saved. An error of the saving itself means that the call
             was made, and that its effects are in memory only.
     """
@@ -112,7 +112,6 @@ class InvokeSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     args: Arguments = ()
     input: str | None = None
     input_b64: Bytes64 | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
     durable: bool = False
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.errors import (
     CapacityExhausted,
@@ -22,17 +22,24 @@ from tensorwasm.service.sessions.keeping import Keeper
 from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.living import Live
 from tensorwasm.service.sessions.seat import Seat
+from tensorwasm.tenancy.quotas import Holding
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.service.resolution import Resolved
 
-Hold = Callable[[int, int], AbstractContextManager[object]]
-"""Takes one instance and so many bytes of memory from a tenant's quotas, until the context is left.
 
-Raises:
-    QuotaExceeded: the tenant has no more.
-"""
+class Hold(Protocol):
+    """Takes from a tenant's quotas."""
+
+    def __call__(self, tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
+        """Return what is held until it is released.
+
+        Raises:
+            QuotaExceeded: the tenant may have no more.
+            CapacityExhausted: all tenants together may not.
+        """
+
 
 Free = Callable[[int, int, Deadline], AbstractAsyncContextManager[None]]
 """Waits until running guests have given so many bytes back that a tenant may hold, which must be held inside at once.
@@ -92,29 +99,20 @@ class Room:
             QuotaExceeded: as for `let_in`.
             CapacityExhausted: likewise.
         """
+        if seat.holding is None:
+            return
+        holding = seat.holding
 
         async def hold() -> None:
-            self._hold_anew(seat, resolved.limits.memory_bytes)
+            if (more_bytes := resolved.limits.memory_bytes - holding.memory_bytes) > 0:
+                holding.add(self._hold(seat.tenant, more_bytes, 0))
 
-        await self._insist(seat, hold, resolved.limits.memory_bytes - seat.held_bytes, deadline)
+        await self._insist(seat, hold, resolved.limits.memory_bytes - holding.memory_bytes, deadline)
 
     def narrow(self, seat: Seat) -> None:
         """Charge an instance that is not called any more for what it has: it grows no further by itself."""
-        if seat.live is not None and (size_bytes := seat.live.statistics().memory_bytes):
-            self._hold_anew(seat, size_bytes)
-
-    def _hold_anew(self, seat: Seat, memory_bytes: int) -> None:
-        """Charge for another amount of memory; if that is refused, for what it was. Nobody else takes it meanwhile."""
-        before_bytes, holding = seat.held_bytes, ExitStack()
-        seat.holding.close()
-        try:
-            holding.enter_context(self._hold(seat.tenant, memory_bytes))
-            seat.held_bytes = memory_bytes
-        except LimitError:
-            holding.enter_context(self._hold(seat.tenant, before_bytes))
-            raise
-        finally:
-            seat.holding = holding
+        if seat.live is not None and seat.holding is not None and (has := seat.live.statistics().memory_bytes):
+            seat.holding.keep(has)
 
     async def _insist(
         self, seat: Seat, work: Callable[[], Awaitable[None]], more_bytes: int, deadline: Deadline
@@ -146,7 +144,8 @@ class Room:
     async def empty(self, seat: Seat) -> None:
         """Free an instance as it is; whoever holds the seat's turn calls this."""
         live, seat.live, seat.resolved = seat.live, None, None
-        with seat.holding:
+        holding, seat.holding = seat.holding, None
+        with holding or nullcontext():
             if live is not None:
                 await self._keeper.run(live.close)
 
@@ -189,10 +188,10 @@ class Room:
         self._coming += 1
         try:
             with ExitStack() as holding:
-                holding.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
+                held = holding.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
                 seat.live = await make()
-                seat.resolved, seat.holding = resolved, holding.pop_all()
-                seat.held_bytes = resolved.limits.memory_bytes
+                seat.resolved, seat.holding = resolved, held
+                holding.pop_all()
         finally:
             self._coming -= 1
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.service.sessions.living import Live
+from tensorwasm.tenancy.quotas import Holding
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Seat:
         record: its row, and calls beyond it; None before it was read.
         live: the instance, None if there is none in memory.
         resolved: what it runs, None like the instance.
-        holding: what the tenant's quotas are charged for the instance.
-        held_bytes: the memory among it: what it may grow to while it is called, what it has else.
+        holding: what the tenant's quotas are charged for the instance, None like the instance; as memory what it may
+            grow to while it is called, what it has else.
         guest: the instance while its guest runs.
         used_ns: when it was last used.
         closing: errands that close it: what else waits need not.
@@ -79,8 +79,7 @@ class Seat:
     record: SessionRecord | None = None
     live: Live | None = None
     resolved: Resolved | None = None
-    holding: ExitStack = field(default_factory=ExitStack)
-    held_bytes: int = 0
+    holding: Holding | None = None
     guest: Live | None = None
     used_ns: int = 0
     closing: int = 0

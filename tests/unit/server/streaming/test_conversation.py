@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fakes.services import until
 from fakes.streaming import FUNCTION, FakeInvocations, FakeSocket, FakeStream, fake_call
 from tensorwasm.errors import CapacityExhausted, GuestTrap, NotFound, RateLimited
-from tensorwasm.server.routes.streams import read_ask
+from tensorwasm.server.routes.streams import read_message
 from tensorwasm.server.streaming import conversation
 from tensorwasm.server.streaming.conversation import Conversation
 
@@ -24,7 +24,7 @@ def converse(invocations, *messages, takes=None, idle_s=5.0, **more):
 
     async def story():
         socket = FakeSocket(*messages, takes=takes)
-        await Conversation(fake_call(invocations, **more), socket, FUNCTION, read_ask, idle_s).hold()
+        await Conversation(fake_call(invocations, **more), socket, FUNCTION, read_message, idle_s).hold()
         return [json.loads(each) if isinstance(each, str) else each for each in socket.sent]
 
     return asyncio.run(story())
@@ -54,7 +54,7 @@ class Patient(FakeSocket):
 def converse_in_turn(invocations, *messages, **more):
     async def story():
         socket = Patient(*messages)
-        await Conversation(fake_call(invocations, **more), socket, FUNCTION, read_ask, 5.0).hold()
+        await Conversation(fake_call(invocations, **more), socket, FUNCTION, read_message, 5.0).hold()
         return [json.loads(each) if isinstance(each, str) else each for each in socket.sent]
 
     return asyncio.run(story())
@@ -99,7 +99,9 @@ def test_input_counts_until_the_call_that_has_it_has_ended():
         first, left = asyncio.Event(), asyncio.Event()
         invocations = FakeInvocations(FakeStream([first]), FakeStream([asyncio.Event()]))
         socket = FakeSocket(b"x" * 400, "{}", left, b"y" * 400, "{}", asyncio.Event())
-        holding = asyncio.ensure_future(Conversation(fake_call(invocations), socket, FUNCTION, read_ask, 5.0).hold())
+        holding = asyncio.ensure_future(
+            Conversation(fake_call(invocations), socket, FUNCTION, read_message, 5.0).hold()
+        )
         await until(lambda: invocations.asked)
         with pytest.raises(CapacityExhausted):
             socket.budget.take(200, 7)
@@ -124,7 +126,7 @@ def test_a_client_that_leaves_ends_the_guest():
                 return await super().__anext__()
 
         invocations = FakeInvocations(Starting([never]))
-        await Conversation(fake_call(invocations), FakeSocket("{}", started), FUNCTION, read_ask, 5.0).hold()
+        await Conversation(fake_call(invocations), FakeSocket("{}", started), FUNCTION, read_message, 5.0).hold()
         assert len(invocations.left) == 1
 
     asyncio.run(story())
@@ -160,7 +162,7 @@ def test_input_is_bounded(monkeypatch):
 def test_input_is_held_within_what_all_clients_may_send(last):
     async def story():
         invocations, socket = FakeInvocations(FakeStream([])), FakeSocket(b"x" * 400, last)
-        await Conversation(fake_call(invocations), socket, FUNCTION, read_ask, 5.0).hold()
+        await Conversation(fake_call(invocations), socket, FUNCTION, read_message, 5.0).hold()
         assert socket.budget.free_bytes == 1000
         if isinstance(last, bytes):
             assert json.loads(socket.sent[0])["error"]["reason"] == "capacity_exhausted"
@@ -173,7 +175,9 @@ def test_a_silent_socket_is_closed_but_not_while_something_runs():
         guest = asyncio.Event()
         invocations = FakeInvocations(FakeStream([guest, b"late"]))
         socket = FakeSocket("{}", asyncio.Event())
-        holding = asyncio.ensure_future(Conversation(fake_call(invocations), socket, FUNCTION, read_ask, 0.005).hold())
+        holding = asyncio.ensure_future(
+            Conversation(fake_call(invocations), socket, FUNCTION, read_message, 0.005).hold()
+        )
         await asyncio.wait((holding,), timeout=0.05)
         assert not holding.done()
         guest.set()
@@ -207,7 +211,7 @@ def test_another_tenants_function_is_told_before_anything_is_asked():
 
         call.service.functions.resolve = denied
         socket = FakeSocket(asyncio.Event())
-        await Conversation(call, socket, FUNCTION, read_ask).hold()
+        await Conversation(call, socket, FUNCTION, read_message).hold()
         (text,) = socket.sent
         assert json.loads(text)["error"]["reason"] == "not_found"
 
