@@ -223,6 +223,9 @@ def _recover(sink: FileSink, known: Head | None) -> Opened:
     if last is None:
         if whole:
             raise UnsafeFile("the file that is to be the audit log has something else in it")
+        if beside == Head():  # what is killed before its first flush leaves no lines without a head
+            with contextlib.suppress(OSError):  # on a full disk the first flush makes it
+                write_head(sink.path, beside)
         return Opened(sink, beside, torn_bytes=len(torn))
     cut = max(0, beside.seq - last.seq)
     return Opened(sink, Head(last.seq + cut, last.hash), empty=False, torn_bytes=len(torn), cut_lines=cut)

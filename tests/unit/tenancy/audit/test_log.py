@@ -16,6 +16,7 @@ from tensorwasm.errors import InvalidArgs, StoreUnavailable, TensorWasmError
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit import AuditLog, AuditRecord, actor_of, open_audit, outcome_of, sinks, verify
 from tensorwasm.tenancy.audit import log as log_module
+from tensorwasm.tenancy.audit.chain import Chain
 from tensorwasm.tenancy.principal import Principal
 
 WAIT_S = 20.0
@@ -157,6 +158,15 @@ def test_after_a_kill_the_chain_goes_on_and_nothing_flushed_is_lost(tmp_path):
         assert verify(path).ok
         assert verify(path).lines >= written
     AuditLog(path).close()
+    assert verify(path).ok
+
+
+def test_a_process_that_is_killed_before_its_first_flush_leaves_a_log_that_holds(tmp_path):
+    """A case of 2026-11-23: a kill between the first lines and the first head, on a disk that was slow to answer."""
+    path = tmp_path / "audit.log"
+    opened = sinks.open_file(path)
+    opened.sink.write(Chain(opened.head).link(b'{"n":1}'))
+    opened.sink.close()
     assert verify(path).ok
 
 
