@@ -67,14 +67,19 @@ class FileSink:
         path: of the file.
         descriptor: open, locked and appending.
         torn_at: length up to which its lines are whole, after a write that failed; None while all are.
+        headless: whether there is no head beside it yet.
     """
 
     path: Path
     descriptor: int = field(repr=False)
     torn_at: int | None = None
+    headless: bool = False
 
     def write(self, lines: bytes) -> None:
-        """See `Sink`; what was written of them is taken away again."""
+        """See `Sink`; what was written of them is taken away again, and no line is there before a head."""
+        if self.headless:
+            write_head(self.path, Head())
+            self.headless = False
         if self.torn_at is not None:
             os.ftruncate(self.descriptor, self.torn_at)
             self.torn_at = None
@@ -223,9 +228,7 @@ def _recover(sink: FileSink, known: Head | None) -> Opened:
     if last is None:
         if whole:
             raise UnsafeFile("the file that is to be the audit log has something else in it")
-        if beside == Head():  # what is killed before its first flush leaves no lines without a head
-            with contextlib.suppress(OSError):  # on a full disk the first flush makes it
-                write_head(sink.path, beside)
+        sink.headless = beside == Head()
         return Opened(sink, beside, torn_bytes=len(torn))
     cut = max(0, beside.seq - last.seq)
     return Opened(sink, Head(last.seq + cut, last.hash), empty=False, torn_bytes=len(torn), cut_lines=cut)

@@ -17,6 +17,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit import AuditLog, AuditRecord, actor_of, open_audit, outcome_of, sinks, verify
 from tensorwasm.tenancy.audit import log as log_module
 from tensorwasm.tenancy.audit.chain import Chain
+from tensorwasm.tenancy.audit.record import Notice, encode
 from tensorwasm.tenancy.principal import Principal
 
 WAIT_S = 20.0
@@ -165,7 +166,7 @@ def test_a_process_that_is_killed_before_its_first_flush_leaves_a_log_that_holds
     """A case of 2026-11-23: a kill between the first lines and the first head, on a disk that was slow to answer."""
     path = tmp_path / "audit.log"
     opened = sinks.open_file(path)
-    opened.sink.write(Chain(opened.head).link(b'{"n":1}'))
+    opened.sink.write(Chain(opened.head).link(encode(Notice(1, "opened", 0))))
     opened.sink.close()
     assert verify(path).ok
 
