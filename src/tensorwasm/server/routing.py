@@ -28,7 +28,7 @@ CONCURRENCY: Final[Mapping[RouteClass, int]] = {
     "admin": 16,
 }
 """Requests of each class that are served at a time; others wait their turn, tenants in fair shares. One tenant has half
-of them at the most, so that whoever keeps all that he gets keeps nobody else out."""
+of them at the most, and a quarter is for tenants that have none, one each."""
 
 
 @dataclass(slots=True)

@@ -67,6 +67,8 @@ class Gauges:
             "function_loads_total": lambda: self.loader.loads,
             "queue_waiting": lambda: {(name,): gate.waiting for name, gate in self._gates().items()},
             "queue_free_slots": lambda: {(name,): gate.free for name, gate in self._gates().items()},
+            "memory_waiting": lambda: said().memory_waiting,
+            "memory_waits_total": lambda: said().memory_waits,
             "pool_warm_instances": lambda: self.warm().warm,
             "pool_draws_total": lambda: {("hit",): self.warm().hits, ("miss",): self.warm().misses},
             "workers_alive": lambda: sum(worker.pid is not None for worker in self.invocations.workers.statistics()),

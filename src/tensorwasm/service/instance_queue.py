@@ -35,6 +35,9 @@ class InstanceQueue:
 
     Args:
         quotas: of all tenants.
+
+    Attributes:
+        waits: how often one had to wait.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -42,6 +45,12 @@ class InstanceQueue:
         self._quotas = quotas
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[Holding], _Wanted] = {}
+        self.waits = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def allows(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> bool:
         """Return whether the tenant may have one instance more now, without holding it.
@@ -122,6 +131,7 @@ class InstanceQueue:
         came: asyncio.Future[Holding] = asyncio.get_running_loop().create_future()
         self._waiting[came] = wanted
         self._serve()
+        self.waits += came in self._waiting
         try:
             await asyncio.wait((came,), timeout=min(deadline.remaining_s(), WAIT_S))
         except asyncio.CancelledError:

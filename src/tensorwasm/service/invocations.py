@@ -70,6 +70,8 @@ class InvocationStatistics:
         cpu: the gate of guests without a device.
         gpu: the gate of guests with one.
         streams: the gate of guests whose output is streamed.
+        memory_waiting: calls, those of sessions too, that wait for memory.
+        memory_waits: calls that had to.
         restarts: worker processes that were started in the place of others.
         chunks: that guests emitted and the service took.
     """
@@ -80,6 +82,8 @@ class InvocationStatistics:
     cpu: GateStatistics
     gpu: GateStatistics
     streams: GateStatistics
+    memory_waiting: int
+    memory_waits: int
     restarts: int
     chunks: int
 
@@ -408,6 +412,8 @@ class Invocations:
             self._cpu.statistics(),
             self._gpu.statistics(),
             self._streams.statistics(),
+            self._instances.waiting,
+            self._instances.waits,
             self.workers.restarts,
             self._chunks,
         )

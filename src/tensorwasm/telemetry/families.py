@@ -75,6 +75,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _counter("quota_refusals_total", "Requests refused by a quota.", "quota"),
     _gauge("queue_waiting", "Invocations that wait for a slot: cpu, gpu or streams.", "gate"),
     _gauge("queue_free_slots", "Slots that no invocation has: cpu, gpu or streams.", "gate"),
+    _gauge("memory_waiting", "Calls that wait for memory that running guests hold."),
+    _counter("memory_waits_total", "Calls that had to wait for it."),
     _counter("audit_lines_total", "Lines written to the audit log."),
     _counter("audit_dropped_total", "Audit records lost because the log could not keep up."),
     _counter("audit_suppressed_total", "Records of refused credentials that were counted instead of written."),

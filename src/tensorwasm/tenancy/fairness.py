@@ -6,7 +6,8 @@ comes after a pause starts at virtual time: pauses are not saved up, and he is b
 share since. So a tenant's single request is behind those that hold the slots, and never behind another's queue.
 
 That is no help where those that hold the slots keep them: nothing takes a slot away. So a gate may be one that yields:
-no tenant takes more slots than it leaves free, and however many keep all that they get, the next one finds some.
+no tenant takes more slots than it leaves free, and the last quarter of them goes to tenants that have none. So for as
+many tenants as that, however much those before them keep, there is a slot at once.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, "Start-Time Fair Queueing" (SIGCOMM 1996); for more than one slot W. Jin,
 J. S. Chase, J. Kaur, "Interposed Proportional Sharing for a Storage Service Utility" (SIGMETRICS 2004); for what is
@@ -39,6 +40,9 @@ from typing import Final, Self
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvokeTimeout, RateLimited
 from tensorwasm.values import NEVER, Deadline
+
+NEWCOMERS: Final = 4
+"""Where tenants yield, one part of so many of the slots is for those that have none."""
 
 FLOWS: Final = 1 << 16
 """Tenants remembered at most; one who is forgotten starts at virtual time."""
@@ -94,7 +98,8 @@ class FairGate:
         slots: turns at a time.
         queue_per_tenant: requests of one tenant that may wait.
         queue: requests of all tenants together that may wait; None for no limit but each tenant's.
-        yields: no tenant takes more slots than it leaves free: one alone has half of them, two a third each.
+        yields: no tenant takes more slots than it leaves free, so one alone has half of them; and none that has any
+            takes of the last quarter.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class FairGate:
         """Start with all slots free."""
         self._slots = self._free = slots
         self._yields = yields
+        self._kept = slots // NEWCOMERS
         self._queue_per_tenant = queue_per_tenant
         self._queue = queue
         self._waiting = 0  # requests
@@ -127,7 +133,7 @@ class FairGate:
         if weight <= 0 or cost <= 0:
             raise InvalidArgs(f"a turn of cost {cost:g} and weight {weight:g} has no place in the queue")
         flow = self._flows.get(tenant) or self._open(tenant)
-        if not self._free or (self._yields and flow.held >= self._free):
+        if not self._free or (flow.held and self._yields and not self._leaves_enough(flow)):
             return False
         self._begin(flow, weight, cost, self._now)
         return True
@@ -135,7 +141,7 @@ class FairGate:
     def may_enter(self, tenant: int) -> bool:
         """Return whether `try_enter` would begin a turn now."""
         free, flow = self._free, self._flows.get(tenant)
-        return free > 0 and (flow is None or not self._yields or flow.held < free)
+        return free > 0 and (flow is None or not flow.held or not self._yields or self._leaves_enough(flow))
 
     def charge(self, tenant: int, weight: float, spent: float) -> None:
         """Count a turn that began and ended before anybody else could have had one, and so took no slot.
@@ -261,7 +267,7 @@ class FairGate:
             _, entry, flow = item
             if entry != flow.entry:
                 continue
-            if self._yields and flow.held >= self._free:
+            if flow.held and self._yields and not self._leaves_enough(flow):
                 passed.append(item)
                 continue
             slot, (cost, came) = flow.waiting.popitem(last=False)
@@ -278,6 +284,10 @@ class FairGate:
             if given:
                 return True
         return False
+
+    def _leaves_enough(self, flow: _Flow) -> bool:
+        """Return whether a tenant that has slots may have another where tenants yield."""
+        return flow.held < self._free and self._free > self._kept
 
     def _begin(self, flow: _Flow, weight: float, cost: float, came: float) -> None:
         """Give a flow a slot; move its tag on, and virtual time to where it was.

@@ -45,6 +45,7 @@ def test_memory_of_a_guest_that_ends_goes_to_the_first_that_waits():
         waiting = [asyncio.ensure_future(one(2, 40)), asyncio.ensure_future(one(3, 10))]
         await settle()
         assert order == []
+        assert (queue.waiting, queue.waits) == (2, 2)
         assert queue.try_hold(4, {}, 10) is None  # it would fit, and was not first
         queue.release(1, first)
         await asyncio.gather(*waiting)
