@@ -39,7 +39,7 @@ class Work:
         place: at the gate.
     """
 
-    __slots__ = ("_aside", "_commons", "_device", "_ends", "_filled", "_regions", "_sheet", "lanes", "place")
+    __slots__ = ("_aside", "_commons", "_device", "_ends", "_failed", "_filled", "_regions", "_sheet", "lanes", "place")
 
     def __init__(self, commons: Commons, sheet: Sheet, regions: RegionTable, streams: int) -> None:
         self._commons = commons
@@ -48,6 +48,7 @@ class Work:
         self._regions = regions
         self._filled: Event | None = None
         self._aside: Stream | None = None
+        self._failed = False  # work did, at the end of the session, where the session was not told
         self.lanes = Lanes(commons.device, commons.streams, sheet, streams)
         self._ends = Ends(commons.device, commons.streams, commons.events, sheet)
         self.place = Place(commons.gate, sheet, Idleness(commons.device, self.lanes, sheet))
@@ -316,6 +317,7 @@ class Work:
             try:
                 self._await_end(lane, limit)
             except KernelFault:
+                self._failed = True
                 self.lanes.count_drained(lane)
             except DeviceLost:
                 # Nothing left to wait for, and no word to be trusted on what still runs.
@@ -323,6 +325,7 @@ class Work:
                 trusted = False
             except Exception:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its promises
                 if self._broke_off(lane):
+                    self._failed = True
                     self.lanes.count_drained(lane)
                 else:
                     _log.exception("work on the GPU outlived its session: what it can reach is abandoned")
@@ -349,6 +352,7 @@ class Work:
     def release(self, *, healthy: bool) -> list[Exception]:
         """Give the streams back, which have drained; return what the device raised."""
         failures = [error for lane in self.lanes for error in self._ends.forget(lane)]
+        healthy = healthy and (not self._failed or self._commons.streams.fixed)
         failures += self.lanes.release(healthy=healthy)
         if self._filled is not None:
             failures += attempt(self._commons.events.give if healthy else self._commons.events.discard, self._filled)

@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(pipe, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server stops on it: an import would end with a traceback
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a log that it says has been moved
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor had it wait
     if not _end_with(parent):
         return 1
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"

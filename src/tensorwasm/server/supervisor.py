@@ -72,6 +72,8 @@ class _Server:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._told, tell = os.pipe()
+        # It inherits that SIGHUP waits, until it can say what that means to it: else one that just begins dies of it.
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
                 [sys.executable, *PROGRAM, str(os.getpid()), str(tell)],
@@ -81,6 +83,7 @@ class _Server:
                 pass_fds=(tell,),
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             os.close(tell)
 
     def send(self, order: Order) -> None:

@@ -1,6 +1,8 @@
 """The parent of the server: when it starts another, and when it gives up."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -129,3 +131,15 @@ def test_an_order_is_read_as_it_was_written_and_has_no_secrets():
     order = Order(Address("::1", 80), 1000, announce=False)
     assert Order.from_json(order.to_json()) == order
     assert set(json.loads(order.to_json())) == {"address", "max_body_bytes", "announce"}
+
+
+def test_one_that_just_begins_does_not_die_of_word_that_a_log_was_moved():
+    """A case of 2026-11-23: one that was about to stand by had not said yet what SIGHUP means to it."""
+    server = supervisor._Server(os.environ)
+    try:
+        server.process.send_signal(signal.SIGHUP)
+        server.process.stdin.close()  # it is told nothing, so it ends
+        assert server.process.wait(60) == 1
+    finally:
+        server.close()
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -10,6 +10,9 @@ import pytest
 
 from fakes.emulation import kernel
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, LaunchRefused
+from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.shared import SharedDevice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 
@@ -257,3 +260,19 @@ def test_the_deadline_of_a_wait_stops_what_it_runs(emulation, loaded):
     start(emulation, loaded, SPIN, [seen.address, 0, 0], [seen])
     with pytest.raises(InvokeTimeout):
         emulation.device.synchronize(emulation.stream, Deadline.after(0.05))
+
+
+@pytest.mark.parametrize("ends", ["late", "faulty"])
+def test_a_stream_whose_work_failed_as_its_session_closed_serves_no_other(emulation, ends):
+    """A case of 2026-11-23: the next tenant's first allocation ended with the deadline of the one before."""
+    shared = SharedDevice(emulation.device, Accounts(), Gate(4))
+    forever = ".visible .entry k() { AGAIN: bra AGAIN; }"
+    faulty = ".visible .entry k() { trap; }"
+    text = ".version 7.0\n.target sm_70\n.address_size 64\n" + (forever if ends == "late" else faulty)
+    with shared.open_session() as first:
+        loaded = first.kernels.load(text.encode(), "k", NEVER)
+        first.kernels.submit(loaded, ONE, tuple, None, Deadline.after(0.05))  # nobody waits for it
+    with shared.open_session() as second:
+        second.buffers.allocate(64)
+        second.streams.synchronize(NEVER)
+    shared.close()
