@@ -109,6 +109,15 @@ class InstanceQueue:
         self._give_back(tenant, holding)
         self._serve()
 
+    def begin(self, tenant: int) -> None:
+        """Count a guest that holds memory of its own accord, and will give some back: a session's that is called."""
+        self._running[tenant] += 1
+
+    def end(self, tenant: int) -> None:
+        """Count it no more, and give what it gave back to those who wait."""
+        self._count_off(tenant)
+        self._serve()
+
     @asynccontextmanager
     async def freed(
         self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline
@@ -171,6 +180,9 @@ class InstanceQueue:
 
     def _give_back(self, tenant: int, holding: Holding) -> None:
         holding.release()
+        self._count_off(tenant)
+
+    def _count_off(self, tenant: int) -> None:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]

@@ -52,6 +52,23 @@ class Instances:
         return await self.sessions.tidy(before_ns) + await self.snapshots.tidy(before_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Guests:
+    """What sessions tell the queue of guests, and ask of it; see `tensorwasm.service.sessions.room.Guests`."""
+
+    queue: InstanceQueue
+    policy: Callable[[int], TenantPolicy]
+
+    def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
+        return self.queue.freed(tenant, self.policy(tenant).quotas, memory_bytes, deadline)
+
+    def begin(self, tenant: int) -> None:
+        self.queue.begin(tenant)
+
+    def end(self, tenant: int) -> None:
+        self.queue.end(tenant)
+
+
 async def open_instances(
     stack: AsyncExitStack,
     settings: ServiceSettings,
@@ -89,16 +106,13 @@ async def open_instances(
     def hold(tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
         return quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
-    def free(tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
-        return queue.freed(tenant, policy(tenant).quotas, memory_bytes, deadline)
-
     workshop, files = Workshop(store, seals), Files(store, seals)
     sessions = Sessions(
         desk,
         functions,
         workshop,
         hold,
-        free=free,
+        guests=_Guests(queue, policy),
         idle_s=settings.session_idle_s,
         ledger=ledger,
         clock=clock,

@@ -25,7 +25,7 @@ from typing import Final, Self
 
 import msgspec
 
-from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.values import MIB
 
 HELD: Final[dict[str, str]] = {
@@ -56,8 +56,8 @@ RATES: Final[dict[str, str]] = {
 CAPS: Final[dict[str, str]] = QUOTAS | RATES
 """Every number that can be set for a tenant."""
 
-LEAST_MEMORY_BYTES: Final = 256 * MIB
-"""A tenant may always hold so much memory, if it is there."""
+LEAST_MEMORY_BYTES: Final = 320 * MIB
+"""A tenant may always hold so much memory, if it is there: an instance of usual size, and idle sessions beside it."""
 
 HOUR_MS: Final = 3_600_000
 _LOOKS: Final = 2  # accounts looked at for each new one: more than come, so that what is idle is found
@@ -118,11 +118,19 @@ class Holding(msgspec.Struct, gc=False):
         return (self._amounts or {}).get("memory_bytes", 0)
 
     def add(self, other: Holding) -> None:
-        """Take over what another holding of the same tenant has, which has nothing then."""
+        """Take over what another holding of the same tenant has, which has nothing then.
+
+        Raises:
+            InternalError: this one was released; the other is, too.
+        """
         with self._lock:
-            mine, more = self._amounts or {}, other._amounts or {}
-            self._amounts = mine | {name: mine.get(name, 0) + amount for name, amount in more.items()}
-            other._amounts = None
+            mine, more = self._amounts, other._amounts or {}
+            if mine is not None:
+                self._amounts = mine | {name: mine.get(name, 0) + amount for name, amount in more.items()}
+                other._amounts = None
+                return
+        other.release()
+        raise InternalError("what was given back cannot take more")
 
     def keep(self, memory_bytes: int) -> None:
         """Give memory back beyond so many bytes."""
@@ -155,8 +163,8 @@ class Holding(msgspec.Struct, gc=False):
 class Quotas:
     """The accounts of all tenants of this process.
 
-    A tenant whose policy has no number for ``memory_bytes`` holds no more memory than it leaves free for all others:
-    alone half of it, two such tenants a third each. So however many keep all that they get, the next one finds some.
+    A tenant whose policy has no number for ``memory_bytes`` takes no more memory than it leaves free for all others,
+    but for its first 320 MiB: one alone has half of it at most, and who comes next half of what is left.
 
     An account in which nothing counts any more is dropped when others are opened. What is held is known to this process
     alone and begins at nothing; who keeps the usage of hours elsewhere brings it back with `restore`.
@@ -169,7 +177,6 @@ class Quotas:
 
     Attributes:
         host_bytes: likewise.
-        most_bytes: what of it a tenant without a number for ``memory_bytes`` may hold alone.
     """
 
     def __init__(
@@ -179,13 +186,17 @@ class Quotas:
     ) -> None:
         """Start with nothing held and nothing used up."""
         self.host_bytes = host_bytes
-        self.most_bytes = None if host_bytes is None else max(LEAST_MEMORY_BYTES, host_bytes // 2)
         self._all = {"memory_bytes": 0}
         self._now_unix_ms = now_unix_ms
         self._lock = threading.Lock()
         self._accounts: OrderedDict[int, _Account] = OrderedDict()
         self._refusals: dict[str, int] = {}
         self._spent = {"gpu_us": 0, "launches": 0}
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Memory that a tenant without a number for ``memory_bytes`` may hold alone; None for any."""
+        return None if self.host_bytes is None else max(LEAST_MEMORY_BYTES, self.host_bytes // 2)
 
     def hold(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> Holding:
         """Take amounts of some quotas, all of them or none.

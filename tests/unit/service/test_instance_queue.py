@@ -234,3 +234,29 @@ def test_a_call_of_a_session_waits_for_guests_that_run(tmp_path, runtime):
                 await spins
 
     asyncio.run(story())
+
+
+def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime):
+    """A case of 2026-11-23: only guests of plain calls counted as running, so the others were refused at once."""
+
+    async def story():
+        async with opened(tmp_path, runtime=runtime) as service:
+            made = await service.functions.deploy(1, "guest", GUEST)
+            first, second = [(await service.sessions.open(1, made.id)).record.id for _ in range(2)]
+            other = await service.functions.deploy(2, "guest", GUEST)
+            service.quotas.host_bytes = 300 * MIB  # one guest of usual size
+            for ask in (
+                lambda: service.sessions.call(1, second, SessionCall(export="say")),
+                lambda: service.invocations.invoke(2, other.id, Ask("say")),
+            ):
+                spin = SessionCall(export="spin", deadline=Deadline.after(0.2))
+                spins = asyncio.ensure_future(service.sessions.call(1, first, spin))
+                await until(lambda: service.quotas.usage(1)["memory_bytes"] >= 256 * MIB)
+                await ask()
+                with pytest.raises(InvokeTimeout):
+                    await spins
+            assert service.invocations.statistics().memory_waits == 2
+            assert service.quotas.usage(1)["memory_bytes"] < 16 * MIB
+            assert service.quotas.usage(2)["memory_bytes"] == 0
+
+    asyncio.run(story())

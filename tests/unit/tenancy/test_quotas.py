@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles.limits import LedgerModel
-from tensorwasm.errors import CapacityExhausted, InvalidArgs, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, LEAST_MEMORY_BYTES, QUOTAS, Quotas, parse_caps
 from tensorwasm.values import MIB
@@ -219,21 +219,21 @@ def test_a_tenants_own_limit_is_told_before_everybodys():
 
 def test_who_has_no_limit_of_his_own_leaves_as_much_memory_as_he_holds():
     """A case of 2026-11-23: two tenants with half each, who let their streams stand, held all there was."""
-    quotas = Quotas(host_bytes=1200 * MIB)
+    quotas = Quotas(host_bytes=2400 * MIB)
     for _ in range(2):
-        quotas.hold(1, {}, memory_bytes=300 * MIB)
-    with pytest.raises(QuotaExceeded, match=f"memory_bytes is {600 * MIB}"):
+        quotas.hold(1, {}, memory_bytes=600 * MIB)
+    with pytest.raises(QuotaExceeded, match=f"memory_bytes is {1200 * MIB}"):
         quotas.hold(1, {}, memory_bytes=1)
-    assert quotas.memory_limit(1, {}) == 600 * MIB
-    assert quotas.memory_limit(2, {}) == 300 * MIB
-    quotas.hold(2, {}, memory_bytes=300 * MIB)
+    assert quotas.memory_limit(1, {}) == 1200 * MIB
+    assert quotas.memory_limit(2, {}) == 600 * MIB
+    quotas.hold(2, {}, memory_bytes=600 * MIB)
     with pytest.raises(CapacityExhausted):
-        quotas.hold(3, {}, memory_bytes=301 * MIB)  # it holds none, so it is not its fault
+        quotas.hold(3, {}, memory_bytes=400 * MIB)  # it holds none, so it is not its fault
     with pytest.raises(QuotaExceeded):
         quotas.hold(2, {}, memory_bytes=1)
-    last = quotas.hold(3, {}, memory_bytes=200 * MIB)  # so much anybody may have
-    assert quotas.memory_limit(4, {}) == 100 * MIB
-    quotas.hold(4, {"memory_bytes": 1 << 40}, memory_bytes=100 * MIB)  # the operator said so
+    last = quotas.hold(3, {}, memory_bytes=300 * MIB)  # so much anybody may have
+    assert quotas.memory_limit(4, {}) == 300 * MIB
+    quotas.hold(4, {"memory_bytes": 1 << 40}, memory_bytes=300 * MIB)  # the operator said so
     with pytest.raises(CapacityExhausted):
         quotas.hold(5, {}, memory_bytes=1)
     last.release()
@@ -275,3 +275,12 @@ def test_a_holding_takes_more_and_gives_some_back():
     first.keep(0)
     assert quotas.held("memory_bytes") == {}
     quotas.hold(2, {}, memory_bytes=100)
+
+
+def test_what_was_given_back_takes_no_more():
+    quotas = Quotas(host_bytes=100)
+    first, more = quotas.hold(1, {}, instances=1, memory_bytes=30), quotas.hold(1, {}, memory_bytes=20)
+    first.release()
+    with pytest.raises(InternalError):
+        first.add(more)
+    assert quotas.held("memory_bytes") == {}

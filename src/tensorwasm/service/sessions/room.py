@@ -41,12 +41,23 @@ class Hold(Protocol):
         """
 
 
-Free = Callable[[int, int, Deadline], AbstractAsyncContextManager[None]]
-"""Waits until running guests have given so many bytes back that a tenant may hold, which must be held inside at once.
+class Guests(Protocol):
+    """All guests that hold memory, those of sessions and others; they wait for each other's."""
 
-Raises:
-    LimitError: there is nothing to wait for, or it took too long.
-"""
+    def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
+        """Wait until others have given so many bytes back that a tenant may hold, which must be held inside at once.
+
+        Raises:
+            LimitError: there is nothing to wait for, or it took too long.
+            InvokeTimeout: the deadline passed.
+        """
+
+    def begin(self, tenant: int) -> None:
+        """Count a session that is charged for what it may grow to, and soon for less."""
+
+    def end(self, tenant: int) -> None:
+        """Count it no more: it is charged for less, or for nothing."""
+
 
 TRIES: Final = 8
 """Sessions that are asked to leave for one that comes, before that one is refused."""
@@ -61,17 +72,19 @@ class Room:
         keeper: saves those that leave.
         leases: are let go of with those that leave.
         hold: of the quotas.
-        free: likewise; None where nothing but sessions takes from them.
+        guests: that hold memory; None where there are no others than these.
         most: instances there may be.
         line: sessions that somebody wants something of, or that are in memory.
     """
 
-    def __init__(self, keeper: Keeper, leases: Leases, hold: Hold, free: Free | None, most: int, line: Line) -> None:
+    def __init__(
+        self, keeper: Keeper, leases: Leases, hold: Hold, guests: Guests | None, most: int, line: Line
+    ) -> None:
         """Begin empty."""
         self._keeper = keeper
         self._leases = leases
         self._hold = hold
-        self._free = free
+        self._guests = guests
         self._most = most
         self._line = line
         self._coming = 0
@@ -106,6 +119,7 @@ class Room:
         async def hold() -> None:
             if (more_bytes := resolved.limits.memory_bytes - holding.memory_bytes) > 0:
                 holding.add(self._hold(seat.tenant, more_bytes, 0))
+            self._begin(seat)
 
         await self._insist(seat, hold, resolved.limits.memory_bytes - holding.memory_bytes, deadline)
 
@@ -113,6 +127,19 @@ class Room:
         """Charge an instance that is not called any more for what it has: it grows no further by itself."""
         if seat.live is not None and seat.holding is not None and (has := seat.live.statistics().memory_bytes):
             seat.holding.keep(has)
+        self._end(seat)
+
+    def _begin(self, seat: Seat) -> None:
+        if not seat.wide:
+            seat.wide = True
+            if self._guests is not None:
+                self._guests.begin(seat.tenant)
+
+    def _end(self, seat: Seat) -> None:
+        if seat.wide:
+            seat.wide = False
+            if self._guests is not None:
+                self._guests.end(seat.tenant)
 
     async def _insist(
         self, seat: Seat, work: Callable[[], Awaitable[None]], more_bytes: int, deadline: Deadline
@@ -124,9 +151,9 @@ class Room:
             except (CapacityExhausted, QuotaExceeded) as short:
                 if left and await self._make_room(seat, short):
                     continue
-                if self._free is None or more_bytes <= 0:
+                if self._guests is None or more_bytes <= 0:
                     raise
-                room = self._free(seat.tenant, more_bytes, deadline)
+                room = self._guests.freed(seat.tenant, more_bytes, deadline)
                 break
         async with room:
             return await work()
@@ -148,9 +175,10 @@ class Room:
         with holding or nullcontext():
             if live is not None:
                 await self._keeper.run(live.close)
+        self._end(seat)
 
     async def settle(self, seat: Seat) -> None:
-        """Forget what another server took or what is gone, and let others have what is not in memory.
+        """Forget what another server took or what is gone, and let others have what is not in memory or not needed.
 
         Whoever holds the seat's turn calls this when done with it.
         """
@@ -162,6 +190,8 @@ class Room:
             await self.empty(seat)
         elif seat.live is None:
             await self._leases.release(seat)
+        if seat.wide:
+            self.narrow(seat)
 
     async def evict(self, seat: Seat) -> bool:
         """Have a session that is idle leave memory, and return whether it did. What prevents it is logged."""
@@ -187,11 +217,13 @@ class Room:
             raise CapacityExhausted(f"{self._most} sessions are in memory, and none of them can leave")
         self._coming += 1
         try:
-            with ExitStack() as holding:
-                held = holding.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
+            with ExitStack() as undo:
+                undo.callback(self._end, seat)
+                held = undo.enter_context(self._hold(seat.tenant, resolved.limits.memory_bytes))
+                self._begin(seat)
                 seat.live = await make()
                 seat.resolved, seat.holding = resolved, held
-                holding.pop_all()
+                undo.pop_all()
         finally:
             self._coming -= 1
 

@@ -63,6 +63,7 @@ class Seat:
         resolved: what it runs, None like the instance.
         holding: what the tenant's quotas are charged for the instance, None like the instance; as memory what it may
             grow to while it is called, what it has else.
+        wide: it is charged for what it may grow to, and others may wait until it no longer is.
         guest: the instance while its guest runs.
         used_ns: when it was last used.
         closing: errands that close it: what else waits need not.
@@ -80,6 +81,7 @@ class Seat:
     live: Live | None = None
     resolved: Resolved | None = None
     holding: Holding | None = None
+    wide: bool = False
     guest: Live | None = None
     used_ns: int = 0
     closing: int = 0

@@ -29,7 +29,7 @@ from tensorwasm.service.sessions.errands import Errand, Line, Work
 from tensorwasm.service.sessions.keeping import Desk, Keeper
 from tensorwasm.service.sessions.leases import Leases, Sharing
 from tensorwasm.service.sessions.living import Live, Workshop, session_name
-from tensorwasm.service.sessions.room import Free, Hold, Room
+from tensorwasm.service.sessions.room import Guests, Hold, Room
 from tensorwasm.service.sessions.seat import Seat, Session, SessionCall
 from tensorwasm.service.sessions.waking import Resolver, Waking
 from tensorwasm.service.spending import Ledger
@@ -58,7 +58,7 @@ class Sessions:
         functions: finds what sessions run.
         workshop: makes, saves and brings back instances.
         hold: of the tenants' quotas.
-        free: has a call wait for memory that running guests hold; None where there are no guests but sessions.
+        guests: that hold memory, which calls wait for; None where there are no others than sessions.
         idle_s: how long an instance stays in memory without a call.
         most: instances in memory.
         ledger: is told what calls used; None tells nobody.
@@ -73,7 +73,7 @@ class Sessions:
         workshop: Workshop,
         hold: Hold,
         *,
-        free: Free | None = None,
+        guests: Guests | None = None,
         idle_s: float,
         most: int = _MOST_LIVE,
         ledger: Ledger | None = None,
@@ -89,7 +89,7 @@ class Sessions:
         self._line = Line(self._now_ns)
         self._leases = Leases(desk, sharing, self._clock.monotonic_s, self._line.interrupt)
         self._keeper = Keeper(desk, workshop, self._leases, _SAVE_THREADS)
-        self._room = Room(self._keeper, self._leases, hold, free, most, self._line)
+        self._room = Room(self._keeper, self._leases, hold, guests, most, self._line)
         self._waking = Waking(desk, functions, workshop, self._keeper, self._room, self._leases, _CALL_THREADS)
         self._ending = asyncio.Event()
         self._tending: list[asyncio.Task[None]] = []

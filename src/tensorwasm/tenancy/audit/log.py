@@ -180,6 +180,7 @@ class AuditLog:
                 if self._full_bytes and isinstance(sink, FileSink) and sink.length() >= self._full_bytes:
                     sink = self._rotate(sink)
                     self._trim(sink)
+                    self._flush(sink)  # the new file's first line, even if this is the end
             except Exception as error:  # noqa: BLE001 - whatever it is, the thread lives, and tries again
                 self._fail(error)
             else:

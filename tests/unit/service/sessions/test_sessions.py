@@ -125,6 +125,19 @@ def test_a_session_is_charged_for_what_it_may_grow_to_while_it_is_called_and_for
     tell(story)
 
 
+def test_a_session_that_came_back_to_be_saved_is_charged_for_what_it_has():
+    async def story(small):
+        which = await small.open()
+        has = small.quotas.memory
+        small.time.now_s += 60
+        assert await small.sessions.sweep() == 1
+        assert not small.quotas.memory
+        await small.sessions.save(1, which, lambda record, name: None)
+        assert small.quotas.memory == has
+
+    tell(story)
+
+
 def test_too_many_that_wait_are_refused_and_those_who_wait_too_long_time_out():
     async def story(small):
         which = await small.open()

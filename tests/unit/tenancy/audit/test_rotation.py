@@ -103,3 +103,14 @@ def test_where_no_new_file_can_be_made_the_full_one_is_written_on(tmp_path, monk
     _write(path, [1], full_bytes=1000)
     assert len(log_files(path)) == 2
     assert verify(*log_files(path)).ok
+
+
+def test_a_file_that_is_full_as_the_log_is_closed_loses_nothing(tmp_path, caplog):
+    path = tmp_path / "audit.log"
+    log = AuditLog(path, flush_s=LONG_S, full_bytes=1000)
+    for number in range(20):
+        log.append(_record(number))
+    log.close()
+    assert log.statistics().waiting == 0
+    assert not caplog.text
+    assert verify(*log_files(path)).ok
