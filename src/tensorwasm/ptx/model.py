@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 StateSpace = Literal["reg", "sreg", "const", "global", "local", "param", "shared", "tex"]
 """State spaces of PTX ISA 5.1, without the leading dot."""
 
@@ -27,8 +29,7 @@ class Position(NamedTuple):
 # ---------------------------------------------------------------------------------------------- operands
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True, gc=False):
     """A register, special register, variable, label, function or the sink ``_``.
 
     Attributes:
@@ -40,8 +41,7 @@ class Name:
     component: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Int:
+class Int(Struct, frozen=True, gc=False):
     """An integer constant, folded; two's complement is the reader's business.
 
     Attributes:
@@ -51,8 +51,7 @@ class Int:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Float:
+class Float(Struct, frozen=True, gc=False):
     """A floating-point constant, kept as bits so that NaN payloads and -0 survive.
 
     Attributes:
@@ -64,16 +63,14 @@ class Float:
     width: Literal[32, 64]
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(Struct, frozen=True, gc=False):
     """``name+imm`` outside brackets: the address of a variable plus a byte offset, as ``mov`` takes it."""
 
     base: Name
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True, gc=False):
     """``[base+offset]``.
 
     Attributes:
@@ -87,30 +84,26 @@ class Address:
     coordinates: tuple[Operand, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True, gc=False):
     """``{a, b, c, d}``: a vector operand, or a list of names (branch targets, call arguments)."""
 
     elements: tuple[Operand, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True, gc=False):
     """``p|q``: two destinations of one instruction."""
 
     first: Operand
     second: Operand
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(Struct, frozen=True, gc=False):
     """``!p``: a negated predicate operand."""
 
     operand: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Struct, frozen=True, gc=False):
     """``(a, b)``: the parenthesised lists of ``call``."""
 
     elements: tuple[Operand, ...]
@@ -122,24 +115,21 @@ Operand = Name | Int | Float | Offset | Address | Vector | Pair | Not | Argument
 # ------------------------------------------------------------------------------------------ initial values
 
 
-@dataclass(frozen=True, slots=True)
-class Generic:
+class Generic(Struct, frozen=True, gc=False):
     """``generic(name)+offset``: the generic address of a variable, where a bare name is the address in its space."""
 
     base: Name
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Masked:
+class Masked(Struct, frozen=True, gc=False):
     """``0xff00(address)``: the byte of an address that the mask selects, shifted down to bit 0."""
 
     mask: int
     address: Name | Offset | Generic
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(Struct, frozen=True, gc=False):
     """``name = value`` in the initializer of a sampler, texture or surface."""
 
     name: str
@@ -153,8 +143,7 @@ Initial = Name | Int | Float | Offset | Generic | Masked | Property
 # -------------------------------------------------------------------------------------------- statements
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(Struct, frozen=True, gc=False):
     """``@p`` or ``@!p`` before an instruction."""
 
     predicate: Name
