@@ -83,6 +83,9 @@ def running_server(data, *arguments, environment=None, token=None) -> Iterator[L
         url = _wait_for_address(process, errors_path)
         shown = re.search(r"^token, shown this once: (\S+)$", errors_path.read_text(), re.MULTILINE)
         yield LiveServer(url, token or (shown[1] if shown else ""), Path(data), process)
+    except BaseException:
+        sys.stderr.write(f"the server said:\n{errors_path.read_text()[-4000:]}")
+        raise
     finally:
         _end(process)
 

@@ -38,7 +38,7 @@ def answers(url):
 def is_gone(process):
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes while it is read
         return True
 
 
