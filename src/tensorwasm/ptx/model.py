@@ -150,8 +150,7 @@ class Guard(Struct, frozen=True, gc=False):
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True, gc=False, eq=False):
     """One instruction.
 
     Attributes:
@@ -166,7 +165,19 @@ class Instruction:
     modifiers: tuple[str, ...] = ()
     operands: tuple[Operand, ...] = ()
     guard: Guard | None = None
-    position: Position = field(default=Position(), compare=False)
+    position: Position = Position()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Instruction):
+            return NotImplemented
+        return self._meaning == other._meaning
+
+    def __hash__(self) -> int:
+        return hash(self._meaning)
+
+    @property
+    def _meaning(self) -> tuple[object, ...]:
+        return self.opcode, self.modifiers, self.operands, self.guard
 
     @property
     def mnemonic(self) -> str:

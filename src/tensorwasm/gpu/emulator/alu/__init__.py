@@ -6,9 +6,10 @@ Source: PTX ISA 9.x, chapter 9.7.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Final
+
+from msgspec.structs import replace
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.alu import (

@@ -6,9 +6,10 @@ Source: PTX ISA 9.7.14.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import cache
 from typing import Final
+
+from msgspec.structs import replace
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator.collective import asynchronous, mma, tiles, wmma
