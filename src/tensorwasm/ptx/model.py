@@ -28,6 +28,9 @@ class Position(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- operands
 
+# Only what has no other node in it is hidden from the collector: msgspec releases such structs one inside the other,
+# without a bound, so that a long chain of them would run out of stack.
+
 
 class Name(Struct, frozen=True, gc=False):
     """A register, special register, variable, label, function or the sink ``_``.
@@ -63,14 +66,14 @@ class Float(Struct, frozen=True, gc=False):
     width: Literal[32, 64]
 
 
-class Offset(Struct, frozen=True, gc=False):
+class Offset(Struct, frozen=True):
     """``name+imm`` outside brackets: the address of a variable plus a byte offset, as ``mov`` takes it."""
 
     base: Name
     offset: int
 
 
-class Address(Struct, frozen=True, gc=False):
+class Address(Struct, frozen=True):
     """``[base+offset]``.
 
     Attributes:
@@ -84,26 +87,26 @@ class Address(Struct, frozen=True, gc=False):
     coordinates: tuple[Operand, ...] = ()
 
 
-class Vector(Struct, frozen=True, gc=False):
+class Vector(Struct, frozen=True):
     """``{a, b, c, d}``: a vector operand, or a list of names (branch targets, call arguments)."""
 
     elements: tuple[Operand, ...]
 
 
-class Pair(Struct, frozen=True, gc=False):
+class Pair(Struct, frozen=True):
     """``p|q``: two destinations of one instruction."""
 
     first: Operand
     second: Operand
 
 
-class Not(Struct, frozen=True, gc=False):
+class Not(Struct, frozen=True):
     """``!p``: a negated predicate operand."""
 
     operand: Name
 
 
-class Arguments(Struct, frozen=True, gc=False):
+class Arguments(Struct, frozen=True):
     """``(a, b)``: the parenthesised lists of ``call``."""
 
     elements: tuple[Operand, ...]
@@ -115,21 +118,21 @@ Operand = Name | Int | Float | Offset | Address | Vector | Pair | Not | Argument
 # ------------------------------------------------------------------------------------------ initial values
 
 
-class Generic(Struct, frozen=True, gc=False):
+class Generic(Struct, frozen=True):
     """``generic(name)+offset``: the generic address of a variable, where a bare name is the address in its space."""
 
     base: Name
     offset: int = 0
 
 
-class Masked(Struct, frozen=True, gc=False):
+class Masked(Struct, frozen=True):
     """``0xff00(address)``: the byte of an address that the mask selects, shifted down to bit 0."""
 
     mask: int
     address: Name | Offset | Generic
 
 
-class Property(Struct, frozen=True, gc=False):
+class Property(Struct, frozen=True):
     """``name = value`` in the initializer of a sampler, texture or surface."""
 
     name: str
@@ -143,14 +146,14 @@ Initial = Name | Int | Float | Offset | Generic | Masked | Property
 # -------------------------------------------------------------------------------------------- statements
 
 
-class Guard(Struct, frozen=True, gc=False):
+class Guard(Struct, frozen=True):
     """``@p`` or ``@!p`` before an instruction."""
 
     predicate: Name
     negated: bool = False
 
 
-class Instruction(Struct, frozen=True, gc=False, eq=False):
+class Instruction(Struct, frozen=True, eq=False):
     """One instruction.
 
     Attributes:

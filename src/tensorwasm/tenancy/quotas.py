@@ -208,8 +208,7 @@ class Quotas:
 
         Raises:
             QuotaExceeded: it would be more than a limit; the message names the quota, what is held and the limit.
-            CapacityExhausted: all together would hold more memory than there is for them, or a tenant that holds
-                none yet more than it would leave.
+            CapacityExhausted: all tenants together would hold more memory than there is for them.
             InvalidArgs: there is no such quota, or an amount is negative.
         """
         with self._lock:
@@ -345,7 +344,7 @@ class Quotas:
         for name, amount in amounts.items():
             held[name] -= amount
         others_bytes = self._all["memory_bytes"] - held["memory_bytes"]
-        if greedy and (held["memory_bytes"] or wanted_bytes > (self.most_bytes or 0)):
+        if greedy and (free_bytes >= 0 or held["memory_bytes"] or wanted_bytes > (self.most_bytes or 0)):
             raise self._refuse("memory_bytes", held["memory_bytes"], wanted_bytes, (host_bytes - others_bytes) // 2)
         self._refusals["host_bytes"] = self._refusals.get("host_bytes", 0) + 1
         raise CapacityExhausted("the memory of this machine is held by other instances; try again later")

@@ -260,3 +260,16 @@ def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime
             assert service.quotas.usage(2)["memory_bytes"] == 0
 
     asyncio.run(story())
+
+
+def test_one_that_would_leave_too_little_holds_up_nobody_who_would_not():
+    async def story(quotas, queue):
+        first = queue.try_hold(1, {}, 1400 * MIB)
+        large = asyncio.ensure_future(queue.hold(2, {}, 1900 * MIB, NEVER))
+        await settle()
+        queue.release(3, await queue.hold(3, {}, 64 * MIB, NEVER))
+        assert not large.done()
+        queue.release(1, first)
+        queue.release(2, await large)
+
+    run(story, host_bytes=4000 * MIB)

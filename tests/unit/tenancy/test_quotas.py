@@ -227,8 +227,10 @@ def test_who_has_no_limit_of_his_own_leaves_as_much_memory_as_he_holds():
     assert quotas.memory_limit(1, {}) == 1200 * MIB
     assert quotas.memory_limit(2, {}) == 600 * MIB
     quotas.hold(2, {}, memory_bytes=600 * MIB)
+    with pytest.raises(QuotaExceeded, match=f"memory_bytes is {600 * MIB // 2}"):
+        quotas.hold(3, {}, memory_bytes=400 * MIB)
     with pytest.raises(CapacityExhausted):
-        quotas.hold(3, {}, memory_bytes=400 * MIB)  # it holds none, so it is not its fault
+        quotas.hold(3, {}, memory_bytes=601 * MIB)  # it holds none, so it is not its fault
     with pytest.raises(QuotaExceeded):
         quotas.hold(2, {}, memory_bytes=1)
     last = quotas.hold(3, {}, memory_bytes=300 * MIB)  # so much anybody may have

@@ -9,11 +9,9 @@ import itertools
 from functools import cache
 from typing import Final
 
-from msgspec.structs import replace
-
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator.collective import asynchronous, mma, tiles, wmma
-from tensorwasm.gpu.emulator.collective.catalog import Catalog
+from tensorwasm.gpu.emulator.collective.catalog import Catalog, key
 from tensorwasm.gpu.emulator.ops import WarpOp
 from tensorwasm.ptx.model import Instruction
 
@@ -34,7 +32,11 @@ _LACKING: Final = {
 @cache
 def catalog() -> Catalog[WarpOp]:
     """Return every supported form."""
-    return Catalog.of(itertools.chain(mma.forms(), wmma.forms(), tiles.forms()))
+    made = Catalog.of(itertools.chain(mma.forms(), wmma.forms(), tiles.forms()))
+    for name in made.names:
+        if name.startswith("wmma."):  # before PTX ISA 6.3 a word of these was left out
+            made.ops[key(word for word in name.split(".") if word != "aligned")] = made.ops[key(name.split("."))]
+    return made
 
 
 def compile_warp_op(instruction: Instruction) -> WarpOp | None:
@@ -51,10 +53,6 @@ def compile_warp_op(instruction: Instruction) -> WarpOp | None:
         if word in _LACKING:
             message = f"{instruction.mnemonic} needs {_LACKING[word]}, which this device lacks"
             raise UnsupportedPtx(message, instruction.position.line, instruction.position.column)
-    if instruction.opcode == "wmma" and "sync" in instruction.modifiers and "aligned" not in instruction.modifiers:
-        at = instruction.modifiers.index("sync") + 1  # before PTX ISA 6.3 the word was left out
-        words = (*instruction.modifiers[:at], "aligned", *instruction.modifiers[at:])
-        instruction = replace(instruction, modifiers=words)
     return catalog().find(instruction, lambda _operand: None)
 
 

@@ -1,6 +1,6 @@
 """Whatever the modifiers and operands of an instruction, compiling it ends in an op, in None or in our error."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.errors import MalformedPtx
@@ -45,6 +45,7 @@ def type_of(operand):
 
 @settings(max_examples=300, deadline=None)
 @given(words=LISTED | MADE_UP, operands=st.lists(OPERANDS, max_size=6))
+@example(words=["wmma", "sync", "L2::128B"], operands=[])
 def test_any_instruction(words, operands):
     instruction = Instruction(words[0], tuple(words[1:]), tuple(operands))
     try:
