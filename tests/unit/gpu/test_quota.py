@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tensorwasm.gpu.quota
 from fakes.gate import Sitter
 from tensorwasm.errors import CapacityExhausted, QuotaExceeded
 from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics, patience
@@ -134,12 +135,13 @@ def test_near_the_deadline_a_full_gate_refuses_without_waiting(seconds):
     assert (gate.in_use, gate.waiting) == (1, 0)
 
 
-def test_a_wait_ends_50_ms_before_the_deadline():
+def test_a_wait_ends_before_the_deadline_is_near(monkeypatch):
+    monkeypatch.setattr(tensorwasm.gpu.quota, "DEADLINE_NEAR_S", SOON_S)
     gate, _ = full_gate()
-    deadline = Deadline.after(0.2)
+    deadline = Deadline.after(SOON_S + 0.2)
     with pytest.raises(CapacityExhausted):
         gate.enter(deadline, Sitter())
-    assert 0 < deadline.remaining_s() <= 0.05
+    assert 0 < deadline.remaining_s() <= SOON_S
     assert gate.waiting == 0
 
 
