@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 READY_S = 60.0
-STOP_S = 30.0
+STOP_S = 90.0  # more than a server gives calls to end in
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
@@ -27,6 +28,9 @@ QUEUE: Final = 4096
 BATCH: Final = 256
 """Writes of one commit."""
 
+PAUSES_S: Final = (0.0, 0.02, 0.1)
+"""Before each further attempt of a call whose transaction broke: the other side of a deadlock may be slow to go on."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeskStatistics:
@@ -37,7 +41,7 @@ class DeskStatistics:
         writes: calls whose writes are committed, those that undid themselves apart.
         commits: transactions with them.
         largest_batch: most calls in one transaction.
-        repeats: transactions that broke before their commit, and whose calls were made once more, each by itself.
+        repeats: transactions that broke before their commit, and whose calls were made again, each by itself.
         failures: calls that ended with the database's failing.
         waiting: calls that wait now.
     """
@@ -61,7 +65,7 @@ class Desk:
     One thread writes: it takes what waits, makes each call in a savepoint of its own and commits once; who wrote hears
     of it after the commit. Others read.
 
-    The functions that it is given take a connection first. They may be called twice where a transaction broke before
+    The functions that it is given take a connection first. They may be called again where a transaction broke before
     its commit, so they have no effect but on the database, and they never block on anything else.
     """
 
@@ -164,13 +168,17 @@ class Desk:
             return self._commit(asks)
         except _SpoiledError:
             self._count(repeats=1)
-        ended: list[tuple[Ask, Outcome]] = []
-        for ask in asks:
+        return [ended for ask in asks for ended in self._repeat(ask)]
+
+    def _repeat(self, ask: Ask) -> list[tuple[Ask, Outcome]]:
+        """Make a call by itself, as often as `PAUSES_S` says; return what came of it."""
+        for pause_s in PAUSES_S:
+            time.sleep(pause_s)
             try:
-                ended += self._commit([ask])
+                return self._commit([ask])
             except _SpoiledError as spoiled:
-                ended += self._fail([ask], spoiled.args[0])
-        return ended
+                error = spoiled.args[0]
+        return self._fail([ask], error)
 
     def _commit(self, asks: list[Ask]) -> list[tuple[Ask, Outcome]]:
         """Make calls in one transaction, and return what came of them once it is committed.

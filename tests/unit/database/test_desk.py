@@ -191,6 +191,22 @@ def test_a_call_that_breaks_the_transaction_fails_alone(desk):
     assert desk.statistics().repeats == 1
 
 
+@pytest.mark.parametrize("broken", [1, 2, 3, 4])
+def test_a_call_whose_transaction_breaks_is_made_again_three_times(desk, broken):
+    """The other side of a deadlock may take its lock late, and have the second attempt end in another."""
+    calls = []
+
+    def spoil(connection):
+        calls.append(put(connection, "spoiled"))
+        if len(calls) <= broken:
+            raise OperationalError("UPDATE", {}, OSError("deadlock detected"))
+
+    outcome, last = asyncio.run(together(desk, (spoil,), (put, "last")))
+    assert (isinstance(outcome, DatabaseUnavailable), last) == (broken == 4, "last")
+    assert desk.read_now(get, "spoiled") == (None if broken == 4 else "v")
+    assert len(calls) == min(broken + 1, 4)
+
+
 def test_a_connection_in_doubt_is_not_used_again(desk):
     def break_it(connection):
         connection.connection.dbapi_connection.close()

@@ -108,7 +108,7 @@ def test_connections_that_the_server_ended_are_not_noticed(postgres_server, post
     desk.close_now()
 
 
-def test_a_deadlock_is_resolved_by_trying_once_more(postgres_address):
+def test_a_deadlock_is_resolved_by_trying_again(postgres_address):
     other = open_database(postgres_address)
     desk = Desk(open_database(postgres_address))
     for key in "ab":
