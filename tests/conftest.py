@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 from hypothesis import settings
 
@@ -17,6 +18,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: so would all commands
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # No test leaves compiled modules, or the key that signs them, on the machine that it runs on.
     os.environ["TENSOR_WASM_CODE_CACHE"] = "0"
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
