@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from tensorwasm.database.failures import spoils, translate
+from tensorwasm.database.failures import is_deadlock, spoils, translate
 from tensorwasm.database.line import Ask, Line, Outcome, deliver
 from tensorwasm.database.opening import Database
 from tensorwasm.errors import DatabaseUnavailable
@@ -28,8 +28,8 @@ QUEUE: Final = 4096
 BATCH: Final = 256
 """Writes of one commit."""
 
-PAUSES_S: Final = (0.0, 0.02, 0.1)
-"""Before each further attempt of a call whose transaction broke: the other side of a deadlock may be slow to go on."""
+PAUSES_S: Final = (0.02, 0.1)
+"""Before further attempts of a call that ends in one deadlock after another: the other side may be slow to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,17 @@ class DeskStatistics:
 
 
 class _SpoiledError(Exception):
-    """A call broke the transaction that it shared; nothing of it is there."""
+    """A call broke the transaction that it shared; nothing of it is there.
+
+    Args:
+        error: what the call ends with, unless another attempt does better.
+        deadlock: whether the server ended the transaction in favour of another.
+    """
+
+    def __init__(self, error: Exception, *, deadlock: bool) -> None:
+        super().__init__(error)
+        self.error = error
+        self.deadlock = deadlock
 
 
 class Desk:
@@ -171,13 +181,15 @@ class Desk:
         return [ended for ask in asks for ended in self._repeat(ask)]
 
     def _repeat(self, ask: Ask) -> list[tuple[Ask, Outcome]]:
-        """Make a call by itself, as often as `PAUSES_S` says; return what came of it."""
-        for pause_s in PAUSES_S:
-            time.sleep(pause_s)
+        """Make a call by itself, and again while it ends in deadlocks; return what came of it."""
+        for pause_s in (*PAUSES_S, None):
             try:
                 return self._commit([ask])
             except _SpoiledError as spoiled:
-                error = spoiled.args[0]
+                error = spoiled.error
+                if not spoiled.deadlock or pause_s is None:
+                    break
+            time.sleep(pause_s)
         return self._fail([ask], error)
 
     def _commit(self, asks: list[Ask]) -> list[tuple[Ask, Outcome]]:
@@ -229,7 +241,7 @@ def _run(connection: Connection, ask: Ask) -> Outcome:
         value = ask.run(connection)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's to see
         if spoils(error):
-            raise _SpoiledError(translate(error)) from None
+            raise _SpoiledError(translate(error), deadlock=is_deadlock(error)) from None
         connection.exec_driver_sql("ROLLBACK TO SAVEPOINT own")
         outcome = Outcome(error=translate(error))
     else:

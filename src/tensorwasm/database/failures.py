@@ -79,6 +79,11 @@ def spoils(error: Exception) -> bool:
     return isinstance(error, DBAPIError) and not isinstance(error, own)
 
 
+def is_deadlock(error: Exception) -> bool:
+    """Return whether the server undid a transaction so that another one can go on: SQLSTATE class 40."""
+    return isinstance(error, DBAPIError) and str(_code(error)).startswith("40")
+
+
 def _reason(error: SQLAlchemyError) -> str | None:
     """Return why the database cannot be used, None if it can and the statement is to blame."""
     if isinstance(error, TimeoutError):

@@ -249,7 +249,7 @@ def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime
                 lambda: service.sessions.call(1, second, SessionCall(export="say")),
                 lambda: service.invocations.invoke(2, other.id, Ask("say")),
             ):
-                spin = SessionCall(export="spin", deadline=Deadline.after(0.2))
+                spin = SessionCall(export="spin", deadline=Deadline.after(1))
                 spins = asyncio.ensure_future(service.sessions.call(1, first, spin))
                 await until(lambda: service.quotas.usage(1)["memory_bytes"] >= 256 * MIB)
                 await ask()
