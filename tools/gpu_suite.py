@@ -125,7 +125,7 @@ def await_end(process: subprocess.Popen[bytes], limit_s: float) -> int:
 def describe_device() -> dict[str, object]:
     """Return the GPU's name and driver as the product itself sees them."""
     code = (
-        "import json; from dataclasses import asdict; from tensorwasm.gpu.probe import open_device; "
+        "import json; from dataclasses import asdict; from tensorwasm.gpu.opening import open_device; "
         "print(json.dumps(asdict(open_device('cuda')[0].info)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

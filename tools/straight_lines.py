@@ -38,8 +38,8 @@ from strategies.straight_lines import Program, module, program, records
 from tensorwasm import settings
 from tensorwasm.errors import DeviceLost
 from tensorwasm.gpu.cuda.assembler import find_assembler
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.opening import open_device
 
 SHRUNK_A_MODULE = 4
 SHRINKING_S = 20.0

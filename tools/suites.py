@@ -37,7 +37,7 @@ import wasmtime
 
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import GuestError, TensorWasmError, UnsupportedProposal
-from tensorwasm.guest.engine import PROPOSALS
+from tensorwasm.guest.engine.engine import PROPOSALS
 from tensorwasm.wasm.preamble import scan
 
 CONVERTERS: Final = {"wasm-tools": ["json-from-wast", "--wasm-dir", "{folder}"], "wast2json": ["--enable-all"]}

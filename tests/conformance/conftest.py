@@ -9,7 +9,7 @@ import pytest
 
 from conformance.launcher import Launcher
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 
 
 def pytest_collection_modifyitems(items):

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from strategies.lanes import LaneKernel, module, raw_dtype, width_bytes
-from tensorwasm.gpu.device import Device, LoadedModule
+from tensorwasm.gpu.device.port import Device, LoadedModule
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 

@@ -9,13 +9,14 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.engine import Engine
+from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
 from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import NEVER, Limits
 
 PREFIX = "wasi_cuda_"
@@ -47,7 +48,7 @@ def _prepared(module, compiled):
         exports.append(f'(func (export "{name}") {signature} (call ${name} {gets}))')
     grow = '(func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))'
     text = f'(module {" ".join(imports)} (memory (export "memory") {PAGES}) {" ".join(exports)} {grow})'
-    return _linker(compiled).prepare(Engine.shared().compile(bytes(wat2wasm(text))))
+    return _linker(compiled).prepare(compile_module(Engine.shared(), bytes(wat2wasm(text))))
 
 
 class Puppet:

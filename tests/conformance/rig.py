@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 

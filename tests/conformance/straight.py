@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from strategies.straight_lines import LANES, RECORD, Program, module, records
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 

@@ -1,4 +1,4 @@
-"""What `tensorwasm.gpu.device.Device` promises, kept by every device."""
+"""What `tensorwasm.gpu.device.port.Device` promises, kept by every device."""
 
 from __future__ import annotations
 

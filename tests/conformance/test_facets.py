@@ -1,4 +1,4 @@
-"""What `tensorwasm.gpu.facets` promises, and the queues beneath it, kept by every device."""
+"""What `tensorwasm.gpu.device.protocols` promises, and the queues beneath it, kept by every device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.rig import Rig, mixed, until
 from oracles.schedules import outcome
 from strategies.schedules import SLOTS, STREAMS, programs
 from tensorwasm.errors import LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.facets import Advice
+from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.values import MIB, NEVER, Deadline, Region
 
 
@@ -379,7 +379,7 @@ def test_a_range_grows_in_place_and_keeps_its_data(device, rig):
 TOUCH = """
 import ctypes, faulthandler, sys
 faulthandler.disable()
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 unified = open_device(sys.argv[1])[0].unified
 if not unified.growable:
     sys.exit(77)

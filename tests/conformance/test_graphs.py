@@ -11,7 +11,7 @@ import pytest
 from conformance.puppet import ARGV_AT, PAGES, Puppet, strings
 from conformance.work import NOBODYS, WORD, WORD_AT, Work, chain, u32
 from strategies.kernels import NOTHING, VECTOR_ADD
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
 from tensorwasm.guest.imports.argv import Window, encode_argv
 

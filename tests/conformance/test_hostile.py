@@ -13,8 +13,8 @@ import pytest
 from conformance.puppet import PAGES, TEXT_AT, Puppet
 from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import Deadline

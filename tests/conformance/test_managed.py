@@ -10,7 +10,7 @@ from conformance.test_guests import EXAMPLES
 from strategies.kernels import AFFINE, HEADER
 from tensorwasm import Runtime
 from tensorwasm.errors import KernelFault
-from tensorwasm.gpu.launch import HostWindow, Scalar
+from tensorwasm.gpu.device.arguments import HostWindow, Scalar
 from tensorwasm.gpu.memory import UnifiedBuffer
 from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES
 from tensorwasm.gpu.session import Session

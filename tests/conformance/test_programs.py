@@ -11,7 +11,7 @@ from conformance.puppet import Puppet
 from conformance.work import WORD_AT, Work
 from oracles.streams import Words
 from strategies.streams import STREAMS, Borrow, Copy, Grow, Record, Step, Wait, programs
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.argv import Window
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from strategies.kernels import VECTOR_ADD
 from tensorwasm.errors import QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.quota import Ledger, LedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.slab import Slab
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -17,9 +17,9 @@ CAP = 64 * MIB
 
 @pytest.fixture
 def ledger():
-    ledger = Ledger()
+    ledger = MemoryLedger()
     yield ledger
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_account_refuses_the_byte_after_the_last(device, slab, account):
 
 
 def test_the_process_refuses_what_is_over_its_limit_and_the_device_hears_nothing(device):
-    account = Accounts(Ledger(max_bytes=MIB)).register("tenant", CAP)
+    account = Accounts(MemoryLedger(max_bytes=MIB)).register("tenant", CAP)
     slab = Slab(device.pools, account)
     before = asked(device)
     with pytest.raises(QuotaExceeded):

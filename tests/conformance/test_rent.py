@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.puppet import PAGES, Puppet
 from strategies.kernels import VECTOR_ADD
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import WASM_PAGE_BYTES

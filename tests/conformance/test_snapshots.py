@@ -19,7 +19,7 @@ from strategies.kernels import NAP
 from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.artifacts.ring import KeyRing
 from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExceeded
-from tensorwasm.gpu.launch import BufferOffset as Buffer
+from tensorwasm.gpu.device.arguments import BufferOffset as Buffer
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.live import LiveInstance

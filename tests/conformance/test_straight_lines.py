@@ -12,7 +12,7 @@ import pytest
 from conformance.straight import FIELDS, answers, columns
 from oracles.straight import FILE, KEPT, MODULE, Kept, checksums, digest
 from strategies.straight_lines import module, program, records
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 
 
 @pytest.fixture(scope="module")

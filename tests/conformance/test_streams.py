@@ -10,8 +10,8 @@ import pytest
 from conformance.puppet import ARGV_AT, PAGES, Puppet, strings
 from conformance.work import NOBODYS, WORD, WORD_AT, Work, chain, u32, u64
 from strategies.kernels import ASTRAY, VECTOR_ADD
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
 from tensorwasm.guest.imports.argv import Window, encode_argv
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from conformance.launcher import Launcher
 from tensorwasm.errors import KernelFault
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 
 KERNELS = Path(__file__).parents[1] / "golden" / "kernels"
 

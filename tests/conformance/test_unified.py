@@ -9,12 +9,12 @@ import pytest
 
 from strategies.kernels import VECTOR_ADD
 from tensorwasm.errors import LaunchRefused, NotSupported, QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.facets import Advice
+from tensorwasm.gpu.device.protocols import Advice
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger
 from tensorwasm.gpu.memory import BufferPool, UnifiedBuffer
 from tensorwasm.gpu.memory.backings import KINDS
-from tensorwasm.gpu.probe import open_device
-from tensorwasm.gpu.quota import Ledger
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig, Region
 
@@ -155,7 +155,7 @@ def test_a_part_is_cleared_and_nothing_beside_it(device, kind):
 
 
 def test_what_a_device_holds_for_buffers_it_has_back_after_them(device, kind):
-    account = Accounts(Ledger()).register("tenant", 64 * MIB, 64 * MIB)
+    account = Accounts(MemoryLedger()).register("tenant", 64 * MIB, 64 * MIB)
     before = device.statistics()
     with UnifiedBuffer.allocate(device, MIB, kind, account=account):
         assert device.statistics() != before

@@ -6,7 +6,7 @@ import struct
 from functools import cached_property
 
 from strategies.kernels import AFFINE, ASTRAY, NAP
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 
 WORD_AT = 1 << 16

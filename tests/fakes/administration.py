@@ -13,7 +13,7 @@ from tensorwasm.database.opening import open_database
 from tensorwasm.errors import Unauthorized
 from tensorwasm.server.routes import tenants, tokens
 from tensorwasm.server.routing import Call
-from tensorwasm.service.identity import open_identity
+from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import NEVER
 

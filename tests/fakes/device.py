@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorwasm.errors import InvokeTimeout, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.device import DeviceStatistics
-from tensorwasm.gpu.facets import NativeKernel, NativeTable
+from tensorwasm.gpu.device.port import DeviceStatistics
+from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 INFO = DeviceInfo(

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tensorwasm.errors import LimitError
-from tensorwasm.guest.fiber import Fiber
-from tensorwasm.guest.hostfunc import HostCall, HostFunction
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.suspension import Signal, Steps, Turn
-from tensorwasm.guest.wasi import WasiConfig
+from tensorwasm.guest.imports.host_function import HostCall, HostFunction
+from tensorwasm.guest.imports.suspension import Signal, Steps, Turn
+from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.sandbox.fiber import Fiber
+from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.values import Deadline, Limits
 
 HOST = "host"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fakes.jobs import invocation, resolved
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.opening import open_database
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
 
@@ -33,7 +33,7 @@ async def main(url):
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
 
     async def submit(number):
-        say("accepted", await jobs.submit(number % 3, resolved(), Ask(), Terms(max_attempts=100)))
+        say("accepted", await jobs.submit(number % 3, resolved(), InvocationRequest(), Terms(max_attempts=100)))
 
     say("ready")
     while line := await commands.readline():

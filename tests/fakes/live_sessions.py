@@ -21,7 +21,7 @@ from tensorwasm.errors import (
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.opened import LiveStatistics
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.sessions.living import Saved
+from tensorwasm.service.sessions.instances import Saved
 from tensorwasm.tenancy.quotas import Quotas
 
 FUNCTION = "11111111-1111-4111-8111-111111111111"

@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from tensorwasm.gpu.facets import NativeKernel, NativeTable
-from tensorwasm.gpu.pad import (
+from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
+from tensorwasm.gpu.native.layout import (
     BUFFER_ROWS,
     GRAPH_ROWS,
     KERNEL_ROWS,
@@ -18,7 +18,7 @@ from tensorwasm.gpu.pad import (
     GraphRow,
     KernelImage,
     KernelRow,
-    PadLayout,
+    SessionLayout,
     StreamRow,
     driver_table,
 )
@@ -113,7 +113,7 @@ class CallbackDriver:
 class HandPad:
     """A pad in the hands of a test: armed, with the guest's own stream, and rows that a session would write."""
 
-    def __init__(self, pad: PadLayout, driver: CallbackDriver) -> None:
+    def __init__(self, pad: SessionLayout, driver: CallbackDriver) -> None:
         self.pad = pad
         self.driver = driver
         self._table = driver_table(driver.table)

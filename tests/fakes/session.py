@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fakes.device import INFO
-from tensorwasm.gpu.launch import Argument, HostWindow
+from tensorwasm.gpu.device.arguments import Argument, HostWindow
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig, Region
 
 _Note = Callable[..., Any]

@@ -11,7 +11,7 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.bodies import Budget
 from tensorwasm.server.routing import Call
-from tensorwasm.service.outcomes import Outcomes
+from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.values import NEVER

@@ -9,7 +9,7 @@ from itertools import count
 
 from tensorwasm.doctor.system import Answer
 from tensorwasm.errors import DeviceLost, DeviceUnavailable
-from tensorwasm.gpu.device import Device, DeviceStatistics
+from tensorwasm.gpu.device.port import Device, DeviceStatistics
 from tensorwasm.values import DeviceInfo
 
 EMULATOR = DeviceInfo("emulator", 0, "emulator", (9, 0), (9, 5), 1 << 30, 1, 232448)

@@ -21,7 +21,7 @@ from pathlib import Path
 from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.runtime import device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (

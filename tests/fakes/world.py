@@ -6,12 +6,12 @@ import ctypes
 import struct
 from dataclasses import replace
 
-from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
 from tensorwasm.gpu.emulator.device import EmulatorDevice
-from tensorwasm.gpu.launch import BufferOffset, Scalar
-from tensorwasm.gpu.pad import BUFFER_ROWS, DriverTable, KernelHead, PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.native.layout import BUFFER_ROWS, DriverTable, KernelHead, SessionLayout
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -25,12 +25,12 @@ class World:
         self.gate = Gate(4)
         self.accounts, self.shared = [], []
         for device in self.devices:
-            accounts = Accounts(Ledger())
+            accounts = Accounts(MemoryLedger())
             self.accounts.append(accounts.register("tenant", cap_bytes, cap_bytes))
             self.shared.append(SharedDevice(device, accounts, self.gate))
 
     def open(self, which=0, *, pad=False, limits=None, **options):
-        pad = PadLayout() if pad else None
+        pad = SessionLayout() if pad else None
         return self.shared[which].open_session("tenant", limits, pad=pad, **options)
 
     def charged(self, which=0):

@@ -22,7 +22,7 @@ import numpy as np
 from conformance.compiled_c import compile_ptx, judge, run
 from conformance.launcher import Launcher
 from strategies.random_c import inputs, source, wide_arithmetic
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.opening import open_device
 
 FUNCTIONS = 8
 CORPUS = Path(__file__).resolve().parents[1] / "golden" / "c"

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes.device import FakeDevice
 from fakes.guest import FakeCall
 from strategies.kernels import FILL, VECTOR_ADD
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3, Code
@@ -65,7 +65,7 @@ class Guest:
     """One guest that does its worst."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng, self.device, self.ledger, self.gate = rng, FakeDevice(), Ledger(), Gate()
+        self.rng, self.device, self.ledger, self.gate = rng, FakeDevice(), MemoryLedger(), Gate()
         self.session = Session(self.device, ledger=self.ledger, gate=self.gate)
         self.call = FakeCall(deadline=Deadline(), services={"cuda": CudaService(self.session)})
         self.known = [0, 1, 4, 64, TEXT_AT, ENTRY_AT, ARGV_AT]
@@ -113,7 +113,7 @@ class Guest:
         self.session.close()
         assert self.device.holds_nothing()
         assert self.device.broken == []
-        assert self.ledger.statistics() == LedgerStatistics(0, 0)
+        assert self.ledger.statistics() == MemoryLedgerStatistics(0, 0)
         assert self.gate.in_use == 0
         return len(self.device.launched)
 

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from strategies.ptx import mutate
 from tensorwasm import ptx
 from tensorwasm.errors import InternalError, TensorWasmError
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.launch import Argument, BufferOffset, Scalar
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import NEVER, Deadline, KernelSignature, LaunchConfig
 

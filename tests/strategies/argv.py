@@ -6,7 +6,7 @@ import struct
 
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.argv import Number, Window
 
 EDGES = [0, 1 << 31, 1 << 32, 1 << 53, 1 << 63, 1 << 64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from strategies.argv import around, records
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.argv import Arg, Number, Window, encode_argv
 from tensorwasm.values import KernelParam, KernelSignature, LaunchConfig
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from hypothesis import strategies as st
 
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, Request
 from tensorwasm.values import MEMORY_KINDS, Limits

@@ -13,7 +13,7 @@ SLOW = {
     "jwt", "msgspec", "numba", "numpy", "obstore", "prometheus_client", "pydantic", "rich", "sqlalchemy", "tempfile",
     "typer", "wasmtime", "zstandard",
     "tensorwasm.gpu.cuda", "tensorwasm.gpu.emulator", "tensorwasm.gpu.session", "tensorwasm.ptx",
-    "tensorwasm.guest.fibers", "tensorwasm.runtime.background", "tensorwasm.runtime.live",
+    "tensorwasm.guest.reactor.reactor", "tensorwasm.runtime.background", "tensorwasm.runtime.live",
     "tensorwasm.runtime.snapshots", "tensorwasm.runtime.workers", "tensorwasm.saved", "tensorwasm.server",
     "tensorwasm.service", "tensorwasm.wasm.edit", "tensorwasm.wasm.opcodes",
 }  # fmt: skip
@@ -74,4 +74,4 @@ def test_the_version_needs_no_command():
 
 def test_help_needs_no_guest():
     _, modules = imported("--help")
-    assert not modules & {"numpy", "httpx", "wasmtime", "tensorwasm.guest.capi", "tensorwasm.runtime.runtime"}
+    assert not modules & {"numpy", "httpx", "wasmtime", "tensorwasm.guest.engine.capi", "tensorwasm.runtime.runtime"}

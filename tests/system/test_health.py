@@ -15,8 +15,8 @@ from conformance.puppet import PAGES, Puppet
 from strategies.kernels import VECTOR_ADD
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import Deadline
 

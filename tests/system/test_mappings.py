@@ -17,15 +17,15 @@ sys.path.insert(0, {tests!r})
 from wasmtime import wat2wasm
 from fakes.fibers import FakeJob, FakeStream
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.fibers import Reactor
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.native.waiting import make_code
 
 code, stream, engine = make_code(), FakeStream(), Engine(EngineConfig(slots=64, fibers=True))
 text = '(module (import "host" "wait" (func $w (param i32) (result i32))) (memory (export "memory") 1)'
 text += ' (table 3 funcref) (func (export "go") (result i32) (call $w (i32.const 1))))'
-prepared = Linker(engine, (stream.function(),), code=code).prepare(engine.compile(bytes(wat2wasm(text))))
+prepared = Linker(engine, (stream.function(),), code=code).prepare(compile_module(engine, bytes(wat2wasm(text))))
 reactor = Reactor(code)
 limit, used = {limit}, open("/proc/self/maps", "rb").read().count(b"\\n")
 pairs = (limit - used - {left}) // 2

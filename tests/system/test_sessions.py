@@ -14,7 +14,7 @@ from fakes.services import COUNTER
 from servers import running_server
 from strategies.kernels import FILL
 from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.service.manifests import Manifest, digest_of, sign_manifest
+from tensorwasm.service.kernels.manifests import Manifest, digest_of, sign_manifest
 
 MODULE = base64.b64encode(COUNTER).decode()
 KEY = "6b" * 32

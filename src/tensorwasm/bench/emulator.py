@@ -13,9 +13,9 @@ from typing import Final
 from tensorwasm.bench.examples import read_example
 from tensorwasm.bench.figures import Figure, Report, measure, summarise
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.launch import Argument, BufferOffset, Scalar
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.parser import parse

@@ -10,9 +10,10 @@ from typing import Final
 
 from tensorwasm.bench.figures import Figure
 from tensorwasm.bench.process import resident_bytes
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 
 BAR_KIB: Final = 100.0
 _WORDS: Final = 1023
@@ -27,7 +28,7 @@ def keep_alive(wasm: bytes, count: int) -> Iterator[Figure]:
         count: how many.
     """
     engine = Engine.shared(EngineConfig(slots=count))
-    prepared = Linker(engine).prepare(engine.compile(wasm))
+    prepared = Linker(engine).prepare(compile_module(engine, wasm))
     with Instance(prepared) as first:
         first.call("fill", (1,))
     gc.collect()

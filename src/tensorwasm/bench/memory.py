@@ -10,7 +10,7 @@ from tensorwasm.bench.guests import Bench
 from tensorwasm.bench.peers import raw
 from tensorwasm.bench.peers.raw import RawPeer
 from tensorwasm.bench.rounds import alternate, compared
-from tensorwasm.gpu.limits import STAGE_SLOT_BYTES
+from tensorwasm.gpu.device.limits import STAGE_SLOT_BYTES
 from tensorwasm.values import MIB, MemoryKind
 
 SAMPLES: Final = 31

@@ -15,10 +15,10 @@ from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, summarise
 from tensorwasm.errors import InternalError, QuotaExceeded
-from tensorwasm.gpu.accounts import Account, Accounts
-from tensorwasm.gpu.facets import Pool, Pools
-from tensorwasm.gpu.probe import open_device
-from tensorwasm.gpu.quota import Ledger
+from tensorwasm.gpu.device.protocols import Pool, Pools
+from tensorwasm.gpu.limits.accounts import Account, Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.slab import GRAIN_BYTES, Slab
 from tensorwasm.values import MIB, Region
 
@@ -114,7 +114,7 @@ def measure_quota(choice: str = "auto", operations: int = OPERATIONS) -> Report:
 
 def contend(pools: Pools, operations: int, threads: int = THREADS, cap_bytes: int = CAP_BYTES) -> Contention:
     """Allocate and free at random from many threads under one cap; at the end everything is freed."""
-    ledger = Ledger()
+    ledger = MemoryLedger()
     account = Accounts(ledger).register("contended", cap_bytes)
     audited, regions = AuditedPools(pools), Auditor()
     slab = Slab(audited, account)
@@ -143,7 +143,7 @@ def contend(pools: Pools, operations: int, threads: int = THREADS, cap_bytes: in
 
 def refusals_us(count: int = REFUSALS) -> tuple[float, ...]:
     """Return how long refusals by a full account take, in microseconds."""
-    account: Account = Accounts(Ledger()).register("full", MIB)
+    account: Account = Accounts(MemoryLedger()).register("full", MIB)
     taken = []
     with account.reserve(MIB):
         for _ in range(count):
@@ -159,7 +159,7 @@ def refusals_us(count: int = REFUSALS) -> tuple[float, ...]:
 
 def pairs_us(pools: Pools, count: int = REFUSALS) -> tuple[float, ...]:
     """Return how long it takes to allocate a small region and free it again, in microseconds."""
-    slab = Slab(pools, Accounts(Ledger()).register("alone", CAP_BYTES))
+    slab = Slab(pools, Accounts(MemoryLedger()).register("alone", CAP_BYTES))
     beside = slab.allocate(GRAIN_BYTES)
     taken = []
     for _ in range(count):

@@ -18,11 +18,11 @@ from typing import Any, Final
 from tensorwasm.bench.examples import read_guest
 from tensorwasm.bench.figures import Figure, Report
 from tensorwasm.bench.process import resident_bytes
-from tensorwasm.gpu.device import Device, Stream
-from tensorwasm.gpu.facets import Event
-from tensorwasm.gpu.shared import SharedDevice
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.module import Module
+from tensorwasm.gpu.device.port import Device, Stream
+from tensorwasm.gpu.device.protocols import Event
+from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.guest.engine.module import CompiledModule
+from tensorwasm.guest.sandbox.linker import Prepared
 from tensorwasm.runtime import Function, Runtime
 from tensorwasm.runtime.background import Background
 from tensorwasm.runtime.form import Form
@@ -127,7 +127,7 @@ class GatedHost:
         """See `tensorwasm.runtime.host.Host`."""
         return self._shared
 
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
         """See `tensorwasm.runtime.host.Host`."""
         return self._runtime.prepare(wasm, module, form)
 

@@ -101,7 +101,7 @@ def call_body(
     Raises:
         InvalidArgs: the arguments are no JSON array, a file cannot be read or is too long, or there is no such time.
     """
-    from tensorwasm.guest import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
 
     values = [_spell(value) for value in codec.parse(args)]
     said = {

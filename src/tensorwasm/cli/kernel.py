@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tensorwasm.artifacts.keys import HmacKey
-    from tensorwasm.service.manifests import Manifest
+    from tensorwasm.service.kernels.manifests import Manifest
 
 SHOWN: Final = ("name", "version", "sm_version", "publisher", "published_unix_ms", "digest")
 PAGE: Final = 1000
@@ -49,7 +49,7 @@ def publish(
     output: Output = "text",
 ) -> None:
     """Sign a kernel here, and publish it. The key stays here."""
-    from tensorwasm.service.manifests import Manifest, check_text, digest_of, sign_manifest  # noqa: PLC0415 - as below
+    from tensorwasm.service.kernels.manifests import Manifest, check_text, digest_of, sign_manifest  # noqa: PLC0415 - as below
 
     text = _read_text(ptx_file)
     wanted = Manifest(
@@ -114,7 +114,7 @@ def verify(
     ptx_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Its text, to be held against it.")] = None,
 ) -> None:
     """Check a manifest's signature here, without a server."""
-    from tensorwasm.service.manifests import (  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.service.kernels.manifests import (  # noqa: PLC0415 - keeps --help quick
         check_manifest,
         check_text,
         require_digest,
@@ -143,8 +143,8 @@ def check(
     output: Output = "text",
 ) -> int:
     """Say of each kernel of a PTX text whether a device takes it, and why not. Exit 1 if one is refused."""
-    from tensorwasm.gpu.probe import open_device  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.gpu.survey import survey  # noqa: PLC0415 - the same
+    from tensorwasm.gpu.kernel_support import survey  # noqa: PLC0415 - the same
+    from tensorwasm.gpu.opening import open_device  # noqa: PLC0415 - keeps --help quick
 
     text = _read_text(file)
     opened, _ = open_device(device or current().device)
@@ -184,7 +184,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    from tensorwasm.service.manifests import Manifest  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.service.kernels.manifests import Manifest  # noqa: PLC0415 - keeps --help quick
 
     try:
         found = json.loads(_read(path, _MAX_MANIFEST_BYTES))

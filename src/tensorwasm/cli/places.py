@@ -89,7 +89,7 @@ class Place:
 
 def owner(tenant: str | None) -> str:
     """Return whose artifacts they are when a tenant was said, or was not."""
-    from tensorwasm.gpu.accounts import DEFAULT_TENANT  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT  # noqa: PLC0415 - keeps --help quick
 
     return tenant or DEFAULT_TENANT
 

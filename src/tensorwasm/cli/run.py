@@ -21,7 +21,7 @@ from tensorwasm.values import MIB, Deadline, DeviceInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tensorwasm.guest.wasi import Inherit
+    from tensorwasm.guest.sandbox.output import Inherit
     from tensorwasm.runtime import Grants, Invocation
 
 GRACE_S = 0.25
@@ -106,9 +106,9 @@ def run(
     command's. A function's results are printed: ok for none, a bare value for one, a JSON array for several.
     """
     from tensorwasm.cli.watchdog import watched  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.guest import codec  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.guest.mounts import release_all  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.guest.wasi import INHERIT  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.sandbox.mounts import release_all  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.sandbox.output import INHERIT  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime import Runtime  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime.function import check_export  # noqa: PLC0415 - likewise
 
@@ -224,7 +224,7 @@ def read_binary(file: Path) -> bytes:
 
 def _stream(text: TextIO, *, limited: bool) -> Callable[[bytes], None] | Inherit:
     """Return where a guest's output goes: a terminal is the guest's own, so that it knows to write line by line."""
-    from tensorwasm.guest.wasi import INHERIT  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.sandbox.output import INHERIT  # noqa: PLC0415 - keeps --help quick
 
     text.flush()
     return INHERIT if text.isatty() and not limited else _writer(text)

@@ -201,7 +201,7 @@ def parse_call(text: str) -> tuple[str, list[object]]:
     Raises:
         InvalidArgs: it is neither.
     """
-    from tensorwasm.guest import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
 
     name, bracket, rest = text.partition("[")
     if not name.strip():

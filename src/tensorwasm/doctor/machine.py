@@ -14,8 +14,8 @@ from tensorwasm.doctor.system import Answer, System
 from tensorwasm.errors import DeviceUnavailable, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
 from tensorwasm.gpu.cuda.versions import Version, parse_version
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.probe import parse_choice
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.opening import parse_choice
 
 _QUERY: Final = "index,name,driver_version,memory.total,compute_cap,compute_mode"
 DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol
 
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.probe import open_device
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.opening import open_device
 
 _OUTPUT_CHARACTERS: Final = 64 << 10
 
@@ -66,7 +66,7 @@ class System(Protocol):
         """Return what this package requires, as its metadata has it: ``wasmtime==50.0.1``."""
 
     def open(self, choice: str) -> tuple[Device, str]:
-        """Open a device as `tensorwasm.gpu.probe.open_device` does.
+        """Open a device as `tensorwasm.gpu.opening.open_device` does.
 
         Raises:
             InvalidArgs: no such choice.
@@ -138,7 +138,7 @@ class LocalSystem:
             return ()
 
     def open(self, choice: str) -> tuple[Device, str]:
-        """Open a device as `tensorwasm.gpu.probe.open_device` does.
+        """Open a device as `tensorwasm.gpu.opening.open_device` does.
 
         Raises:
             InvalidArgs: no such choice.

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.device import Device, Stream
-from tensorwasm.gpu.graphs import GraphBook, Recording
-from tensorwasm.gpu.holdings import Holdings, Kernel
-from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, Scalar, bind, check_fit
-from tensorwasm.gpu.releases import attempt
-from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.device.arguments import Argument, BufferOffset, HostWindow, Scalar, bind, check_fit
+from tensorwasm.gpu.device.port import Device, Stream
+from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.gpu.streams import OWN, Lane
+from tensorwasm.gpu.state.graph_book import GraphBook, Recording
+from tensorwasm.gpu.state.resource_table import Kernel, ResourceTable
+from tensorwasm.gpu.state.streams import OWN, SessionStream
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows, require_inside
-from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
@@ -44,10 +44,10 @@ class Launcher:
     def __init__(
         self,
         device: Device,
-        holdings: Holdings,
+        holdings: ResourceTable,
         windows: Windows,
-        work: Work,
-        sheet: Sheet,
+        work: SessionWork,
+        sheet: SessionLayoutWriter,
         graphs: GraphBook,
         most_steps: int,
     ) -> None:
@@ -243,7 +243,7 @@ class Launcher:
         windows: Sequence[HostWindow],
         stream: int,
         deadline: Deadline,
-    ) -> Lane:
+    ) -> SessionStream:
         lane = self._work.find(stream)
         self._prefetch(windows, lane)
         regions = self._holdings.regions.snapshot()
@@ -252,7 +252,7 @@ class Launcher:
         self.launched += 1
         return lane
 
-    def _prefetch(self, windows: Sequence[HostWindow], lane: Lane) -> None:
+    def _prefetch(self, windows: Sequence[HostWindow], lane: SessionStream) -> None:
         """Move large windows on managed memory ahead of a kernel: work of its own, which the stream has to end too."""
         reach = self._windows.reach
         if spans := reach.movable(windows):

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.accounts import Account, Reservation
-from tensorwasm.gpu.device import Device, Stream
-from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.port import Device, Stream
+from tensorwasm.gpu.device.regions import RegionTable
+from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES, Prefetch
-from tensorwasm.gpu.regions import RegionTable
-from tensorwasm.gpu.releases import attempt
-from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import MemoryKind, Region
 
 _REACHABLE: Final = frozenset({"managed", "vmm"})
@@ -36,7 +36,9 @@ class Reach:
 
     __slots__ = ("_account", "_device", "_prefetch", "_regions", "_reservations", "_sheet", "direct", "region")
 
-    def __init__(self, device: Device, account: Account, regions: RegionTable, sheet: Sheet, kind: MemoryKind) -> None:
+    def __init__(
+        self, device: Device, account: Account, regions: RegionTable, sheet: SessionLayoutWriter, kind: MemoryKind
+    ) -> None:
         self.direct = kind in _REACHABLE
         self.region: Region | None = None
         self._device = device

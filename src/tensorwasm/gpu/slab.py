@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.accounts import Account, Reservation
-from tensorwasm.gpu.facets import Pool, Pools
+from tensorwasm.gpu.device.protocols import Pool, Pools
+from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.spans import Chunk, Spans
 from tensorwasm.values import MIB, Region
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, LaunchRefused
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.limits import STAGE_SLOT_BYTES, STAGE_SLOTS
-from tensorwasm.gpu.releases import attempt
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.limits import STAGE_SLOT_BYTES, STAGE_SLOTS
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.device.releases import attempt
 from tensorwasm.values import Region
 
 BLOCK_BYTES: Final = 256

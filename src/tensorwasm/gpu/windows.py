@@ -11,15 +11,15 @@ from contextlib import suppress
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.commons import Commons, Tenancy
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.launch import Argument, HostWindow
-from tensorwasm.gpu.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES
+from tensorwasm.gpu.device.arguments import Argument, HostWindow
+from tensorwasm.gpu.device.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES
+from tensorwasm.gpu.device.regions import RegionTable
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.reach import Reach
-from tensorwasm.gpu.regions import RegionTable
-from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
-from tensorwasm.gpu.work import Work
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, MemoryKind, Region
 
 _RENT_BYTES: Final[Mapping[MemoryKind, int]] = {"auto": PIN_PRICE_BYTES, "staged": 1 << 62}
@@ -58,11 +58,11 @@ class Windows:
 
     def __init__(
         self,
-        commons: Commons,
-        tenancy: Tenancy,
+        commons: DeviceResources,
+        tenancy: TenantResources,
         regions: RegionTable,
-        sheet: Sheet,
-        work: Work,
+        sheet: SessionLayoutWriter,
+        work: SessionWork,
         graphs: GraphBook,
         kind: MemoryKind,
     ) -> None:

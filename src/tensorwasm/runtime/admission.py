@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge
-from tensorwasm.gpu.accounts import MAX_CAP_BYTES
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.limits.accounts import MAX_CAP_BYTES
 from tensorwasm.values import MIB, Limits
 
 MAX_MEMORY_BYTES: Final = 1 << 32

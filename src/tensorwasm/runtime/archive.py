@@ -14,7 +14,7 @@ from tensorwasm.artifacts.ring import KeyRing
 from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing, Source
 from tensorwasm.artifacts.snapshot import SnapshotFile, write_snapshot
 from tensorwasm.errors import InvalidArgs, InvalidSnapshot
-from tensorwasm.guest.images import Image, ImageWriter
+from tensorwasm.guest.memory.images import Image, ImageWriter
 from tensorwasm.runtime.live import LiveInstance
 from tensorwasm.runtime.shelf import Shelf
 from tensorwasm.runtime.snapshots import Snapshot

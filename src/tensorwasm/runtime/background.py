@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from tensorwasm import settings
 from tensorwasm.errors import InternalError, TensorWasmError
-from tensorwasm.guest import stack
-from tensorwasm.guest.alarm import find_alarm
-from tensorwasm.guest.fibers import Reactor
 from tensorwasm.guest.native.loading import is_early, load_code
-from tensorwasm.guest.task import FiberStatistics
-from tensorwasm.guest.voyage import may_voyage
+from tensorwasm.guest.reactor.preemption_timer import find_alarm
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.reactor.task import FiberStatistics
+from tensorwasm.guest.sandbox import stack
+from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
 from tensorwasm.runtime.fiber import InvocationJob, describe, form_of
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.lane import LaneJob, find_lane
@@ -96,7 +96,7 @@ class Background:
         """
         if self.open() is not None:
             prepared = function.form(form_of(function.host.share() if granted.cuda else None, checked_kind(memory)))
-            may_voyage(prepared)  # compiled code is loaded now, and not on the first caller's thread
+            is_one_shot_fiber(prepared)  # compiled code is loaded now, and not on the first caller's thread
 
     def begin(
         self, function: Function, export: str | None, args: Sequence[object], options: Options

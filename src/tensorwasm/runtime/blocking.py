@@ -14,7 +14,7 @@ from tensorwasm.runtime.sandbox import make_sandbox
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
-    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import Prepared
     from tensorwasm.runtime.call import Call
     from tensorwasm.runtime.invocation import Invocation
     from tensorwasm.runtime.sandbox import Announce

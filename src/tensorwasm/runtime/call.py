@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.guest import codec
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.engine import codec
 from tensorwasm.guest.imports import OutputStream
-from tensorwasm.guest.wasi import Inherit, Sink, WasiConfig
+from tensorwasm.guest.sandbox.output import Inherit, Sink
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.runtime.calling import Written
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensorwasm.errors import GuestError, GuestExit
-from tensorwasm.guest import codec
-from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.engine import codec
+from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.task import Sandbox
+    from tensorwasm.guest.reactor.task import Sandbox
 
 
 def call(
@@ -20,8 +20,8 @@ def call(
     """Call an export; return its results and the guest's exit code.
 
     Raises:
-        TensorWasmError: what `tensorwasm.guest.instance.Instance.call` raises, but `GuestExit`; a `GuestError` carries
-            what the guest had written.
+        TensorWasmError: what `tensorwasm.guest.sandbox.instance.Instance.call` raises, but `GuestExit`; a `GuestError`
+            carries what the guest had written.
     """
     try:
         return tuple(instance.call(export, args, deadline=deadline)), 0

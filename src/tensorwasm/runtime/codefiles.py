@@ -7,7 +7,7 @@ nobody who has it mapped. What does not check out is not there.
 The bytes that are verified are those that are mapped: the file is opened once, and wasmtime opens the same inode again
 through that descriptor. Between the two, and later, only two can change it: the superuser, and other processes of this
 user, who could as well read the key, attach to this process or change this package's own files. Against everybody else
-stand the modes, the folder, checked up to the root (`tensorwasm.guest.folders`), and the signature.
+stand the modes, the folder, checked up to the root (`tensorwasm.guest.engine.folders`), and the signature.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CodeFolder:
     """A folder of precompiled code, bounded; what was not used for longest goes first. Processes may share it.
 
     Args:
-        path: this user's alone; see `tensorwasm.guest.folders.open_own`.
+        path: this user's alone; see `tensorwasm.guest.engine.folders.open_own`.
         key: signs what is written; only what it signed is read.
         cap_bytes: most bytes of files.
     """

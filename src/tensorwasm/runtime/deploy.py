@@ -1,9 +1,9 @@
 """Deploying: a module becomes code that can be instantiated, compiled once for each tenant and kept.
 
 Three places are asked in turn: the memory of this process, precompiled code on the disk
-(`tensorwasm.runtime.codefiles`), the compiler, in a process of its own (`tensorwasm.guest.compiler`). An entry is known
-by a hash of everything that shapes it: the module's bytes, as they are compiled, the engine
-(`tensorwasm.guest.precompiled.fingerprint`), and the tenant. So nobody learns from a hit, or from its time, what
+(`tensorwasm.runtime.codefiles`), the compiler, in a process of its own (`tensorwasm.guest.engine.compiler`). An entry
+is known by a hash of everything that shapes it: the module's bytes, as they are compiled, the engine
+(`tensorwasm.guest.engine.precompiled.fingerprint`), and the tenant. So nobody learns from a hit, or from its time, what
 another tenant has deployed: the same module of another tenant is compiled again. Room is shared: who deploys very much
 drives out what others have not used for long.
 
@@ -29,11 +29,11 @@ from tensorwasm import settings
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import machine_key
 from tensorwasm.errors import InternalError, InvalidWasm, ModuleTooLarge, TensorWasmError
-from tensorwasm.guest import capi, folders, precompiled
-from tensorwasm.guest.compiler import CompileLimits, Compiler
-from tensorwasm.guest.engine import Engine, check_declared, settings_of
-from tensorwasm.guest.module import Module
-from tensorwasm.guest.source_lines import SourceLines
+from tensorwasm.guest.engine import capi, folders, precompiled
+from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
+from tensorwasm.guest.engine.engine import Engine, settings_of
+from tensorwasm.guest.engine.module import CompiledModule, check_declared, compile_module
+from tensorwasm.guest.engine.source_lines import SourceLines
 from tensorwasm.runtime.codefiles import CodeFile, CodeFolder, UnfitFile
 from tensorwasm.runtime.shelf import Shelf
 from tensorwasm.runtime.work import Work
@@ -88,7 +88,7 @@ class Deployer:
         )
         self._cap_bytes = config.code_cache_mib * MIB
         self._lock = threading.Lock()
-        self._kept: Shelf[Module] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
+        self._kept: Shelf[CompiledModule] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
         self._flights: dict[_Slot, _Flight] = {}
         self._folder: CodeFolder | None = None
         self._opened = False
@@ -103,7 +103,7 @@ class Deployer:
         tenant: str,
         check: Callable[[Preamble], object] = lambda _: None,
         work: Work | None = None,
-    ) -> Module:
+    ) -> CompiledModule:
         """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
 
         Blocks: for as long as compiling takes, where it was never compiled for this tenant.
@@ -153,13 +153,13 @@ class Deployer:
                 disk_bytes=self._disk_bytes,
             )
 
-    def _recall(self, slot: _Slot) -> Module | None:
+    def _recall(self, slot: _Slot) -> CompiledModule | None:
         with self._lock:
             found = self._kept.get(slot)
             self._memory_hits += found is not None
         return found
 
-    def _make_once(self, slot: _Slot, source: _Source, work: Work) -> Module:
+    def _make_once(self, slot: _Slot, source: _Source, work: Work) -> CompiledModule:
         try:
             while True:
                 with self._lock:
@@ -180,7 +180,7 @@ class Deployer:
         finally:
             work.forget()
 
-    def _fly(self, slot: _Slot, flight: _Flight, source: _Source, work: Work) -> Module:
+    def _fly(self, slot: _Slot, flight: _Flight, source: _Source, work: Work) -> CompiledModule:
         """Make a module for all who wait: they get it, or the error, or, if this is interrupted, their turn."""
         made, error = None, None
         work.stop_with(partial(self._leave, flight))
@@ -201,13 +201,13 @@ class Deployer:
                 flight.made.set_result(made)
         return made
 
-    def _wait(self, flight: _Flight, work: Work) -> Module | None:
+    def _wait(self, flight: _Flight, work: Work) -> CompiledModule | None:
         """Return what another thread makes, None if that was interrupted.
 
         Raises:
             CancelledError: this was stopped.
         """
-        mine: Future[Module | None] = Future()
+        mine: Future[CompiledModule | None] = Future()
         flight.made.add_done_callback(partial(_pass_on, mine))
 
         def leave() -> None:
@@ -225,7 +225,7 @@ class Deployer:
         if alone:
             flight.work.stop()
 
-    def _make(self, slot: _Slot, source: _Source, work: Work) -> tuple[Module, int]:
+    def _make(self, slot: _Slot, source: _Source, work: Work) -> tuple[CompiledModule, int]:
         """Return a module and the size of its code, from the disk or from the compiler."""
         engine, name = slot
         found = self._read(engine, name, source)
@@ -236,7 +236,7 @@ class Deployer:
         with self._lock:
             self._compiled += 1
         if sys.platform == "win32":  # no limits, and no folders of one's own, as they are meant here
-            return engine.compile(source.wasm), len(source.wasm)
+            return compile_module(engine, source.wasm), len(source.wasm)
         capi.check_bindings()
         try:
             code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS], work)
@@ -253,7 +253,7 @@ class Deployer:
             raise InternalError("the compiler's process makes code for another engine")
         return module, len(code)
 
-    def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[Module, int] | None:
+    def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[CompiledModule, int] | None:
         """Return what is kept on the disk, None if there is nothing that will do."""
         folder = self._open_folder()
         if folder is None:
@@ -321,7 +321,7 @@ class _Source(NamedTuple):
     digest: str
 
 
-def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[Module, int]:
+def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[CompiledModule, int]:
     """Return the module that a verified file holds, and the size of its code; close the file."""
     with file:
         size_bytes = len(source.wasm)
@@ -349,12 +349,12 @@ class _Flight:
     __slots__ = ("made", "wanted", "work")
 
     def __init__(self) -> None:
-        self.made: Future[Module | None] = Future()
+        self.made: Future[CompiledModule | None] = Future()
         self.work = Work()
         self.wanted = 0
 
 
-def _pass_on(mine: Future[Module | None], made: Future[Module | None]) -> None:
+def _pass_on(mine: Future[CompiledModule | None], made: Future[CompiledModule | None]) -> None:
     """Have a future end like another, unless it was cancelled."""
     if not mine.set_running_or_notify_cancel():
         return

@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.probe import open_device, parse_choice
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.opening import open_device, parse_choice
 from tensorwasm.values import Place
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.gpu.shared_device import SharedDevice
 
 
 class LateDevice:
@@ -76,7 +76,7 @@ class LateDevice:
         with self._lock:
             self._require_open()
             if self._shared is None:
-                from tensorwasm.gpu.shared import SharedDevice  # noqa: PLC0415 - for guests with a GPU
+                from tensorwasm.gpu.shared_device import SharedDevice  # noqa: PLC0415 - for guests with a GPU
 
                 accounts = Accounts()
                 accounts.register(DEFAULT_TENANT, self._gpu_bytes)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
-from tensorwasm.gpu.accounts import Accounts
+from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.function import Function, check_export
 from tensorwasm.runtime.invocation import Invocation

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Unpack
 
 from tensorwasm import settings
 from tensorwasm.errors import GuestError, GuestExit, InternalError, InvalidArgs
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.guest.fiber import Fiber
-from tensorwasm.guest.fibers import Reactor
+from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.guest.imports import CudaService
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.state import GuestState
-from tensorwasm.guest.task import Sandbox
-from tensorwasm.guest.wasi import INHERIT
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.reactor.task import Sandbox
+from tensorwasm.guest.sandbox.fiber import Fiber
+from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.output import INHERIT
+from tensorwasm.guest.sandbox.state import GuestState
 from tensorwasm.runtime.call import Call, make_call
 from tensorwasm.runtime.calling import written
 from tensorwasm.runtime.form import Form
@@ -27,7 +27,7 @@ from tensorwasm.values import DeviceInfo, MemoryKind
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
-    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.runtime.function import Function
     from tensorwasm.runtime.options import Given
     from tensorwasm.runtime.submission import Submission
@@ -137,7 +137,7 @@ class InvocationJob:
             outcome = failed
         return outcome or InternalError("an invocation ended without an outcome"), released
 
-    def _open_session(self, shared: SharedDevice, pad: PadLayout) -> None:
+    def _open_session(self, shared: SharedDevice, pad: SessionLayout) -> None:
         call = self._call
         if self._prepared.compiled:
             self._reactor.hold(shared, shared.device.native.bound)

@@ -12,7 +12,8 @@ class Form(NamedTuple):
         native: host functions are compiled ones.
         host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
         fibers: they run on a reactor, and host functions that wait suspend them.
-        edition: of the module: as it came, or a form of it whose instances are saved (`tensorwasm.guest.edition`).
+        edition: of the module: as it came, or a form of it whose instances are saved
+            (`tensorwasm.guest.saved.instrumented`).
         copied: a saved memory is copied into wasmtime's own instead of being mapped: for modules with exceptions, whose
             heap would be asked for where the memory is.
     """

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.errors import InvalidArgs, MissingExport, NotSupported, quote, quote_all
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.module import COMMAND, INITIALISE
-from tensorwasm.guest.store import is_quick
-from tensorwasm.guest.visit import may_visit
-from tensorwasm.guest.wasi import Inherit, Sink
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.engine.module import COMMAND, INITIALISE
+from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.oneshot import is_one_shot
+from tensorwasm.guest.sandbox.output import Inherit, Sink
+from tensorwasm.guest.sandbox.store import is_quick
 from tensorwasm.runtime.blocking import run_here
 from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.form import Form
@@ -31,8 +31,8 @@ from tensorwasm.wasm.preamble import Export, Preamble
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tensorwasm.guest.edition import Edition
-    from tensorwasm.guest.engine import Engine
+    from tensorwasm.guest.engine.engine import Engine
+    from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.host import Host
     from tensorwasm.runtime.lane import Lane
     from tensorwasm.runtime.live import LiveInstance
@@ -120,7 +120,7 @@ class Function:
         if old is not None:
             self.host.warm.remove(old)
         initialisers = self.initialisers(None)
-        if count and (initialisers or not may_visit(self.prepared)):
+        if count and (initialisers or not is_one_shot(self.prepared)):
             config = configure(self.prepared, self.name, Grants(), argv, env)
             stock = make_stock(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(stock)
@@ -164,13 +164,13 @@ class Function:
         return blake3(self._wasm)
 
     @functools.cached_property
-    def edition(self) -> Edition:
+    def edition(self) -> InstrumentedModule:
         """The forms of the module whose instances can be saved, made when first asked for.
 
         Raises:
             NotCapturable: its instances cannot be saved; the message says why.
         """
-        from tensorwasm.guest.edition import make_edition  # noqa: PLC0415 - the whole codec, for what is saved only
+        from tensorwasm.guest.saved.instrumented import make_edition  # noqa: PLC0415 - the whole codec, for what is saved only
 
         return make_edition(self._wasm)
 
@@ -209,11 +209,11 @@ class Function:
 
         Args:
             export: None takes ``_start``, and where there is none, ``main``.
-            args: values for its parameters, as its signature says; see `tensorwasm.guest.codec`.
+            args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
             argv: WASI arguments, the program's name first; None gives the function's name.
             env: WASI environment; nothing of this process's own is passed on.
-            stdin: all of standard input; `tensorwasm.guest.wasi.INHERIT` gives this process's own, read as the guest
-                asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
+            stdin: all of standard input; `tensorwasm.guest.sandbox.output.INHERIT` gives this process's own, read as
+                the guest asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``; nothing is granted unasked.
             tenant: whose account device memory is charged to; registered with the device.

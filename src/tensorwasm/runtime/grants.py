@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.guest.sandbox.mounts import Directory
 
 _FOLDER: Final = "dir:"
 _READ_ONLY: Final = ":ro"

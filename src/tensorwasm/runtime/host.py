@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.shared import SharedDevice
-    from tensorwasm.guest.linker import Prepared
-    from tensorwasm.guest.module import Module
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.engine.module import CompiledModule
+    from tensorwasm.guest.sandbox.linker import Prepared
     from tensorwasm.runtime.background import Background
     from tensorwasm.runtime.form import Form
     from tensorwasm.runtime.runtime import Runtime
@@ -36,7 +36,7 @@ class Host(Protocol):
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
         """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
@@ -73,6 +73,6 @@ class Deployment:
         """See `Host`."""
         return self.runtime.share()
 
-    def prepare(self, wasm: bytes, module: Module, form: Form) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
         """See `Host`."""
         return self.runtime.prepare(wasm, module, form, self.tenant)

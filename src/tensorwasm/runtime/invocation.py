@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tensorwasm.guest import codec
+from tensorwasm.guest.engine import codec
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import SessionStatistics

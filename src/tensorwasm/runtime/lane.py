@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports import OutputStream, interfaces
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.store import earlier
-from tensorwasm.guest.voyage import Voyage, may_voyage
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber, is_one_shot_fiber
+from tensorwasm.guest.sandbox.store import earlier
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.grants import parse_grants
 from tensorwasm.runtime.invocation import Invocation
@@ -25,8 +25,8 @@ from tensorwasm.runtime.streams import Chunks
 from tensorwasm.runtime.submission import Submission
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.linker import Prepared
-    from tensorwasm.guest.task import Sandbox
+    from tensorwasm.guest.reactor.task import Sandbox
+    from tensorwasm.guest.sandbox.linker import Prepared
     from tensorwasm.runtime.function import Function
     from tensorwasm.runtime.options import Options
     from tensorwasm.values import Limits
@@ -41,7 +41,7 @@ _SENT: Final = frozenset(interfaces.TENSOR.modules)
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
-_orphans: Final[deque[Voyage]] = deque()
+_orphans: Final[deque[OneShotFiber]] = deque()
 """Voyages of lanes that are gone: ended by whoever makes the next, for what is collected must not take locks."""
 
 
@@ -53,7 +53,7 @@ class Lane:
 
         Args:
             function: what is called.
-            prepared: its form for fibers, for which `tensorwasm.guest.voyage.may_voyage`.
+            prepared: its form for fibers, for which `tensorwasm.guest.sandbox.oneshot_fiber.is_one_shot_fiber`.
             export: the function to call.
         """
         self.export = export
@@ -61,7 +61,7 @@ class Lane:
         self.result_types = prepared.module.plan(export).results
         self.talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
         self._prepared = prepared
-        self._idle: deque[Voyage] = deque()
+        self._idle: deque[OneShotFiber] = deque()
         while _orphans:
             with suppress(IndexError):
                 _orphans.pop().scrap()
@@ -69,18 +69,18 @@ class Lane:
     def __del__(self) -> None:
         _orphans.extend(getattr(self, "_idle", ()))
 
-    def take(self) -> Voyage:
+    def take(self) -> OneShotFiber:
         """Return a voyage, the caller's alone until it is recycled."""
         with suppress(IndexError):
             return self._idle.pop()
         pad = draw_pad()
         try:
-            return Voyage(self._prepared, self.export, self.limits, pad)
+            return OneShotFiber(self._prepared, self.export, self.limits, pad)
         except BaseException:
             recycle_pad(pad)
             raise
 
-    def put(self, voyage: Voyage) -> None:
+    def put(self, voyage: OneShotFiber) -> None:
         """Take back a voyage that is closed."""
         if len(self._idle) < MAX_IDLE:
             self._idle.append(voyage)
@@ -101,7 +101,7 @@ def find_lane(function: Function, export: str | None, options: Options) -> Lane 
     except KeyError:
         target = function.choose(export)
         prepared = function.form(Form(fibers=True))
-        short = not function.initialisers(target) and may_voyage(prepared)
+        short = not function.initialisers(target) and is_one_shot_fiber(prepared)
         lane = function.lanes[export] = Lane(function, prepared, target) if short else None
         return lane
 
@@ -145,7 +145,7 @@ class LaneJob:
         """Whether everything that its guest does is short, or a timer can end it."""
         return self._function.brief
 
-    def begin(self) -> Voyage:
+    def begin(self) -> OneShotFiber:
         """Return the sandbox; nothing of it is made yet.
 
         Raises:

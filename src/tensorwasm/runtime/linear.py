@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm import settings
 from tensorwasm.errors import InvalidPointer, NotSupported
-from tensorwasm.guest import kinds, pages
-from tensorwasm.guest.memory import GuestMemory
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.memory import huge_pages
+from tensorwasm.guest.memory.linear_memory import GuestMemory
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
 from tensorwasm.settings.parsing import checked_memory_kind
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
     from tensorwasm.gpu.session import Session
-    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.values import Limits
 
 DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
@@ -85,7 +86,7 @@ def supplied(
             account=account,
         )
 
-    return kinds.supplying(provide, limits.memory_bytes, size_bytes)
+    return memory_creator.supplying(provide, limits.memory_bytes, size_bytes)
 
 
 def make_room(sandbox: Sandbox, limits: Limits) -> Callable[[], object]:
@@ -102,8 +103,8 @@ def make_room(sandbox: Sandbox, limits: Limits) -> Callable[[], object]:
     except InvalidPointer:  # it has no memory that anybody could stream over
         return lambda: None
     size_bytes = limits.memory_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-    pages.prefer_huge(address, size_bytes)
-    return partial(pages.prefer_small, address, size_bytes)
+    huge_pages.prefer_huge(address, size_bytes)
+    return partial(huge_pages.prefer_small, address, size_bytes)
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_
     """Return a session, with a pad for compiled code that its sandbox gives back.
 
     Raises:
-        TensorWasmError: what `tensorwasm.gpu.shared.SharedDevice.open_session` raises.
+        TensorWasmError: what `tensorwasm.gpu.shared_device.SharedDevice.open_session` raises.
     """
     pad = draw_pad() if with_pad else None
     try:

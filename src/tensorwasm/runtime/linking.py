@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from tensorwasm.guest.engine import Engine
+from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.linker import Linker
 from tensorwasm.guest.native.environment import NO_ENTRIES
 from tensorwasm.guest.native.loading import load_code, load_entries, load_passage
-from tensorwasm.guest.reservation import most_slots
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime.form import Form
 
 

@@ -18,10 +18,11 @@ from tensorwasm.errors import (
     NotCapturable,
     TensorWasmError,
 )
-from tensorwasm.guest import kinds, restoring
-from tensorwasm.guest.capture import Origin, capture
+from tensorwasm.guest.engine import memory_creator
 from tensorwasm.guest.imports import CudaService, OutputStream
-from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.saved import restoring
+from tensorwasm.guest.saved.capture import Origin, capture
 from tensorwasm.runtime.calling import call, written
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.invocation import Invocation
@@ -33,7 +34,7 @@ from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
-    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.runtime.function import Function
 
 _SETTLING_S: Final = 10.0
@@ -106,7 +107,7 @@ class LiveInstance:
 
         Args:
             export: None takes ``_start``, and where there is none, ``main``.
-            args: values for its parameters, as its signature says; see `tensorwasm.guest.codec`.
+            args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
             input: what the guest reads with ``read-input`` from now on; None leaves what there is.
             deadline: when the call, and the work it gave to the device, must have ended; never later than
                 ``limits.wall_s`` from now.
@@ -247,7 +248,9 @@ class LiveInstance:
                 supply = supplied(self._shared, self.tenant, memory, limits, size_bytes)
         if self._origin.image is not None:
             image = self._origin.image
-            supply = kinds.supplying(lambda _size, _capacity: image.map(self.tenant), limits.memory_bytes, size_bytes)
+            supply = memory_creator.supplying(
+                lambda _size, _capacity: image.map(self.tenant), limits.memory_bytes, size_bytes
+            )
         with self._bound(), supply:
             return Instance(
                 prepared,

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorwasm.errors import GuestTrap
-from tensorwasm.guest.alarm import SLICE_NS, run_first_slice
+from tensorwasm.guest.reactor.preemption_timer import SLICE_NS, run_first_slice
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import longest_body
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-    from tensorwasm.guest.task import Sandbox
+    from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.wasm.preamble import Preamble
 
 REST: Final = 9

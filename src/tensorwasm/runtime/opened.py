@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.guest.images import Image
-from tensorwasm.guest.restoring import Plan
-from tensorwasm.guest.wasi import Sink
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.memory.images import Image
+from tensorwasm.guest.sandbox.output import Sink
+from tensorwasm.guest.saved.restoring import RestorePlan
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, MemoryKind
@@ -54,7 +54,7 @@ class Revival:
         session: of the GPU, None without one.
     """
 
-    plan: Plan
+    plan: RestorePlan
     image: Image | None
     session: SavedSession | None
 

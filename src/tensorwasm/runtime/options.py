@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from tensorwasm.guest.wasi import Inherit, Sink
+from tensorwasm.guest.sandbox.output import Inherit, Sink
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 

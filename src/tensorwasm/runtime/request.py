@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
 
 Argument = bool | int | float | str | None
-"""What an argument may be; `tensorwasm.guest.codec` judges it against the export's signature."""
+"""What an argument may be; `tensorwasm.guest.engine.codec` judges it against the export's signature."""
 
 NOTHING: Final = Grants()
 USUAL: Final = Limits()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm import settings
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.loading import is_early
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad
-from tensorwasm.guest.visit import Rebirth, Visit, may_visit
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart, is_one_shot
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.linear import DIRECT, checked_kind, end_session, wants_compiled
@@ -25,10 +25,10 @@ from tensorwasm.runtime.streams import Chunks
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.pad import PadLayout
+    from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
-    from tensorwasm.gpu.shared import SharedDevice
-    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.sandbox.linker import Prepared
     from tensorwasm.runtime.function import Function
     from tensorwasm.runtime.grants import Grants
     from tensorwasm.values import Limits, MemoryKind
@@ -58,7 +58,7 @@ class Stay:
 
     __slots__ = ("_service", "confined", "drain", "left", "services", "session", "visit")
 
-    def __init__(self, visit: Visit, session: Session | None) -> None:
+    def __init__(self, visit: OneShotSandbox, session: Session | None) -> None:
         self.visit = visit
         self.session = session
         self.drain: Callable[[], bool] | None = None
@@ -103,7 +103,7 @@ class Route:
         shared: Callable[[], SharedDevice] | None = None,
         tenant: str = "",
         memory: MemoryKind = "staged",
-        rebirth: Rebirth | None = None,
+        rebirth: SavedStart | None = None,
         *,
         brief: bool = False,
         initialiser: str | None = None,
@@ -111,14 +111,14 @@ class Route:
         """Describe it.
 
         Args:
-            prepared: the module, for which `tensorwasm.guest.visit.may_visit`.
+            prepared: the module, for which `tensorwasm.guest.sandbox.oneshot.is_one_shot`.
             export: the function to call.
             limits: what each sandbox may use.
             shared: opens the device, None without a GPU.
             tenant: whose account is charged.
             memory: how kernels reach linear memory.
             rebirth: what sandboxes begin with, None for what the module says.
-            brief: see `tensorwasm.guest.visit.Visit`.
+            brief: see `tensorwasm.guest.sandbox.oneshot.OneShotSandbox`.
             initialiser: likewise.
         """
         self._rebirth = rebirth
@@ -201,8 +201,8 @@ class Route:
             recycle_pad(pad)
             raise
 
-    def _make_visit(self, pad: PadLayout) -> Visit:
-        return Visit(
+    def _make_visit(self, pad: SessionLayout) -> OneShotSandbox:
+        return OneShotSandbox(
             self._prepared,
             self._export,
             self._limits,
@@ -252,7 +252,7 @@ def _make_route(
     # What is called by name runs once too.
     initialiser = next((name for name in function.initialisers(target) if name != target), None)
     if not granted.cuda:
-        if is_early() or not may_visit(plain):  # else its visits would be slow ones for good
+        if is_early() or not is_one_shot(plain):  # else its visits would be slow ones for good
             return None
         return Route(plain, target, host.limits, brief=function.brief, initialiser=initialiser)
     if plain.needs_wasi:
@@ -262,6 +262,6 @@ def _make_route(
         return None
     form = Form(wants_compiled(host.share()), memory in DIRECT)
     prepared = function.form(form) if form.native and not form.host_memory else None
-    if prepared is None or not prepared.needs_pad or not may_visit(prepared):
+    if prepared is None or not prepared.needs_pad or not is_one_shot(prepared):
         return None
     return Route(prepared, target, host.limits, host.share, tenant, memory, initialiser=initialiser)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts, check_tenant
-from tensorwasm.gpu.device import Device
-from tensorwasm.guest import stack
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.linker import Prepared
-from tensorwasm.guest.module import Module
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, check_tenant
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import CompiledModule
+from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.guest.reservation import most_slots
+from tensorwasm.guest.sandbox import stack
+from tensorwasm.guest.sandbox.linker import Prepared
 from tensorwasm.runtime.admission import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
 from tensorwasm.runtime.deploy import Deployer, DeployStatistics
 from tensorwasm.runtime.device import LateDevice
@@ -37,7 +37,7 @@ from tensorwasm.wasm.preamble import Preamble
 if TYPE_CHECKING:
     from tensorwasm.artifacts.ring import KeyRing
     from tensorwasm.artifacts.sealed import Digest
-    from tensorwasm.gpu.shared import SharedDevice
+    from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.runtime.archive import Archive, Filing
     from tensorwasm.runtime.background import Background
     from tensorwasm.runtime.live import LiveInstance
@@ -372,7 +372,7 @@ class Runtime:
                 made.close()
         return made
 
-    def prepare(self, wasm: bytes, module: Module, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
         """Deploy and link a module for a form, None where there are no compiled host functions.
 
         Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they

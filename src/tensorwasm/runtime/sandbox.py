@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.guest.instance import Instance
+from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.runtime.linear import end_session
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
-    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import Prepared
     from tensorwasm.runtime.call import Call
 
 Announce = Callable[[Callable[[], None]], object]
@@ -31,7 +31,7 @@ def make_sandbox(
         announce: told what ends the sandbox, before its start function runs.
 
     Raises:
-        TensorWasmError: what `tensorwasm.guest.instance.Instance` raises.
+        TensorWasmError: what `tensorwasm.guest.sandbox.instance.Instance` raises.
     """
     warm, stock = call.function.host.warm, call.function.stocks.get(call.tenant)
     if stock is not None and session is None and stock.fits(call.config, call.initialisers):

@@ -11,14 +11,15 @@ from weakref import WeakKeyDictionary
 
 from tensorwasm import settings
 from tensorwasm.errors import InvalidSnapshot
-from tensorwasm.guest import kinds, restoring
-from tensorwasm.guest.capture import Contents
-from tensorwasm.guest.images import Image, make_image
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.module import INITIALISE
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.engine.module import INITIALISE
+from tensorwasm.guest.memory.images import Image, make_image
 from tensorwasm.guest.native.loading import is_early
-from tensorwasm.guest.restoring import Plan
-from tensorwasm.guest.visit import Rebirth, may_visit
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
+from tensorwasm.guest.saved import restoring
+from tensorwasm.guest.saved.capture import Contents
+from tensorwasm.guest.saved.restoring import RestorePlan
 from tensorwasm.runtime.grants import Grants, parse_grants
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.live import LiveInstance
@@ -49,7 +50,7 @@ class Snapshot:
         self.saved = saved
         self.image = image
         self.content_hash = content_hash
-        self._plans: WeakKeyDictionary[Function, Plan] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Function, RestorePlan] = WeakKeyDictionary()
         self._routes: dict[tuple[Function, str | None, str], Route] = {}
         self._lock = threading.Lock()
 
@@ -157,9 +158,9 @@ class Snapshot:
             return None
         if export == INITIALISE and prepared.module.is_reactor:  # which the saved state has behind it
             return None
-        if is_early() or not may_visit(prepared):  # else its visits would be slow ones for good
+        if is_early() or not is_one_shot(prepared):  # else its visits would be slow ones for good
             return None
-        rebirth = Rebirth(self.image, plan.bits, opening.tenant)
+        rebirth = SavedStart(self.image, plan.bits, opening.tenant)
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         route = self._routes[function, export, opening.tenant] = Route(
@@ -167,7 +168,7 @@ class Snapshot:
         )
         return route
 
-    def _plan(self, function: Function) -> Plan:
+    def _plan(self, function: Function) -> RestorePlan:
         if self.saved.module_hash != function.module_hash:
             raise InvalidSnapshot("the snapshot is of another module")
         blank = function.form(function.blank).module.preamble
@@ -208,7 +209,7 @@ def _make_blank(function: Function) -> Iterator[Instance]:
     image = make_image(prepared.module.preamble.memory_bytes, ())
     try:
         with (
-            kinds.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
+            memory_creator.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
             Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
         ):
             yield instance

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.guest.alarm import LEAST_NS, find_alarm
 from tensorwasm.guest.native.loading import load_visit
+from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, find_alarm
 from tensorwasm.runtime.loop import REST, place
 from tensorwasm.runtime.request import NOTHING
 from tensorwasm.runtime.route import find_route

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.store import START_CEILING_S
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.store import START_CEILING_S
 from tensorwasm.runtime.warm import Nobody, Stock, Stop
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.linker import Prepared
-    from tensorwasm.guest.wasi import WasiConfig
+    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.wasi import WasiConfig
     from tensorwasm.values import Limits
 
 START_S: Final = min(10.0, START_CEILING_S)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorwasm.errors import StdinTooLarge
-from tensorwasm.guest.wasi import INHERIT, NO_WASI, Inherit, Sink, WasiConfig
+from tensorwasm.guest.sandbox.output import INHERIT, Inherit, Sink
+from tensorwasm.guest.sandbox.wasi import NO_WASI, WasiConfig
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.values import Limits
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import Prepared
 
 
 class Chunks:

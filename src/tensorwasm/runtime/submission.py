@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tensorwasm.runtime.invocation import Invocation
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.task import Task
+    from tensorwasm.guest.reactor.task import Task
 
 
 class Submission(Future[Invocation]):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap
-from tensorwasm.guest.courtesy import be_courteous
+from tensorwasm.guest.engine.yielding import be_courteous
 from tensorwasm.runtime.blocking import run_here
 from tensorwasm.runtime.call import Call
 from tensorwasm.runtime.ticket import Ticket

@@ -7,8 +7,9 @@ caller has, it cannot have asked for: one whose start did is thrown away. So it 
 have seen the same: for the tenant, the arguments and the environment that it was made for, without folders and without
 a GPU. A GPU session belongs to its sandbox from its first moment on, so guests with one are always fresh.
 
-At the draw everything that is a caller's is set anew (`tensorwasm.guest.instance.Instance.renew`). What the start wrote
-is then written for the caller; what it read of clocks and random numbers stays its own, and no other guest's.
+At the draw everything that is a caller's is set anew (`tensorwasm.guest.sandbox.instance.Instance.renew`). What the
+start wrote is then written for the caller; what it read of clocks and random numbers stays its own, and no other
+guest's.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sandbox(Protocol):
-    """What is kept: `tensorwasm.guest.instance.Instance`."""
+    """What is kept: `tensorwasm.guest.sandbox.instance.Instance`."""
 
     def close(self) -> None:
         """Free it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull, Unauthorized
-from tensorwasm.guest.capi import check_bindings
+from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.memory import return_large_blocks
 from tensorwasm.server.routes import ALL

@@ -18,9 +18,9 @@ from tensorwasm.database.opening import read_database, sqlite_url
 from tensorwasm.doctor.rows import Row, Status
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, SealRefused, TensorWasmError, UnknownKey
 from tensorwasm.runtime import stored
-from tensorwasm.service.seals import PURPOSE, Seals
-from tensorwasm.service.sessions.living import session_name
-from tensorwasm.service.snapshots import snapshot_name
+from tensorwasm.service.sessions.instances import session_name
+from tensorwasm.service.snapshot_keys import PURPOSE, SnapshotKeys
+from tensorwasm.service.snapshots.snapshots import snapshot_name
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit import log_files, log_path, verify
 
@@ -50,12 +50,12 @@ def examine(folder: Path, settings: ServiceSettings) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[Row], Seals | None]:
+def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[Row], SnapshotKeys | None]:
     named = "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY" if settings.snapshot_hmac_key else f"keys/{PURPOSE}"
     try:
         # A folder that is not there would be made by who looks into it.
         there = settings.snapshot_hmac_key or (folder / "keys").is_dir()
-        seals = Seals.kept(settings.snapshot_hmac_key, folder) if there else None
+        seals = SnapshotKeys.kept(settings.snapshot_hmac_key, folder) if there else None
     except TensorWasmError as error:
         return [Row("keys", Status.FAIL, error.message, "", _KEY_FIX)], None
     if seals is None:
@@ -79,7 +79,7 @@ def _database(folder: Path, settings: ServiceSettings) -> tuple[Row, Inventory |
     return Row("database", Status.OK, f"{counts}, {len(found.snapshots)} snapshots"), found
 
 
-def _artifacts(folder: Path, inventory: Inventory, seals: Seals | None) -> Iterator[Row]:
+def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -> Iterator[Row]:
     place = process.current().artifacts or str(folder / "artifacts")
     fix = "Bring back the folder artifacts/, copied after the database, or set TENSOR_WASM_ARTIFACTS."
     if "://" not in place and not Path(place).is_dir():
@@ -108,7 +108,7 @@ def _without_module(store: Store, inventory: Inventory) -> Iterator[tuple[str, s
             yield tenant, function, number
 
 
-def _state(store: Store, seals: Seals | None, tenant: int, name: str) -> str:
+def _state(store: Store, seals: SnapshotKeys | None, tenant: int, name: str) -> str:
     """Return ``ok``, ``missing`` or ``key``, by a file's header: its content is for `tensor-wasm artifacts verify`."""
     try:
         head = bytes(stored.fetch(TenantView(store, str(tenant)), name).files[0][:HEADER_BYTES])

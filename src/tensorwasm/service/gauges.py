@@ -9,8 +9,8 @@ from typing import Final
 from tensorwasm.database.census import Census, take_census
 from tensorwasm.database.desk import Desk
 from tensorwasm.runtime.warm import WarmStatistics
-from tensorwasm.service.invocations import Invocations
-from tensorwasm.service.loading import Loader
+from tensorwasm.service.functions.loading import Loader
+from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.telemetry.metrics import Metrics, Source
 from tensorwasm.tenancy.audit import AuditLog
 from tensorwasm.tenancy.fairness import GateStatistics

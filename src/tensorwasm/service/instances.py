@@ -9,16 +9,16 @@ from typing import Final
 
 from tensorwasm.artifacts.store import Store
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.files import Files
-from tensorwasm.service.instance_queue import InstanceQueue
-from tensorwasm.service.seals import Seals
+from tensorwasm.service.invocations.instance_queue import InstanceQueue
+from tensorwasm.service.invocations.spending import UsageLedger
 from tensorwasm.service.sessions import Sessions
-from tensorwasm.service.sessions.keeping import Desk
+from tensorwasm.service.sessions.activation import Resolver
+from tensorwasm.service.sessions.instances import InstanceFactory
 from tensorwasm.service.sessions.leases import Sharing
-from tensorwasm.service.sessions.living import Workshop
-from tensorwasm.service.sessions.waking import Resolver
-from tensorwasm.service.snapshots import Snapshots
-from tensorwasm.service.spending import Ledger
+from tensorwasm.service.sessions.persistence import Desk
+from tensorwasm.service.snapshot_keys import SnapshotKeys
+from tensorwasm.service.snapshots.files import Files
+from tensorwasm.service.snapshots.snapshots import Snapshots
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import Holding, Quotas
@@ -54,7 +54,7 @@ class Instances:
 
 @dataclass(frozen=True, slots=True)
 class _Guests:
-    """What sessions tell the queue of guests, and ask of it; see `tensorwasm.service.sessions.room.Guests`."""
+    """What sessions tell the queue of guests, and ask of it; see `tensorwasm.service.sessions.eviction.Guests`."""
 
     queue: InstanceQueue
     policy: Callable[[int], TenantPolicy]
@@ -72,14 +72,14 @@ class _Guests:
 async def open_instances(
     stack: AsyncExitStack,
     settings: ServiceSettings,
-    seals: Seals,
+    seals: SnapshotKeys,
     desk: Desk,
     functions: Resolver,
     store: Store,
     quotas: Quotas,
     queue: InstanceQueue,
     policy: Callable[[int], TenantPolicy],
-    ledger: Ledger,
+    ledger: UsageLedger,
     clock: Clock,
     sharing: Sharing | None,
 ) -> Instances:
@@ -106,7 +106,7 @@ async def open_instances(
     def hold(tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
         return quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
-    workshop, files = Workshop(store, seals), Files(store, seals)
+    workshop, files = InstanceFactory(store, seals), Files(store, seals)
     sessions = Sessions(
         desk,
         functions,

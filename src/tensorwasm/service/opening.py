@@ -33,30 +33,30 @@ from tensorwasm.database.revisions import read_revision
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.runtime import Runtime
-from tensorwasm.service.chores import do
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.functions import Functions
+from tensorwasm.service.functions.functions import Functions
+from tensorwasm.service.functions.loading import Loader
+from tensorwasm.service.functions.models import Models, parse_map
+from tensorwasm.service.functions.modules import Modules
+from tensorwasm.service.functions.options import Ceilings
 from tensorwasm.service.gauges import CENSUS_S, Gauges
-from tensorwasm.service.host_room import host_bytes
 from tensorwasm.service.idempotency import Idempotency
-from tensorwasm.service.identity import open_identity
-from tensorwasm.service.instance_queue import InstanceQueue
+from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.instances import open_instances
-from tensorwasm.service.invocations import Invocations
+from tensorwasm.service.invocations.host_memory import host_bytes
+from tensorwasm.service.invocations.instance_queue import InstanceQueue
+from tensorwasm.service.invocations.invocations import Invocations
+from tensorwasm.service.invocations.outcomes import Outcomes
+from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.jobs.opening import open_jobs
-from tensorwasm.service.kernels import Kernels
-from tensorwasm.service.loading import Loader
-from tensorwasm.service.models import Models, parse_map
-from tensorwasm.service.modules import Modules
-from tensorwasm.service.options import Ceilings
-from tensorwasm.service.outcomes import Outcomes
+from tensorwasm.service.kernels.kernels import Kernels
+from tensorwasm.service.maintenance import do
 from tensorwasm.service.readiness import Readiness
-from tensorwasm.service.seals import Seals
 from tensorwasm.service.service import Service
 from tensorwasm.service.sessions.leases import Sharing
+from tensorwasm.service.snapshot_keys import SnapshotKeys
 from tensorwasm.service.storage import Storage
-from tensorwasm.service.usage import Usage
-from tensorwasm.service.workers import Workers
+from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import open_audit
@@ -107,7 +107,7 @@ async def open_service(
         database = await asyncio.to_thread(open_database, url)
         desk = Desk(database)
         stack.push_async_callback(desk.close)
-        seals = await asyncio.to_thread(Seals.from_settings, settings.snapshot_hmac_key, folder)
+        seals = await asyncio.to_thread(SnapshotKeys.from_settings, settings.snapshot_hmac_key, folder)
         kernels = Kernels.from_settings(desk, settings)
         room_bytes = await asyncio.to_thread(host_bytes)
         identity = await open_identity(settings, desk, clock)
@@ -119,7 +119,7 @@ async def open_service(
         if runtime is None:
             runtime = await asyncio.to_thread(Runtime)
             stack.push_async_callback(asyncio.to_thread, runtime.close)
-        usage = Usage(desk, clock)
+        usage = UsageMeter(desk, clock)
         usage.open()
         stack.push_async_callback(usage.close)
         modules = Modules(store)

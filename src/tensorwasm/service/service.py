@@ -10,20 +10,20 @@ from tensorwasm.artifacts.store import Store
 from tensorwasm.database.desk import Desk
 from tensorwasm.runtime.runtime import Runtime
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.directory import Directory
-from tensorwasm.service.functions import Functions
+from tensorwasm.service.functions.functions import Functions
+from tensorwasm.service.functions.models import Models
 from tensorwasm.service.idempotency import Idempotency
-from tensorwasm.service.invocations import Invocations
+from tensorwasm.service.identity.cache import IdentityCache
+from tensorwasm.service.identity.tenants import Tenants
+from tensorwasm.service.identity.tokens import NewToken, Tokens
+from tensorwasm.service.invocations.invocations import Invocations
+from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.service.jobs.jobs import Jobs
-from tensorwasm.service.kernels import Kernels
-from tensorwasm.service.models import Models
-from tensorwasm.service.outcomes import Outcomes
+from tensorwasm.service.kernels.kernels import Kernels
 from tensorwasm.service.readiness import Readiness
 from tensorwasm.service.sessions import Sessions
-from tensorwasm.service.snapshots import Snapshots
-from tensorwasm.service.tenants import Tenants
-from tensorwasm.service.tokens import NewToken, Tokens
-from tensorwasm.service.usage import Usage
+from tensorwasm.service.snapshots.snapshots import Snapshots
+from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import AuditLog
@@ -69,7 +69,7 @@ class Service:
     clock: Clock
     desk: Desk
     authenticator: Authenticator
-    directory: Directory
+    directory: IdentityCache
     tokens: Tokens
     tenants: Tenants
     first_token: NewToken | None = field(repr=False)
@@ -78,7 +78,7 @@ class Service:
     metrics: Metrics
     audit: AuditLog
     quotas: Quotas
-    usage: Usage
+    usage: UsageMeter
     functions: Functions
     invocations: Invocations
     jobs: Jobs

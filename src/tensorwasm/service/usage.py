@@ -1,4 +1,4 @@
-"""`Usage`: what tenants use, counted in memory as it happens and written by the hour.
+"""`UsageMeter`: what tenants use, counted in memory as it happens and written by the hour.
 
 A process that is killed loses what it counted since its last flush: `FLUSH_S` at most, and longer only while the
 database does not answer. One that is closed loses nothing.
@@ -44,7 +44,7 @@ class UsageReport:
     total: Amounts
 
 
-class Usage:
+class UsageMeter:
     """What all tenants use. `note` is for the event loop's thread.
 
     Args:

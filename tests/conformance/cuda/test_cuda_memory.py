@@ -15,7 +15,7 @@ import pytest
 from conformance.cuda.child import run_child, start_child
 from conformance.cuda.kernels import COUNT
 from tensorwasm.errors import QuotaExceeded
-from tensorwasm.gpu.facets import Advice
+from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig, Region
 

@@ -10,8 +10,8 @@ import pytest
 
 from strategies.kernels import AFFINE, NAP
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.gpu.launch import BufferOffset, Scalar
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 pytestmark = pytest.mark.gpu

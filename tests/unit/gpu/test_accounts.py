@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
-from tensorwasm.gpu.quota import Ledger, LedgerStatistics
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
 
-NOTHING = LedgerStatistics(0, 0)
+NOTHING = MemoryLedgerStatistics(0, 0)
 
 
 @pytest.fixture
 def ledger():
-    ledger = Ledger(max_bytes=1000, max_allocations=10)
+    ledger = MemoryLedger(max_bytes=1000, max_allocations=10)
     yield ledger
     assert ledger.statistics() == NOTHING
 
 
 def test_the_default_tenant_has_the_caps_of_the_process():
-    account = Accounts(Ledger()).account(DEFAULT_TENANT)
+    account = Accounts(MemoryLedger()).account(DEFAULT_TENANT)
     statistics = account.statistics()
     assert statistics.max_bytes == statistics.max_pinned_bytes == MAX_PROCESS_DEVICE_BYTES
 
@@ -48,7 +48,7 @@ def test_an_account_grants_its_last_byte_and_no_more(ledger):
 
 @pytest.mark.parametrize(("max_bytes", "max_allocations"), [(50, 10), (1000, 1)])
 def test_a_refusal_by_the_ledger_charges_neither(max_bytes, max_allocations):
-    ledger = Ledger(max_bytes, max_allocations)
+    ledger = MemoryLedger(max_bytes, max_allocations)
     account = Accounts(ledger).register("a", 100)
     with account.reserve(50):
         with pytest.raises(QuotaExceeded):
@@ -174,7 +174,7 @@ def test_an_account_that_left_is_shown_until_it_is_empty(ledger):
 
 @given(st.text(max_size=70))
 def test_a_tenant_is_a_short_plain_name_or_refused(tenant):
-    accounts = Accounts(Ledger())
+    accounts = Accounts(MemoryLedger())
     plain = 1 <= len(tenant) <= 64 and all(c.isascii() and (c.isalnum() or c in "._-") for c in tenant)
     if plain:
         assert accounts.register(tenant, 1) is accounts.account(tenant)
@@ -186,12 +186,12 @@ def test_a_tenant_is_a_short_plain_name_or_refused(tenant):
 @pytest.mark.parametrize("tenant", ["a\n", "", "a" * 65, "ä", "a b", "../a"])
 def test_names_that_nearly_pass_do_not(tenant):
     with pytest.raises(InvalidArgs):
-        Accounts(Ledger()).register(tenant, 1)
+        Accounts(MemoryLedger()).register(tenant, 1)
 
 
 @pytest.mark.parametrize(("cap", "pinned"), [(-1, 0), (0, -1), (MAX_CAP_BYTES + 1, 0), (0, MAX_CAP_BYTES + 1)])
 def test_a_cap_out_of_range_is_refused_and_changes_nothing(cap, pinned):
-    accounts = Accounts(Ledger())
+    accounts = Accounts(MemoryLedger())
     account = accounts.register("a", 10, 20)
     with pytest.raises(InvalidArgs):
         accounts.register("a", cap, pinned)
@@ -201,11 +201,11 @@ def test_a_cap_out_of_range_is_refused_and_changes_nothing(cap, pinned):
 
 def test_a_tenant_that_never_was_cannot_leave():
     with pytest.raises(InvalidArgs):
-        Accounts(Ledger()).unregister("nobody")
+        Accounts(MemoryLedger()).unregister("nobody")
 
 
 def test_threads_never_overdraw_account_or_ledger():
-    ledger = Ledger(max_bytes=70, max_allocations=1000)
+    ledger = MemoryLedger(max_bytes=70, max_allocations=1000)
     accounts = Accounts(ledger)
     tenants = [accounts.register(name, 40) for name in ("a", "b")]
     granted = {account: [] for account in tenants}
@@ -231,7 +231,7 @@ def test_threads_never_overdraw_account_or_ledger():
 
 
 def test_a_refusal_is_quick():
-    account = Accounts(Ledger()).register("a", 100)
+    account = Accounts(MemoryLedger()).register("a", 100)
     taken = []
     for _ in range(2000):
         began = time.perf_counter_ns()

@@ -12,34 +12,34 @@ from hypothesis import strategies as st
 from fakes.device import FakeDevice
 from strategies.kernels import NOTHING
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.backlog import LUMP_PIECES, LUMPS, PIECES, Backlog, Share
-from tensorwasm.gpu.commons import Commons
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.pad import UNBOUNDED, PadLayout
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.limits.queue_credits import LUMP_PIECES, LUMPS, PIECES, QueueCapacity, QueueCredits
+from tensorwasm.gpu.native.layout import UNBOUNDED, SessionLayout
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
+from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
-from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 PAGES = mmap.mmap(-1, 2 * WASM_PAGE_BYTES)
-ROW = Sheet(None).open_stream(0, 1)
+ROW = SessionLayoutWriter(None).open_stream(0, 1)
 """Of stream 0, on every sheet."""
 ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(PAGES))
 MEMORY = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
 GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 
-def share_of(backlog: Backlog, *, pending: int = 0) -> tuple[Share, Sheet]:
-    sheet = Sheet(PadLayout())
-    share = Share(backlog, sheet, lambda: not sheet.pending)
+def share_of(backlog: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits, SessionLayoutWriter]:
+    sheet = SessionLayoutWriter(SessionLayout())
+    share = QueueCredits(backlog, sheet, lambda: not sheet.pending)
     share.bound()
     sheet.count_started(sheet.open_stream(0, 1), pending)
     return share, sheet
 
 
 def test_a_session_without_a_bound_has_room_for_anything():
-    backlog, sheet = Backlog(0, 0), Sheet(PadLayout())
-    share = Share(backlog, sheet, lambda: not sheet.pending)
+    backlog, sheet = QueueCapacity(0, 0), SessionLayoutWriter(SessionLayout())
+    share = QueueCredits(backlog, sheet, lambda: not sheet.pending)
     assert share.fits(1 << 40)
     assert sheet.most_pending == UNBOUNDED
     share.offer()
@@ -49,7 +49,7 @@ def test_a_session_without_a_bound_has_room_for_anything():
 
 @given(wanted=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.booleans())), lumps=st.integers(0, 20))
 def test_together_sessions_have_no_more_pending_than_there_is_room(wanted, lumps):
-    backlog = Backlog(4, lumps)
+    backlog = QueueCapacity(4, lumps)
     sessions = [share_of(backlog) for _ in range(6)]
     for index, pieces, ends in wanted:
         share, sheet = sessions[index]
@@ -66,7 +66,7 @@ def test_together_sessions_have_no_more_pending_than_there_is_room(wanted, lumps
 
 
 def test_a_share_grows_by_what_is_lent_as_far_as_it_goes():
-    backlog = Backlog(1, 2)
+    backlog = QueueCapacity(1, 2)
     share, sheet = share_of(backlog, pending=PIECES)
     assert not share.fits(1)
     assert share.take(1)
@@ -78,14 +78,14 @@ def test_a_share_grows_by_what_is_lent_as_far_as_it_goes():
 
 
 def test_what_is_larger_than_any_share_has_room_when_nothing_else_is_pending():
-    share, sheet = share_of(Backlog(1, 0))
+    share, sheet = share_of(QueueCapacity(1, 0))
     assert share.take(1000)
     sheet.count_started(ROW, 1)
     assert not share.take(1000)
 
 
 def test_whoever_finds_no_share_stands_in_line_until_one_is_given_back():
-    backlog, told = Backlog(1, 0), []
+    backlog, told = QueueCapacity(1, 0), []
     first, _ = share_of(backlog, pending=1)
     second, _ = share_of(backlog)
     assert first.take(1)
@@ -99,7 +99,7 @@ def test_whoever_finds_no_share_stands_in_line_until_one_is_given_back():
 
 
 def test_a_share_with_nothing_pending_is_for_whoever_needs_it():
-    backlog = Backlog(1, 2)
+    backlog = QueueCapacity(1, 2)
     first, sheet = share_of(backlog)
     second, _ = share_of(backlog)
     assert first.take(PIECES + 1)
@@ -110,7 +110,7 @@ def test_a_share_with_nothing_pending_is_for_whoever_needs_it():
 
 
 def test_a_share_in_which_room_is_made_is_nobody_elses_meanwhile(monkeypatch):
-    backlog = Backlog(1, 2)
+    backlog = QueueCapacity(1, 2)
     first, _ = share_of(backlog)
     second, _ = share_of(backlog)
     assert first.take(1)
@@ -127,7 +127,7 @@ def test_a_share_in_which_room_is_made_is_nobody_elses_meanwhile(monkeypatch):
 
 
 def test_what_was_lent_is_given_back_once_whoever_asks_meanwhile(monkeypatch):
-    backlog = Backlog(1, 2)
+    backlog = QueueCapacity(1, 2)
     first, sheet = share_of(backlog)
     second, _ = share_of(backlog)
     assert first.take(PIECES + 1)
@@ -145,7 +145,7 @@ def test_what_was_lent_is_given_back_once_whoever_asks_meanwhile(monkeypatch):
 
 
 def test_a_share_that_came_and_was_not_taken_ends_with_its_session():
-    backlog = Backlog(1, 0)
+    backlog = QueueCapacity(1, 0)
     first, _ = share_of(backlog, pending=1)
     second, _ = share_of(backlog)
     assert first.take(1)
@@ -171,7 +171,7 @@ def submit(session, kernel, memory=None, windows=(), stream=0):
 
 
 def test_what_was_notified_is_counted_off_though_others_go_on_in_the_stream(device, monkeypatch):
-    commons = Commons(device, streams=1)
+    commons = DeviceResources(device, streams=1)
     with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
         submit(first, first.kernels.load(NOTHING, "nothing", NEVER))
         submit(second, second.kernels.load(NOTHING, "nothing", NEVER))

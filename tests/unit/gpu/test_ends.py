@@ -9,10 +9,10 @@ import pytest
 from fakes.device import INFO, FakeDevice
 from strategies.kernels import NOTHING
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate
-from tensorwasm.gpu.shared import SharedDevice
-from tensorwasm.gpu.work import CLOSE_GRACE_S
+from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.gpu.state.work import CLOSE_GRACE_S
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -21,7 +21,7 @@ ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 class Party:
     """A session and its one kernel."""
 
-    def __init__(self, shared: SharedDevice, pad: PadLayout | None = None) -> None:
+    def __init__(self, shared: SharedDevice, pad: SessionLayout | None = None) -> None:
         self.pad = pad
         self.session = shared.open_session(pad=pad)
         self.kernel = self.session.kernels.load(NOTHING, "nothing", NEVER)
@@ -112,7 +112,7 @@ def test_a_mark_moves_behind_what_is_given_after_it(device, parties, stream):
 
 
 def test_a_mark_moves_behind_what_compiled_code_gave_after_a_drain_of_its_own(device, shared, parties):
-    (_, _), guest = parties, Party(shared, PadLayout())
+    (_, _), guest = parties, Party(shared, SessionLayout())
     guest.launch_natively()
     assert not guest.streams.ended(0)
     guest.drain_natively()
@@ -140,7 +140,7 @@ def test_a_stream_of_ones_own_costs_no_event(device, shared):
 
 
 def test_what_compiled_code_of_others_gave_is_announced_before_one_waits_behind_it(device, shared):
-    guest, other = Party(shared, PadLayout()), Party(shared)
+    guest, other = Party(shared, SessionLayout()), Party(shared)
     guest.launch()
     guest.drain_natively()
     device.finish()

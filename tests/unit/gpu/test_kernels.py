@@ -7,11 +7,11 @@ import pytest
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, NOTHING, VECTOR_ADD, padded, with_global, with_variable
 from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, MalformedPtx, QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.kernels import KernelCache, digest
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, Deadline
 
 HERE = (9, 0)
@@ -27,7 +27,7 @@ def device():
 
 @pytest.fixture
 def ledger():
-    return Ledger()
+    return MemoryLedger()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def shared(device, ledger):
     with SharedDevice(device, accounts, Gate()) as shared:
         yield shared
     assert device.holds_nothing()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 def loads(device):
@@ -245,7 +245,7 @@ def test_a_surplus_kernel_that_the_device_did_not_unload_is_no_failure_of_who_ga
 
 
 def test_a_load_that_gets_no_stream_for_compiled_code_has_changed_nothing(shared, device):
-    with shared.open_session(pad=PadLayout()) as session:
+    with shared.open_session(pad=SessionLayout()) as session:
         device.failures["open_stream"] = QuotaExceeded("no more streams")
         with pytest.raises(QuotaExceeded):
             session.kernels.load(FILL, "fill", NEVER)

@@ -16,8 +16,8 @@ from tensorwasm.errors import (
     LaunchRefused,
     TensorWasmError,
 )
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar, bind, check_fit, check_geometry
-from tensorwasm.gpu.regions import RegionTable
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar, bind, check_fit, check_geometry
+from tensorwasm.gpu.device.regions import RegionTable
 from tensorwasm.values import KernelParam, KernelSignature, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))

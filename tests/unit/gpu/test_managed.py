@@ -10,10 +10,10 @@ import pytest
 from fakes.device import INFO, FakeDevice, Step
 from strategies.kernels import FILL
 from tensorwasm.errors import DeviceLost, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.launch import HostWindow, Scalar
+from tensorwasm.gpu.device.arguments import HostWindow, Scalar
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
 from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger
+from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
 
@@ -58,13 +58,13 @@ def moves(device):
 
 @pytest.fixture
 def pad():
-    return PadLayout()
+    return SessionLayout()
 
 
 @pytest.fixture
 def session(device, pad):
     gate = Gate(1)
-    with Session(device, ledger=Ledger(), gate=gate, memory_kind="managed", pad=pad) as session:
+    with Session(device, ledger=MemoryLedger(), gate=gate, memory_kind="managed", pad=pad) as session:
         yield session
     assert device.holds_nothing()
     assert gate.in_use == 0
@@ -122,7 +122,7 @@ def test_a_move_never_leaves_the_memory_as_it_is_now(session, kernel, moves):
 
 @pytest.mark.parametrize("kind", ["pinned", "vmm"])
 def test_other_memory_is_not_moved(device, moves, kind):
-    with Session(device, ledger=Ledger(), gate=Gate(1), memory_kind=kind) as session:
+    with Session(device, ledger=MemoryLedger(), gate=Gate(1), memory_kind=kind) as session:
         submit(session, session.kernels.load(FILL, "fill", NEVER), PREFETCH_BYTES)
     assert moves == []
     assert "prefetch" not in device.calls
@@ -157,7 +157,7 @@ def test_without_an_effect_compiled_code_has_it_all_after_the_first_try(device, 
 
 def test_without_concurrent_access_nothing_is_tried(device, pad):
     device.info = INFO
-    with Session(device, ledger=Ledger(), gate=Gate(1), memory_kind="managed", pad=pad) as session:
+    with Session(device, ledger=MemoryLedger(), gate=Gate(1), memory_kind="managed", pad=pad) as session:
         submit(session, session.kernels.load(FILL, "fill", NEVER), PREFETCH_BYTES)
         assert reached(pad) == (BASE, MEMORY.size_bytes)
     assert "prefetch" not in device.calls

@@ -7,10 +7,10 @@ import pytest
 from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import FILL
-from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
-from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, SessionLayout
 from tensorwasm.gpu.session import Session
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, Deadline
 
 
@@ -32,7 +32,7 @@ def load(shared: SharedDevice, **options) -> Session:
 def test_a_loaded_kernel_can_be_launched_without_python(device, kind, staged):
     gate = Gate(1)
     with SharedDevice(device, gate=gate) as shared:
-        pad = PadLayout()
+        pad = SessionLayout()
         with load(shared, memory_kind=kind, pad=pad):
             assert (pad.armed, pad.placed, bool(pad.streams[0].stream)) == (1, 1, True)
             assert bool(pad.stage_at and pad.stage_bytes) == staged
@@ -53,7 +53,7 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
     gate = Gate(1)
     gate.enter(NEVER, Sitter())
     with SharedDevice(device, gate=gate) as shared:
-        pad = PadLayout()
+        pad = SessionLayout()
         with load(shared, pad=pad) as session:
             assert pad.placed == 0
             assert session.statistics().back_pressure_rejections == 0
@@ -63,7 +63,7 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
 def test_a_place_that_was_offered_goes_to_whoever_needs_it(device):
     gate, sitter = Gate(1), Sitter()
     with SharedDevice(device, gate=gate) as shared:
-        pad = PadLayout()
+        pad = SessionLayout()
         with load(shared, pad=pad):
             gate.enter(Deadline.after(60), sitter)
             assert pad.placed == 0
@@ -75,7 +75,7 @@ def test_slots_are_kept_for_those_who_need_them(device):
     with SharedDevice(device) as shared:
         sessions, pads = [], []
         while not pads or pads[-1].stage_at:
-            pads.append(PadLayout())
+            pads.append(SessionLayout())
             sessions.append(load(shared, pad=pads[-1]))
         ring = shared._commons.ring
         assert ring.idle * 2 == ring.idle + len(sessions) - 1
@@ -90,7 +90,7 @@ LAST_NS = NO_DEADLINE_NS - 1
     ("at_ns", "seen"), [(None, NO_DEADLINE_NS), (-5, 0), (7, 7), (1 << 64, LAST_NS), (1 << 90, LAST_NS)]
 )
 def test_any_deadline_fits_the_pad(device, at_ns, seen):
-    pad = PadLayout()
+    pad = SessionLayout()
     with SharedDevice(device) as shared, shared.open_session(pad=pad) as session:
         session.enter(Deadline(at_ns))
         assert pad.deadline_ns == seen

@@ -8,11 +8,11 @@ from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import NOTHING
 from tensorwasm.errors import DeviceLost, KernelFault
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.place import Place
-from tensorwasm.gpu.quota import Gate
+from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.session import Session
-from tensorwasm.gpu.sheet import Sheet
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -20,7 +20,7 @@ ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 
 def test_a_place_that_came_and_was_not_taken_ends_with_its_session():
     gate = Gate(1)
-    first, second = (Place(gate, Sheet(PadLayout()), lambda: True) for _ in range(2))
+    first, second = (GatePermit(gate, SessionLayoutWriter(SessionLayout()), lambda: True) for _ in range(2))
     first.take(NEVER)
     assert second.join(lambda: None, NEVER)
     first.leave()
@@ -43,7 +43,7 @@ def start_and_look_no_more(session):
 
 def test_who_never_looks_at_work_that_has_ended_keeps_nobody_out(device):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=PadLayout()) as squatter, Session(device, gate=gate) as other:
+    with Session(device, gate=gate, pad=SessionLayout()) as squatter, Session(device, gate=gate) as other:
         start_and_look_no_more(squatter)
         (stream,) = device.busy
         device.synchronize(stream, NEVER)
@@ -55,7 +55,7 @@ def test_who_never_looks_at_work_that_has_ended_keeps_nobody_out(device):
 
 def test_work_that_goes_on_keeps_its_place_and_the_device_is_not_asked_every_time(device):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=PadLayout()) as busy:
+    with Session(device, gate=gate, pad=SessionLayout()) as busy:
         start_and_look_no_more(busy)
         asked = device.calls.count("ended")
         waiting = Sitter()
@@ -69,7 +69,7 @@ def test_work_that_goes_on_keeps_its_place_and_the_device_is_not_asked_every_tim
 @pytest.mark.parametrize(("error", "idle"), [(KernelFault("no"), True), (DeviceLost("gone"), False)])
 def test_a_fault_has_ended_the_work_and_a_lost_device_says_nothing(device, error, idle):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=PadLayout()) as busy:
+    with Session(device, gate=gate, pad=SessionLayout()) as busy:
         start_and_look_no_more(busy)
         device.failures["ended"] = error
         visitor = Sitter()

@@ -7,7 +7,7 @@ from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded, UnsupportedPtx
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.probe import CHOICES, open_device, open_emulator, parse_choice
+from tensorwasm.gpu.opening import CHOICES, open_device, open_emulator, parse_choice
 from tensorwasm.ptx import parse
 from tensorwasm.settings import Settings
 from tensorwasm.values import MIB, NEVER, NEWEST_PTX, Place

@@ -8,36 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tensorwasm.gpu.quota
+import tensorwasm.gpu.limits.quota
 from fakes.gate import Sitter
 from tensorwasm.errors import CapacityExhausted, QuotaExceeded
-from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics, patience
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics, patience
 from tensorwasm.values import NEVER, Deadline
 
 SOON_S = 20.0
 
 
 def test_the_ledger_grants_its_last_byte_and_no_more():
-    ledger = Ledger(max_bytes=100, max_allocations=10)
+    ledger = MemoryLedger(max_bytes=100, max_allocations=10)
     ledger.reserve(100)
     with pytest.raises(QuotaExceeded):
         ledger.reserve(1)
-    assert ledger.statistics() == LedgerStatistics(1, 100)
+    assert ledger.statistics() == MemoryLedgerStatistics(1, 100)
 
 
 def test_the_ledger_grants_its_last_allocation_and_no_more():
-    ledger = Ledger(max_bytes=100, max_allocations=2)
+    ledger = MemoryLedger(max_bytes=100, max_allocations=2)
     ledger.reserve(1)
     ledger.reserve(1)
     with pytest.raises(QuotaExceeded):
         ledger.reserve(1)
     ledger.reserve(1, allocations=0)
-    assert ledger.statistics() == LedgerStatistics(2, 3)
+    assert ledger.statistics() == MemoryLedgerStatistics(2, 3)
 
 
 @given(st.lists(st.integers(0, 60), max_size=30))
 def test_refusals_charge_nothing_and_releases_refund_everything(sizes):
-    ledger = Ledger(max_bytes=100, max_allocations=5)
+    ledger = MemoryLedger(max_bytes=100, max_allocations=5)
     held = []
     for size in sizes:
         try:
@@ -46,14 +46,14 @@ def test_refusals_charge_nothing_and_releases_refund_everything(sizes):
             assert sum(held) + size > 100 or len(held) == 5
         else:
             held.append(size)
-        assert ledger.statistics() == LedgerStatistics(len(held), sum(held))
+        assert ledger.statistics() == MemoryLedgerStatistics(len(held), sum(held))
     for size in held:
         ledger.release(size)
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 def test_threads_never_overdraw_the_ledger():
-    ledger = Ledger(max_bytes=50, max_allocations=1000)
+    ledger = MemoryLedger(max_bytes=50, max_allocations=1000)
     granted = []
 
     def reserve():
@@ -70,7 +70,7 @@ def test_threads_never_overdraw_the_ledger():
     for thread in threads:
         thread.join()
     assert len(granted) == 50
-    assert ledger.statistics() == LedgerStatistics(50, 50)
+    assert ledger.statistics() == MemoryLedgerStatistics(50, 50)
 
 
 # ------------------------------------------------------------------------------------------------------ gate
@@ -136,7 +136,7 @@ def test_near_the_deadline_a_full_gate_refuses_without_waiting(seconds):
 
 
 def test_a_wait_ends_before_the_deadline_is_near(monkeypatch):
-    monkeypatch.setattr(tensorwasm.gpu.quota, "DEADLINE_NEAR_S", SOON_S)
+    monkeypatch.setattr(tensorwasm.gpu.limits.quota, "DEADLINE_NEAR_S", SOON_S)
     gate, _ = full_gate()
     deadline = Deadline.after(SOON_S + 0.2)
     with pytest.raises(CapacityExhausted):

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fakes.pools import FakePools
 from tensorwasm.errors import DeviceLost, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts, Reservation
-from tensorwasm.gpu.quota import Ledger, LedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, Reservation
+from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.slab import Slab
 from tensorwasm.values import MIB, Region
 
@@ -48,7 +48,7 @@ class QuotaModel(RuleBasedStateMachine):
 
     @initialize(a=caps, b=caps)
     def start(self, a, b):
-        self.ledger = Ledger(PROCESS_BYTES, PROCESS_ALLOCATIONS)
+        self.ledger = MemoryLedger(PROCESS_BYTES, PROCESS_ALLOCATIONS)
         self.accounts = Accounts(self.ledger)
         self.pools = FakePools(device_bytes=DEVICE_BYTES, granularity_bytes=1 << 16)
         self.caps = {"a": (a, a), "b": (b, b)}
@@ -191,7 +191,7 @@ class QuotaModel(RuleBasedStateMachine):
 
     @invariant()
     def books_are_exact(self):
-        assert self.ledger.statistics() == LedgerStatistics(self.allocations(), self.charged_bytes())
+        assert self.ledger.statistics() == MemoryLedgerStatistics(self.allocations(), self.charged_bytes())
         for tenant in TENANTS:
             got = self.account[tenant].statistics()
             assert got.device_bytes == self.charged_bytes(tenant) <= got.peak_bytes
@@ -233,7 +233,7 @@ class QuotaModel(RuleBasedStateMachine):
         for slab in self.slabs.values():
             slab.close()
             self.failures += slab.statistics().release_failures
-        assert self.ledger.statistics() == LedgerStatistics(0, 0)
+        assert self.ledger.statistics() == MemoryLedgerStatistics(0, 0)
         assert not any(account.charged for account in self.account.values())
         assert not self.pools.broken
         assert sum(len(pool.live) for pool in self.pools.live) <= self.failures

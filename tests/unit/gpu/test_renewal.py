@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, NOTHING, with_global
 from tensorwasm.errors import DeviceLost, KernelFault, TensorWasmError
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.pad import LOAD_ROWS, OFFER_ROWS, PadLayout
-from tensorwasm.gpu.parking import MAX_PARKED, Parking
-from tensorwasm.gpu.quota import Gate
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, SessionLayout
+from tensorwasm.gpu.resources.session_pool import MAX_PARKED, SessionPool
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -40,11 +40,11 @@ class World:
         self.memory = Region(self.address, PAGES << 16, host=True)
 
     @property
-    def parking(self) -> Parking:
+    def parking(self) -> SessionPool:
         return self.shared._commons.parking
 
     def open(self, pad=None, **options):
-        pad = PadLayout() if pad is None else pad
+        pad = SessionLayout() if pad is None else pad
         return self.shared.open_session(limits=self.limits, memory_kind="staged", pad=pad, **options)
 
     def close(self) -> None:
@@ -315,7 +315,7 @@ def test_too_many_parked_sessions_close_the_first(world):
 
 
 def test_the_device_closes_what_is_parked_and_what_is_parked_later(world):
-    early, late = renewed(world), world.shared.open_session(memory_kind="pinned", pad=PadLayout())
+    early, late = renewed(world), world.shared.open_session(memory_kind="pinned", pad=SessionLayout())
     early.park()
     world.shared.close()
     late.park()

@@ -25,9 +25,9 @@ from tensorwasm.errors import (
     QuotaExceeded,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger, LedgerStatistics
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.limits.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.session import Session, SessionStatistics
 from tensorwasm.values import MIB, Deadline, LaunchConfig, Region
 
@@ -46,7 +46,7 @@ def device():
 
 @pytest.fixture
 def ledger():
-    return Ledger()
+    return MemoryLedger()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_one_allocation_has_at_most_256_mib(session, ledger):
     with pytest.raises(QuotaExceeded):
         session.buffers.allocate(256 * MIB + 1)
     session.buffers.allocate(256 * MIB)
-    assert ledger.statistics() == LedgerStatistics(1, 256 * MIB)
+    assert ledger.statistics() == MemoryLedgerStatistics(1, 256 * MIB)
 
 
 @pytest.mark.parametrize("size", [1 << 31, 1 << 32, 1 << 53, 1 << 63, (1 << 64) - 1])
@@ -124,7 +124,7 @@ def test_an_instance_has_at_most_4096_buffers(session, device):
 
 
 def test_a_process_has_at_most_64_gib_and_16384_buffers(device):
-    ledger = Ledger()
+    ledger = MemoryLedger()
     sessions = [Session(device, ledger=ledger) for _ in range(17)]
     for session in sessions[:16]:
         for _ in range(16):
@@ -136,7 +136,7 @@ def test_a_process_has_at_most_64_gib_and_16384_buffers(device):
     sessions[16].buffers.allocate(256 * MIB)
     for session in sessions:
         session.close()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     ledger.reserve(0, allocations=16384)
     with pytest.raises(QuotaExceeded):
         Session(device, ledger=ledger).buffers.allocate(1)
@@ -148,7 +148,7 @@ def test_what_the_device_refuses_is_refunded(session, device, ledger):
         session.buffers.allocate(100)
     device.failing.clear()
     assert session.statistics() == SessionStatistics(quota_refusals=1)
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     assert session.buffers.allocate(100) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_buffer_is_freed_once(session):
 def test_kernel_ids_are_positive_and_count_up_from_a_random_start(device):
     starts = set()
     for _ in range(20):
-        with Session(device, ledger=Ledger()) as session:
+        with Session(device, ledger=MemoryLedger()) as session:
             first = session.kernels.load(NOTHING, "nothing", NEVER)
             assert 0 < first < 1 << 63
             assert first & 0xFFFF == 1
@@ -217,7 +217,7 @@ def test_kernel_ids_are_positive_and_count_up_from_a_random_start(device):
 
 
 def test_another_sessions_kernel_is_no_kernel(session, device):
-    with Session(device, ledger=Ledger()) as other:
+    with Session(device, ledger=MemoryLedger()) as other:
         foreign = other.kernels.load(NOTHING, "nothing", NEVER)
         with pytest.raises(InvalidKernel):
             run(session, foreign)
@@ -242,7 +242,7 @@ def test_what_the_device_cannot_load_is_refunded(session, device, ledger):
     with pytest.raises(UnsupportedPtx):
         session.kernels.load(with_global(100), "nothing", NEVER)
     assert session.statistics() == SessionStatistics()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     session.kernels.load(NOTHING, "nothing", NEVER)
 
 
@@ -255,7 +255,7 @@ def test_an_instance_has_at_most_256_kernels(session):
 
 def test_a_text_has_at_most_its_limit(device):
     limits = SessionLimits(ptx_bytes=1000)
-    with Session(device, limits, Ledger()) as session:
+    with Session(device, limits, MemoryLedger()) as session:
         session.kernels.load(padded(NOTHING, 1000), "nothing", NEVER)
         with pytest.raises(QuotaExceeded):
             session.kernels.load(padded(NOTHING, 1001), "nothing", NEVER)
@@ -263,7 +263,7 @@ def test_a_text_has_at_most_its_limit(device):
 
 def test_all_texts_together_have_a_limit(device):
     limits = SessionLimits(total_ptx_bytes=2000)
-    with Session(device, limits, Ledger()) as session:
+    with Session(device, limits, MemoryLedger()) as session:
         session.kernels.load(padded(NOTHING, 1000), "nothing", NEVER)
         with pytest.raises(QuotaExceeded):
             session.kernels.load(padded(NOTHING, 1001), "nothing", NEVER)
@@ -277,7 +277,7 @@ def test_the_numbers_are_the_abis():
 
 def test_variables_of_a_module_are_charged(session, device, ledger):
     session.kernels.load(with_global(256 * MIB), "nothing", NEVER)
-    assert ledger.statistics() == LedgerStatistics(0, 256 * MIB)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 256 * MIB)
     with pytest.raises(QuotaExceeded):
         session.kernels.load(with_global(256 * MIB + 1), "nothing", NEVER)
     for _ in range(15):
@@ -285,7 +285,7 @@ def test_variables_of_a_module_are_charged(session, device, ledger):
     with pytest.raises(QuotaExceeded):
         session.buffers.allocate(1)
     session.close()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -294,13 +294,13 @@ def test_variables_of_a_module_are_charged(session, device, ledger):
 )
 def test_variables_inside_a_kernel_are_charged_too(session, ledger, hidden):
     session.kernels.load(NOTHING.replace(b"ret;", hidden + b"ret;"), "nothing", NEVER)
-    assert ledger.statistics() == LedgerStatistics(0, 64)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 64)
 
 
 def test_what_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
     declared = b".local .b8 l[64]; .shared .b8 s[64]; .reg .b32 %r<64>; ret;"
     session.kernels.load(NOTHING.replace(b"ret;", declared), "nothing", NEVER)
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 # ----------------------------------------------------------------------------------------------------- launches
@@ -411,7 +411,7 @@ def test_a_number_for_a_pointer_is_refused_before_the_device_sees_it(session, de
 
 @pytest.mark.rule("5-owned")
 def test_another_sessions_buffer_is_refused(session, device):
-    with Session(device, ledger=Ledger()) as other:
+    with Session(device, ledger=MemoryLedger()) as other:
         other.buffers.allocate(64)
         (foreign,) = device.memory
         kernel = session.kernels.load(FILL, "fill", NEVER)
@@ -543,7 +543,7 @@ def test_after_a_fault_a_session_does_nothing_but_close(session, device, ledger,
     assert device.calls == called
     session.close()
     assert device.holds_nothing()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     assert gate.in_use == 0
 
 
@@ -584,18 +584,18 @@ def test_close_releases_everything(session, device, ledger):
     session.buffers.allocate(64)
     session.close()
     assert device.holds_nothing()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     assert session.statistics() == SessionStatistics(kernels_launched=1)
 
 
 def test_an_unused_session_asks_nothing_of_the_device(device):
-    Session(device, ledger=Ledger()).close()
+    Session(device, ledger=MemoryLedger()).close()
     assert device.calls == []
 
 
 @pytest.mark.rule("3-registration", "3-buffer")
 def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
-    ledger, gate = Ledger(), Gate(1)
+    ledger, gate = MemoryLedger(), Gate(1)
     session = Session(device, ledger=ledger, gate=gate)
     handle = session.buffers.allocate(64)
     kernel = session.kernels.load(FILL, "fill", NEVER)
@@ -609,13 +609,13 @@ def test_work_that_outlives_its_session_keeps_what_it_can_reach(device, caplog):
     assert "outlived" in caplog.text
     assert session.statistics().abandoned
     assert (len(device.memory), len(device.registered), len(device.modules), len(device.streams)) == (1, 1, 1, 1)
-    assert ledger.statistics() == LedgerStatistics(1, 256)
+    assert ledger.statistics() == MemoryLedgerStatistics(1, 256)
     assert gate.in_use == 1
     assert handle == 1
 
 
 def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
-    ledger, gate = Ledger(), Gate(1)
+    ledger, gate = MemoryLedger(), Gate(1)
     session = Session(device, ledger=ledger, gate=gate)
     session.buffers.allocate(64)
     session.buffers.allocate(64)
@@ -632,12 +632,12 @@ def test_a_lost_device_is_logged_and_counted_and_not_raised(device, caplog):
     assert session.statistics().release_failures == 4
     assert session.statistics().abandoned
     assert "failed to release 4 things" in caplog.text
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
     assert gate.in_use == 0
 
 
 def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessions_own(device, caplog):
-    session = Session(device, ledger=Ledger(), gate=Gate(1))
+    session = Session(device, ledger=MemoryLedger(), gate=Gate(1))
     run(session, session.kernels.load(FILL, "fill", NEVER), HostWindow(MEMORY.address, 4), word(1))
     device.failures["unregister"] = DeviceLost("another session's kernel never ended")
     with caplog.at_level(logging.ERROR):
@@ -648,7 +648,7 @@ def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessi
 
 def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
     gate = Gate(1)
-    with Session(device, ledger=Ledger(), gate=gate) as session:
+    with Session(device, ledger=MemoryLedger(), gate=gate) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)
         device.failures["launch"] = KernelFault("thread 0")
         with pytest.raises(KernelFault):
@@ -657,7 +657,7 @@ def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
 
 
 def test_a_fault_found_at_close_is_an_end_of_work(device):
-    session = Session(device, ledger=Ledger(), gate=Gate(1))
+    session = Session(device, ledger=MemoryLedger(), gate=Gate(1))
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     device.failures["synchronize"] = KernelFault("thread 0")
     session.close()
@@ -667,7 +667,10 @@ def test_a_fault_found_at_close_is_an_end_of_work(device):
 
 def test_sessions_share_the_gate(device):
     gate = Gate(1)
-    with Session(device, ledger=Ledger(), gate=gate) as one, Session(device, ledger=Ledger(), gate=gate) as two:
+    with (
+        Session(device, ledger=MemoryLedger(), gate=gate) as one,
+        Session(device, ledger=MemoryLedger(), gate=gate) as two,
+    ):
         one.kernels.submit(one.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         kernel = two.kernels.load(NOTHING, "nothing", NEVER)
         with pytest.raises(CapacityExhausted):
@@ -682,7 +685,9 @@ def test_the_process_shares_one_ledger_and_one_gate(device):
     charged, taken = PROCESS_LEDGER.statistics(), PROCESS_GATE.in_use
     with Session(device) as session:
         session.buffers.allocate(10)
-        assert PROCESS_LEDGER.statistics() == LedgerStatistics(charged.allocations + 1, charged.device_bytes + 256)
+        assert PROCESS_LEDGER.statistics() == MemoryLedgerStatistics(
+            charged.allocations + 1, charged.device_bytes + 256
+        )
         session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         assert PROCESS_GATE.in_use == taken + 1
     assert PROCESS_LEDGER.statistics() == charged

@@ -20,8 +20,8 @@ from tensorwasm.errors import (
     KernelFault,
     NotCapturable,
 )
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.session.runs import Collector
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.session.page_runs import Collector
 from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
 from tensorwasm.values import NEVER, Deadline
 

@@ -22,9 +22,9 @@ from tensorwasm.errors import (
     InvalidSnapshot,
     QuotaExceeded,
 )
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.pad import BUFFER_ROWS
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.native.layout import BUFFER_ROWS
 from tensorwasm.saved import SavedKernel
 from tensorwasm.values import NEVER, Deadline
 

@@ -22,12 +22,12 @@ from tensorwasm.errors import (
     MalformedPtx,
     QuotaExceeded,
 )
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
 
 NEVER = Deadline()
@@ -85,7 +85,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def begin_world(self):
         self.device = FakeDevice(effects=True)
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self.gate = Gate(2)
         accounts = Accounts(self.ledger)
         self.account = accounts.register("tenant", 1 << 20, PINNED_BYTES)
@@ -115,7 +115,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def open(self, kind, *, pad):
         self.kind = kind
-        self.pad = PadLayout() if pad else None
+        self.pad = SessionLayout() if pad else None
         self.session = self.shared.open_session("tenant", LIMITS, memory_kind=kind, pad=self.pad)
         self.over = False
         self.buffers = {}
@@ -523,7 +523,7 @@ class SessionModel(RuleBasedStateMachine):
         assert not self.over or calm or stats.release_failures >= 0
         self.host[:] = self.pages[:]
         assert self.gate.in_use == 0
-        assert self.ledger.statistics() == LedgerStatistics(1, 256)
+        assert self.ledger.statistics() == MemoryLedgerStatistics(1, 256)
         assert self.account.statistics().pinned_bytes == 0
         assert not self.device.registered.get(self.address)
         if self.pad is not None:
@@ -559,7 +559,7 @@ class SessionModel(RuleBasedStateMachine):
         if not self.session.statistics().abandoned and not self.session.statistics().release_failures:
             self.shared.close()
             assert self.device.holds_nothing()
-            assert self.ledger.statistics() == LedgerStatistics(0, 0)
+            assert self.ledger.statistics() == MemoryLedgerStatistics(0, 0)
         assert self.device.broken == []
 
 

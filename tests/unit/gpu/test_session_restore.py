@@ -26,9 +26,9 @@ from tensorwasm.errors import (
     TensorWasmError,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.session.claims import MAX_NUMBER, check_session
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.session.saved_checks import MAX_NUMBER, check_session
 from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
 from tensorwasm.values import MIB, NEVER, Deadline, Region
 

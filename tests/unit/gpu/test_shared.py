@@ -18,14 +18,14 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
-from tensorwasm.gpu import commons as module
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.commons import Commons
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
-from tensorwasm.gpu.pad import NO_DEADLINE_NS, KernelHead, PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, KernelHead, SessionLayout
+from tensorwasm.gpu.resources import device_resources as module
+from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -38,7 +38,7 @@ class World:
     def __init__(self, gate=None, pinned_bytes=SIZE):
         self.device = FakeDevice(effects=True)
         self.gate = gate or Gate(4)
-        self.accounts = Accounts(Ledger())
+        self.accounts = Accounts(MemoryLedger())
         self.account = self.accounts.register("tenant", 1 << 20, pinned_bytes)
         self.shared = SharedDevice(self.device, self.accounts, self.gate)
         self.pages = mmap.mmap(-1, SIZE)
@@ -163,7 +163,7 @@ def test_pinned_bytes_over_the_tenants_cap_are_refused_and_change_nothing():
 
 @pytest.mark.parametrize("kind", ["managed", "vmm"])
 def test_memory_that_the_device_reaches_anyway_is_neither_registered_nor_charged(world, kind):
-    pad = PadLayout()
+    pad = SessionLayout()
     with world.open(kind, pad) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)
         fill = session.kernels.load(FILL, "fill", NEVER)
@@ -224,7 +224,7 @@ def test_a_large_copy_registers_what_it_can(world):
 
 
 def test_a_pad_shows_what_compiled_code_may_use(world):
-    pad = PadLayout()
+    pad = SessionLayout()
     with world.open(pad=pad) as session:
         assert (pad.armed, pad.driver != 0, pad.placed, pad.pending) == (1, True, 0, 0)
         session.enter(Deadline(12345))
@@ -260,7 +260,7 @@ def test_a_pad_shows_what_compiled_code_may_use(world):
 
 
 def test_the_deadline_of_a_call_reaches_the_device(world):
-    with world.open(pad=PadLayout()) as session:
+    with world.open(pad=SessionLayout()) as session:
         session.kernels.load(FILL, "fill", NEVER)
         session.buffers.allocate(4)
         session.enter(Deadline(99))
@@ -272,7 +272,7 @@ def test_the_deadline_of_a_call_reaches_the_device(world):
     "error", [KernelFault("thread 1"), InvokeTimeout("late"), DeviceLost("gone"), ValueError("bug")]
 )
 def test_a_failure_disarms_the_pad(world, error):
-    pad = PadLayout()
+    pad = SessionLayout()
     session = world.open(pad=pad)
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = error
@@ -295,7 +295,7 @@ def compiled_work(world, pad, run=lambda: None, number=0):
 
 @pytest.mark.rule("3-buffer")
 def test_work_of_compiled_code_is_waited_for_and_counted(world):
-    pad = PadLayout()
+    pad = SessionLayout()
     with world.open(pad=pad) as session:
         kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
         fill_buffer(session, kernel, handle, 1)
@@ -316,7 +316,7 @@ def test_work_of_compiled_code_is_waited_for_and_counted(world):
 
 @pytest.mark.rule("4-staging")
 def test_a_staged_launch_of_compiled_code_is_finished(world):
-    pad = PadLayout()
+    pad = SessionLayout()
     with world.open(pad=pad) as session:
         kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 1)
@@ -336,8 +336,8 @@ def test_a_staged_launch_of_compiled_code_is_finished(world):
 
 
 def test_an_abandoned_pad_serves_another_session(world):
-    pad, device, gate = PadLayout(), FakeDevice(), Gate(1)
-    lost = SharedDevice(device, Accounts(Ledger()), gate)
+    pad, device, gate = SessionLayout(), FakeDevice(), Gate(1)
+    lost = SharedDevice(device, Accounts(MemoryLedger()), gate)
     session = lost.open_session(pad=pad)
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     device.failures["synchronize"] = InvokeTimeout("never ends")
@@ -359,7 +359,7 @@ def test_an_abandoned_pad_serves_another_session(world):
 
 def test_a_place_is_kept_between_launches_and_taken_back_when_it_is_needed():
     world = World(Gate(1))
-    one_pad, two_pad = PadLayout(), PadLayout()
+    one_pad, two_pad = SessionLayout(), SessionLayout()
     with world.open(pad=one_pad) as one, world.open(pad=two_pad) as two:
         kernels = [session.kernels.load(NOTHING, "nothing", NEVER) for session in (one, two)]
         one.kernels.launch(kernels[0], ONE, tuple, None, NEVER)
@@ -379,7 +379,7 @@ def test_a_place_is_kept_between_launches_and_taken_back_when_it_is_needed():
 
 def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
     world = World(Gate(1))
-    pad = PadLayout()
+    pad = SessionLayout()
     with world.open(pad=pad) as one, world.open() as two:
         one.kernels.launch(one.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         compiled_work(world, pad)
@@ -401,7 +401,7 @@ def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
 
 
 def test_work_that_outlives_a_call_keeps_its_place(world):
-    with world.open(pad=PadLayout()) as session:
+    with world.open(pad=SessionLayout()) as session:
         session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         session.leave()
         assert world.gate.in_use == 1
@@ -501,7 +501,7 @@ def test_statistics_say_what_sessions_share(world):
 def test_two_that_open_at_once_have_one_table_of_the_driver(monkeypatch):
     # Pads have its address, and only the commons keep it alive: a second one would free the first.
     device, inner = FakeDevice(), []
-    commons = Commons(device, Accounts(Ledger()))
+    commons = DeviceResources(device, Accounts(MemoryLedger()))
     make = module.driver_table
 
     def meet(*arguments):

@@ -7,8 +7,8 @@ import pytest
 
 from fakes.pools import FakePools
 from tensorwasm.errors import DeviceLost, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.quota import Ledger, LedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.slab import GRAIN_BYTES, Slab
 from tensorwasm.values import MIB, Region
 
@@ -17,7 +17,7 @@ class Bench:
     """A slab on fakes."""
 
     def __init__(self, cap, **pools):
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self.accounts = Accounts(self.ledger)
         self.account = self.accounts.register("a", cap)
         self.pools = FakePools(**pools)
@@ -42,7 +42,7 @@ def bench():
     yield make
     for each in made:
         each.slab.close()
-        assert each.ledger.statistics() == LedgerStatistics(0, 0)
+        assert each.ledger.statistics() == MemoryLedgerStatistics(0, 0)
         assert not each.pools.broken
 
 
@@ -98,7 +98,7 @@ def test_a_small_cap_is_one_chunk_in_which_a_drivers_grain_is_in_nobodys_way(ben
 
 
 def test_what_a_tenant_keeps_empty_is_no_other_tenants_refusal():
-    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(Ledger())
+    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(MemoryLedger())
     slabs = []
     spare = lambda: sum(slab.trim() for slab in slabs) > 0  # noqa: E731 - as the device's sessions share it
     slabs += [Slab(pools, accounts.register(tenant, 1024 * MIB), spare=spare) for tenant in "abcdef"]
@@ -115,7 +115,7 @@ def test_what_a_tenant_keeps_empty_is_no_other_tenants_refusal():
 
 
 def test_two_that_grow_at_once_do_not_wait_for_each_other():
-    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(Ledger())
+    pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(MemoryLedger())
     slabs = []
     spare = lambda: sum(slab.trim() for slab in slabs) > 0  # noqa: E731 - as above
     slabs += [Slab(pools, accounts.register(tenant, 1024 * MIB), spare=spare) for tenant in "abcd"]

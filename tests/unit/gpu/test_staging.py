@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
 from tensorwasm.errors import CapacityExhausted, DeviceLost, InvalidPointer, LaunchRefused
-from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, StagingRing, copy_back
 from tensorwasm.gpu.windows import require_inside
 from tensorwasm.values import Region

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
 from tensorwasm.errors import DeviceLost, QuotaExceeded
-from tensorwasm.gpu.streams import StreamStock
+from tensorwasm.gpu.resources.stream_stock import StreamStock
 
 
 def stock(most, most_idle=4):

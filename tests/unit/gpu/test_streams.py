@@ -19,10 +19,10 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
 
@@ -49,7 +49,7 @@ def gate():
 
 @pytest.fixture
 def session(device, gate):
-    with Session(device, ledger=Ledger(), gate=gate) as session:
+    with Session(device, ledger=MemoryLedger(), gate=gate) as session:
         yield session
     assert session.statistics().abandoned or device.holds_nothing()
     assert gate.in_use == 0
@@ -100,8 +100,8 @@ def test_numbers_start_at_1_and_are_never_used_twice(session):
 
 
 def test_the_rows_of_open_streams_never_meet(session):
-    pad = PadLayout()
-    with Session(FakeDevice(), ledger=Ledger(), gate=Gate(1), pad=pad) as other:
+    pad = SessionLayout()
+    with Session(FakeDevice(), ledger=MemoryLedger(), gate=Gate(1), pad=pad) as other:
         kept = other.streams.open()
         for _ in range(100):
             other.streams.close(other.streams.open(), NEVER)
@@ -155,7 +155,7 @@ def test_the_instances_own_stream_stays(session):
     ids=["streams", "events"],
 )
 def test_there_are_only_so_many(device, limits, open_one, close):
-    with Session(device, limits, Ledger()) as session:
+    with Session(device, limits, MemoryLedger()) as session:
         for _ in range(3):
             open_one(session)
         with pytest.raises(QuotaExceeded):
@@ -366,8 +366,8 @@ def test_while_a_stream_records_everything_else_is_refused(session, device, kern
 
 
 def test_compiled_code_gives_nothing_to_a_session_that_records(device):
-    pad = PadLayout()
-    with Session(device, ledger=Ledger(), pad=pad) as session:
+    pad = SessionLayout()
+    with Session(device, ledger=MemoryLedger(), pad=pad) as session:
         stream = session.streams.open()
         session.buffers.allocate(4)
         graph = record(session, stream)
@@ -398,7 +398,7 @@ def test_a_recorded_launch_is_checked_like_any_other(session, device, kernel, bu
 
 
 def test_a_graph_is_as_long_as_it_may_be(device):
-    with Session(device, SessionLimits(graph_launches=3, graphs=2), Ledger()) as session:
+    with Session(device, SessionLimits(graph_launches=3, graphs=2), MemoryLedger()) as session:
         kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
         session.graphs.begin(0)
         for _ in range(3):
@@ -420,10 +420,10 @@ def test_the_numbers_are_the_abis():
     assert (limits.streams, limits.events, limits.graphs, limits.graph_launches) == (16, 256, 32, 4096)
 
 
-@pytest.mark.parametrize("pad", [None, PadLayout()])
+@pytest.mark.parametrize("pad", [None, SessionLayout()])
 @pytest.mark.rule("5-recorded")
 def test_a_graph_is_dead_once_what_it_uses_has_gone(device, pad):
-    with Session(device, ledger=Ledger(), pad=pad) as session:
+    with Session(device, ledger=MemoryLedger(), pad=pad) as session:
         kernel, other = session.kernels.load(FILL, "fill", NEVER), session.kernels.load(FILL, "fill", NEVER)
         buffers = [session.buffers.allocate(4) for _ in range(3)]
         graphs = [record(session, 0, lambda each=each: fill(session, kernel, each, 1)) for each in buffers]
@@ -499,7 +499,7 @@ def test_what_cannot_be_captured_ends_the_recording(session, device, kernel, buf
 
 
 def test_a_session_that_ends_while_it_records_leaves_nothing(device):
-    session = Session(device, ledger=Ledger())
+    session = Session(device, ledger=MemoryLedger())
     kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
     session.streams.synchronize(NEVER)
     session.graphs.begin(0)
@@ -509,7 +509,7 @@ def test_a_session_that_ends_while_it_records_leaves_nothing(device):
 
 
 def test_a_failure_while_recording_ends_the_session(device):
-    session = Session(device, ledger=Ledger())
+    session = Session(device, ledger=MemoryLedger())
     kernel, buffer = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(4)
     session.graphs.begin(0)
     device.failures["launch"] = DeviceLost("gone")
@@ -521,7 +521,7 @@ def test_a_failure_while_recording_ends_the_session(device):
 
 @pytest.mark.parametrize("method", ["fill", "record", "wait_event", "replay", "copy_in", "close_graph"])
 def test_a_fault_anywhere_poisons(device, method):
-    session = Session(device, ledger=Ledger())
+    session = Session(device, ledger=MemoryLedger())
     stream, buffer, event = session.streams.open(), session.buffers.allocate(64), session.events.open()
     graph = record(session, stream)
     session.events.record(event, 0)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from fakes.device import FakeDevice
 from strategies.kernels import FILL
 from tensorwasm.errors import CallerError, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.launch import HostWindow, Scalar
-from tensorwasm.gpu.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.quota import Gate, Ledger
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.device.arguments import HostWindow, Scalar
+from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, pinned_bytes=MOST, pad=None, kind="auto"):
         self.device = FakeDevice(effects=True)
-        self.accounts = Accounts(Ledger())
+        self.accounts = Accounts(MemoryLedger())
         self.accounts.register("tenant", 1 << 20, pinned_bytes)
         self.shared = SharedDevice(self.device, self.accounts, Gate(4))
         self.pages = mmap.mmap(-1, MOST)
@@ -95,7 +95,7 @@ def test_memory_is_registered_when_the_rent_would_pass_the_price(pages, program)
 
 
 def test_the_next_guest_of_a_session_has_paid_nothing():
-    pad = PadLayout()
+    pad = SessionLayout()
     with World(pad=pad) as world:
         assert pad.stage_left == PIN_PRICE_BYTES
         for _ in range(2):

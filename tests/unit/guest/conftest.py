@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from wasmtime import wat2wasm
 
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def spawn(engine: Engine) -> Iterator[Callable[..., Instance]]:
 
     def make(wat: str | bytes, *functions: Any, **options: Any) -> Instance:
         wasm = bytes(wat2wasm(wat)) if isinstance(wat, str) else wat
-        prepared = Linker(engine, functions).prepare(engine.compile(wasm))
+        prepared = Linker(engine, functions).prepare(compile_module(engine, wasm))
         made.append(Instance(prepared, **options))
         return made[-1]
 

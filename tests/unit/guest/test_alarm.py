@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import TickerNotRunning
-from tensorwasm.guest import alarm as alarms
-from tensorwasm.guest.alarm import SLICE_NS, Alarm
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.ticker import timer_library
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.ticker import timer_library
+from tensorwasm.guest.reactor import preemption_timer as alarms
+from tensorwasm.guest.reactor.preemption_timer import SLICE_NS, PreemptionTimer
 
 pytestmark = pytest.mark.skipif(timer_library() is None, reason="POSIX timers are Linux's")
 
@@ -27,7 +27,7 @@ def engine() -> Engine:
 
 @given(st.lists(st.tuples(st.integers(0, 3 * SLICE_NS), st.booleans()), max_size=50))
 def test_it_goes_off_between_half_a_slice_and_a_slice_from_each_time_it_was_set(engine, steps):
-    made, now_ns, fires_ns = Alarm(engine.address, SLICE_NS), 10**12, 0
+    made, now_ns, fires_ns = PreemptionTimer(engine.address, SLICE_NS), 10**12, 0
 
     def set_time(_timer: Any, _flags: int, spec: Any, _old: None) -> None:
         nonlocal fires_ns
@@ -43,7 +43,7 @@ def test_it_goes_off_between_half_a_slice_and_a_slice_from_each_time_it_was_set(
 
 
 def test_where_guests_are_rare_it_does_not_go_off(engine):
-    made, calls = Alarm(engine.address, SLICE_NS), []
+    made, calls = PreemptionTimer(engine.address, SLICE_NS), []
     made._set_time = lambda _timer, _flags, spec, _old: calls.append(spec._obj.first_ns)
     for now_ns in (10**12, 2 * 10**12, 2 * 10**12 + 1000, 2 * 10**12 + 2000):
         made.set(now_ns)
@@ -65,7 +65,7 @@ def test_without_timers_a_slice_is_a_tick(monkeypatch):
     def refuse(*_: object) -> None:
         raise TickerNotRunning("no timer")
 
-    monkeypatch.setattr(alarms, "Alarm", refuse)
+    monkeypatch.setattr(alarms, "PreemptionTimer", refuse)
     runs: list[bool] = []
     fiber: Any = SimpleNamespace(
         state=SimpleNamespace(engine=SimpleNamespace(address=1), check=lambda: None),

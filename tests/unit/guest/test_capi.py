@@ -9,7 +9,7 @@ import pytest
 from wasmtime import _bindings
 
 from tensorwasm.errors import EngineMismatch
-from tensorwasm.guest import capi
+from tensorwasm.guest.engine import capi
 
 
 class Altered:

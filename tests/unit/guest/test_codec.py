@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles.guest import typed_error_of
 from strategies import guest as gen
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.guest import codec
+from tensorwasm.guest.engine import codec
 
 
 @settings(deadline=None)

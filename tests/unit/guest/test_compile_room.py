@@ -1,4 +1,4 @@
-"""The memory that all compilations of a process share: `tensorwasm.guest.compile_room`."""
+"""The memory that all compilations of a process share: `tensorwasm.guest.engine.compile_capacity`."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorwasm.guest import compile_room
-from tensorwasm.guest.compile_room import LEAST_BYTES, CompileRoom, shared_room
+from tensorwasm.guest.engine import compile_capacity
+from tensorwasm.guest.engine.compile_capacity import LEAST_BYTES, CompileCapacity, shared_room
 from tensorwasm.runtime.work import Work
 
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=12), places=st.integers(1, 4))
 def test_what_is_held_never_passes_the_whole_and_all_get_their_turn(sizes, places):
-    room, lock, held, most = CompileRoom(100, places), threading.Lock(), [], []
+    room, lock, held, most = CompileCapacity(100, places), threading.Lock(), [], []
 
     def work(size):
         with room.hold(size):
@@ -36,7 +36,7 @@ def test_what_is_held_never_passes_the_whole_and_all_get_their_turn(sizes, place
 
 
 def test_one_that_is_stopped_while_it_waits_leaves_the_line_to_others():
-    room, stopped, seen = CompileRoom(100, 4), Work(), []
+    room, stopped, seen = CompileCapacity(100, 4), Work(), []
 
     def wait():
         with pytest.raises(CancelledError), room.hold(100, stopped):
@@ -54,7 +54,7 @@ def test_one_that_is_stopped_while_it_waits_leaves_the_line_to_others():
 
 
 def test_what_was_held_is_free_again_whatever_happens():
-    room = CompileRoom(100, 1)
+    room = CompileCapacity(100, 1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), room.hold(100):
             raise ZeroDivisionError
@@ -82,7 +82,7 @@ def test_threads_that_ask_first_at_the_same_time_get_the_same_room(monkeypatch):
             threads[0].join(0.2)
         return 1 << 40
 
-    monkeypatch.setattr(compile_room.machine_memory, "limit_bytes", limit)
+    monkeypatch.setattr(compile_capacity.machine_memory, "limit_bytes", limit)
     ask()
     threads[0].join()
     assert found[0] is found[1]

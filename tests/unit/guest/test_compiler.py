@@ -15,9 +15,9 @@ from concurrent.futures import CancelledError
 import pytest
 
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, InvalidWasm
-from tensorwasm.guest import capi, compiler, compiling
-from tensorwasm.guest.compiler import CompileLimits, Compiler
-from tensorwasm.guest.engine import EngineConfig, settings_of
+from tensorwasm.guest.engine import capi, compiler, compiler_process
+from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
+from tensorwasm.guest.engine.engine import EngineConfig, settings_of
 from tensorwasm.runtime.work import Work
 from tensorwasm.values import MIB
 from tensorwasm.wasm.preamble import HEADER
@@ -36,10 +36,10 @@ def program(tmp_path, monkeypatch):
 
     def put(text):
         path = tmp_path / "program.py"
-        start = f"import os, sys, runpy\nreal = runpy.run_path({compiling.__file__!r})\n"
+        start = f"import os, sys, runpy\nreal = runpy.run_path({compiler_process.__file__!r})\n"
         start += "confine = lambda: real['_confine'](*map(int, sys.argv[2:5]))\n"
         path.write_text(start + textwrap.dedent(text))
-        monkeypatch.setattr(compiling, "__file__", str(path))
+        monkeypatch.setattr(compiler_process, "__file__", str(path))
 
     return put
 
@@ -58,7 +58,7 @@ def length(number):
 
 
 def test_it_calls_what_is_compared_with_the_bindings():
-    assert {name: capi.FUNCTIONS[name] for name in compiling.PROTOTYPES} == compiling.PROTOTYPES
+    assert {name: capi.FUNCTIONS[name] for name in compiler_process.PROTOTYPES} == compiler_process.PROTOTYPES
 
 
 @pytest.mark.rule("6-child")
@@ -207,8 +207,8 @@ def test_it_lets_others_go_first(program):
         """
     )
     nice, group = map(int, bytes(compile_with()).split())
-    assert nice >= compiling.NICE
-    assert group == compiling.NICE
+    assert nice >= compiler_process.NICE
+    assert group == compiler_process.NICE
 
 
 @pytest.mark.rule("6-child")
@@ -262,9 +262,9 @@ def test_it_ends_with_whoever_started_it(program, tmp_path):
         """
     )
     script = f"""
-        from tensorwasm.guest import compiling
-        from tensorwasm.guest.compiler import CompileLimits, Compiler
-        compiling.__file__ = {compiling.__file__!r}
+        from tensorwasm.guest.engine import compiler_process as compiling
+        from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
+        compiling.__file__ = {compiler_process.__file__!r}
         Compiler(CompileLimits()).compile(bytes(1 << 22), {{}}, "x")
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])

@@ -11,8 +11,9 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
-from tensorwasm.guest import courtesy, linker
-from tensorwasm.guest.courtesy import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
+from tensorwasm.guest.engine import yielding
+from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
+from tensorwasm.guest.sandbox import linker
 from tensorwasm.runtime.call import make_call
 from tensorwasm.runtime.threads import Threads
 
@@ -64,7 +65,7 @@ def test_a_thread_that_is_scheduled_otherwise_is_left_alone():
 
 
 def test_where_there_is_no_such_call_nothing_is_done(monkeypatch):
-    monkeypatch.setattr(courtesy.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(yielding.platform, "machine", lambda: "riscv64")
     assert not lower_priority()
 
 
@@ -73,7 +74,7 @@ def test_a_process_that_may_not_even_ask_goes_on_without(monkeypatch):
     def refuse(_pid):
         raise PermissionError
 
-    monkeypatch.setattr(courtesy.os, "sched_getscheduler", refuse)
+    monkeypatch.setattr(yielding.os, "sched_getscheduler", refuse)
     assert not lower_priority()
 
 
@@ -94,7 +95,7 @@ class Clock:
 
 def test_who_calls_the_host_on_and_on_sleeps_now_and_then(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(courtesy, "time", clock)
+    monkeypatch.setattr(yielding, "time", clock)
 
     def call_on_and_on():
         be_courteous()
@@ -108,7 +109,7 @@ def test_who_calls_the_host_on_and_on_sleeps_now_and_then(monkeypatch):
 
 def test_whoever_has_his_thread_to_himself_never_sleeps(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(courtesy, "time", clock)
+    monkeypatch.setattr(yielding, "time", clock)
 
     def call_now_and_then():
         for _ in range(100):
@@ -121,7 +122,7 @@ def test_whoever_has_his_thread_to_himself_never_sleeps(monkeypatch):
 
 def test_guests_of_a_service_are_courteous_and_those_of_a_program_are_not(monkeypatch):
     given = []
-    monkeypatch.setattr(linker, "give_way", lambda: given.append(getattr(courtesy._of_thread, "due_ns", None)))
+    monkeypatch.setattr(linker, "give_way", lambda: given.append(getattr(yielding._of_thread, "due_ns", None)))
     module = wat2wasm(
         """(module (import "wasi:tensor/host" "emit-chunk" (func $emit (param i32 i32) (result i32)))
             (memory (export "memory") 1)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.guest import crew as crews
-from tensorwasm.guest.crew import NEWCOMERS, Crew
-from tensorwasm.guest.task import Task
+from tensorwasm.guest.reactor import cpu_workers as crews
+from tensorwasm.guest.reactor.cpu_workers import NEWCOMERS, CpuWorkers
+from tensorwasm.guest.reactor.task import Task
 
 SOON_S = 20.0
 HOW = ("ends", "waits", "raises", "is late")
@@ -105,7 +105,7 @@ def tasks_of(fibers: list[FakeFiber]) -> list[Task]:
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(HOW)), max_size=30), st.integers(1, 3))
 def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run_it(wanted, threads):
     fibers, returns = [FakeFiber(*each) for each in wanted], Returns()
-    crew = Crew(threads, returns, make)
+    crew = CpuWorkers(threads, returns, make)
     tasks = tasks_of(fibers)
     assert all(crew.take(task) for task in tasks)
     returns.wait_for(len(tasks))
@@ -124,7 +124,7 @@ def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run
 
 def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = Crew(1, returns, make)
+    crew = CpuWorkers(1, returns, make)
     first, second = tasks_of([FakeFiber(1000, log=log, gate=gate), FakeFiber(log=log)])
     crew.take(first)
     crew.take(second)
@@ -138,7 +138,7 @@ def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
 
 def test_new_guests_go_first_but_not_for_ever():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = Crew(1, returns, make)
+    crew = CpuWorkers(1, returns, make)
     old = [FakeFiber(3, log=log, gate=gate), FakeFiber(3, log=log)]
     new = [FakeFiber(log=log) for _ in range(3 * NEWCOMERS)]
     for task in tasks_of([*old, *new]):
@@ -157,7 +157,7 @@ def test_a_crew_without_threads_takes_nobody(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    crew = Crew(2, Returns(), make)
+    crew = CpuWorkers(2, Returns(), make)
     (task,) = tasks_of([FakeFiber()])
     assert not crew.take(task)
     assert crew.aboard == 0
@@ -173,7 +173,7 @@ def test_a_guest_that_has_no_sandbox_gets_it_on_the_thread_that_is_to_run_it_or_
         return fiber
 
     for maker, ended in ((open_one, True), (make, False)):
-        crew = Crew(1, returns, maker)  # type: ignore[arg-type]
+        crew = CpuWorkers(1, returns, maker)  # type: ignore[arg-type]
         assert crew.take(Task(None))  # type: ignore[arg-type]
         returns.wait_for(1)
         task, *how = returns.found.pop()

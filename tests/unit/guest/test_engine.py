@@ -16,10 +16,11 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     UnsupportedProposal,
 )
-from tensorwasm.guest import engine as engines
-from tensorwasm.guest.engine import PROPOSALS, Engine, EngineConfig
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import engine as engines
+from tensorwasm.guest.engine.engine import PROPOSALS, Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime.deploy import Deployer
 from tensorwasm.settings import current
 from tensorwasm.values import MIB, Limits
@@ -52,7 +53,7 @@ def test_an_impossible_stack_is_refused(stack_bytes):
 )
 def test_what_is_not_wasm_is_refused(engine, wasm):
     with pytest.raises(InvalidWasm):
-        engine.compile(wasm)
+        compile_module(engine, wasm)
 
 
 def test_every_cut_is_refused_or_valid(engine, wat):
@@ -73,28 +74,28 @@ def test_a_damaged_module_compiles_or_is_refused(engine, wat, position, value):
 
 def test_a_module_of_65_mib_is_refused_before_it_is_read(engine):
     with pytest.raises(ModuleTooLarge, match="68157440 bytes; the limit is 67108864"):
-        engine.compile(bytes(65 * MIB))
+        compile_module(engine, bytes(65 * MIB))
 
 
 def test_memory_over_the_limit_is_refused_before_compiling(engine, wat):
     for text in ("(module (memory 4097))", '(module (import "e" "m" (memory 4097)))'):
         with pytest.raises(ModuleMemoryTooLarge, match="268500992 bytes of memory; the limit is 268435456"):
-            engine.compile(wat(text))
-    assert engine.compile(wat("(module (memory 4096 65536))")).preamble.memory_bytes == 256 * MIB
+            compile_module(engine, wat(text))
+    assert compile_module(engine, wat("(module (memory 4096 65536))")).preamble.memory_bytes == 256 * MIB
 
 
 def test_64_bit_memory_sizes_do_not_overflow(engine, wat):
     with pytest.raises(UnsupportedProposal):
-        engine.compile(wat("(module (memory i64 0xffffffffffff))"))
+        compile_module(engine, wat("(module (memory i64 0xffffffffffff))"))
 
 
 def test_huge_and_many_tables_are_refused(engine, wat):
     with pytest.raises(ModuleMemoryTooLarge, match="a table of 4294967295 elements"):
-        engine.compile(wat("(module (table 0xffffffff funcref))"))
+        compile_module(engine, wat("(module (table 0xffffffff funcref))"))
     with pytest.raises(ModuleMemoryTooLarge, match="5 tables"):
-        engine.compile(wat("(module" + "(table 1 funcref)" * 5 + ")"))
+        compile_module(engine, wat("(module" + "(table 1 funcref)" * 5 + ")"))
     with pytest.raises(ModuleMemoryTooLarge, match="the limit is 10"):
-        engine.compile(wat("(module (table 11 funcref))"), Limits(table_elements=10))
+        compile_module(engine, wat("(module (table 11 funcref))"), Limits(table_elements=10))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_huge_and_many_tables_are_refused(engine, wat):
     ],
 )
 def test_proposals_that_are_on(engine, wat, text):
-    assert engine.compile(wat(text)).address
+    assert compile_module(engine, wat(text)).address
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_proposals_that_are_on(engine, wat, text):
 )
 def test_proposals_that_are_off_are_refused_by_name(engine, wat, text, name):
     with pytest.raises(UnsupportedProposal, match=name):
-        engine.compile(wat(text))
+        compile_module(engine, wat(text))
     with pytest.raises(UnsupportedProposal, match=name):
         Deployer(current()).deploy(engine, wat(text), Limits(), "default")
 
@@ -163,7 +164,7 @@ def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
     body = bytearray(wat('(module (func (export "f") (result i32) (i32.const 1)))'))
     body[body.rindex(b"\x41")] = 0x16
     with pytest.raises(InvalidWasm) as caught:
-        engine.compile(bytes(body))
+        compile_module(engine, bytes(body))
     message = caught.value.message
     assert re.search(r"translation error: Invalid input WebAssembly code at offset \d+: \w+", message)
     assert not any(leak in message for leak in ("/root", "/home", ".rs", "0x7f", "\n", "tensorwasm"))
@@ -171,7 +172,7 @@ def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
 
 def test_a_full_pool_is_refused_and_a_closed_sandbox_makes_room(wat):
     small = Engine(EngineConfig(slots=2))
-    prepared = Linker(small).prepare(small.compile(wat(BUSY)))
+    prepared = Linker(small).prepare(compile_module(small, wat(BUSY)))
     first, second = Instance(prepared), Instance(prepared)
     with pytest.raises(CapacityExhausted, match="all 2 sandboxes"):
         Instance(prepared)
@@ -188,7 +189,7 @@ def test_threads_share_an_engine(engine, wat):
     results: list[object] = []
 
     def work() -> None:
-        with Instance(Linker(engine).prepare(engine.compile(wasm))) as instance:
+        with Instance(Linker(engine).prepare(compile_module(engine, wasm))) as instance:
             results.extend(instance.call("f", [1, 2.5]) for _ in range(50))
 
     threads = [threading.Thread(target=work) for _ in range(8)]

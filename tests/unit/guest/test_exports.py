@@ -8,7 +8,7 @@ from tensorwasm.errors import (
     InvokeTimeout,
     NotCapturable,
 )
-from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.values import Deadline, Limits
 
 GUEST = """

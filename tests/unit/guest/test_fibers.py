@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from wasmtime import wat2wasm
 
+from tensorwasm.guest.engine.module import compile_module
+
 pytest.importorskip("numba")
 
 from fakes.fibers import HOST, FakeJob, FakeLine, FakeStream
@@ -25,15 +27,15 @@ from tensorwasm.errors import (
     InvokeTimeout,
     MissingExport,
 )
-from tensorwasm.guest import errands, signals, timers
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.fibers import Reactor
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.imports.suspension import Signal, Sleep, Turn
 from tensorwasm.guest.native.waiting import make_code
-from tensorwasm.guest.suspension import Signal, Sleep, Turn
-from tensorwasm.guest.wasi import WasiConfig
+from tensorwasm.guest.reactor import blocking_pool, gpu_completions, timers
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.values import Deadline
 
 SLOTS = 2100
@@ -64,9 +66,9 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def room(monkeypatch) -> signals.Room:
-    made = signals.Room(SLOTS)
-    monkeypatch.setattr(signals, "PROCESS_ROOM", made)
+def room(monkeypatch) -> gpu_completions.Room:
+    made = gpu_completions.Room(SLOTS)
+    monkeypatch.setattr(gpu_completions, "PROCESS_ROOM", made)
     return made
 
 
@@ -89,7 +91,7 @@ def stream() -> FakeStream:
 def job(engine, code, stream) -> Callable[..., FakeJob]:
     def make(wat: str, export: str = "go", *args: object, functions: Any = None, **options: Any) -> FakeJob:
         linker = Linker(engine, (stream.function(),) if functions is None else functions, code=code)
-        return FakeJob(linker.prepare(engine.compile(bytes(wat2wasm(wat)))), export, args, **options)
+        return FakeJob(linker.prepare(compile_module(engine, bytes(wat2wasm(wat)))), export, args, **options)
 
     return make
 
@@ -279,7 +281,7 @@ def test_stack_overflow_in_a_fiber_is_a_trap(reactor, job):
 
 @pytest.mark.rule("12-nested")
 def test_a_host_function_of_a_fiber_cannot_run_a_guest(reactor, job, engine):
-    inner = Linker(engine).prepare(engine.compile(bytes(wat2wasm('(module (func (export "f")))'))))
+    inner = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm('(module (func (export "f")))'))))
 
     def call(*_):
         with Instance(inner) as instance:
@@ -296,7 +298,7 @@ def test_a_host_function_of_a_fiber_cannot_run_a_guest(reactor, job, engine):
 
 def test_a_full_pool_is_a_typed_error(code, job, stream):
     small = Engine.shared(EngineConfig(slots=2, fibers=True))
-    prepared = Linker(small, (stream.function(),), code=code).prepare(small.compile(bytes(wat2wasm(ECHO))))
+    prepared = Linker(small, (stream.function(),), code=code).prepare(compile_module(small, bytes(wat2wasm(ECHO))))
     reactor = Reactor(code)
     jobs = [FakeJob(prepared, "go", (1,)) for _ in range(3)]
     spawn(reactor, *jobs)
@@ -415,7 +417,7 @@ def test_a_sandbox_is_kept_until_work_in_its_memory_is_done(reactor, job):
 
 
 def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job, stream, monkeypatch):
-    monkeypatch.setattr(signals, "PULSE_S", 0.02)
+    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
     reactor = Reactor(code)
     healthy = FakeStream()
     fine = job(ECHO, "go", 1, functions=(healthy.function(),))
@@ -437,8 +439,8 @@ def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job
 @pytest.fixture
 def narrow(code, engine, monkeypatch) -> Iterator[Callable[[], Reactor]]:
     """Reactors of a process that asks for two notifications at a time."""
-    room, made = signals.Room(2), []
-    monkeypatch.setattr(signals, "PROCESS_ROOM", room)
+    room, made = gpu_completions.Room(2), []
+    monkeypatch.setattr(gpu_completions, "PROCESS_ROOM", room)
 
     def make() -> Reactor:
         made.append(Reactor(code))
@@ -526,7 +528,7 @@ def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow
 
 
 def test_a_guest_in_line_behind_long_work_is_not_kept_once_its_own_has_ended(narrow, job, stream, monkeypatch):
-    monkeypatch.setattr(signals, "PULSE_S", 0.02)
+    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
     reactor, short = narrow(), FakeStream()
     long = [job(ECHO, "go", number) for number in range(3)]
     quick = [job(ECHO, "go", number, functions=(short.function(),)) for number in range(2)]
@@ -541,7 +543,7 @@ def test_a_guest_in_line_behind_long_work_is_not_kept_once_its_own_has_ended(nar
 
 
 def test_a_failed_device_ends_the_waits_in_line_too_and_frees_the_room(narrow, job, stream, monkeypatch):
-    monkeypatch.setattr(signals, "PULSE_S", 0.02)
+    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
     reactor, healthy = narrow(), FakeStream()
     lost = [job(ECHO, "go", number) for number in range(4)]
     fine = job(ECHO, "go", 1, functions=(healthy.function(),))
@@ -726,9 +728,9 @@ def test_the_end_of_a_guest_that_ran_long_is_not_on_the_reactors_thread(reactor,
 @pytest.mark.parametrize("threads", ["there are", "there are none"])
 def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, threads):
     reactor, go_on = Reactor(code), threading.Event()
-    count = 2 * errands.THREADS if threads == "there are" else 2
+    count = 2 * blocking_pool.THREADS if threads == "there are" else 2
     if threads == "there are none":
-        monkeypatch.setattr(errands, "_on_own_thread", lambda _function: False)
+        monkeypatch.setattr(blocking_pool, "_on_own_thread", lambda _function: False)
     late = [job(ECHO, "spin", deadline=Deadline.after(0.02), blocks=True, lingers=True) for _ in range(count)]
     for one in late:
         one.drain = lambda: go_on.wait(SOON_S)

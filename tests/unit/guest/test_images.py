@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidSnapshot
-from tensorwasm.guest import images, kinds
-from tensorwasm.guest.engine import GUARD_BYTES, MEMORY_RESERVATION_BYTES, Engine, EngineConfig
-from tensorwasm.guest.images import Image, ImageWriter, make_image
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.engine.engine import GUARD_BYTES, MEMORY_RESERVATION_BYTES, Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.memory import images
+from tensorwasm.guest.memory.images import Image, ImageWriter, make_image
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.saved import Run
 from tensorwasm.values import WASM_PAGE_BYTES, Limits
 
@@ -34,11 +36,11 @@ LIMIT = 32 * WASM_PAGE_BYTES
 @pytest.fixture(scope="module")
 def prepared():
     engine = Engine.shared(EngineConfig(slots=8, images=True))
-    return Linker(engine).prepare(engine.compile(bytes(wat2wasm(GUEST))))
+    return Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(GUEST))))
 
 
 def spawn(prepared, image: Image) -> Instance:
-    with kinds.supplying(lambda _size, _capacity: image.map(), LIMIT, image.size_bytes):
+    with memory_creator.supplying(lambda _size, _capacity: image.map(), LIMIT, image.size_bytes):
         return Instance(prepared, limits=Limits(memory_bytes=LIMIT))
 
 

@@ -14,9 +14,10 @@ from tensorwasm.errors import (
     MissingExport,
     ModuleMemoryTooLarge,
 )
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Deadline, Limits
 
 SPIN = '(module (func (export "spin") (loop (br 0))) (func (export "one") (result i32) (i32.const 1)))'
@@ -328,7 +329,7 @@ def test_growing_a_table_past_the_cap_answers_minus_one(spawn):
 
 
 def test_limits_of_the_sandbox_count_too(engine, wat):
-    prepared = Linker(engine).prepare(engine.compile(wat("(module (memory 100))")))
+    prepared = Linker(engine).prepare(compile_module(engine, wat("(module (memory 100))")))
     with pytest.raises(ModuleMemoryTooLarge):
         Instance(prepared, limits=Limits(memory_bytes=1 << 20))
 
@@ -352,7 +353,7 @@ def test_closing_twice_is_harmless_and_a_closed_sandbox_refuses(engine, spawn):
 
 def test_a_forgotten_sandbox_gives_its_slot_back(engine, wat):
     free = engine.free_slots
-    instance = Instance(Linker(engine).prepare(engine.compile(wat("(module)"))))
+    instance = Instance(Linker(engine).prepare(compile_module(engine, wat("(module)"))))
     assert engine.free_slots == free - 1
     del instance
     assert engine.free_slots == free
@@ -367,7 +368,7 @@ def test_nothing_of_one_sandbox_is_left_for_the_next(engine, wat):
             (global.set $g (i32.const 9)) (table.set 0 (i32.const 3) (ref.func $f)))
           (func (export "look") (result i32 i32) (global.get $g) (ref.is_null (table.get 0 (i32.const 3)))))"""
     )
-    prepared = Linker(engine).prepare(engine.compile(wasm))
+    prepared = Linker(engine).prepare(compile_module(engine, wasm))
     for _ in range(3):
         with Instance(prepared) as instance:
             assert instance.call("look") == [5, 1]

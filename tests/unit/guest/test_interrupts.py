@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.imports.host_function import HostFunction
 
 PATIENCE_S = 20.0
 WAT = """(module (import "h" "f" (func $f (result i32)))

@@ -10,10 +10,11 @@ from wasmtime import wat2wasm
 from fakes.unified import DIRT, FakeMemory
 from tensorwasm.errors import GuestTrap, InternalError, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.memory import UnifiedBuffer
-from tensorwasm.guest import kinds
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import WASM_PAGE_BYTES, Limits
 
 GUEST = """
@@ -65,11 +66,11 @@ class Backing:
 @pytest.fixture(scope="module")
 def prepared():
     engine = Engine.shared(EngineConfig(slots=8, host_memory=True))
-    return Linker(engine).prepare(engine.compile(bytes(wat2wasm(GUEST))))
+    return Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(GUEST))))
 
 
 def spawn(prepared, backings: Backings | None) -> Instance:
-    with kinds.supplying(backings, LIMIT):
+    with memory_creator.supplying(backings, LIMIT):
         return Instance(prepared, limits=Limits(memory_bytes=LIMIT))
 
 
@@ -80,7 +81,7 @@ def test_the_provider_is_asked_for_the_declared_size_and_the_sandboxes_limit(pre
         assert guest.memory.address == backings.open[0].address
         assert guest.call("load", [101]) == [ord("e")]
     assert backings.open == []
-    assert kinds.live() == 0
+    assert memory_creator.live() == 0
 
 
 @given(pages=st.lists(st.integers(0, 40), max_size=5), where=st.integers(-3, 3))
@@ -122,7 +123,7 @@ def test_a_guest_sees_zeros_although_the_drivers_memory_is_dirty(prepared, pages
 
     expected = bytearray(WASM_PAGE_BYTES)
     expected[100:104] = b"seed"
-    with kinds.supplying(provide, LIMIT), Instance(prepared, limits=Limits(memory_bytes=LIMIT)) as guest:
+    with memory_creator.supplying(provide, LIMIT), Instance(prepared, limits=Limits(memory_bytes=LIMIT)) as guest:
         for more in (0, *pages):
             if guest.call("grow", [more]) != [-1]:
                 expected += bytes(more * WASM_PAGE_BYTES)
@@ -154,13 +155,13 @@ def test_a_provider_that_refuses_is_what_the_caller_sees(prepared):
     with pytest.raises(InternalError, match="provider"):
         spawn(prepared, None)
     assert prepared.module.engine.free_slots == free
-    assert kinds.live() == 0
+    assert memory_creator.live() == 0
 
 
 @pytest.mark.rule("3-shared")
 def test_memory_stays_while_a_device_may_still_reach_it(prepared):
     backings = Backings()
-    with kinds.supplying(backings, LIMIT):
+    with memory_creator.supplying(backings, LIMIT):
         guest = Instance(prepared, limits=Limits(memory_bytes=LIMIT), drain=lambda: False)
     guest.close()
     assert len(backings.open) == 1
@@ -170,7 +171,7 @@ def test_memory_that_is_longer_than_the_module_allows_is_refused(prepared):
     backings = Backings()
     with (
         pytest.raises(InternalError, match="longer than its module"),
-        kinds.supplying(backings, LIMIT, 65 * WASM_PAGE_BYTES),
+        memory_creator.supplying(backings, LIMIT, 65 * WASM_PAGE_BYTES),
     ):
         Instance(prepared, limits=Limits(memory_bytes=128 * WASM_PAGE_BYTES))
     assert backings.open == []

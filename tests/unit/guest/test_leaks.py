@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from oracles.guest import typed_error_of
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
-from tensorwasm.guest.state import STATES
-from tensorwasm.guest.wasi import WasiConfig
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.state import STATES
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.values import Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -33,7 +34,7 @@ WAT = """(module (import "h" "f" (func $f (param i32)))
 
 def cycle(engine, wasm: bytes) -> None:
     linker = Linker(engine, [HostFunction("h", "f", ("i32",), (), lambda _call, number: 1 // (1 - number))])
-    prepared = linker.prepare(engine.compile(wasm))
+    prepared = linker.prepare(compile_module(engine, wasm))
     calls = [
         ("good", [1]),
         ("good", ["x"]),
@@ -47,8 +48,8 @@ def cycle(engine, wasm: bytes) -> None:
         instance.cancel()
         typed_error_of(instance.call, "good", [1])
     for bad in (b"", wasm[:-3], wasm[:60], b"\0asm\1\0\0\0\5\3\1\0\xff"):
-        typed_error_of(engine.compile, bad)
-    typed_error_of(Linker(engine).prepare, engine.compile(wasm))
+        typed_error_of(compile_module, engine, bad)
+    typed_error_of(Linker(engine).prepare, compile_module(engine, wasm))
 
 
 def measure() -> dict[str, int]:

@@ -7,11 +7,12 @@ from hypothesis import HealthCheck, given, settings
 
 from strategies import guest as gen
 from tensorwasm.errors import InternalError, InvalidPointer, QuotaExceeded, UnknownImport
-from tensorwasm.guest import codec
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import codec
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 
 CALLS_F = '(module (import "h" "f" (func $f)) (func (export "go") (call $f)))'
 
@@ -44,12 +45,12 @@ def host(body, params=(), results=()):
 def test_an_import_that_is_not_there_is_named(engine, wat, text, message):
     linker = Linker(engine, [host(lambda _call: None)])
     with pytest.raises(UnknownImport, match=message) as caught:
-        linker.prepare(engine.compile(wat(text)))
+        linker.prepare(compile_module(engine, wat(text)))
     assert caught.value.message.isprintable()
 
 
 def test_wasi_can_be_withheld(engine, wat):
-    module = engine.compile(wat('(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))'))
+    module = compile_module(engine, wat('(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))'))
     assert Linker(engine).prepare(module).needs_wasi
     with pytest.raises(UnknownImport, match="enable WASI"):
         Linker(engine, wasi_preview1=False).prepare(module)
@@ -63,7 +64,7 @@ def test_two_host_functions_of_one_name_are_refused(engine):
 def test_a_module_of_another_engine_is_refused(engine, wat):
     other = Engine.shared(EngineConfig(slots=8))
     with pytest.raises(InternalError, match="another engine"):
-        Linker(engine).prepare(other.compile(wat("(module)")))
+        Linker(engine).prepare(compile_module(other, wat("(module)")))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
@@ -152,7 +153,7 @@ def test_the_start_function_may_call_the_host_and_its_memory(spawn):
 def test_services_reach_the_host_function_of_their_own_sandbox(engine, wat):
     seen = []
     linker = Linker(engine, [host(lambda call: seen.append((call.service("name"), call.service("other"))))])
-    prepared = linker.prepare(engine.compile(wat(CALLS_F)))
+    prepared = linker.prepare(compile_module(engine, wat(CALLS_F)))
     with Instance(prepared, services={"name": 1}) as one, Instance(prepared, services={"name": 2}) as two:
         one.call("go")
         two.call("go")
@@ -173,7 +174,7 @@ def test_errors_of_16_threads_never_mix(engine, wat):
     def body(call):
         raise QuotaExceeded(str(call.service("id")))
 
-    prepared = Linker(engine, [host(body)]).prepare(engine.compile(wat(CALLS_F)))
+    prepared = Linker(engine, [host(body)]).prepare(compile_module(engine, wat(CALLS_F)))
     mixed: list[str] = []
     barrier = threading.Barrier(16)
 

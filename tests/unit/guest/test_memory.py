@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidPointer
-from tensorwasm.guest.hostfunc import HostFunction
+from tensorwasm.guest.imports.host_function import HostFunction
 
 SIZE = 2 << 16
 EDGES = [0, 1, SIZE - 1, SIZE, SIZE + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64]

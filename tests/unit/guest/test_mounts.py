@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.guest import mounts
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
-from tensorwasm.guest.preview1 import MODULE
-from tensorwasm.guest.wasi import Directory, WasiConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox import mounts
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.preview1 import MODULE
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and modes as POSIX has them")
 CREATE, DIRECTORY, EXCLUSIVE, TRUNCATE = 1, 2, 4, 8
@@ -97,7 +99,7 @@ def prepared(engine, wat):
         parts.append((f'(import "{MODULE}" "{name}" (func ${name} (param {params}) (result i32)))', name, params, gets))
     exports = [f'(func (export "{n}") (param {p}) (result i32) (call ${n} {g}))' for _, n, p, g in parts]
     text = f'(module {" ".join(part[0] for part in parts)} (memory (export "memory") 2) {" ".join(exports)})'
-    return Linker(engine).prepare(engine.compile(wat(text)))
+    return Linker(engine).prepare(compile_module(engine, wat(text)))
 
 
 @pytest.fixture

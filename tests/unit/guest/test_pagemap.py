@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.guest import pagemap
-from tensorwasm.guest.images import make_image
+from tensorwasm.guest.memory import pagemap
+from tensorwasm.guest.memory.images import make_image
 from tensorwasm.saved import PAGE_BYTES, Run
 
 PAGES = 600

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorwasm.guest import pages
+from tensorwasm.guest.memory import huge_pages
 
 MIB = 1 << 20
 
@@ -28,13 +28,13 @@ def test_huge_pages_are_asked_for_and_not_left_to_the_next():
     with mmap.mmap(-1, 4 * MIB) as memory:
         view = (ctypes.c_char * len(memory)).from_buffer(memory)
         address = ctypes.addressof(view)
-        if not pages.prefer_huge(address, 4 * MIB):
+        if not huge_pages.prefer_huge(address, 4 * MIB):
             pytest.skip("this kernel has no huge pages to ask for")
         assert "hg" in flags(address)
-        assert pages.prefer_small(address, 4 * MIB)
+        assert huge_pages.prefer_small(address, 4 * MIB)
         assert "hg" not in flags(address)
         del view
 
 
 def test_a_range_that_is_nobodys_is_told_and_harms_nothing():
-    assert not pages.prefer_huge(mmap.PAGESIZE, mmap.PAGESIZE)
+    assert not huge_pages.prefer_huge(mmap.PAGESIZE, mmap.PAGESIZE)

@@ -12,13 +12,14 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, InvalidArgs, InvokeTimeout
-from tensorwasm.guest import visit
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.linker import Linker
-from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.state import STATES
-from tensorwasm.guest.visit import Visit, may_visit
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.sandbox import oneshot
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
+from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline, Limits
 from timing import costs_less
 
@@ -39,7 +40,7 @@ OVERFLOWING = """(module (memory 1) (data (i32.const 65535) "ab") (func (export 
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(visit, "load_visit", lambda: None)
+    monkeypatch.setattr(oneshot, "load_visit", lambda: None)
     engine = Engine.shared(EngineConfig(slots=8))
     slots, states = engine.free_slots, len(STATES)
     yield engine
@@ -49,15 +50,15 @@ def engine(monkeypatch):
 @pytest.fixture
 def prepared(engine):
     functions = [HostFunction("h", "f", ("i32",), ("i32",), lambda _call, number: 100 // number)]
-    return Linker(engine, functions).prepare(engine.compile(bytes(wat2wasm(WAT))))
+    return Linker(engine, functions).prepare(compile_module(engine, bytes(wat2wasm(WAT))))
 
 
 @pytest.fixture
 def place(prepared):
     made = []
 
-    def make(export: str, limits: Limits | None = None, *, brief: bool = True) -> Visit:
-        made.append(Visit(prepared, export, limits or Limits(), draw_pad(), brief=brief))
+    def make(export: str, limits: Limits | None = None, *, brief: bool = True) -> OneShotSandbox:
+        made.append(OneShotSandbox(prepared, export, limits or Limits(), draw_pad(), brief=brief))
         return made[-1]
 
     yield make
@@ -65,16 +66,16 @@ def place(prepared):
         each.close()
 
 
-def call(place: Visit, *args: object, deadline: Deadline | None = None):
+def call(place: OneShotSandbox, *args: object, deadline: Deadline | None = None):
     return tuple(place.call(args, {}, deadline, None))
 
 
 def test_it_may_be_where_there_are_no_compiled_host_functions(prepared):
-    assert may_visit(prepared)
+    assert is_one_shot(prepared)
     prepared.needs_pad = True
-    assert not may_visit(prepared)
+    assert not is_one_shot(prepared)
     with pytest.raises(InternalError):
-        Visit(prepared, "trap", Limits(), draw_pad())
+        OneShotSandbox(prepared, "trap", Limits(), draw_pad())
 
 
 def test_results_are_the_guests(place):
@@ -107,8 +108,8 @@ def test_failures_are_named_and_leave_the_place_usable(place, engine):
         with pytest.raises(GuestTrap, match="unreachable"):
             call(trap)
         assert call(host, 4) == (25,)
-    overflowing = Linker(engine).prepare(engine.compile(bytes(wat2wasm(OVERFLOWING))))
-    bad = Visit(overflowing, "f", Limits(), draw_pad())
+    overflowing = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(OVERFLOWING))))
+    bad = OneShotSandbox(overflowing, "f", Limits(), draw_pad())
     with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
         call(bad)
     bad.close()

@@ -9,11 +9,12 @@ import sys
 import pytest
 
 from tensorwasm.errors import InvalidWasm
-from tensorwasm.guest import precompiled
-from tensorwasm.guest.compiler import CompileLimits, Compiler
-from tensorwasm.guest.engine import Engine, EngineConfig, settings_of
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import precompiled
+from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
+from tensorwasm.guest.engine.engine import Engine, EngineConfig, settings_of
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.wasm import preamble
 
 SUM = """(module (memory (export "memory") 1) (data (i32.const 0) "\\05")
@@ -34,7 +35,7 @@ def compile_for(name, wasm):
 @pytest.mark.rule("6-uploaded")
 def test_precompiled_code_is_taken_from_nobody(engine, wat):
     with pytest.raises(InvalidWasm, match=r"precompiled code, which is taken from nobody: give the \.wasm"):
-        precompiled.refuse(precompiled.serialize(engine.compile(wat(SUM))))
+        precompiled.refuse(precompiled.serialize(compile_module(engine, wat(SUM))))
     precompiled.refuse(wat(SUM))
     precompiled.refuse(b"")
 
@@ -60,7 +61,7 @@ def test_what_the_process_makes_runs_here(name, mapped, wat, tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_process_makes_what_the_engine_itself_would(name, wat):
     engine, wasm = Engine.shared(CONFIGS[name]), wat(SUM)
-    assert compile_for(name, wasm) == precompiled.serialize(engine.compile(wasm))
+    assert compile_for(name, wasm) == precompiled.serialize(compile_module(engine, wasm))
 
 
 def test_a_fingerprint_is_of_what_shapes_code_and_of_nothing_else():
@@ -72,8 +73,8 @@ def test_a_fingerprint_is_of_what_shapes_code_and_of_nothing_else():
 
 def test_a_fingerprint_is_the_same_in_every_process(engine):
     script = (
-        "from tensorwasm.guest.engine import Engine, EngineConfig\n"
-        "from tensorwasm.guest.precompiled import fingerprint\n"
+        "from tensorwasm.guest.engine.engine import Engine, EngineConfig\n"
+        "from tensorwasm.guest.engine.precompiled import fingerprint\n"
         "print(fingerprint(Engine.shared(EngineConfig(slots=8))).hex())"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.guest import reservation
-from tensorwasm.guest.engine import IMAGE_MAPPINGS, Engine, EngineConfig
-from tensorwasm.guest.images import MAX_EXTENTS
-from tensorwasm.guest.reservation import PoolLayout
+from tensorwasm.guest.engine import reservation
+from tensorwasm.guest.engine.engine import IMAGE_MAPPINGS, Engine, EngineConfig
+from tensorwasm.guest.engine.reservation import PoolLayout
+from tensorwasm.guest.memory.images import MAX_EXTENTS
 from tensorwasm.values import MIB
 
 

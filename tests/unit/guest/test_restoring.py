@@ -10,8 +10,8 @@ from wasmtime import wat2wasm
 from oracles.guest import typed_error_of
 from strategies.live import GUEST
 from tensorwasm.errors import InvalidSnapshot, NotCapturable
-from tensorwasm.guest.edition import make_edition
-from tensorwasm.guest.restoring import make_plan
+from tensorwasm.guest.saved.instrumented import make_edition
+from tensorwasm.guest.saved.restoring import make_plan
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.opened import Opening

@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 
 DEEP = '(module (import "h" "f" (func $f)) (func $go (export "go") (call $f) (call $go)))'
 
@@ -37,7 +38,7 @@ def on_thread(stack_bytes: int, work) -> list[object]:
 @pytest.fixture
 def instance(engine, wat):
     linker = Linker(engine, [HostFunction("h", "f", (), (), lambda _call: None)])
-    with Instance(linker.prepare(engine.compile(wat(DEEP)))) as made:
+    with Instance(linker.prepare(compile_module(engine, wat(DEEP)))) as made:
         yield made
 
 
@@ -61,7 +62,7 @@ def test_the_stack_limit_decides_how_deep_a_guest_goes(wat):
         text = """(module (global (export "depth") (mut i32) (i32.const 0)) (func $go (export "go")
                     (global.set 0 (i32.add (global.get 0) (i32.const 1))) (call $go))
                     (func (export "depth_of") (result i32) (global.get 0)))"""
-        with Instance(Linker(engine).prepare(engine.compile(wat(text)))) as deep:
+        with Instance(Linker(engine).prepare(compile_module(engine, wat(text)))) as deep:
             with pytest.raises(GuestTrap):
                 deep.call("go")
             depths += deep.call("depth_of")

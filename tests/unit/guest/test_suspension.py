@@ -7,17 +7,19 @@ import sys
 import pytest
 from wasmtime import wat2wasm
 
+from tensorwasm.guest.engine.module import compile_module
+
 pytest.importorskip("numba")
 
 from fakes.fibers import HOST, FakeJob
-from tensorwasm.guest import stack
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.fiber import Fiber
-from tensorwasm.guest.fibers import Reactor
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.imports.suspension import Signal, Sleep, Work
 from tensorwasm.guest.native.waiting import make_code
-from tensorwasm.guest.suspension import Signal, Sleep, Work
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.sandbox import stack
+from tensorwasm.guest.sandbox.fiber import Fiber
+from tensorwasm.guest.sandbox.linker import Linker
 
 SOON_S = 20.0
 GUEST = """(module (import "host" "wait" (func $wait (param i32) (result i32)))
@@ -57,7 +59,7 @@ def test_no_python_is_on_a_fiber_while_its_guest_waits(in_steps):
     witness, code, engine = Witness(), make_code(), Engine.shared(EngineConfig(slots=8, fibers=True))
     steps = witness.steps if in_steps else None
     function = HostFunction(HOST, "wait", ("i32",), ("i32",), witness.body, waits=True, steps=steps)
-    prepared = Linker(engine, (function,), code=code).prepare(engine.compile(bytes(wat2wasm(GUEST))))
+    prepared = Linker(engine, (function,), code=code).prepare(compile_module(engine, bytes(wat2wasm(GUEST))))
     reactor, job = Reactor(code), FakeJob(prepared, "go", (40,))
     reactor.spawn(job)
     assert job.future.result(SOON_S) == [42]

@@ -7,10 +7,11 @@ import threading
 import pytest
 
 from tensorwasm.errors import InvokeTimeout, TickerNotRunning
-from tensorwasm.guest import ticker as tickers
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import ticker as tickers
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Deadline
 
 
@@ -29,14 +30,14 @@ def stopped(own_engine):
 
 
 def test_a_stopped_ticker_refuses_new_sandboxes_and_calls(own_engine, stopped, wat):
-    prepared = Linker(own_engine).prepare(own_engine.compile(wat('(module (func (export "f")))')))
+    prepared = Linker(own_engine).prepare(compile_module(own_engine, wat('(module (func (export "f")))')))
     with pytest.raises(TickerNotRunning):
         Instance(prepared)
     assert own_engine.free_slots == 2
 
 
 def test_a_sandbox_made_before_the_ticker_stopped_is_not_called(own_engine, wat):
-    prepared = Linker(own_engine).prepare(own_engine.compile(wat('(module (func (export "f")))')))
+    prepared = Linker(own_engine).prepare(compile_module(own_engine, wat('(module (func (export "f")))')))
     with Instance(prepared) as instance:
         assert instance.call("f") == []
         own_engine.ticker.stop()
@@ -68,7 +69,7 @@ def test_the_thread_ticker_stops_guests_too(own_engine, stopped, wat):
     stopped.ticker = tickers.ThreadTicker(stopped.address, 0.005)
     try:
         assert stopped.ticker.running
-        prepared = Linker(stopped).prepare(stopped.compile(wat('(module (func (export "f") (loop (br 0))))')))
+        prepared = Linker(stopped).prepare(compile_module(stopped, wat('(module (func (export "f") (loop (br 0))))')))
         with Instance(prepared) as instance, pytest.raises(InvokeTimeout):
             instance.call("f", deadline=Deadline.after(0.03))
     finally:

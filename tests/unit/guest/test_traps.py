@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.guest import capi, traps
+from tensorwasm.guest.engine import capi, traps
 
 TRACE = b"\n\nStack backtrace:\n   0: wasmtime::x\n             at /root/.cargo/registry/src/wasmtime/src/x.rs:10:5\n"
 FRAMES = b"error while executing at wasm backtrace:\n    0:   0x2a - <unknown>!f\n    1:   0x40 - m!g"

@@ -8,10 +8,13 @@ import time
 import pytest
 
 from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvalidArgs, InvalidPointer, InvokeTimeout
-from tensorwasm.guest import preview1
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
-from tensorwasm.guest.wasi import Directory, Output, WasiConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox import preview1
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.output import GuestOutput
+from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.values import Deadline, Limits
 
 PATIENCE_S = 20.0
@@ -47,7 +50,7 @@ def wasi_wat() -> str:
 
 @pytest.fixture(scope="module")
 def prepared(engine, wat):
-    return Linker(engine).prepare(engine.compile(wat(wasi_wat())))
+    return Linker(engine).prepare(compile_module(engine, wat(wasi_wat())))
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def now(instance: Instance, clock_id: int) -> int:
 
 def test_every_name_of_preview1_exists_in_the_engine(engine, wat):
     for name, signature in SIGNATURES.items():
-        module = engine.compile(wat(f'(module (import "{preview1.MODULE}" "{name}" (func {signature})))'))
+        module = compile_module(engine, wat(f'(module (import "{preview1.MODULE}" "{name}" (func {signature})))'))
         assert Linker(engine).prepare(module).needs_wasi
     assert set(SIGNATURES) <= preview1.FUNCTIONS
     assert len(preview1.FUNCTIONS) == 46
@@ -160,7 +163,7 @@ def test_a_sink_that_raises_is_told_to_the_caller(guest):
 )
 def test_the_limit_counts_sinks_too(chunks, kept, whole):
     taken = []
-    output = Output(4, taken.append)
+    output = GuestOutput(4, taken.append)
     assert [output.take(chunk) for chunk in chunks][-1] is whole
     assert b"".join(taken) == kept
     assert output.truncated is not whole
@@ -251,12 +254,12 @@ def test_a_start_function_may_exit(engine, wat):
     text = """(module (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
       (memory (export "memory") 1) (func $start (call $exit (i32.const {code}))) (start $start)
       (func (export "f") (result i32) (i32.const 1)))"""
-    with Instance(Linker(engine).prepare(engine.compile(wat(text.format(code=0))))) as instance:
+    with Instance(Linker(engine).prepare(compile_module(engine, wat(text.format(code=0))))) as instance:
         assert instance.call("f") == []
         with pytest.raises(InvalidPointer):
             instance.memory.read(0, 1)
     with pytest.raises(GuestExit):
-        Instance(Linker(engine).prepare(engine.compile(wat(text.format(code=3)))))
+        Instance(Linker(engine).prepare(compile_module(engine, wat(text.format(code=3)))))
 
 
 def test_clocks_run_and_random_numbers_differ(guest):

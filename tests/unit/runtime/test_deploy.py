@@ -29,11 +29,12 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     UnknownImport,
 )
-from tensorwasm.guest import precompiled
-from tensorwasm.guest.compiler import Compiler
-from tensorwasm.guest.engine import Engine, EngineConfig, settings_of
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine import precompiled
+from tensorwasm.guest.engine.compiler import Compiler
+from tensorwasm.guest.engine.engine import Engine, EngineConfig, settings_of
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime import LocalExecutor, Request, codefiles
 from tensorwasm.runtime.codefiles import CodeFolder
 from tensorwasm.runtime.deploy import Deployer
@@ -495,7 +496,7 @@ class TestRuntime:
 
     @pytest.mark.rule("6-uploaded")
     def test_it_takes_no_precompiled_code(self, engine, config):
-        code = precompiled.serialize(engine.compile(WASM))
+        code = precompiled.serialize(compile_module(engine, WASM))
         with Runtime("emulator", slots=8) as runtime, pytest.raises(InvalidWasm, match="taken from nobody"):
             runtime.load(code)
 

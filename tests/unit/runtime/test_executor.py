@@ -17,7 +17,7 @@ from tensorwasm.errors import (
     OutputClosed,
     TensorWasmError,
 )
-from tensorwasm.guest.compiler import Compiler
+from tensorwasm.guest.engine.compiler import Compiler
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.request import Request, check_request
 from tensorwasm.runtime.ticket import Ticket

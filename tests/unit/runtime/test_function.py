@@ -16,8 +16,8 @@ from tensorwasm.errors import (
     ModuleTooLarge,
     UnknownImport,
 )
-from tensorwasm.guest.traps import MAX_FRAMES
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.guest.engine.traps import MAX_FRAMES
+from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.runtime import Grants, parse_grants
 from tensorwasm.values import Deadline
 

@@ -9,13 +9,13 @@ from contextlib import closing
 import pytest
 from wasmtime import wat2wasm
 
-import tensorwasm.gpu.commons
+import tensorwasm.gpu.resources.device_resources
 from tensorwasm import Runtime
 from tensorwasm.bench.waiting import GatedHost
-from tensorwasm.gpu import backlog
 from tensorwasm.gpu.emulator import background
-from tensorwasm.gpu.quota import Gate
-from tensorwasm.gpu.shared import SharedDevice
+from tensorwasm.gpu.limits import queue_credits
+from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.form import Form
 from tensorwasm.runtime.function import Function
@@ -100,7 +100,9 @@ GUEST = f"""(module
 def host(monkeypatch):
     """A runtime on whose device all who come find a place, and a thread for their work."""
     monkeypatch.setattr(background, "THREADS", 1000)
-    monkeypatch.setattr(tensorwasm.gpu.commons, "Backlog", lambda: backlog.Backlog(shares=1000))
+    monkeypatch.setattr(
+        tensorwasm.gpu.resources.device_resources, "QueueCapacity", lambda: queue_credits.QueueCapacity(shares=1000)
+    )
     with Runtime("emulator", limits=Limits(wall_s=4 * SOON_S), slots=400) as runtime:
         host = GatedHost(runtime)
         device = host.share().device

@@ -18,8 +18,8 @@ pytest.importorskip("numba")
 from tensorwasm import Runtime
 from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.guest.state import STATES
-from tensorwasm.guest.voyage import Voyage
+from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
+from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.runtime.lane import MAX_IDLE, Lane
 from tensorwasm.values import Deadline, Limits
 
@@ -57,7 +57,7 @@ def function(runtime):
     return runtime.load(bytes(wat2wasm(WAT)), "guest")
 
 
-def idle(function) -> list[Voyage]:
+def idle(function) -> list[OneShotFiber]:
     return [voyage for lane in function.lanes.values() for voyage in lane._idle]
 
 
@@ -220,7 +220,7 @@ def test_three_thousand_sandboxes_leave_nothing(function):
             "threads": threading.active_count(),
             "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
             "states": len(STATES),
-            "places": sum(isinstance(each, (Voyage, Lane)) for each in gc.get_objects()),
+            "places": sum(isinstance(each, (OneShotFiber, Lane)) for each in gc.get_objects()),
             "tasks": len(function.host.background._reactor._tasks),
         }
 

@@ -9,7 +9,7 @@ import pytest
 
 from tensorwasm import Runtime
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.guest.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES
+from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES
 from tensorwasm.values import Limits
 from tensorwasm.wasm.declarations import Export, Import
 from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, Body, Data, Element, Global

@@ -17,10 +17,10 @@ import tensorwasm.runtime.fiber
 from fakes.device import INFO, FakeDevice
 from tensorwasm import Runtime
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, NotSupported, TensorWasmError
-from tensorwasm.gpu.accounts import DEFAULT_TENANT
-from tensorwasm.gpu.shared import SharedDevice
-from tensorwasm.guest import pages
-from tensorwasm.guest.engine import Engine
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.memory import huge_pages
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.linear import supplied
 from tensorwasm.values import Deadline, Limits
@@ -73,8 +73,8 @@ class Notes:
 @pytest.fixture
 def notes(monkeypatch):
     notes, give = Notes(), Engine.release_slot
-    monkeypatch.setattr(pages, "prefer_huge", lambda address, size: notes.add("huge", address, size))
-    monkeypatch.setattr(pages, "prefer_small", lambda address, size: notes.add("small", address, size))
+    monkeypatch.setattr(huge_pages, "prefer_huge", lambda address, size: notes.add("huge", address, size))
+    monkeypatch.setattr(huge_pages, "prefer_small", lambda address, size: notes.add("small", address, size))
 
     def release(engine):
         notes.add("slot")

@@ -409,7 +409,7 @@ def test_an_interrupt_while_memory_is_made_or_given_back_ends_that_and_nothing_e
 import signal
 from wasmtime import wat2wasm
 from tensorwasm import Runtime
-from tensorwasm.guest import kinds
+from tensorwasm.guest.engine import memory_creator as kinds
 from tensorwasm.guest.native.loading import load_entries
 from tensorwasm.runtime.opened import Opening
 

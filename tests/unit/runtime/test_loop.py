@@ -20,8 +20,8 @@ pytest.importorskip("numba")
 
 from tensorwasm import Runtime
 from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvokeTimeout
-from tensorwasm.guest.alarm import SLICE_NS
 from tensorwasm.guest.native.loading import may_have_fibers
+from tensorwasm.guest.reactor.preemption_timer import SLICE_NS
 from tensorwasm.runtime import background
 from tensorwasm.runtime import loop as loops
 from tensorwasm.runtime.loop import REST, Place
@@ -105,7 +105,7 @@ def rested():
 @pytest.fixture
 def patient(monkeypatch):
     """A slice that no short guest uses up, however busy the machine is."""
-    monkeypatch.setattr("tensorwasm.guest.alarm.SLICE_NS", 200_000_000_000)
+    monkeypatch.setattr("tensorwasm.guest.reactor.preemption_timer.SLICE_NS", 200_000_000_000)
 
 
 async def until(holds) -> None:
@@ -366,7 +366,7 @@ def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arriva
     place = Place(lambda: clock[0], lambda: clock[0])
     began_ns = clock[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
+        patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
         for idle_ns, needs_ns in arrivals:
             clock[0] += idle_ns
             if not place.free:
@@ -397,7 +397,7 @@ def test_a_guest_that_is_made_to_wait_for_a_processor_stays_and_costs_no_rest(wa
 
         fiber = Waiting(clock, wait_ns)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
+            patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
             assert place.run(fiber)
         assert not fiber.long
         assert place.free
@@ -420,7 +420,7 @@ class StubbornFiber(FakeFiber):
 
 @pytest.mark.parametrize("error", [None, GuestTrap("unreachable", "a trap")])
 def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, monkeypatch):
-    monkeypatch.setattr("tensorwasm.guest.alarm.find_alarm", lambda _engine: None)
+    monkeypatch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
     clock = [10**12]
     place, fiber = Place(lambda: clock[0], lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
     with pytest.raises(GuestTrap) if error else nullcontext():

@@ -12,7 +12,7 @@ import pytest
 from tensorwasm import Runtime, settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.emulator.native import EmulatedNative
-from tensorwasm.guest.native import pads
+from tensorwasm.guest.native import session_layouts
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("vector_add", "saxpy", "reduction", "histogram", "graph", "streams")
@@ -96,11 +96,11 @@ def test_a_sandbox_that_is_refused_gives_its_pad_back(choose):
         function = runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
         assert function.invoke(grants={"cuda"}).exit_code == 0
         runtime._engine.reserve_slot()
-        kept = len(pads._free) + len(pads._bare)
+        kept = len(session_layouts._free) + len(session_layouts._bare)
         for _ in range(3):
             with pytest.raises(CapacityExhausted):
                 function.invoke(grants={"cuda"})
             with pytest.raises(InvalidArgs):
                 function.invoke(grants={"cuda"}, tenant="nobody")
         runtime._engine.release_slot()
-        assert len(pads._free) + len(pads._bare) == kept
+        assert len(session_layouts._free) + len(session_layouts._bare) == kept

@@ -7,7 +7,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime, settings
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.runtime import Grants, LocalExecutor, Request
 from tensorwasm.values import MIB
 

@@ -26,12 +26,12 @@ from tensorwasm.errors import (
     MissingExport,
     TensorWasmError,
 )
+from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES
 from tensorwasm.gpu.emulator.native import EmulatedNative
-from tensorwasm.gpu.limits import PIN_PRICE_BYTES
-from tensorwasm.guest import linker, state
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
-from tensorwasm.guest.native import pads
-from tensorwasm.guest.state import STATES
+from tensorwasm.guest.native import session_layouts
+from tensorwasm.guest.sandbox import linker, state
+from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.runtime.route import Route, Stay
 from tensorwasm.values import Deadline, Limits
 
@@ -450,7 +450,7 @@ def figures() -> dict[str, int]:
         "threads": threading.active_count(),
         "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
         "states": len(STATES),
-        "pads": len(pads._free) + len(pads._bare),
+        "pads": len(session_layouts._free) + len(session_layouts._bare),
         "stays": sum(isinstance(each, (Stay, Route)) for each in gc.get_objects()),
     }
 

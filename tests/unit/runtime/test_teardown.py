@@ -8,7 +8,7 @@ from wasmtime import wat2wasm
 from fakes.device import FakeDevice
 from tensorwasm import Runtime
 from tensorwasm.errors import GuestTrap, InvokeTimeout
-from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.native.loading import may_have_fibers
 
 PTX = ".version 7.0\\0a.target sm_70\\0a.address_size 64\\0a.visible .entry k(.param .u64 .ptr .global p) { ret; }\\0a"

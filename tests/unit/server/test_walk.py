@@ -12,8 +12,8 @@ from fakes.applications import ALPHA, ANY, BETA, bearer
 from fakes.rsgi import ask
 from fakes.services import ADD
 from tensorwasm.server.routes import ALL
+from tensorwasm.service.identity.tenants import TenantChange
 from tensorwasm.service.pages import CURSOR
-from tensorwasm.service.tenants import TenantChange
 from tensorwasm.tenancy.principal import SCOPES, Principal
 
 OPEN = {"/healthz", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}

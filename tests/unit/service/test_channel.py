@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.service.channel import DEPTH, Channel
+from tensorwasm.service.invocations.channel import DEPTH, Channel
 from tensorwasm.values import NEVER, Deadline
 
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from tensorwasm.errors import DatabaseUnavailable
-from tensorwasm.service.chores import do
+from tensorwasm.service.maintenance import do
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("no"), ValueError("a bug")])

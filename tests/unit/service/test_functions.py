@@ -24,13 +24,13 @@ from tensorwasm.errors import (
     NotFound,
     StoreUnavailable,
 )
-from tensorwasm.service.asking import Ask
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.loading import Key, Loader
-from tensorwasm.service.modules import GRACE_S, name_of, parse_hash, show_hash
+from tensorwasm.service.functions.loading import Loader, LoadKey
+from tensorwasm.service.functions.modules import GRACE_S, name_of, parse_hash, show_hash
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Limits
 
-ASK = Ask("add", (5, 3))
+ASK = InvocationRequest("add", (5, 3))
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
@@ -480,11 +480,11 @@ def test_who_loads_one_function_waits_for_none_of_anothers_thousand(runtime):
             assert go.wait(60)
             return ADD
 
-        keys = [Key(1, blake3(ADD), Limits(), f"f{number}") for number in range(50)]
+        keys = [LoadKey(1, blake3(ADD), Limits(), f"f{number}") for number in range(50)]
         flood = [asyncio.ensure_future(loader.load(key, fetch)) for key in keys]
         await asyncio.sleep(0)  # all of them have asked
         try:
-            found = await asyncio.wait_for(loader.load(Key(2, blake3(ADD), Limits(), "one"), lambda: ADD), 60)
+            found = await asyncio.wait_for(loader.load(LoadKey(2, blake3(ADD), Limits(), "one"), lambda: ADD), 60)
             assert found.module == ADD
             assert not any(each.done() for each in flood)
         finally:

@@ -22,10 +22,10 @@ from tensorwasm.errors import (
     Unauthorized,
 )
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.directory import FRESH_S, KEEP_DEAD_MS, STALE_S, TIDY_ROUNDS, Directory
-from tensorwasm.service.identity import open_identity
-from tensorwasm.service.tenants import TenantChange, Tenants
-from tensorwasm.service.tokens import MAX_OVERLAP_S, MAX_TENANTS, Tokens
+from tensorwasm.service.identity.cache import FRESH_S, KEEP_DEAD_MS, STALE_S, TIDY_ROUNDS, IdentityCache
+from tensorwasm.service.identity.identity import open_identity
+from tensorwasm.service.identity.tenants import TenantChange, Tenants
+from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, Tokens
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.capability import AdminCapability, Registry
@@ -58,7 +58,7 @@ class Process:
     def __init__(self, desk, times):
         self.desk, self.times = desk, times
         self.roll = Roll()
-        self.directory = Directory(desk, self.roll, times.clock, caps=USUAL)
+        self.directory = IdentityCache(desk, self.roll, times.clock, caps=USUAL)
         self.registry, self.all = Registry.open()
         self.tokens = Tokens(desk, self.directory, self.registry, times.clock)
         self.tenants = Tenants(desk, self.directory, self.registry, times.clock)
@@ -441,7 +441,7 @@ def test_following_goes_on_whatever_the_database_does(desk, times):
         if len(waits) == 6:
             raise Enough
 
-    directory = Directory(broken, Roll(), times.clock, sleep)
+    directory = IdentityCache(broken, Roll(), times.clock, sleep)
     with pytest.raises(Enough):
         run(directory.follow())
     assert desk.statistics().reads == 3

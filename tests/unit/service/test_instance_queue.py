@@ -7,9 +7,9 @@ import pytest
 
 from fakes.services import GUEST, opened, until
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
-from tensorwasm.service import instance_queue
-from tensorwasm.service.asking import Ask
-from tensorwasm.service.instance_queue import InstanceQueue
+from tensorwasm.service.invocations import instance_queue
+from tensorwasm.service.invocations.instance_queue import InstanceQueue
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.sessions import SessionCall
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.values import MIB, NEVER, Deadline
@@ -155,7 +155,7 @@ def test_whatever_ends_when_nothing_is_held_that_should_not_be():
 
 def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
     async def one(service, function_id, at):
-        async with service.invocations.stream(1, function_id, Ask("echo", input=b"%04d" % at)) as stream:
+        async with service.invocations.stream(1, function_id, InvocationRequest("echo", input=b"%04d" % at)) as stream:
             return b"".join([chunk async for chunk in stream])
 
     async def story():
@@ -164,10 +164,13 @@ def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
             service.quotas.host_bytes = 600 * MIB  # two guests of usual size
             outcomes = await asyncio.gather(*(one(service, made.id, at) for at in range(20)))
             assert outcomes == [b"%04d" % at for at in range(20)]
-            spins = [service.invocations.invoke(1, made.id, Ask("spin", deadline=Deadline.after(0.02))) for _ in "1234"]
+            spins = [
+                service.invocations.invoke(1, made.id, InvocationRequest("spin", deadline=Deadline.after(0.02)))
+                for _ in "1234"
+            ]
             ended = await asyncio.gather(*spins, return_exceptions=True)
             assert {type(each).__name__ for each in ended} <= {"InvokeTimeout", "CapacityExhausted"}
-            assert (await service.invocations.invoke(1, made.id, Ask("say"))).stdout == b"hi"
+            assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
 
     asyncio.run(story())
 
@@ -224,7 +227,7 @@ def test_a_call_of_a_session_waits_for_guests_that_run(tmp_path, runtime):
             service.quotas.host_bytes = 300 * MIB  # one guest of usual size
             mine = await service.functions.deploy(2, "guest", GUEST)
             spins = asyncio.ensure_future(
-                service.invocations.invoke(2, mine.id, Ask("spin", deadline=Deadline.after(0.2)))
+                service.invocations.invoke(2, mine.id, InvocationRequest("spin", deadline=Deadline.after(0.2)))
             )
             await until(lambda: service.invocations.statistics().running)
             called = await service.sessions.call(1, session.record.id, SessionCall(export="say"))
@@ -247,7 +250,7 @@ def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime
             service.quotas.host_bytes = 300 * MIB  # one guest of usual size
             for ask in (
                 lambda: service.sessions.call(1, second, SessionCall(export="say")),
-                lambda: service.invocations.invoke(2, other.id, Ask("say")),
+                lambda: service.invocations.invoke(2, other.id, InvocationRequest("say")),
             ):
                 spin = SessionCall(export="spin", deadline=Deadline.after(1))
                 spins = asyncio.ensure_future(service.sessions.call(1, first, spin))

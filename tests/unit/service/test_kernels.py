@@ -24,8 +24,8 @@ from tensorwasm.errors import (
     PublisherNotAllowed,
     PublishScopeRequired,
 )
-from tensorwasm.service.kernels import Kernels
-from tensorwasm.service.manifests import Manifest, digest_of, envelope_1, sign_manifest
+from tensorwasm.service.kernels.kernels import Kernels
+from tensorwasm.service.kernels.manifests import Manifest, digest_of, envelope_1, sign_manifest
 from tensorwasm.tenancy.principal import Principal
 
 KEY = HmacKey(b"k" * 32)

@@ -13,7 +13,7 @@ from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.errors import BadSignature, DigestMismatch, InvalidName, InvalidRequest, MalformedPtx
 from tensorwasm.ptx import MAX_PTX_BYTES
-from tensorwasm.service.manifests import (
+from tensorwasm.service.kernels.manifests import (
     MAX_UNIX_MS,
     Manifest,
     check_manifest,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound
-from tensorwasm.service.models import KEPT, KEPT_S, Models, parse_map
+from tensorwasm.service.functions.models import KEPT, KEPT_S, Models, parse_map
 
 
 class FakeFunctions:

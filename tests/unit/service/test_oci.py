@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from strategies.oci import MANIFEST, MODULE, Image, blob_path, describe, entry, pack
 from tensorwasm.errors import DigestMismatch, InvalidImage, ModuleTooLarge
-from tensorwasm.service.archive import BLOCK_BYTES, MAX_ENTRIES, read_tar
-from tensorwasm.service.oci import is_image, read_image
+from tensorwasm.service.functions.archive import BLOCK_BYTES, MAX_ENTRIES, read_tar
+from tensorwasm.service.functions.oci import is_image, read_image
 
 MOST = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorwasm.errors import NotFound
-from tensorwasm.service.outcomes import ALL, KEPT, KEPT_S, TENANTS, Outcome, Outcomes
+from tensorwasm.service.invocations.outcomes import ALL, KEPT, KEPT_S, TENANTS, Outcome, Outcomes
 
 
 def test_an_outcome_is_its_tenants_own():

@@ -20,10 +20,10 @@ from tensorwasm.errors import (
     UnknownKey,
     WrongModule,
 )
-from tensorwasm.service.files import Files
-from tensorwasm.service.seals import Seals, parse_hex_key
 from tensorwasm.service.sessions import SessionCall
-from tensorwasm.service.snapshots import snapshot_name
+from tensorwasm.service.snapshot_keys import SnapshotKeys, parse_hex_key
+from tensorwasm.service.snapshots.files import Files
+from tensorwasm.service.snapshots.snapshots import snapshot_name
 
 MINE, THEIRS = 1, 2
 CLIENT_KEY = b"c" * 32
@@ -143,7 +143,7 @@ def test_a_client_s_key_is_needed_beside_the_service_s(tell):
 def test_files_that_were_changed_cut_or_made_elsewhere_are_one_error_and_leave_nothing(tell):
     async def story(service, function_id, which):
         data = bytes((await service.snapshots.capture_session(MINE, which)).data)
-        elsewhere = Seals(HmacKey(b"e" * 32))
+        elsewhere = SnapshotKeys(HmacKey(b"e" * 32))
         forged = Files(service.store, elsewhere)
         live = service.sessions._line.find(MINE, which).live
         bad = [b"", b"\0" * 300, data[:-1], data + b"\0", data[: len(data) // 2], data[:256], forged.seal(MINE, live)]
@@ -239,43 +239,43 @@ def test_a_malformed_key_ends_the_start(tmp_path, runtime):
 @given(tenants=st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=6, unique=True), key=st.binary(max_size=32))
 @settings(max_examples=50)
 def test_every_tenant_and_client_has_a_key_of_its_own(tenants, key):
-    seals = Seals(HmacKey(b"m" * 32))
+    seals = SnapshotKeys(HmacKey(b"m" * 32))
     padded = key.ljust(32, b"\1")
     ids = {seals.ring(tenant).require_signer().id for tenant in tenants}
     ids |= {seals.ring(tenant, padded).require_signer().id for tenant in tenants}
     assert len(ids) == 2 * len(tenants)
-    assert Seals(HmacKey(b"m" * 32)).ring(tenants[0]).require_signer().id in ids
-    assert Seals(HmacKey(b"n" * 32)).ring(tenants[0]).require_signer().id not in ids
+    assert SnapshotKeys(HmacKey(b"m" * 32)).ring(tenants[0]).require_signer().id in ids
+    assert SnapshotKeys(HmacKey(b"n" * 32)).ring(tenants[0]).require_signer().id not in ids
 
 
 def test_without_a_key_it_is_the_machine_s_and_what_is_signed_is_encrypted_if_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path))
-    assert Seals.kept("", tmp_path) is None
-    own = Seals.from_settings("", tmp_path).ring(5).require_signer().id
-    kept = Seals.kept("", tmp_path)
+    assert SnapshotKeys.kept("", tmp_path) is None
+    own = SnapshotKeys.from_settings("", tmp_path).ring(5).require_signer().id
+    kept = SnapshotKeys.kept("", tmp_path)
     assert kept is not None
     assert own == kept.ring(5).require_signer().id
-    assert Seals.from_settings("ab" * 32, tmp_path).ring(5).require_signer().id != own
-    ring = Seals(HmacKey(b"m" * 32), (CipherKey(b"x" * 32),)).ring(5)
+    assert SnapshotKeys.from_settings("ab" * 32, tmp_path).ring(5).require_signer().id != own
+    ring = SnapshotKeys(HmacKey(b"m" * 32), (CipherKey(b"x" * 32),)).ring(5)
     assert list(ring.ciphers) == [CipherKey(b"x" * 32).id]
-    assert "6d6d" not in repr(Seals(HmacKey(b"m" * 32)))
+    assert "6d6d" not in repr(SnapshotKeys(HmacKey(b"m" * 32)))
 
 
 def test_a_key_that_an_earlier_release_made_in_the_state_folder_is_copied_and_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "state"))
-    old = Seals(machine_key("service-snapshot"))
+    old = SnapshotKeys(machine_key("service-snapshot"))
     data = tmp_path / "data"
-    found = Seals.from_settings("", data)
+    found = SnapshotKeys.from_settings("", data)
     assert found.id == old.id
     assert "copied from the state folder" in caplog.text
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "empty"))
-    kept = Seals.kept("", data)
+    kept = SnapshotKeys.kept("", data)
     assert kept is not None
     assert kept.id == old.id
     secret = tmp_path / "secret"
     secret.write_text("ab" * 32 + "\n")
     secret.chmod(0o600)
-    assert Seals.from_settings(str(secret), data).id == Seals.from_settings("ab" * 32, data).id != old.id
+    assert SnapshotKeys.from_settings(str(secret), data).id == SnapshotKeys.from_settings("ab" * 32, data).id != old.id
 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "0" * 65, "g" * 64, "é" * 64, "0" * 63 + "\n", " " + "0" * 63])

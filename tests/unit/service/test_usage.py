@@ -12,7 +12,7 @@ from fakes.desks import InlineDesk
 from fakes.jobs import SetClock
 from tensorwasm.database.usage import AMOUNTS, HOUR_MS, Amounts, list_usage
 from tensorwasm.errors import DatabaseUnavailable, InvalidRequest
-from tensorwasm.service.usage import Usage
+from tensorwasm.service.usage import UsageMeter
 from tensorwasm.tenancy.quotas import Quotas
 
 TENANTS = (0, 7, 2**64 - 1)
@@ -26,7 +26,7 @@ STEPS = st.lists(
 def test_what_was_noted_is_written_once_under_its_hour(steps):
     async def main():
         desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
-        usage = Usage(desk, clock.clock)
+        usage = UsageMeter(desk, clock.clock)
         expected = {}
         for step in steps:
             if step[0] == "note":
@@ -62,7 +62,7 @@ async def attempt(work, desk, *also):
 def test_a_report_has_what_was_noted_just_now():
     async def main():
         desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000 + 5)
-        usage = Usage(desk, clock.clock)
+        usage = UsageMeter(desk, clock.clock)
         usage.note(7, requests=2, gpu_us=5)
         clock.now_ms += HOUR_MS
         await usage.flush()
@@ -82,7 +82,7 @@ def test_a_time_that_cannot_be_is_refused(since, until):
     async def main():
         desk = InlineDesk()
         with pytest.raises(InvalidRequest):
-            await Usage(desk).report(7, since, until)
+            await UsageMeter(desk).report(7, since, until)
         desk.close_now()
 
     asyncio.run(main())
@@ -91,7 +91,7 @@ def test_a_time_that_cannot_be_is_refused(since, until):
 def test_a_report_that_nobody_waits_for_any_more_costs_nothing():
     async def main():
         desk, clock = InlineDesk(), SetClock()
-        usage = Usage(desk, clock.clock)
+        usage = UsageMeter(desk, clock.clock)
         usage.note(7, requests=1)
         writing, go_on = asyncio.Event(), asyncio.Event()
         write = desk.write
@@ -118,7 +118,7 @@ def test_a_report_that_nobody_waits_for_any_more_costs_nothing():
 
 def test_a_note_takes_less_than_a_microsecond():
     desk = InlineDesk()
-    usage = Usage(desk)
+    usage = UsageMeter(desk)
     best = min(timeit.repeat(lambda: usage.note(7, 1, 0, 120, 0, 0, 100, 200), number=2000, repeat=20)) / 2000
     assert best < 3e-6, "three times what it may take on a busy machine"
     desk.close_now()
@@ -127,7 +127,7 @@ def test_a_note_takes_less_than_a_microsecond():
 def test_a_restart_gives_nobody_his_time_of_the_device_back():
     async def main():
         desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
-        usage = Usage(desk, clock.clock)
+        usage = UsageMeter(desk, clock.clock)
         for spent_us, hours in ((1000, 1), (500, 1), (20, 0)):
             usage.note(7, 1, 0, spent_us, spent_us, 3)
             usage.note(8, 1, 0, spent_us)
@@ -135,7 +135,7 @@ def test_a_restart_gives_nobody_his_time_of_the_device_back():
             clock.now_ms += hours * HOUR_MS
         clock.now_ms += HOUR_MS // 2
         quotas = Quotas(clock.clock.unix_ms)
-        await Usage(desk, clock.clock).recall(quotas)
+        await UsageMeter(desk, clock.clock).recall(quotas)
         assert quotas.usage(7)["gpu_us_per_hour"] == 20 + 500 // 2
         assert quotas.usage(7)["launches_per_hour"] == 3 + 3 // 2
         assert quotas.usage(8)["gpu_us_per_hour"] == 0

@@ -11,7 +11,7 @@ from tensorwasm import ptx
 from tensorwasm.doctor.machine import Machine
 from tensorwasm.doctor.rows import Row, Status
 from tensorwasm.errors import InternalError, TensorWasmError
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
 _COUNT: Final = 1000

@@ -29,7 +29,7 @@ from tensorwasm.gpu.cuda.handles import CudaStream
 from tensorwasm.gpu.cuda.ledger import Ledger, Ranges
 from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure, Scope, describe, meaning, translate
 from tensorwasm.gpu.cuda.streams import Streams
-from tensorwasm.gpu.facets import LoadedModule, Stream
+from tensorwasm.gpu.device.protocols import LoadedModule, Stream
 from tensorwasm.values import Deadline
 
 _Item = TypeVar("_Item")

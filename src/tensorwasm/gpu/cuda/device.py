@@ -1,4 +1,4 @@
-"""The CUDA device: `tensorwasm.gpu.device.Device` on the driver API.
+"""The CUDA device: `tensorwasm.gpu.device.port.Device` on the driver API.
 
 What its parts share, and what a failure means, is in `tensorwasm.gpu.cuda.core`; here are memory, modules, streams and
 launches.
@@ -27,9 +27,9 @@ from tensorwasm.gpu.cuda.pools import CudaPools
 from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits
 from tensorwasm.gpu.cuda.unified import CudaUnified
-from tensorwasm.gpu.device import DeviceStatistics
-from tensorwasm.gpu.facets import LoadedModule, Stream
-from tensorwasm.gpu.output import KernelOutput
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import DeviceStatistics
+from tensorwasm.gpu.device.protocols import LoadedModule, Stream
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 

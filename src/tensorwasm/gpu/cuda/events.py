@@ -1,4 +1,4 @@
-"""Events of a GPU: `tensorwasm.gpu.facets.Events`.
+"""Events of a GPU: `tensorwasm.gpu.device.protocols.Events`.
 
 Source: CUDA Driver API, "Event Management".
 """
@@ -9,7 +9,7 @@ from tensorwasm.errors import InvalidHandle, InvokeTimeout
 from tensorwasm.gpu.cuda import delays
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.handles import CudaEvent
-from tensorwasm.gpu.facets import Event, Stream
+from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.values import NEVER, Deadline
 
 

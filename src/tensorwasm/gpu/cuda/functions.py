@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs
 from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.facets import NativeKernel
+from tensorwasm.gpu.device.protocols import NativeKernel
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, Dim3, KernelSignature, LaunchConfig
 

@@ -1,4 +1,4 @@
-"""Graphs of a GPU by stream capture: `tensorwasm.gpu.facets.Graphs`.
+"""Graphs of a GPU by stream capture: `tensorwasm.gpu.device.protocols.Graphs`.
 
 The capture is relaxed. The stricter modes forbid calls that might synchronise, such as allocations, to the capturing
 thread or to every thread of the process until the recording ends: another tenant's allocation, or another library's,
@@ -20,7 +20,7 @@ from tensorwasm.errors import InvalidHandle, InvokeTimeout, LaunchRefused
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.handles import CudaGraph, CudaStream
 from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
-from tensorwasm.gpu.facets import Graph, Stream
+from tensorwasm.gpu.device.protocols import Graph, Stream
 from tensorwasm.values import Deadline, Region
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_right, insort
 from tensorwasm.errors import InvalidHandle, InvalidPointer
 from tensorwasm.gpu.cuda.functions import LoadedKernels
 from tensorwasm.gpu.cuda.handles import CudaEvent, CudaGraph, CudaPool, CudaStream
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 
 
 class Ranges:

@@ -1,4 +1,4 @@
-"""A GPU for compiled code: `tensorwasm.gpu.facets.Native`.
+"""A GPU for compiled code: `tensorwasm.gpu.device.protocols.Native`.
 
 The addresses are the driver's own entry points, asked of the driver itself for the release whose signatures compiled
 code knows, and never those with a default stream per thread.
@@ -21,7 +21,7 @@ from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.functions import Geometry
 from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
-from tensorwasm.gpu.facets import LoadedModule, NativeKernel, NativeTable, Stream
+from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.values import Deadline, Region
 
 _RELEASE: Final = 12000

@@ -1,4 +1,4 @@
-"""Pools of a GPU whose cap the driver enforces: `tensorwasm.gpu.facets.Pools`.
+"""Pools of a GPU whose cap the driver enforces: `tensorwasm.gpu.device.protocols.Pools`.
 
 They allocate and free on a stream of the device's own, on which nothing else happens: so an allocation is there as soon
 as that stream has drained, which is at once, and a free waits for nobody.
@@ -16,7 +16,7 @@ from tensorwasm.gpu.cuda.handles import CudaPool
 from tensorwasm.gpu.cuda.memory import DeviceMemory, create_pool
 from tensorwasm.gpu.cuda.results import DriverFailure
 from tensorwasm.gpu.cuda.traits import MemoryTraits
-from tensorwasm.gpu.facets import Pool
+from tensorwasm.gpu.device.protocols import Pool
 from tensorwasm.values import MIB
 
 _GRAIN_BYTES: Final = 32 * MIB

@@ -1,4 +1,4 @@
-"""Memory under one address for host and GPU: `tensorwasm.gpu.facets.UnifiedMemory`.
+"""Memory under one address for host and GPU: `tensorwasm.gpu.device.protocols.UnifiedMemory`.
 
 Source: CUDA Driver API, "Unified Addressing", "Memory Management" (cuMemAllocManaged).
 """
@@ -12,7 +12,7 @@ from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.memory import DeviceMemory
 from tensorwasm.gpu.cuda.ranges import GrowableRanges
 from tensorwasm.gpu.cuda.traits import MemoryTraits, Place
-from tensorwasm.gpu.facets import Advice, Stream
+from tensorwasm.gpu.device.protocols import Advice, Stream
 from tensorwasm.gpu.memory import pages
 
 _ADVICE: Final[dict[Advice, str]] = {

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import KernelFault, LaunchRefused
+from tensorwasm.gpu.device.protocols import Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.planes import host_bytes, shown_address
 from tensorwasm.gpu.emulator.queues import Action, Queues, Work
 from tensorwasm.gpu.emulator.reach import NOWHERE, Reach, Use
-from tensorwasm.gpu.facets import Stream
 from tensorwasm.values import NEVER, Deadline
 
 Bytes = NDArray[np.uint8]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from tensorwasm.collector import collector_paused
-from tensorwasm.gpu.device import DeviceStatistics, LoadedModule, Stream
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import DeviceStatistics, LoadedModule, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.background import Background
 from tensorwasm.gpu.emulator.copies import Copies
@@ -19,7 +20,6 @@ from tensorwasm.gpu.emulator.native import EmulatedNative
 from tensorwasm.gpu.emulator.pools import EmulatedPools
 from tensorwasm.gpu.emulator.queues import EmulatedStream, Queues, Work
 from tensorwasm.gpu.emulator.unified import EmulatedMemory
-from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.select import check_compatible
 from tensorwasm.values import NEVER, NEWEST_PTX, Deadline, DeviceInfo, LaunchConfig, Region

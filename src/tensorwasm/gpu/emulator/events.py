@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwasm.errors import InvalidHandle
+from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.gpu.emulator.background import Background
 from tensorwasm.gpu.emulator.queues import Mark, Queues, Work
-from tensorwasm.gpu.facets import Event, Stream
 from tensorwasm.values import NEVER, Deadline
 
 

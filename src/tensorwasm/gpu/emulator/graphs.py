@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorwasm.errors import InvalidHandle
+from tensorwasm.gpu.device.protocols import Graph, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.queues import Action, Queues, Work
 from tensorwasm.gpu.emulator.reach import Reach
-from tensorwasm.gpu.facets import Graph, Stream
 from tensorwasm.values import Deadline, Region
 
 

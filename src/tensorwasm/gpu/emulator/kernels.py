@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.errors import InvalidDimensions, InvalidHandle, InvalidKernel, InvalidKernelArgs, KernelFault
-from tensorwasm.gpu.device import LoadedModule
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import LoadedModule
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.engine import run
 from tensorwasm.gpu.emulator.geometry import Geometry
@@ -24,7 +25,6 @@ from tensorwasm.gpu.emulator.plan import Plan, make_plan
 from tensorwasm.gpu.emulator.planes import Plane
 from tensorwasm.gpu.emulator.program import Program, param_offsets
 from tensorwasm.gpu.emulator.reach import Ground, Reach
-from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Function, Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import DeviceLost, InvokeTimeout
+from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.emulator.geometry import WARP_LANES, Geometry
 from tensorwasm.gpu.emulator.lanes import Array, Selection, indices, narrow
 from tensorwasm.gpu.emulator.memory import Memory
-from tensorwasm.gpu.output import KernelOutput
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
 
 CHECK_STEPS: Final = 64

@@ -24,6 +24,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TensorWasmError,
 )
+from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.background import Background
 from tensorwasm.gpu.emulator.copies import Copies
@@ -39,7 +40,6 @@ from tensorwasm.gpu.emulator.kernels import (
 )
 from tensorwasm.gpu.emulator.queues import EmulatedStream, Queues, Work
 from tensorwasm.gpu.emulator.reach import NOWHERE, Reach
-from tensorwasm.gpu.facets import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 SUCCESS: Final = 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.device.protocols import Pool
 from tensorwasm.gpu.emulator.allocations import ALIGN_BYTES, Allocations
-from tensorwasm.gpu.facets import Pool
 
 GRANULARITY_BYTES: Final = 2 << 20
 """A cap is rounded up to a multiple of it, as hardware does."""

@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
+from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.emulator.faults import Site
 from tensorwasm.gpu.emulator.machine import Machine
-from tensorwasm.gpu.output import KernelOutput
 
 PRINTER: Final = "vprintf"
 

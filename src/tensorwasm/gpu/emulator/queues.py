@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tensorwasm.errors import DeviceLost, InternalError, InvalidHandle, InvokeTimeout, LaunchRefused, TensorWasmError
+from tensorwasm.gpu.device.protocols import Stream
 from tensorwasm.gpu.emulator.reach import NOWHERE, Reach
-from tensorwasm.gpu.facets import Stream
 from tensorwasm.values import NEVER, Deadline, Region
 
 DEPTH: Final = 1024

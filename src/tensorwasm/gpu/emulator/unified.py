@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.errors import LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.device.protocols import Advice, Stream
 from tensorwasm.gpu.emulator import pages
 from tensorwasm.gpu.emulator.allocations import Allocations
 from tensorwasm.gpu.emulator.queues import Queues
-from tensorwasm.gpu.facets import Advice, Stream
 from tensorwasm.gpu.memory.pages import clear
 
 GRANULARITY_BYTES: Final = 64 << 10

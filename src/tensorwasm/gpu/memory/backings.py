@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from tensorwasm.errors import NotSupported
-from tensorwasm.gpu.accounts import Account, Reservation
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
 
 BufferKind = Literal["device", "pinned", "managed", "vmm"]

@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Final, Self
 
 from tensorwasm.errors import InternalError, InvalidArgs, NotSupported, TooLarge
-from tensorwasm.gpu.accounts import Account, Reservation
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.facets import Advice, Stream
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.device.protocols import Advice, Stream
+from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.memory.backings import KINDS, BufferKind, KindTraits
 from tensorwasm.gpu.memory.capabilities import Capabilities, check_request, describe

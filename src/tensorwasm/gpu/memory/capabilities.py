@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwasm.errors import InvalidArgs, NotSupported, TooLarge
-from tensorwasm.gpu.device import Device
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.memory.backings import KINDS, BufferKind
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.limits import GIB
+from tensorwasm.gpu.device.limits import GIB
 from tensorwasm.gpu.memory.buffer import UnifiedBuffer
 from tensorwasm.values import Region
 

@@ -14,9 +14,9 @@ from functools import cache
 from typing import Final
 
 from tensorwasm.errors import CallerError, InternalError, LimitError
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.facets import Stream
-from tensorwasm.gpu.limits import MOST_MOVES
+from tensorwasm.gpu.device.limits import MOST_MOVES
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.device.protocols import Stream
 from tensorwasm.gpu.memory import pages
 from tensorwasm.values import MIB, Region
 

@@ -10,6 +10,6 @@ the pad true, and waits for that work as for its own.
 """
 
 from tensorwasm.gpu.session.session import Session
-from tensorwasm.gpu.statistics import SessionStatistics
+from tensorwasm.gpu.session.statistics import SessionStatistics
 
 __all__ = ["Session", "SessionStatistics"]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.holdings import Holdings
-from tensorwasm.gpu.launch import BufferOffset, HostWindow
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.turns import REFUSALS, Turns, in_turn
-from tensorwasm.gpu.streams import OWN
+from tensorwasm.gpu.session.lock import REFUSALS, SessionLock, in_turn
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, Region
 
 
-class Buffers:
+class SessionBuffers:
     """The buffers of one session, by their handles. Any thread may call.
 
     Args:
@@ -31,11 +31,11 @@ class Buffers:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: SessionLock,
         device: Device,
-        holdings: Holdings,
+        holdings: ResourceTable,
         windows: Windows,
-        work: Work,
+        work: SessionWork,
         book: GraphBook,
         launcher: Launcher,
     ) -> None:

@@ -6,19 +6,19 @@ import time
 from typing import Final
 
 from tensorwasm.errors import InvalidSnapshot, InvokeTimeout, NotCapturable
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.events import Marks
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.holdings import Holdings
+from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.claims import check_buffers
-from tensorwasm.gpu.session.numbers import Numbers
-from tensorwasm.gpu.session.runs import Collector
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.sheet import Sheet
-from tensorwasm.gpu.streams import OWN
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
+from tensorwasm.gpu.session.handles import SessionHandles
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.session.page_runs import Collector
+from tensorwasm.gpu.session.saved_checks import check_buffers
+from tensorwasm.gpu.state.events import EventTable
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.gpu.work import Work
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.saved import Run, SavedBuffer, SavedKernel, SavedSession
 from tensorwasm.values import MIB, Deadline, Region
@@ -60,16 +60,16 @@ class Capture:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: SessionLock,
         device: Device,
-        sheet: Sheet,
-        holdings: Holdings,
+        sheet: SessionLayoutWriter,
+        holdings: ResourceTable,
         windows: Windows,
-        work: Work,
-        marks: Marks,
+        work: SessionWork,
+        marks: EventTable,
         book: GraphBook,
         launcher: Launcher,
-        numbers: Numbers,
+        numbers: SessionHandles,
     ) -> None:
         self._turns = turns
         self._device = device

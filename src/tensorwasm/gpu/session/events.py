@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.events import Marks
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.work import Work
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.state.events import EventTable
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline
 
 
-class Events:
+class SessionEvents:
     """The events of one session, by their numbers. Any thread may call.
 
     Args:
@@ -21,7 +21,7 @@ class Events:
 
     __slots__ = ("_device", "_marks", "_turns", "_work")
 
-    def __init__(self, turns: Turns, device: Device, work: Work, marks: Marks) -> None:
+    def __init__(self, turns: SessionLock, device: Device, work: SessionWork, marks: EventTable) -> None:
         self._turns = turns
         self._device = device
         self._work = work

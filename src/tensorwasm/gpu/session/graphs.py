@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tensorwasm.gpu.graphs import GraphBook
 from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.streams import OWN
-from tensorwasm.gpu.work import Work
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, Region
 
 
-class Graphs:
+class SessionGraphs:
     """The graphs of one session, by their numbers. Any thread may call.
 
     Args:
@@ -22,7 +22,7 @@ class Graphs:
 
     __slots__ = ("_book", "_launcher", "_turns", "_work")
 
-    def __init__(self, turns: Turns, work: Work, book: GraphBook, launcher: Launcher) -> None:
+    def __init__(self, turns: SessionLock, work: SessionWork, book: GraphBook, launcher: Launcher) -> None:
         self._turns = turns
         self._work = work
         self._book = book

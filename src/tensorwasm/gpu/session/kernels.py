@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
-from tensorwasm.gpu.backlog import Share
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.holdings import Holdings
-from tensorwasm.gpu.launch import Argument, check_geometry
+from tensorwasm.gpu.device.arguments import Argument, check_geometry
 from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.sheet import Sheet
+from tensorwasm.gpu.limits.queue_credits import QueueCredits
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.gpu.streams import OWN
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.gpu.work import Work
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
 
-class Kernels:
+class SessionKernels:
     """The kernels of one session, by their ids. Any thread may call.
 
     Args:
@@ -37,14 +37,14 @@ class Kernels:
 
     def __init__(
         self,
-        turns: Turns,
-        sheet: Sheet,
-        holdings: Holdings,
+        turns: SessionLock,
+        sheet: SessionLayoutWriter,
+        holdings: ResourceTable,
         windows: Windows,
-        work: Work,
+        work: SessionWork,
         book: GraphBook,
         launcher: Launcher,
-        share: Share,
+        share: QueueCredits,
     ) -> None:
         self._turns = turns
         self._sheet = sheet

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, InvokeTimeout, MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.events import Marks
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.holdings import Holdings
-from tensorwasm.gpu.session.claims import check_session
-from tensorwasm.gpu.session.numbers import Numbers
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.streams import OWN
-from tensorwasm.gpu.work import Work
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.session.handles import SessionHandles
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.session.saved_checks import check_session
+from tensorwasm.gpu.state.events import EventTable
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.saved import SavedBuffer, SavedKernel, SavedSession
 from tensorwasm.values import MIB, NEVER, Deadline
@@ -41,13 +41,13 @@ class Restore:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: SessionLock,
         device: Device,
-        holdings: Holdings,
-        work: Work,
-        marks: Marks,
+        holdings: ResourceTable,
+        work: SessionWork,
+        marks: EventTable,
         book: GraphBook,
-        numbers: Numbers,
+        numbers: SessionHandles,
     ) -> None:
         self._turns = turns
         self._device = device

@@ -7,33 +7,33 @@ from collections.abc import Callable
 from typing import Final, Self, TypeVar
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.gpu.accounts import DEFAULT_TENANT, Accounts
-from tensorwasm.gpu.backlog import Share
-from tensorwasm.gpu.commons import Commons
-from tensorwasm.gpu.device import Device
-from tensorwasm.gpu.events import Marks
-from tensorwasm.gpu.graphs import GraphBook
-from tensorwasm.gpu.holdings import Holdings
-from tensorwasm.gpu.idleness import Idleness
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.device.releases import attempt
 from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.limits import SessionLimits
-from tensorwasm.gpu.pad import PadLayout
-from tensorwasm.gpu.place import Place
-from tensorwasm.gpu.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, Ledger
-from tensorwasm.gpu.releases import attempt
-from tensorwasm.gpu.session.buffers import Buffers
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.queue_credits import QueueCredits
+from tensorwasm.gpu.limits.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, MemoryLedger
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
+from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.session.buffers import SessionBuffers
 from tensorwasm.gpu.session.capture import Capture
-from tensorwasm.gpu.session.events import Events
-from tensorwasm.gpu.session.graphs import Graphs
-from tensorwasm.gpu.session.kernels import Kernels
-from tensorwasm.gpu.session.numbers import Numbers
+from tensorwasm.gpu.session.events import SessionEvents
+from tensorwasm.gpu.session.graphs import SessionGraphs
+from tensorwasm.gpu.session.handles import SessionHandles
+from tensorwasm.gpu.session.kernels import SessionKernels
+from tensorwasm.gpu.session.lock import SessionLock
 from tensorwasm.gpu.session.restore import Restore
-from tensorwasm.gpu.session.streams import Streams
-from tensorwasm.gpu.session.turns import Turns
-from tensorwasm.gpu.sheet import Sheet
-from tensorwasm.gpu.statistics import SessionStatistics, describe_compiled
+from tensorwasm.gpu.session.statistics import SessionStatistics, describe_compiled
+from tensorwasm.gpu.session.streams import SessionStreams
+from tensorwasm.gpu.state.events import EventTable
+from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.idleness import IdleCheck
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.gpu.work import Work
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -47,9 +47,9 @@ class Session:
     """One instance's share of a device.
 
     Methods of its parts take turns, so any thread may call. A refusal (CallerError, LimitError) has changed nothing,
-    nor has a `Kernels.load` that ran out of time; any other error poisons the session. The parts of a poisoned or
-    closed session answer every method with DeviceLost. While a stream records a graph, only launches and copies on
-    that stream, and `Graphs.end`, are allowed.
+    nor has a `SessionKernels.load` that ran out of time; any other error poisons the session. The parts of a poisoned
+    or closed session answer every method with DeviceLost. While a stream records a graph, only launches and copies on
+    that stream, and `SessionGraphs.end`, are allowed.
 
     Streams, events and graphs have numbers from 1 on that are never used twice; stream 0 is the instance's own. A
     stream, the registration of guest memory, a staging slot and the place at the gate are taken when first needed.
@@ -82,37 +82,37 @@ class Session:
         self,
         device: Device,
         limits: SessionLimits | None = None,
-        ledger: Ledger = PROCESS_LEDGER,
+        ledger: MemoryLedger = PROCESS_LEDGER,
         gate: Gate = PROCESS_GATE,
         architecture: tuple[int, int] | None = None,
         *,
-        commons: Commons | None = None,
+        commons: DeviceResources | None = None,
         tenant: str = DEFAULT_TENANT,
         memory_kind: MemoryKind = "pinned",
-        pad: PadLayout | None = None,
+        pad: SessionLayout | None = None,
     ) -> None:
-        self._own_commons: Commons | None = None
+        self._own_commons: DeviceResources | None = None
         if commons is None:
-            self._own_commons = commons = Commons(device, Accounts(ledger), gate)
+            self._own_commons = commons = DeviceResources(device, Accounts(ledger), gate)
         self._device = device
         limits = limits or _LIMITS
         self._commons = commons
         self._tenancy = tenancy = commons.tenancy(tenant)
-        self._sheet = sheet = Sheet(pad, commons.driver_at() if pad is not None else 0)
-        self._holdings = holdings = Holdings(commons, tenancy, limits, sheet, architecture or commons.architecture)
-        self._work = work = Work(commons, sheet, holdings.regions, limits.streams)
+        self._sheet = sheet = SessionLayoutWriter(pad, commons.driver_at() if pad is not None else 0)
+        self._holdings = holdings = ResourceTable(commons, tenancy, limits, sheet, architecture or commons.architecture)
+        self._work = work = SessionWork(commons, sheet, holdings.regions, limits.streams)
         self._book = book = GraphBook(device, sheet, limits.graphs)
         self._windows = windows = Windows(commons, tenancy, holdings.regions, sheet, work, book, memory_kind)
         self._launcher = launcher = Launcher(device, holdings, windows, work, sheet, book, limits.graph_launches)
-        self._marks = marks = Marks(commons.events, limits.events)
-        self._turns = turns = Turns(sheet, holdings, launcher)
-        self.buffers = Buffers(turns, device, holdings, windows, work, book, launcher)
-        self._share = share = Share(commons.backlog, sheet, Idleness(device, work.lanes, sheet))
-        self.kernels = Kernels(turns, sheet, holdings, windows, work, book, launcher, share)
-        self.streams = Streams(turns, work, share)
-        self.events = Events(turns, device, work, marks)
-        self.graphs = Graphs(turns, work, book, launcher)
-        numbers = Numbers(holdings, sheet, work, marks, book)
+        self._marks = marks = EventTable(commons.events, limits.events)
+        self._turns = turns = SessionLock(sheet, holdings, launcher)
+        self.buffers = SessionBuffers(turns, device, holdings, windows, work, book, launcher)
+        self._share = share = QueueCredits(commons.backlog, sheet, IdleCheck(device, work.lanes, sheet))
+        self.kernels = SessionKernels(turns, sheet, holdings, windows, work, book, launcher, share)
+        self.streams = SessionStreams(turns, work, share)
+        self.events = SessionEvents(turns, device, work, marks)
+        self.graphs = SessionGraphs(turns, work, book, launcher)
+        numbers = SessionHandles(holdings, sheet, work, marks, book)
         self._capture = Capture(turns, device, sheet, holdings, windows, work, marks, book, launcher, numbers)
         self._restore = Restore(turns, device, holdings, work, marks, book, numbers)
         self._native = 0, 0, 0
@@ -135,12 +135,12 @@ class Session:
         return self._abandoned
 
     @property
-    def place(self) -> Place:
+    def place(self) -> GatePermit:
         """The place at the gate, for whoever waits for it without a thread."""
         return self._work.place
 
     @property
-    def share(self) -> Share:
+    def share(self) -> QueueCredits:
         """The share of what may be pending on the device; without a bound until somebody sets one."""
         return self._share
 
@@ -150,7 +150,7 @@ class Session:
         return not self._turns.closed and self._work.lingers
 
     @property
-    def pad(self) -> PadLayout | None:
+    def pad(self) -> SessionLayout | None:
         """The pad that is kept true, or None."""
         return self._sheet.pad
 
@@ -215,7 +215,7 @@ class Session:
         """Make a new session what a saved one was, charged to this one's tenant and limits. Blocks.
 
         Every number that the guest has means the same again, and none of them is given twice. Kernels go through the
-        checks of `Kernels.load`, for this device. The kind of memory is whatever this session was opened with.
+        checks of `SessionKernels.load`, for this device. The kind of memory is whatever this session was opened with.
 
         Args:
             saved: whole; what it says is checked like anything that comes from elsewhere.
@@ -299,8 +299,8 @@ class Session:
 
         On a stream that sessions share, work of others may be ahead of this session's. There it waits for as long as
         the latest of it may run: until its deadline, and what the device lets it overrun that by before the GPU is
-        given up (`Events.patience`); a second at least, and no longer if there is no deadline. It waits on, too, while
-        others' work is what may keep this session's from ending at all (`Device.delayed`).
+        given up (`SessionEvents.patience`); a second at least, and no longer if there is no deadline. It waits on,
+        too, while others' work is what may keep this session's from ending at all (`Device.delayed`).
 
         Call it before the guest's pages go, and look at `SessionStatistics.abandoned` before they are used again: what
         running work can reach stays allocated, registered and charged, for no moment is safe to release it.
@@ -335,7 +335,7 @@ class Session:
         return parts and self._windows.reach.region is None
 
     def _renew_books(self) -> bool:
-        if attempt(Holdings.renew, self._holdings):
+        if attempt(ResourceTable.renew, self._holdings):
             return False
         self._launcher.renew()
         self._turns.refused = 0

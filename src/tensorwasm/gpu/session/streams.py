@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.backlog import Share
-from tensorwasm.gpu.session.turns import Turns, in_turn
-from tensorwasm.gpu.streams import OWN
-from tensorwasm.gpu.work import Work
+from tensorwasm.gpu.limits.queue_credits import QueueCredits
+from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline
 
 
-class Streams:
+class SessionStreams:
     """The streams of one session, by their numbers; 0 is the instance's own. Any thread may call.
 
     Args:
@@ -21,7 +21,7 @@ class Streams:
 
     __slots__ = ("_share", "_turns", "_work")
 
-    def __init__(self, turns: Turns, work: Work, share: Share) -> None:
+    def __init__(self, turns: SessionLock, work: SessionWork, share: QueueCredits) -> None:
         self._turns = turns
         self._share = share
         self._work = work

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tensorwasm.guest.hostfunc import HostFunction
 from tensorwasm.guest.imports import cuda, interfaces, scheduler, tensor
 from tensorwasm.guest.imports.cuda import CudaService
+from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.imports.tensor import OutputStream, Sink
 
 __all__ = ["CudaService", "OutputStream", "Sink", "host_functions"]

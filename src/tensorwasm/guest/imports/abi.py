@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal
 
-from tensorwasm.gpu import limits as gpu
+from tensorwasm.gpu.device import limits as gpu
 from tensorwasm.values import MIB
 
 Unit = Literal["bytes", "count", "ms"]

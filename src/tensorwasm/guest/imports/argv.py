@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.errors import InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
-from tensorwasm.gpu.launch import Argument, BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.arguments import Argument, BufferOffset, HostWindow, Scalar
 from tensorwasm.guest.imports.abi import ARG_TAGS, MAX_KERNEL_ARGS, MAX_KERNEL_ARGS_BYTES
 
 

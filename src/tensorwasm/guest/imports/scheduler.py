@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import UNBOUNDED_MS, YIELD_NEAR_MS, YieldVerdict
+from tensorwasm.guest.imports.host_function import HostCall
 
 _MILLISECOND_NS: Final = 1_000_000
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from tensorwasm.guest.hostfunc import ValType
 from tensorwasm.guest.imports.abi import Code, StreamCode
+from tensorwasm.guest.imports.host_function import ValType
 
 
 @dataclass(frozen=True, slots=True)

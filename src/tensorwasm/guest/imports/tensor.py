@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tensorwasm.errors import InternalError, InvalidPointer
-from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import MAX_CHUNK_BYTES, MAX_TOTAL_STREAM_BYTES, StreamCode
+from tensorwasm.guest.imports.host_function import HostCall
 
 INPUT_SERVICE: Final = "input"
 """Name under which the caller attaches the input, as bytes."""

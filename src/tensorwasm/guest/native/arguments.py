@@ -1,7 +1,8 @@
 """Kernel arguments in compiled code: from the guest's records to the values that a launch takes.
 
-`tensorwasm.guest.imports.argv` and `tensorwasm.gpu.launch` are the twins, and say why. The records are copied before
-the first of them is read, because a kernel may be writing to them; nothing after the copy looks at the guest's memory.
+`tensorwasm.guest.imports.argv` and `tensorwasm.gpu.device.arguments` are the twins, and say why. The records are
+copied before the first of them is read, because a kernel may be writing to them; nothing after the copy looks at the
+guest's memory.
 """
 
 from __future__ import annotations

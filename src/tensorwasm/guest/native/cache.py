@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from tensorwasm.guest import folders
+from tensorwasm.guest.engine import folders
 
 
 def open_folder(contents: Iterable[object]) -> Path:

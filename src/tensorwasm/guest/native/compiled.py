@@ -16,12 +16,12 @@ from numba import uint64
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 from numba.core.ccallback import CFunc
 
-from tensorwasm.guest.hostfunc import ValType
 from tensorwasm.guest.imports import interfaces
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
-from tensorwasm.guest.native import cache, clock, copies, launches, layout, loads, python
-from tensorwasm.guest.native.environment import Entries, Entry, Passage
-from tensorwasm.guest.native.finish import finish
+from tensorwasm.guest.imports.cuda.finish import finish
+from tensorwasm.guest.imports.host_function import ValType
+from tensorwasm.guest.native import cache, clock, copies, fallback, launches, layout, loads
+from tensorwasm.guest.native.environment import Entries, Entry, PythonCallbacks
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +78,10 @@ def make_entries() -> Entries:
     }
 
 
-def make_passage() -> Passage:
+def make_passage() -> PythonCallbacks:
     """Compile what calls Python, or take it from the cache."""
-    functions, folder = (python.twin_in_python, python.finish_in_python, python.on_epoch), open_cache()
-    return Passage(*(compile_function(function, folder).address for function in functions))
+    functions, folder = (fallback.twin_in_python, fallback.finish_in_python, fallback.on_epoch), open_cache()
+    return PythonCallbacks(*(compile_function(function, folder).address for function in functions))
 
 
 def compile_sources(fields: Iterable[str]) -> None:

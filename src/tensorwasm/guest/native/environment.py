@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorwasm.guest import capi
-from tensorwasm.guest.hostfunc import ValType
+from tensorwasm.guest.engine import capi
+from tensorwasm.guest.imports.host_function import ValType
 
 SPIN_NS: Final = 5_000_000
 """A wait that sleeps comes back 0.1 to 0.4 ms late, which is a tenth of a kernel of this length."""
@@ -108,8 +108,8 @@ def make_environment(twin: int, finish: int, spin_ns: int = SPIN_NS) -> Environm
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """Addresses of compiled code that calls Python, for whoever links: see `tensorwasm.guest.native.python`."""
+class PythonCallbacks:
+    """Addresses of compiled code that calls Python, for whoever links: see `tensorwasm.guest.native.fallback`."""
 
     twin: int
     finish: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from tensorwasm.guest import capi
+from tensorwasm.guest.engine import capi
 
 _u64 = ctypes.c_uint64
 _STOPPED: Final = ctypes.create_string_buffer(b"stopped")

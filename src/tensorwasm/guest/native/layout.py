@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from numba import int32, uint8, uint64
 
-from tensorwasm.gpu import limits, pad
-from tensorwasm.guest import capi
+from tensorwasm.gpu.device import limits
+from tensorwasm.gpu.native import layout
+from tensorwasm.guest.engine import capi
 from tensorwasm.guest.imports import abi
+from tensorwasm.guest.imports.suspension import Mailbox, Suspension
+from tensorwasm.guest.native.call_descriptor import CallDescriptor, Calls, Write
 from tensorwasm.guest.native.environment import Environment
 from tensorwasm.guest.native.interpreter import Interpreter
-from tensorwasm.guest.native.order import Calls, Order, Write
-from tensorwasm.guest.suspension import Mailbox, Suspension
 
 
 def _offsets(structure: type[ctypes.Structure]) -> Any:
@@ -30,21 +31,21 @@ def _offsets(structure: type[ctypes.Structure]) -> Any:
 
 
 ENV: Final = _offsets(Environment)
-PAD: Final = _offsets(pad.PadLayout)
-DRIVER: Final = _offsets(pad.DriverTable)
-HEAD: Final = _offsets(pad.KernelHead)
-PARAM: Final = _offsets(pad.ParamRow)
-KERNEL: Final = _offsets(pad.KernelRow)
-BUFFER: Final = _offsets(pad.BufferRow)
-STREAM: Final = _offsets(pad.StreamRow)
-GRAPH: Final = _offsets(pad.GraphRow)
-OFFER: Final = _offsets(pad.OfferRow)
-WINDOW: Final = _offsets(pad.WindowRow)
-SCRATCH: Final = _offsets(pad.Scratch)
-WAIT: Final = _offsets(pad.Wait)
+PAD: Final = _offsets(layout.SessionLayout)
+DRIVER: Final = _offsets(layout.DriverTable)
+HEAD: Final = _offsets(layout.KernelHead)
+PARAM: Final = _offsets(layout.ParamRow)
+KERNEL: Final = _offsets(layout.KernelRow)
+BUFFER: Final = _offsets(layout.BufferRow)
+STREAM: Final = _offsets(layout.StreamRow)
+GRAPH: Final = _offsets(layout.GraphRow)
+OFFER: Final = _offsets(layout.OfferRow)
+WINDOW: Final = _offsets(layout.WindowRow)
+SCRATCH: Final = _offsets(layout.Scratch)
+WAIT: Final = _offsets(layout.Wait)
 INTERPRETER: Final = _offsets(Interpreter)
 CALLS: Final = _offsets(Calls)
-ORDER: Final = _offsets(Order)
+ORDER: Final = _offsets(CallDescriptor)
 WRITE: Final = _offsets(Write)
 SUSPENSION: Final = _offsets(Suspension)
 MAILBOX: Final = _offsets(Mailbox)
@@ -52,7 +53,7 @@ VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])
 VALUE_PAYLOAD: Final = uint64(capi.VALUE_PAYLOAD_OFFSET)
 EXTERN_PAYLOAD: Final = uint64(capi.EXTERN_PAYLOAD_OFFSET)
 EXTERN_MEMORY: Final = uint8(capi.EXTERN_MEMORY)
-WAIT_PARAMS: Final = uint64(pad.WAIT_PARAMS)
+WAIT_PARAMS: Final = uint64(layout.WAIT_PARAMS)
 
 NOTHING: Final = uint64((1 << 64) - 1)
 ZERO: Final = uint64(0)
@@ -62,14 +63,14 @@ WORD: Final = uint64(8)
 HALF: Final = uint64(4)
 CELL: Final = uint64(capi.CELL_BYTES)
 
-KERNEL_MASK: Final = uint64(pad.KERNEL_ROWS - 1)
-BUFFER_MASK: Final = uint64(pad.BUFFER_ROWS - 1)
-STREAM_MASK: Final = uint64(pad.STREAM_ROWS - 1)
-GRAPH_MASK: Final = uint64(pad.GRAPH_ROWS - 1)
-STREAM_ROWS: Final = uint64(pad.STREAM_ROWS)
-OFFER_ROWS: Final = uint64(pad.OFFER_ROWS)
-LOAD_ROWS: Final = uint64(pad.LOAD_ROWS)
-MAX_ARGV_BYTES: Final = uint64(pad.MAX_ARGV_BYTES)
+KERNEL_MASK: Final = uint64(layout.KERNEL_ROWS - 1)
+BUFFER_MASK: Final = uint64(layout.BUFFER_ROWS - 1)
+STREAM_MASK: Final = uint64(layout.STREAM_ROWS - 1)
+GRAPH_MASK: Final = uint64(layout.GRAPH_ROWS - 1)
+STREAM_ROWS: Final = uint64(layout.STREAM_ROWS)
+OFFER_ROWS: Final = uint64(layout.OFFER_ROWS)
+LOAD_ROWS: Final = uint64(layout.LOAD_ROWS)
+MAX_ARGV_BYTES: Final = uint64(layout.MAX_ARGV_BYTES)
 
 MAX_AXIS_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS_PER_AXIS)
 MAX_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS)
@@ -85,7 +86,7 @@ TAGS_OF_4: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_
 TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 8))
 TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
 
-NO_DEADLINE_NS: Final = uint64(pad.NO_DEADLINE_NS)
+NO_DEADLINE_NS: Final = uint64(layout.NO_DEADLINE_NS)
 DEADLINE_NEAR_NS: Final = uint64(int(limits.DEADLINE_NEAR_S * 1e9))
 YIELD_NEAR_NS: Final = uint64(abi.YIELD_NEAR_MS * 1_000_000)
 MILLISECOND_NS: Final = uint64(1_000_000)
@@ -109,5 +110,6 @@ NOT_READY: Final = int32(600)
 
 assert all(row.tag < TAGS and row.value_bytes in (4, 8, 16) for row in abi.ARG_TAGS)  # noqa: S101 - the tables above
 assert all(  # noqa: S101 - what masks rest on
-    count & (count - 1) == 0 for count in (pad.KERNEL_ROWS, pad.BUFFER_ROWS, pad.STREAM_ROWS, pad.GRAPH_ROWS)
+    count & (count - 1) == 0
+    for count in (layout.KERNEL_ROWS, layout.BUFFER_ROWS, layout.STREAM_ROWS, layout.GRAPH_ROWS)
 )

@@ -14,8 +14,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Final
 
-from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, Passage
-from tensorwasm.guest.suspension import WaitingCode
+from tensorwasm.guest.imports.suspension import WaitingCode
+from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, PythonCallbacks
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -59,7 +59,7 @@ def is_early() -> bool:
 
 
 def load_visit() -> Callable[[int], int] | None:
-    """Return compiled code that does what a `tensorwasm.guest.native.order.Order` says, given its address.
+    """Return compiled code that runs a `CallDescriptor`, given its address.
 
     It drops the GIL, and raises what Python raised where nobody could catch it. None where Numba is missing, fails, or
     was not needed by anything before: a sandbox without a GPU is not worth the half second that importing it takes.
@@ -73,9 +73,9 @@ def _load_visit() -> Callable[[int], int] | None:
     with _lock:
         if not _load():
             return None
-        from tensorwasm.guest.native import visits  # noqa: PLC0415 - Numba is imported by those who need it
+        from tensorwasm.guest.native import oneshot  # noqa: PLC0415 - Numba is imported by those who need it
 
-        return ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(visits.make_visit())
+        return ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(oneshot.make_visit())
 
 
 @cache
@@ -87,9 +87,9 @@ def load_voyage() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
     with _lock:
         if _load_waiting() is None:
             return None
-        from tensorwasm.guest.native import voyages  # noqa: PLC0415 - Numba is imported by those who need it
+        from tensorwasm.guest.native import oneshot_fiber  # noqa: PLC0415 - Numba is imported by those who need it
 
-        address = voyages.make_voyage()
+        address = oneshot_fiber.make_voyage()
     dropping, keeping = (
         ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
         ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
@@ -149,7 +149,7 @@ def compile_part(part: int) -> None:
     """Compile one of `PARTS` of all that is compiled in this package, or find that the cache has it. Imports Numba."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from tensorwasm.guest.native import compiled, visits, voyages, waiting  # noqa: PLC0415 - as above
+    from tensorwasm.guest.native import compiled, oneshot, oneshot_fiber, waiting  # noqa: PLC0415 - as above
 
     fields, half = tuple(compiled.SOURCES), 4  # the longest four take as long as all others
     if part:
@@ -158,18 +158,18 @@ def compile_part(part: int) -> None:
     compiled.compile_sources(fields[half:])
     waiting.make_code()
     compiled.make_passage()
-    voyages.make_voyage()
-    visits.make_visit()
+    oneshot_fiber.make_voyage()
+    oneshot.make_visit()
 
 
-def load_passage() -> Passage | None:
+def load_passage() -> PythonCallbacks | None:
     """Return compiled code that calls Python, None where Numba is missing or fails. Imports Numba."""
     with _lock:
         return _load_passage() if _load() else None
 
 
 @cache
-def _load_passage() -> Passage:
+def _load_passage() -> PythonCallbacks:
     from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
 
     return compiled.make_passage()

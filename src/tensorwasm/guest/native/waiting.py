@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from numba import types, uint8, uint32, uint64
 
+from tensorwasm.guest.imports.suspension import Kind, WaitingCode
 from tensorwasm.guest.native.checks import compiled, find_context, find_pad
 from tensorwasm.guest.native.compiled import compile_function, open_cache
 from tensorwasm.guest.native.intrinsics import (
@@ -43,7 +44,6 @@ from tensorwasm.guest.native.layout import (
     WORD,
     ZERO,
 )
-from tensorwasm.guest.suspension import Kind, WaitingCode
 
 CALL: Final = uint64(Kind.CALL)
 FINISH: Final = uint64(Kind.FINISH)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.wasi import Directory
+from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.runtime.executor import LocalExecutor
 from tensorwasm.runtime.grants import Grants
 from tensorwasm.runtime.invocation import Invocation

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.gpu.probe import parse_choice
+from tensorwasm.gpu.opening import parse_choice
 from tensorwasm.runtime.workers.process import make_environment
 
 _LIMIT_S: Final = 60.0
@@ -44,8 +44,8 @@ def list_devices(choices: Sequence[str], count_gpus: Callable[[], int] = ask_chi
     """Return the devices that are meant, each ``emulator`` or ``cuda:N``.
 
     Args:
-        choices: as for `tensorwasm.gpu.probe.open_device`, but ``cuda`` means every GPU, and ``auto`` every GPU, or the
-            emulator where there is none.
+        choices: as for `tensorwasm.gpu.opening.open_device`, but ``cuda`` means every GPU, and ``auto`` every GPU, or
+            the emulator where there is none.
         count_gpus: how many GPUs there are; asked only where that matters.
 
     Raises:

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Meta
 
 from tensorwasm.errors import MAX_NAME
-from tensorwasm.guest.source_lines import MAX_FILE
-from tensorwasm.guest.traps import MAX_FRAMES
+from tensorwasm.guest.engine.source_lines import MAX_FILE
+from tensorwasm.guest.engine.traps import MAX_FRAMES
 from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 

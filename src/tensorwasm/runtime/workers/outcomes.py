@@ -25,7 +25,7 @@ from tensorwasm.errors import (
     plain,
 )
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.source_lines import MAX_FILE
+from tensorwasm.guest.engine.source_lines import MAX_FILE
 from tensorwasm.runtime.function import DEFAULT_EXPORTS
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.request import MAX_COUNT

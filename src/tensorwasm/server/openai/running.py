@@ -11,7 +11,7 @@ from tensorwasm.server.openai.answer import Answer, Piece
 from tensorwasm.server.openai.documents import Plan
 from tensorwasm.server.streaming.flow import pulse, raise_exit, result_of
 from tensorwasm.server.streaming.sse import KEEP_ALIVE_S
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 
 if TYPE_CHECKING:
     from tensorwasm.server.routing import Call
@@ -56,7 +56,7 @@ class Run:
         self._call = call
         self._plan = plan
         self._reference = reference
-        self._ask = Ask(input=plan.runs[index], deadline=call.deadline)
+        self._ask = InvocationRequest(input=plan.runs[index], deadline=call.deadline)
 
     async def whole(self) -> list[Piece]:
         """Return all of the answer.

@@ -45,9 +45,9 @@ from tensorwasm.server.idempotency import read_key
 from tensorwasm.server.outcomes import answer, answer_at_once
 from tensorwasm.server.routing import Call, Param, Reply, Route, Streamed
 from tensorwasm.server.wire import functions as wire
-from tensorwasm.service.asking import Ask
-from tensorwasm.service.functions import IfExists, Note
+from tensorwasm.service.functions.functions import IfExists, Note
 from tensorwasm.service.idempotency import Repeated
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.pages import CURSOR
 from tensorwasm.values import Deadline
 
@@ -234,7 +234,7 @@ async def _bytes(text: str | None) -> bytes:
     return b"" if text is None else await decode_base64(text)
 
 
-def ask_of(body: wire.Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> Ask:
+def ask_of(body: wire.Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> InvocationRequest:
     """Return what a body asks for.
 
     Args:
@@ -251,10 +251,10 @@ def ask_of(body: wire.Invoke, deadline: Deadline, given: bytes, stdin: bytes) ->
         if type(value) not in _SCALARS:
             raise InvalidArgs(f"argument {index} is neither a number nor a text")
     if body.input is None and body.stdin is None and body.env is None and body.argv is None and not given and not stdin:
-        return Ask(body.export, body.args, deadline=deadline)
+        return InvocationRequest(body.export, body.args, deadline=deadline)
     if (body.input is not None and given) or (body.stdin is not None and stdin):
         raise InvalidRequest("input and stdin are texts or base64, not both")
-    return Ask(
+    return InvocationRequest(
         body.export,
         body.args,
         input=body.input.encode() if body.input is not None else given,
@@ -265,7 +265,7 @@ def ask_of(body: wire.Invoke, deadline: Deadline, given: bytes, stdin: bytes) ->
     )
 
 
-def _ask(call: Call, given: bytes, stdin: bytes) -> Ask:
+def _ask(call: Call, given: bytes, stdin: bytes) -> InvocationRequest:
     return ask_of(call.body, call.deadline, given, stdin)
 
 

@@ -25,7 +25,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import kernels as wire
-from tensorwasm.service.kernels import manifest_of
+from tensorwasm.service.kernels.kernels import manifest_of
 from tensorwasm.service.pages import MAX_PAGE, USUAL_PAGE
 
 _BEARER: Final = "bearer "

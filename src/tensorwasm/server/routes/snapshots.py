@@ -36,7 +36,7 @@ from tensorwasm.server.routes.functions import PAGING, page_limit
 from tensorwasm.server.routing import Call, Ending, Reply, Route, Send, Streamed
 from tensorwasm.server.wire import snapshots as wire
 from tensorwasm.service.pages import render_cursor
-from tensorwasm.service.seals import parse_hex_key
+from tensorwasm.service.snapshot_keys import parse_hex_key
 from tensorwasm.values import MIB
 
 KEY_HEADER: Final = "X-TensorWasm-Snapshot-HMAC-Key"

@@ -29,7 +29,7 @@ from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.server.streaming.websocket import Socket
-    from tensorwasm.service.asking import Ask
+    from tensorwasm.service.invocations.request import InvocationRequest
 
 _CALLED: Final = (
     NotFound,
@@ -62,13 +62,13 @@ async def invoke_socket(call: Call, socket: Socket) -> None:
     await Conversation(call, socket, call.params["id"], read_message).hold()
 
 
-async def read_message(call: Call, body: Invoke, given: bytes) -> Ask:
+async def read_message(call: Call, body: Invoke, given: bytes) -> InvocationRequest:
     """Return what a message of a WebSocket asks for, with what was given before it."""
     deadline = body.deadline(call.service.settings.max_deadline_s).earlier(call.deadline)
     return await _read_ask(body, deadline, given)
 
 
-async def _read_ask(body: Invoke, deadline: Deadline, given: bytes = b"") -> Ask:
+async def _read_ask(body: Invoke, deadline: Deadline, given: bytes = b"") -> InvocationRequest:
     """Return what a body asks for; what was given beside it is its input, or more of it is refused."""
     if given and body.input_b64 is not None:
         raise InvalidRequest("input is in messages before the call, or in it, not both")

@@ -16,7 +16,7 @@ from tensorwasm.server.routes.functions import LIMIT
 from tensorwasm.server.routes.tenants import capability_of, page_limit
 from tensorwasm.server.routing import Call, Param, Reply, Route
 from tensorwasm.server.wire import tokens as wire
-from tensorwasm.service.tokens import NewToken
+from tensorwasm.service.identity.tokens import NewToken
 from tensorwasm.tenancy.principal import USER_SCOPES
 
 _STORED: Final = (DatabaseUnavailable, CapacityExhausted)

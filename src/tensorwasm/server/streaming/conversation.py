@@ -23,9 +23,9 @@ from tensorwasm.values import MIB
 if TYPE_CHECKING:
     from tensorwasm.server.routing import Call
     from tensorwasm.server.streaming.websocket import Socket
-    from tensorwasm.service.asking import Ask
+    from tensorwasm.service.invocations.request import InvocationRequest
 
-    MakeAsk = Callable[[Call, SocketMessage, bytes], Awaitable[Ask]]
+    MakeAsk = Callable[[Call, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
 IDLE_S: Final = 300.0
 """Seconds without a message after which a socket is closed on which nothing runs."""

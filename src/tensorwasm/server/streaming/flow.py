@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 from tensorwasm.errors import GuestError, GuestExit, InvokeTimeout, TensorWasmError
 from tensorwasm.server.answers import message_of
-from tensorwasm.service.outcomes import Outcome, Outcomes
+from tensorwasm.service.invocations.outcomes import Outcome, Outcomes
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.invocation import Invocation
     from tensorwasm.server.routing import Call
-    from tensorwasm.service.asking import Ask
-    from tensorwasm.service.streaming import Stream
+    from tensorwasm.service.invocations.request import InvocationRequest
+    from tensorwasm.service.invocations.streaming import GuestStream
     from tensorwasm.tenancy.quotas import Holding
 
 HEAD_S: Final = 0.5
@@ -29,7 +29,7 @@ def reason_of(error: TensorWasmError) -> str:
     return "wasm_error" if isinstance(error, GuestError) else error.kind
 
 
-def result_of(stream: Stream) -> Invocation:
+def result_of(stream: GuestStream) -> Invocation:
     """Return what came of a guest, after its last chunk.
 
     Raises:
@@ -49,7 +49,7 @@ def raise_exit(outcome: Invocation) -> Invocation:
     return outcome
 
 
-async def pulse(stream: Stream, idle_s: float) -> AsyncIterator[bytes | None]:
+async def pulse(stream: GuestStream, idle_s: float) -> AsyncIterator[bytes | None]:
     """Yield chunks as they come, and None after every so many seconds without one."""
     while True:
         try:
@@ -107,7 +107,7 @@ class Register:
 class Flow:
     """Chunks as they come, and what came of the guest. Use it in ``async with``; leaving ends the guest."""
 
-    def __init__(self, stack: AsyncExitStack, stream: Stream, first: bytes | None, register: Register) -> None:
+    def __init__(self, stack: AsyncExitStack, stream: GuestStream, first: bytes | None, register: Register) -> None:
         """Go on with a stream whose first chunk was taken, if there was one."""
         self._stack = stack
         self._stream = stream
@@ -116,7 +116,7 @@ class Flow:
         self._told = False
 
     @classmethod
-    async def open(cls, call: Call, reference: str, ask: Ask, head_s: float = HEAD_S) -> Self:
+    async def open(cls, call: Call, reference: str, ask: InvocationRequest, head_s: float = HEAD_S) -> Self:
         """Start a guest, and wait for its first chunk, its end or `head_s`, whatever comes first.
 
         Args:

@@ -9,9 +9,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.server.wire.output import Bytes64, Output
-from tensorwasm.service.asking import MAX_ARGS
-from tensorwasm.service.functions import IfExists
-from tensorwasm.service.options import GRANTS, MAX_WARM
+from tensorwasm.service.functions.functions import IfExists
+from tensorwasm.service.functions.options import GRANTS, MAX_WARM
+from tensorwasm.service.invocations.request import MAX_ARGS
 from tensorwasm.values import NEVER, Deadline, MemoryKind
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]

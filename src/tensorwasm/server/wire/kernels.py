@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tensorwasm.database.kernels import KernelRecord
 from tensorwasm.errors import InvalidRequest
-from tensorwasm.service.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
+from tensorwasm.service.kernels.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
 
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", description="32 bytes as 64 hex digits.")]
 

@@ -9,7 +9,7 @@ import msgspec
 from tensorwasm.database.snapshots import SnapshotRecord
 from tensorwasm.server.wire.functions import Millis
 from tensorwasm.server.wire.output import Bytes64
-from tensorwasm.service.snapshots import Restored
+from tensorwasm.service.snapshots.snapshots import Restored
 
 _LOW_BITS: Final = (1 << 53) - 1
 """What every client reads exactly: JavaScript's numbers are doubles."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from tensorwasm.database.tenants import TenantRecord
-from tensorwasm.service.tenants import TenantChange
+from tensorwasm.service.identity.tenants import TenantChange
 from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.tenancy.principal import MAX_TENANT
 from tensorwasm.tenancy.quotas import CAPS

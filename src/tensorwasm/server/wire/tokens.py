@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tensorwasm.database.tokens import ALL_TENANTS, TokenRecord
 from tensorwasm.server.wire.functions import Name
-from tensorwasm.service.tokens import MAX_OVERLAP_S, MAX_TENANTS, NewToken
+from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, NewToken
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES
 
 Millis = Annotated[int, Meta(ge=0, description="Milliseconds since 1970.")]

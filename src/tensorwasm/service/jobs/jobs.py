@@ -26,18 +26,18 @@ from tensorwasm.database.jobs import (
     list_jobs,
 )
 from tensorwasm.errors import Conflict, Draining, InvalidRequest, NotFound, QuotaExceeded
-from tensorwasm.service.asking import Ask
-from tensorwasm.service.chores import do
 from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.idempotency import IdempotencyKey, Repeated, use_key
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.options import MAX_ATTEMPTS, MAX_DELAY_S, MAX_PENDING, JobOptions
 from tensorwasm.service.jobs.outcomes import Judge
 from tensorwasm.service.jobs.requests import check_ask, encode_ask
 from tensorwasm.service.jobs.runner import Invoke, Runner
 from tensorwasm.service.jobs.sweeper import Sweeper
-from tensorwasm.service.jobs.waiters import Waiters
+from tensorwasm.service.jobs.waiters import JobWaiters
+from tensorwasm.service.maintenance import do
 from tensorwasm.service.pages import checked_limit
-from tensorwasm.service.resolution import Resolved
 from tensorwasm.tenancy.principal import require_owned
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Jobs:
         self._judge = Judge(options, random.random)
         self._runner = Runner(desk, invoke, self._judge, options, clock, self._change)
         self._sweeper = Sweeper(desk, self._judge, clock, lambda: self._runner.running, self._change)
-        self._waiters = Waiters(desk, options.poll_s)
+        self._waiters = JobWaiters(desk, options.poll_s)
         self._claims: asyncio.Task[None] | None = None
         self._chores: list[asyncio.Task[None]] = []
 
@@ -130,7 +130,7 @@ class Jobs:
         self,
         tenant: int,
         resolved: Resolved,
-        ask: Ask,
+        ask: InvocationRequest,
         terms: Terms = Terms(),
         *,
         idempotency_key: IdempotencyKey | None = None,

@@ -9,9 +9,9 @@ from typing import Final
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.jobs import JobRecord
 from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.service.asking import Ask
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.invocations import Invocations
+from tensorwasm.service.invocations.invocations import Invocations
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.jobs import Jobs
 from tensorwasm.service.jobs.options import JobOptions
 from tensorwasm.settings.service import ServiceSettings
@@ -48,7 +48,7 @@ async def open_jobs(
         DatabaseUnavailable: the database does not answer.
     """
 
-    async def invoke(job: JobRecord, ask: Ask) -> Invocation:
+    async def invoke(job: JobRecord, ask: InvocationRequest) -> Invocation:
         policy(job.tenant).require_enabled()
         return await invocations.invoke(job.tenant, f"{job.function_id}@{job.version}", ask)
 

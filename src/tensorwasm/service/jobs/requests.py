@@ -7,16 +7,16 @@ from typing import Final
 import msgspec
 
 from tensorwasm.errors import BodyTooLarge, InvalidArgs
-from tensorwasm.guest import codec
+from tensorwasm.guest.engine import codec
 from tensorwasm.runtime.function import Function
 from tensorwasm.runtime.request import Argument
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.options import REQUEST_BYTES
 from tensorwasm.values import Deadline
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """An `Ask` at rest: with the time that each attempt has in place of a deadline."""
+    """An `InvocationRequest` at rest: with the time that each attempt has in place of a deadline."""
 
     export: str | None
     args: tuple[Argument, ...]
@@ -31,7 +31,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(_Kept)
 
 
-def check_ask(function: Function, ask: Ask) -> None:
+def check_ask(function: Function, ask: InvocationRequest) -> None:
     """Hold a call against what may be asked, and the signature of the export that it is for.
 
     Raises:
@@ -44,7 +44,7 @@ def check_ask(function: Function, ask: Ask) -> None:
     codec.encode(plan.params, ask.args)
 
 
-def encode_ask(ask: Ask, timeout_s: float | None) -> bytes:
+def encode_ask(ask: InvocationRequest, timeout_s: float | None) -> bytes:
     """Return a call as bytes; its deadline is left out.
 
     Args:
@@ -65,8 +65,8 @@ def encode_ask(ask: Ask, timeout_s: float | None) -> bytes:
     return data
 
 
-def decode_ask(data: bytes) -> Ask:
+def decode_ask(data: bytes) -> InvocationRequest:
     """Return the call of some bytes of `encode_ask`, whose time begins now."""
     kept = _DECODER.decode(data)
     deadline = Deadline.after(kept.timeout_s)
-    return Ask(kept.export, kept.args, kept.input, kept.stdin, kept.env, kept.argv, deadline)
+    return InvocationRequest(kept.export, kept.args, kept.input, kept.stdin, kept.env, kept.argv, deadline)

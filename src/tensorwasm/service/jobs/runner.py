@@ -25,15 +25,15 @@ from tensorwasm.database.leases import (
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.runtime.loop import locate
-from tensorwasm.service.asking import Ask
 from tensorwasm.service.clock import Clock
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.options import JobOptions
 from tensorwasm.service.jobs.outcomes import Fate, Judge
 from tensorwasm.service.jobs.requests import decode_ask
 
 _log = logging.getLogger(__name__)
 
-Invoke = Callable[[JobRecord, Ask], Awaitable[Invocation]]
+Invoke = Callable[[JobRecord, InvocationRequest], Awaitable[Invocation]]
 """Makes one attempt; cancelling it ends the guest."""
 
 Stop = Literal["", "cancelled", "lost", "returned"]

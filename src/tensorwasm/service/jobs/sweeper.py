@@ -26,7 +26,7 @@ ENDED_BYTES: Final = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Broom:
+class SweepParameters:
     """What one sweep writes.
 
     Attributes:
@@ -96,14 +96,14 @@ class Sweeper:
         while True:
             now = self._clock.unix_ms()
             lost, late = self._judge.fail(INTERRUPTED, now, dead=True), self._judge.fail(EXPIRED, now)
-            swept = await self._desk.write(_sweep, Broom(lost, late, self._running(), alone))
+            swept = await self._desk.write(_sweep, SweepParameters(lost, late, self._running(), alone))
             for job_id, status in swept.changed:
                 self._changed(job_id, status)
             if not swept.more:
                 return swept.active
 
 
-def _sweep(connection: Connection, broom: Broom) -> Swept:
+def _sweep(connection: Connection, broom: SweepParameters) -> Swept:
     now = broom.late.at_unix_ms
     found = reclaim_jobs(connection, broom.lost, broom.mine, BATCH, alone=broom.alone)
     late = expire_jobs(connection, broom.late, BATCH)

@@ -14,7 +14,7 @@ from tensorwasm.errors import TensorWasmError
 _log = logging.getLogger(__name__)
 
 
-class Waiters:
+class JobWaiters:
     """Wakes those who wait for a job, for one event loop.
 
     Args:

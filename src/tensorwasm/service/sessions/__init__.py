@@ -4,7 +4,7 @@
 saves, ``room`` decides who is in memory, ``living`` knows the runtime, and ``sessions`` is what the edges use.
 """
 
-from tensorwasm.service.sessions.seat import Session, SessionCall
+from tensorwasm.service.sessions.entry import Session, SessionCall
 from tensorwasm.service.sessions.sessions import Sessions
 
 __all__ = ["Session", "SessionCall", "Sessions"]

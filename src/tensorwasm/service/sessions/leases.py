@@ -18,10 +18,10 @@ from tensorwasm.database import sessions as records
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import SessionElsewhere, TensorWasmError
-from tensorwasm.service.sessions.seat import Seat
+from tensorwasm.service.sessions.entry import SessionEntry
 
 if TYPE_CHECKING:
-    from tensorwasm.service.sessions.keeping import Desk
+    from tensorwasm.service.sessions.persistence import Desk
 
 RENEWALS: Final = 5
 """Times that a lease is renewed while it would last."""
@@ -113,7 +113,7 @@ class Leases:
             await self._desk.write(rows.release_session, self._kept[-1])
             self._kept.pop()
 
-    async def take(self, seat: Seat, record: SessionRecord) -> SessionRecord | None:
+    async def take(self, seat: SessionEntry, record: SessionRecord) -> SessionRecord | None:
         """Return a session's row, which is this server's to write from now on; None if there is none any more.
 
         Args:
@@ -129,16 +129,16 @@ class Leases:
             return record
         return await self._desk.write(rows.take_session, record.id, self._sharing.server.id)
 
-    def make(self, seat: Seat, record: SessionRecord) -> SessionRecord:
+    def make(self, seat: SessionEntry, record: SessionRecord) -> SessionRecord:
         """Return the row of a session that is made here, and this server's."""
         seat.term = self.term
         return record if self._sharing is None else replace(record, owner=self._sharing.server.id, epoch=1)
 
-    def holds(self, seat: Seat) -> bool:
+    def holds(self, seat: SessionEntry) -> bool:
         """Return whether what is known of a session still counts, as far as this server has heard."""
         return seat.record is None or seat.term == self.term
 
-    async def refuse(self, seat: Seat) -> None:
+    async def refuse(self, seat: SessionEntry) -> None:
         """Find out why a session's row was not written.
 
         Raises:
@@ -152,7 +152,7 @@ class Leases:
             seat.term = -1
             raise SessionElsewhere(name)
 
-    async def release(self, seat: Seat) -> None:
+    async def release(self, seat: SessionEntry) -> None:
         """Let others have a session that is not in memory; what fails is done later."""
         if self._sharing is None or seat.record is None:
             return

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
 from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
-from tensorwasm.service.asking import MAX_ARGS
-from tensorwasm.service.chores import do
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.names import is_id
-from tensorwasm.service.options import check_environment
+from tensorwasm.service.functions.names import is_id
+from tensorwasm.service.functions.options import check_environment
+from tensorwasm.service.invocations.request import MAX_ARGS
+from tensorwasm.service.invocations.spending import UsageLedger
+from tensorwasm.service.maintenance import do
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
-from tensorwasm.service.sessions.errands import Errand, Line, Work
-from tensorwasm.service.sessions.keeping import Desk, Keeper
+from tensorwasm.service.sessions.activation import Activation, Resolver
+from tensorwasm.service.sessions.entry import Session, SessionCall, SessionEntry
+from tensorwasm.service.sessions.eviction import Guests, Hold, InstanceRoom
+from tensorwasm.service.sessions.instances import InstanceFactory, Live, session_name
 from tensorwasm.service.sessions.leases import Leases, Sharing
-from tensorwasm.service.sessions.living import Live, Workshop, session_name
-from tensorwasm.service.sessions.room import Guests, Hold, Room
-from tensorwasm.service.sessions.seat import Seat, Session, SessionCall
-from tensorwasm.service.sessions.waking import Resolver, Waking
-from tensorwasm.service.spending import Ledger
+from tensorwasm.service.sessions.operation_queue import Operation, OperationQueue, Work
+from tensorwasm.service.sessions.persistence import Desk, SessionKeeper
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class Sessions:
         self,
         desk: Desk,
         functions: Resolver,
-        workshop: Workshop,
+        workshop: InstanceFactory,
         hold: Hold,
         *,
         guests: Guests | None = None,
         idle_s: float,
         most: int = _MOST_LIVE,
-        ledger: Ledger | None = None,
+        ledger: UsageLedger | None = None,
         clock: Clock | None = None,
         sharing: Sharing | None = None,
     ) -> None:
@@ -86,11 +86,11 @@ class Sessions:
         self._idle_s = idle_s
         self._ledger = ledger
         self._clock = clock or Clock()
-        self._line = Line(self._now_ns)
+        self._line = OperationQueue(self._now_ns)
         self._leases = Leases(desk, sharing, self._clock.monotonic_s, self._line.interrupt)
-        self._keeper = Keeper(desk, workshop, self._leases, _SAVE_THREADS)
-        self._room = Room(self._keeper, self._leases, hold, guests, most, self._line)
-        self._waking = Waking(desk, functions, workshop, self._keeper, self._room, self._leases, _CALL_THREADS)
+        self._keeper = SessionKeeper(desk, workshop, self._leases, _SAVE_THREADS)
+        self._room = InstanceRoom(self._keeper, self._leases, hold, guests, most, self._line)
+        self._waking = Activation(desk, functions, workshop, self._keeper, self._room, self._leases, _CALL_THREADS)
         self._ending = asyncio.Event()
         self._tending: list[asyncio.Task[None]] = []
 
@@ -149,7 +149,7 @@ class Sessions:
         await asyncio.gather(*(self._room.evict(seat) for seat in self._line.seats() if not self._leases.holds(seat)))
 
     async def tidy(self, before_ns: int) -> int:
-        """Take away saves that no session leads to; `Keeper.tidy` says how."""
+        """Take away saves that no session leads to; `SessionKeeper.tidy` says how."""
         return await self._keeper.tidy(before_ns)
 
     @property
@@ -212,7 +212,7 @@ class Sessions:
             used_unix_ms=now,
         )
 
-        async def work(errand: Errand) -> Session:
+        async def work(errand: Operation) -> Session:
             await self._waking.open(errand.seat, record, resolved, snapshot, deadline)
             return errand.seat.show()
 
@@ -237,7 +237,7 @@ class Sessions:
         if len(ask.args) > MAX_ARGS:
             raise TooManyArgs(f"{len(ask.args)} arguments: at most {MAX_ARGS}")
 
-        async def work(errand: Errand) -> Invocation:
+        async def work(errand: Operation) -> Invocation:
             return await self._call(errand, ask)
 
         return await self._send(tenant, session_id, work, ask.deadline or NEVER)
@@ -281,7 +281,7 @@ class Sessions:
             TensorWasmError: what `call` raises before its guest runs, what saving raises, and what ``use`` raises.
         """
 
-        async def work(errand: Errand) -> _Value:
+        async def work(errand: Operation) -> _Value:
             seat = errand.seat
             if (await self._waking.known(seat)).save is None:
                 await self._waking.wake(seat, deadline)
@@ -299,7 +299,7 @@ class Sessions:
             DatabaseUnavailable: it is still there.
         """
 
-        async def work(errand: Errand) -> None:
+        async def work(errand: Operation) -> None:
             await self._end(errand.seat)
 
         await self._send(tenant, session_id, work, NEVER, last=True)
@@ -311,7 +311,7 @@ class Sessions:
     ) -> _Value:
         """Have something done with a session while it is this server's; what came of it counts if it still is then."""
 
-        async def held(errand: Errand) -> _Value:
+        async def held(errand: Operation) -> _Value:
             seat = errand.seat
             try:
                 done = await work(errand)
@@ -328,7 +328,7 @@ class Sessions:
 
         return await self._line.send(self._line.seat(tenant, session_id), held, deadline, last=last)
 
-    async def _call(self, errand: Errand, ask: SessionCall) -> Invocation:
+    async def _call(self, errand: Operation, ask: SessionCall) -> Invocation:
         seat = errand.seat
         await self._waking.wake(seat, errand.deadline)
         live, resolved = seat.require_live()
@@ -343,7 +343,9 @@ class Sessions:
             if ask.durable:
                 await self._keeper.persist(seat)
 
-    async def _visit(self, errand: Errand, live: Live, call: Callable[[], Invocation], given_bytes: int) -> Invocation:
+    async def _visit(
+        self, errand: Operation, live: Live, call: Callable[[], Invocation], given_bytes: int
+    ) -> Invocation:
         """Let a guest run; whatever ends it, the session can be called again."""
         seat = errand.seat
         seat.guest = live
@@ -369,7 +371,7 @@ class Sessions:
         sent_bytes = len(outcome.stdout) + len(outcome.stderr) + sum(map(len, outcome.chunks))
         self._ledger.note(tenant, 1, 0, int(outcome.elapsed_s * 1e6), 0, 0, given_bytes, sent_bytes)
 
-    async def _end(self, seat: Seat) -> None:
+    async def _end(self, seat: SessionEntry) -> None:
         record = await self._waking.known(seat)
         if not await self._desk.write(rows.delete_session, record):
             await self._leases.refuse(seat)
@@ -380,7 +382,7 @@ class Sessions:
         await self._room.empty(seat)
         await self._keeper.drop_stale(seat)
 
-    async def _dismiss(self, seat: Seat) -> None:
+    async def _dismiss(self, seat: SessionEntry) -> None:
         """Save a session as the service ends, or say that it is lost."""
         try:
             async with seat.turn:

@@ -22,7 +22,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 

@@ -5,7 +5,7 @@ import pytest
 
 from tensorwasm.errors import DeviceLost, InvalidHandle, InvokeTimeout, KernelFault, LaunchRefused
 from tensorwasm.gpu.cuda import delays
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import NEVER, Deadline
 
 

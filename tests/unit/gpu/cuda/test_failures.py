@@ -22,7 +22,7 @@ from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, LimitE
 from tensorwasm.gpu.cuda import streams
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.facets import Advice
+from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig
 

@@ -3,7 +3,7 @@ import ctypes
 import pytest
 
 from tensorwasm.errors import InvalidHandle, InvokeTimeout, LaunchRefused
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import NEVER, Deadline
 
 

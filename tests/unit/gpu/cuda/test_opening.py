@@ -108,7 +108,7 @@ def test_importing_the_package_imports_no_bindings_and_opening_says_what_lacks()
 import sys
 sys.modules["cuda"] = None
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu import probe
+from tensorwasm.gpu import opening as probe
 from tensorwasm.gpu.cuda import opening
 try:
     probe.open_device("cuda")

@@ -8,7 +8,7 @@ from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceLost, DeviceUnavailable, InvalidArgs, LaunchRefused
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, LaunchConfig, Place
 

@@ -8,8 +8,8 @@ from fakes.driver_memory import GRANULARITY as GRAIN
 from tensorwasm.errors import InvalidHandle, InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
-from tensorwasm.gpu.device import DeviceStatistics
-from tensorwasm.gpu.facets import Advice
+from tensorwasm.gpu.device.port import DeviceStatistics
+from tensorwasm.gpu.device.protocols import Advice
 
 KIB = 1 << 10
 

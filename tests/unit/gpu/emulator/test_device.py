@@ -15,7 +15,7 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
-from tensorwasm.gpu.device import DeviceStatistics
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.gpu.emulator import kernels
 from tensorwasm.gpu.emulator.geometry import Geometry
 from tensorwasm.gpu.emulator.plan import make_plan

@@ -5,9 +5,9 @@ import pytest
 
 from fakes.emulation import Emulation
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.gpu.emulator import pages
 from tensorwasm.gpu.emulator.unified import GRANULARITY_BYTES as GRANULE
-from tensorwasm.gpu.facets import Advice
 from tensorwasm.values import MIB
 
 PAGE = mmap.PAGESIZE

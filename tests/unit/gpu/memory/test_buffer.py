@@ -20,12 +20,12 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TooLarge,
 )
-from tensorwasm.gpu.accounts import Accounts
-from tensorwasm.gpu.facets import Advice
-from tensorwasm.gpu.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.protocols import Advice
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.gpu.limits.quota import MemoryLedger
 from tensorwasm.gpu.memory import UnifiedBuffer, pages
 from tensorwasm.gpu.memory.backings import KINDS
-from tensorwasm.gpu.quota import Ledger
 
 PAGE = mmap.PAGESIZE
 ROOM = 16 * GRANULE_BYTES
@@ -47,7 +47,7 @@ def device():
 
 @pytest.fixture
 def account():
-    account = Accounts(Ledger()).register("a", 1 << 20, 1 << 20)
+    account = Accounts(MemoryLedger()).register("a", 1 << 20, 1 << 20)
     yield account
     assert not account.charged
 
@@ -196,7 +196,7 @@ def test_device_memory_does_not_grow(device):
 @pytest.mark.rule("4-memory")
 def test_growing_keeps_data_and_address_and_shows_zeros(kind, size, steps):
     device = FakeMemory()
-    account = Accounts(Ledger()).register("a", 1 << 20, 1 << 20)
+    account = Accounts(MemoryLedger()).register("a", 1 << 20, 1 << 20)
     with UnifiedBuffer.allocate(device, size, kind, capacity_bytes=ROOM, account=account) as buffer:
         address, model = buffer.address, b""
         for wanted in steps:

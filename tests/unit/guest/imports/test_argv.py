@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strategies.argv import around, records
 from tensorwasm.errors import InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.guest.imports.abi import ARG_TAGS
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv, parse_argv, resolve_args
 

@@ -23,8 +23,8 @@ from tensorwasm.errors import (
     QuotaExceeded,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.quota import Gate, Ledger
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
@@ -43,7 +43,7 @@ class Guest:
 
     def __init__(self, memory=None, device=None, gate=None, ledger=None, deadline=None):
         self.device = device or FakeDevice()
-        self.session = Session(self.device, ledger=ledger or Ledger(), gate=gate or Gate())
+        self.session = Session(self.device, ledger=ledger or MemoryLedger(), gate=gate or Gate())
         self.service = CudaService(self.session)
         self.call = FakeCall(memory or FakeMemory(), deadline or Deadline(), {"cuda": self.service})
         self.memory = self.call.memory

@@ -23,7 +23,7 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
-from tensorwasm.gpu.launch import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions, interfaces
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv

@@ -8,15 +8,16 @@ from wasmtime import wat2wasm
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, FOREVER
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, UnknownImport
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.probe import open_device
-from tensorwasm.gpu.quota import Gate, Ledger, LedgerStatistics
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, OutputStream, host_functions
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Deadline
 
 RESULT_AT, ANSWER = 1024, 42
@@ -64,13 +65,13 @@ def guest(text, entry, *args):
 def prepare():
     engine = Engine.shared(EngineConfig(slots=8))
     linker = Linker(engine, host_functions())
-    return lambda wasm: linker.prepare(engine.compile(wasm))
+    return lambda wasm: linker.prepare(compile_module(engine, wasm))
 
 
 @pytest.fixture
 def spawn(prepare):
     """Return a function: device, module and services to an instance; all are closed, and nothing may be left."""
-    closers, ledger = [], Ledger()
+    closers, ledger = [], MemoryLedger()
 
     def make(device, wasm, **services):
         session = Session(device, ledger=ledger, gate=Gate())
@@ -82,7 +83,7 @@ def spawn(prepare):
     for session, instance in closers:
         session.close()
         instance.close()
-    assert ledger.statistics() == LedgerStatistics(0, 0)
+    assert ledger.statistics() == MemoryLedgerStatistics(0, 0)
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 from fakes.device import FakeDevice
 from fakes.guest import FakeCall
 from strategies.kernels import NOTHING
-from tensorwasm.gpu.commons import Commons
+from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.cuda import CudaService, kernels
 from tensorwasm.guest.imports.cuda import streams as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
-from tensorwasm.guest.suspension import Signal, Turn
+from tensorwasm.guest.imports.suspension import Signal, Turn
 from tensorwasm.values import NEVER, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -28,7 +28,7 @@ WAITS = [
 def shared():
     """Two sessions on the one stream of a device; whoever would wait for it fails."""
     device = FakeDevice()
-    commons = Commons(device, streams=1)
+    commons = DeviceResources(device, streams=1)
     with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
         yield device, first, second
     assert commons.close() == []
@@ -79,7 +79,7 @@ def test_a_guest_waits_for_room_before_it_gives_more(shared):
 
 def test_a_guest_without_a_share_stands_in_line_for_one():
     device = FakeDevice()
-    commons = Commons(device)
+    commons = DeviceResources(device)
     with Session(device, commons=commons) as session:
         session.share.bound()
         commons.backlog.gate._capacity = 0

@@ -10,12 +10,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from fakes.pads import CallbackDriver, HandPad
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.native.environment import Entry
-from tensorwasm.guest.native.pads import draw_pad
+from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Limits, Region
 
 numba = pytest.importorskip("numba")
@@ -133,7 +134,7 @@ def _make(engine: Engine, entries: dict[str, Entry], pages: int) -> Bench:
         (MODULE, name): Entry(entry.address, entry.params, calls.finish if compiled.SOURCES[name].starts else None)
         for name, entry in entries.items()
     }
-    module = engine.compile(bytes(wat2wasm(_wat(pages))), Limits(memory_bytes=1 << 32))
+    module = compile_module(engine, bytes(wat2wasm(_wat(pages))), Limits(memory_bytes=1 << 32))
     pad = draw_pad()
     prepared = Linker(engine, functions, native=native).prepare(module)
     instance = Instance(prepared, limits=Limits(memory_bytes=1 << 32), pad=pad)

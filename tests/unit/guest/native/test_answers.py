@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
-from tensorwasm.gpu.launch import BufferOffset
-from tensorwasm.gpu.pad import OfferRow, PadLayout, Scratch
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.native.layout import OfferRow, Scratch, SessionLayout
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native.environment import Environment
@@ -67,7 +67,7 @@ class Caller:
         self.memory = ctypes.create_string_buffer(1 << 16)
         self.slot = ctypes.create_string_buffer(1)
         self.memory_at, self.memory_bytes = ctypes.addressof(self.memory), len(self.memory)
-        self.pad = PadLayout()
+        self.pad = SessionLayout()
         self.driver = Watched()
         self.hand = HandPad(self.pad, self.driver)
         self.driver.look = self.look

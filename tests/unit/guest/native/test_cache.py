@@ -11,7 +11,7 @@ import pytest
 from numba.core import config
 
 from tensorwasm import settings
-from tensorwasm.guest import folders
+from tensorwasm.guest.engine import folders
 from tensorwasm.guest.native import cache, compiled
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes.guest import FakeCall
-from tensorwasm.gpu.pad import NO_DEADLINE_NS
+from tensorwasm.gpu.native.layout import NO_DEADLINE_NS
 from tensorwasm.guest.imports import scheduler
 from tensorwasm.values import Deadline
 

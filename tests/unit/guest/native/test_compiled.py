@@ -10,22 +10,22 @@ import textwrap
 
 import pytest
 
-from tensorwasm.gpu import pad
+from tensorwasm.gpu.native import layout as pad
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
-from tensorwasm.guest.native import compiled, layout, python, visits, voyages, waiting
+from tensorwasm.guest.native import compiled, fallback, layout, oneshot, oneshot_fiber, waiting
 from tensorwasm.guest.native.arguments import value_bytes
 
 FLOATS = re.compile(r"\b(float|double|half)\b|\bf(add|sub|mul|div|cmp)\b")
 
 
-PASSAGE = (python.twin_in_python, python.finish_in_python, python.on_epoch)
+PASSAGE = (fallback.twin_in_python, fallback.finish_in_python, fallback.on_epoch)
 FUNCTIONS = {
     **{name: (source.function,) for name, source in compiled.SOURCES.items()},
     **{function.__name__: (function,) for function in PASSAGE},
     **waiting._SIGNATURES,
-    "visit": (visits.visit, visits._SIGNATURE),
-    "voyage": (voyages.voyage, voyages._SIGNATURE),
+    "visit": (oneshot.visit, oneshot._SIGNATURE),
+    "voyage": (oneshot_fiber.voyage, oneshot_fiber._SIGNATURE),
 }
 """Everything that is compiled: a function, and its signature unless that is a host function's."""
 
@@ -42,12 +42,12 @@ def code() -> dict[str, str]:
 @pytest.mark.rule("1-raise", "1-integers", "1-addresses")
 def test_every_function_that_is_compiled_is_looked_at(monkeypatch):
     seen = []
-    for module in (compiled, visits, voyages, waiting):
+    for module in (compiled, oneshot, oneshot_fiber, waiting):
         monkeypatch.setattr(module, "compile_function", lambda function, *_: seen.append(function) or Compiled())
     compiled.make_entries()
     compiled.make_passage()
-    visits.make_visit()
-    voyages.make_voyage()
+    oneshot.make_visit()
+    oneshot_fiber.make_voyage()
     waiting.make_code()
     assert {function for function, *_ in FUNCTIONS.values()} == set(seen)
 
@@ -154,9 +154,9 @@ def test_linking_does_not_import_numba():
     run(
         """
         import sys
-        from tensorwasm.guest.engine import Engine, EngineConfig
+        from tensorwasm.guest.engine.engine import Engine, EngineConfig
         from tensorwasm.guest.imports import host_functions
-        from tensorwasm.guest.linker import Linker
+        from tensorwasm.guest.sandbox.linker import Linker
         Linker(Engine.shared(EngineConfig(slots=2)), host_functions())
         assert not {"numba", "llvmlite", "numpy"} & set(sys.modules), set(sys.modules)
         """

@@ -13,7 +13,7 @@ from fakes.pads import FUNCTION, NOT_READY, OWN_STREAM, Started, kernel_of
 from oracles.launches import Asked, judge
 from strategies import launches as gen
 from strategies.argv import around
-from tensorwasm.gpu.launch import BufferOffset
+from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import Deadline, KernelParam, KernelSignature, LaunchConfig, Region
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.pad import KERNEL_ROWS, LOAD_ROWS, OFFER_ROWS, OfferRow
+from tensorwasm.gpu.native.layout import KERNEL_ROWS, LOAD_ROWS, OFFER_ROWS, OfferRow
 from tensorwasm.values import Deadline
 
 TEXT, ENTRY = b".version 7.0 and so on", b"main"

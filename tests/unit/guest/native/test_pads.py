@@ -8,15 +8,16 @@ import threading
 import pytest
 
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.pad import NO_DEADLINE_NS, PadLayout
-from tensorwasm.guest import capi
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.hostfunc import HostFunction
-from tensorwasm.guest.instance import Instance
-from tensorwasm.guest.linker import Linker, make_trampoline
+from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, SessionLayout
+from tensorwasm.guest.engine import capi
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.native.environment import Entry, address_of
-from tensorwasm.guest.native.pads import draw_pad, recycle_pad, scratch_address
-from tensorwasm.guest.state import STATES
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad, scratch_address
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import Linker, make_trampoline
+from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline
 
 
@@ -30,15 +31,15 @@ def prepared(wat):
     linker.kept = kept
     text = """(module (import "h" "f" (func $f (result i32)))
         (memory (export "memory") 2) (func (export "f") (result i32) (call $f)))"""
-    return linker.prepare(engine.compile(wat(text)))
+    return linker.prepare(compile_module(engine, wat(text)))
 
 
 @pytest.mark.rule("4-session")
 def test_a_recycled_pad_is_all_zeros():
     pad = draw_pad()
-    ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(PadLayout))
+    ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(SessionLayout))
     recycle_pad(pad)
-    assert bytes(draw_pad()) == bytes(ctypes.sizeof(PadLayout))
+    assert bytes(draw_pad()) == bytes(ctypes.sizeof(SessionLayout))
 
 
 def test_every_thread_has_one_scratch():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fakes.pads import NOT_READY, kernel_of
 from strategies import launches as gen
-from tensorwasm.gpu.launch import HostWindow
+from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.values import KernelParam, KernelSignature

@@ -12,12 +12,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.errors import DeviceLost, GuestTrap, InvokeTimeout
-from tensorwasm.gpu.pad import DriverTable
-from tensorwasm.guest.engine import Engine, EngineConfig
-from tensorwasm.guest.linker import Linker
-from tensorwasm.guest.native.pads import draw_pad
-from tensorwasm.guest.state import STATES
-from tensorwasm.guest.visit import Visit, may_visit
+from tensorwasm.gpu.native.layout import DriverTable
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.sandbox.linker import Linker
+from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
+from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline, Limits
 
 pytest.importorskip("numba")
@@ -74,13 +75,13 @@ def engine():
 def make_visit(engine):
     made = []
 
-    def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> Visit:
-        prepared = Linker(engine).prepare(engine.compile(bytes(wat2wasm(WAT))))
-        assert may_visit(prepared)
+    def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> OneShotSandbox:
+        prepared = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(WAT))))
+        assert is_one_shot(prepared)
         pad = draw_pad()
         if contexts is not None:
             pad.driver = ctypes.addressof(contexts.table)
-        made.append(visit := Visit(prepared, export, Limits(), pad, brief=brief))
+        made.append(visit := OneShotSandbox(prepared, export, Limits(), pad, brief=brief))
         return visit
 
     yield make
@@ -88,7 +89,7 @@ def make_visit(engine):
         visit.close()
 
 
-def call(visit: Visit, deadline: Deadline | None = None, drain=None):
+def call(visit: OneShotSandbox, deadline: Deadline | None = None, drain=None):
     return list(visit.call((), {}, deadline, drain))
 
 
@@ -147,7 +148,7 @@ def test_some_guests_never_have_the_gil(make_visit, other_thread, kind):
 def test_endless_guests_run_side_by_side(make_visit):
     visits, ended = [make_visit("spin") for _ in range(4)], []
 
-    def run(visit: Visit) -> None:
+    def run(visit: OneShotSandbox) -> None:
         with pytest.raises(InvokeTimeout):
             call(visit, Deadline.after(0.15))
         ended.append(time.monotonic())
@@ -243,4 +244,4 @@ def test_what_a_slot_was_used_for_is_cleared(make_visit):
     ],
 )
 def test_modules_that_do_more_are_instances(engine, wat):
-    assert not may_visit(Linker(engine).prepare(engine.compile(bytes(wat2wasm(wat)))))
+    assert not is_one_shot(Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(wat)))))

@@ -16,7 +16,7 @@ from tensorwasm.runtime.invocation import Invocation
 from tensorwasm.server.routing import Ending
 from tensorwasm.server.streaming.bodies import OUTCOME, REASON, describe, reads_trailers, stream_events, stream_raw
 from tensorwasm.server.streaming.flow import Flow
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 
 TIMEOUT = InvokeTimeout("12 s at 0x1234")
 TRAP = GuestTrap("secret text", "unreachable")
@@ -24,7 +24,7 @@ TRAP = GuestTrap("secret text", "unreachable")
 
 async def open_flow(stream, head_s=5.0, quotas=None):
     call = fake_call(FakeInvocations(stream), quotas=quotas)
-    return call, await Flow.open(call, FUNCTION, Ask(), head_s)
+    return call, await Flow.open(call, FUNCTION, InvocationRequest(), head_s)
 
 
 def sent(make, script, error=None, exit_code=0, takes=None):
@@ -112,7 +112,7 @@ def test_a_failure_before_the_first_chunk_is_an_ordinary_error(error):
     async def story():
         call = fake_call(FakeInvocations(FakeStream([], error)))
         with pytest.raises(type(error)):
-            await Flow.open(call, FUNCTION, Ask())
+            await Flow.open(call, FUNCTION, InvocationRequest())
         assert len(call.service.invocations.left) == 1
         assert call.service.quotas.usage(7).get("streams", 0) == 0
         with pytest.raises(NotFound):
@@ -125,7 +125,7 @@ def test_what_is_refused_at_once_is_an_ordinary_error():
     async def story():
         call = fake_call(FakeInvocations(refusal=MissingExport("no such export")))
         with pytest.raises(MissingExport):
-            await Flow.open(call, FUNCTION, Ask())
+            await Flow.open(call, FUNCTION, InvocationRequest())
 
     asyncio.run(story())
 
@@ -153,12 +153,12 @@ def test_open_streams_count_against_the_quota_until_they_end():
         call = fake_call(
             FakeInvocations(FakeStream([b"a"]), FakeStream([b"b"]), FakeStream([b"c"])), quotas={"streams": 1}
         )
-        first = await Flow.open(call, FUNCTION, Ask())
+        first = await Flow.open(call, FUNCTION, InvocationRequest())
         with pytest.raises(QuotaExceeded, match="streams"):
-            await Flow.open(call, FUNCTION, Ask())
+            await Flow.open(call, FUNCTION, InvocationRequest())
         async with first:
             pass
-        async with await Flow.open(call, FUNCTION, Ask()):
+        async with await Flow.open(call, FUNCTION, InvocationRequest()):
             pass
 
     asyncio.run(story())

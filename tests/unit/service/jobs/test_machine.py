@@ -13,7 +13,7 @@ from fakes.jobs import FakeInvocations, SetClock, invocation, resolved
 from tensorwasm.database.jobs import ENDED, get_job, record_of
 from tensorwasm.database.schema import JOBS
 from tensorwasm.errors import CapacityExhausted, Conflict, DatabaseUnavailable, DeviceLost, GuestTrap
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import runner
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
@@ -113,7 +113,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def order(self, which, tenant, terms):
         jobs = self.processes[which % len(self.processes)].jobs
-        job_id = self.attempt(jobs.submit(tenant, resolved(), Ask(), terms))
+        job_id = self.attempt(jobs.submit(tenant, resolved(), InvocationRequest(), terms))
         if job_id is not None:
             self.accepted[job_id] = (tenant, terms.max_attempts)
         return job_id

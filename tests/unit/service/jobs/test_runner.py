@@ -27,7 +27,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TooManyArgs,
 )
-from tensorwasm.service.asking import Ask
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import jobs as module
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
@@ -90,7 +90,7 @@ def play():
 def test_the_result_of_a_lost_lease_is_dropped(play):
     async def test(stage):
         slow, quick = stage.process(), stage.process()
-        job_id = await slow.submit(1, resolved(), Ask())
+        job_id = await slow.submit(1, resolved(), InvocationRequest())
         (first,) = await stage.claim(slow)
         stage.clock.now_ms += 31_000
         await quick._sweep()
@@ -108,7 +108,7 @@ def test_the_result_of_a_lost_lease_is_dropped(play):
 def test_a_guest_whose_lease_is_lost_is_ended(play):
     async def test(stage):
         slow, quick = stage.process(), stage.process()
-        await slow.submit(1, resolved(), Ask())
+        await slow.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(slow)
         stage.clock.now_ms += 31_000
         await quick._sweep()
@@ -123,7 +123,7 @@ def test_a_guest_whose_lease_is_lost_is_ended(play):
 def test_a_guest_is_ended_before_its_lease_is_when_that_cannot_be_renewed(play):
     async def test(stage):
         jobs = stage.process()
-        await jobs.submit(1, resolved(), Ask())
+        await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         stage.desk.failing = True
         stage.clock.now_ms += 15_000
@@ -142,7 +142,7 @@ def test_a_guest_is_ended_before_its_lease_is_when_that_cannot_be_renewed(play):
 def test_a_lease_that_is_renewed_is_kept_for_as_long_as_that_takes(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         for _ in range(10):
             stage.clock.now_ms += 29_000
@@ -158,7 +158,7 @@ def test_a_lease_that_is_renewed_is_kept_for_as_long_as_that_takes(play):
 def test_a_clock_that_is_set_forward_takes_no_job_from_who_runs_it(play):
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         stage.clock.now_ms += 3_600_000
         await jobs._sweep()
@@ -172,7 +172,7 @@ def test_a_clock_that_is_set_forward_takes_no_job_from_who_runs_it(play):
 def test_a_job_that_was_cancelled_is_nothing_else_whatever_its_guest_gave(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
-        ids = [await jobs.submit(1, resolved(), Ask()) for _ in range(2)]
+        ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
         calls = {call.job.id: call for call in await stage.claim(jobs)}
         for job_id in ids:
             assert (await other.cancel(1, job_id)).status == "running"
@@ -187,7 +187,7 @@ def test_a_job_that_was_cancelled_is_nothing_else_whatever_its_guest_gave(play):
 def test_a_guest_that_is_cancelled_elsewhere_is_ended_at_the_next_renewal(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         await other.cancel(1, job_id)
         assert not call.stopped
@@ -202,7 +202,7 @@ def test_a_guest_that_is_cancelled_elsewhere_is_ended_at_the_next_renewal(play):
 def test_a_job_that_was_cancelled_is_not_begun_anew_when_its_process_goes_down(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         await stage.claim(jobs)
         await other.cancel(1, job_id)
         stage.clock.now_ms += 31_000
@@ -216,10 +216,10 @@ def test_a_job_that_was_cancelled_is_not_begun_anew_when_its_process_goes_down(p
 def test_a_tenant_s_share_counts_what_runs_already(play):
     async def test(stage):
         jobs = stage.process()
-        await jobs.submit(1, resolved(), Ask())
+        await jobs.submit(1, resolved(), InvocationRequest())
         assert len(await stage.claim(jobs)) == 1
         for _ in range(3):
-            await jobs.submit(1, resolved(), Ask())
+            await jobs.submit(1, resolved(), InvocationRequest())
         assert len(await stage.claim(jobs)) == 2
 
     play(test)
@@ -228,7 +228,7 @@ def test_a_tenant_s_share_counts_what_runs_already(play):
 def test_what_may_help_is_tried_again_after_a_pause_and_then_no_more(play):
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask(), Terms(max_attempts=3))
+        job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=3))
         for attempt in (1, 2, 3):
             (call,) = await stage.claim(jobs)
             before = stage.clock.now_ms
@@ -249,7 +249,7 @@ def test_what_may_help_is_tried_again_after_a_pause_and_then_no_more(play):
 def test_a_job_that_there_was_no_room_for_goes_on_waiting(play, error):
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask(), Terms(max_attempts=1))
+        job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=1))
         for _ in range(5):
             (call,) = await stage.claim(jobs)
             before = stage.clock.now_ms
@@ -270,7 +270,7 @@ def test_a_job_that_there_was_no_room_for_goes_on_waiting(play, error):
 def test_what_cannot_help_is_not_tried_again(play, error):
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         await stage.end(call, error)
         job = await jobs.get(1, job_id)
@@ -283,7 +283,7 @@ def test_what_cannot_help_is_not_tried_again(play, error):
 def test_a_process_that_stops_gives_its_jobs_back_and_counts_no_attempt(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask(), Terms(max_attempts=1))
+        job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=1))
         await stage.claim(jobs)
         await jobs.close()
         job = await other.get(1, job_id)
@@ -292,7 +292,7 @@ def test_a_process_that_stops_gives_its_jobs_back_and_counts_no_attempt(play):
         await stage.end(call, invocation(1))
         assert (await other.get(1, job_id)).status == "completed"
         with pytest.raises(Draining):
-            await jobs.submit(1, resolved(), Ask())
+            await jobs.submit(1, resolved(), InvocationRequest())
 
     play(test)
 
@@ -300,7 +300,7 @@ def test_a_process_that_stops_gives_its_jobs_back_and_counts_no_attempt(play):
 def test_a_process_that_is_alone_takes_over_at_once(play):
     async def test(stage):
         jobs = stage.process()
-        ids = [await jobs.submit(1, resolved(), Ask(), Terms(max_attempts=n)) for n in (1, 2)]
+        ids = [await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=n)) for n in (1, 2)]
         for attempt in jobs._runner._attempts.values():
             attempt.end("lost")
         assert len(await stage.claim(jobs)) == 2
@@ -318,7 +318,7 @@ def test_an_end_is_written_once_the_database_answers_again(play, monkeypatch):
 
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         stage.desk.failing = True
         await stage.end(call, invocation(1))
@@ -332,7 +332,7 @@ def test_an_end_is_written_once_the_database_answers_again(play, monkeypatch):
 def test_a_result_that_is_too_long_is_a_failure(play):
     async def test(stage):
         jobs = stage.process()
-        job_id = await jobs.submit(1, resolved(), Ask())
+        job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
         await stage.end(call, invocation(1, [b"x" * (1 << 20)]))
         job = await jobs.get(1, job_id)
@@ -344,8 +344,8 @@ def test_a_result_that_is_too_long_is_a_failure(play):
 def test_jobs_that_do_not_begin_in_time_are_given_up(play):
     async def test(stage):
         jobs = stage.process()
-        late = await jobs.submit(1, resolved(), Ask(), Terms(expires_s=10))
-        runs = await jobs.submit(2, resolved(), Ask(), Terms(expires_s=20))
+        late = await jobs.submit(1, resolved(), InvocationRequest(), Terms(expires_s=10))
+        runs = await jobs.submit(2, resolved(), InvocationRequest(), Terms(expires_s=20))
         stage.clock.now_ms += 10_000
         (call,) = await stage.claim(jobs)
         assert call.job.id == runs
@@ -361,7 +361,7 @@ def test_jobs_that_do_not_begin_in_time_are_given_up(play):
 def test_what_ended_is_removed_after_its_time(play):
     async def test(stage):
         jobs = stage.process()
-        ids = [await jobs.submit(1, resolved(), Ask()) for _ in range(2)]
+        ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
         await jobs.cancel(1, ids[0])
         stage.clock.now_ms += 99_999
         await jobs._sweep()
@@ -377,10 +377,10 @@ def test_a_flood_of_one_tenant_holds_up_nobody_else(play):
     async def test(stage):
         jobs = stage.process()
         for _ in range(50):
-            await jobs.submit(1, resolved(), Ask())
+            await jobs.submit(1, resolved(), InvocationRequest())
         assert [call.job.tenant for call in await stage.claim(jobs)] == [1, 1]
         for tenant in (2, 3, 4):
-            await jobs.submit(tenant, resolved(), Ask())
+            await jobs.submit(tenant, resolved(), InvocationRequest())
         served = []
         while len(served) < 3:
             for call in await stage.claim(jobs):
@@ -406,7 +406,7 @@ def test_tenants_are_served_in_turn(waiting, places, share):
         jobs = stage.process()
         for tenant, count in waiting.items():
             for _ in range(count):
-                await jobs.submit(tenant, resolved(), Ask())
+                await jobs.submit(tenant, resolved(), InvocationRequest())
         served, after, now = Counter(), "", stage.clock.now_ms
         while sum(served.values()) < sum(waiting.values()):
             claim = Claim("me", now, now + 1, places, share, {}, after)
@@ -430,10 +430,10 @@ def test_too_many_jobs_that_wait_are_refused(play, monkeypatch):
     async def test(stage):
         jobs = stage.process()
         for _ in range(3):
-            await jobs.submit(1, resolved(), Ask())
+            await jobs.submit(1, resolved(), InvocationRequest())
         with pytest.raises(QuotaExceeded, match="3"):
-            await jobs.submit(1, resolved(), Ask())
-        await jobs.submit(2, resolved(), Ask())
+            await jobs.submit(1, resolved(), InvocationRequest())
+        await jobs.submit(2, resolved(), InvocationRequest())
         assert stage.desk.write_now(count_active) == 4
 
     play(test)
@@ -442,13 +442,13 @@ def test_too_many_jobs_that_wait_are_refused(play, monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "terms", "error"),
     [
-        (Ask(args=(1,)), Terms(), InvalidArgs),
-        (Ask(args=("x", 1)), Terms(), InvalidArgs),
-        (Ask(args=(1,) * 257), Terms(), TooManyArgs),
-        (Ask(args=(1, 2)), Terms(max_attempts=101), InvalidRequest),
-        (Ask(args=(1, 2)), Terms(delay_s=-1), InvalidRequest),
-        (Ask(args=(1, 2)), Terms(delay_s=float("nan")), InvalidRequest),
-        (Ask(args=(1, 2)), Terms(delay_s=9, expires_s=9), InvalidRequest),
+        (InvocationRequest(args=(1,)), Terms(), InvalidArgs),
+        (InvocationRequest(args=("x", 1)), Terms(), InvalidArgs),
+        (InvocationRequest(args=(1,) * 257), Terms(), TooManyArgs),
+        (InvocationRequest(args=(1, 2)), Terms(max_attempts=101), InvalidRequest),
+        (InvocationRequest(args=(1, 2)), Terms(delay_s=-1), InvalidRequest),
+        (InvocationRequest(args=(1, 2)), Terms(delay_s=float("nan")), InvalidRequest),
+        (InvocationRequest(args=(1, 2)), Terms(delay_s=9, expires_s=9), InvalidRequest),
     ],
 )
 def test_what_cannot_be_run_is_no_job(play, ask, terms, error):
@@ -464,7 +464,7 @@ def test_what_cannot_be_run_is_no_job(play, ask, terms, error):
 def test_who_waits_is_woken_by_the_end_and_by_the_process_s(play):
     async def test(stage):
         jobs = stage.process()
-        ids = [await jobs.submit(1, resolved(), Ask()) for _ in range(2)]
+        ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
         waiting = [asyncio.ensure_future(jobs.wait(1, each, 3600)) for each in ids]
         calls = await stage.claim(jobs)
         await stage.end(next(call for call in calls if call.job.id == ids[0]), invocation(1))
@@ -492,8 +492,8 @@ def test_due_jobs_are_run_without_being_asked_for(play):
 
         jobs = Jobs(stage.desk, invoke, replace(OPTIONS, poll_s=60), alone=True)
         async with opened(jobs):
-            now = await jobs.submit(1, resolved(("i32",)), Ask(args=(7,)))
-            soon = await jobs.submit(1, resolved(("i32",)), Ask(args=(8,)), Terms(delay_s=0.02))
+            now = await jobs.submit(1, resolved(("i32",)), InvocationRequest(args=(7,)))
+            soon = await jobs.submit(1, resolved(("i32",)), InvocationRequest(args=(8,)), Terms(delay_s=0.02))
             for job_id, value in ((now, 7), (soon, 8)):
                 job = await jobs.wait(1, job_id, 30)
                 assert json.loads(job.result)["result"] == [value]
@@ -509,7 +509,7 @@ def test_due_jobs_are_run_without_being_asked_for(play):
     timeout_s=st.one_of(st.none(), st.floats(0.001, 1e6)),
 )
 def test_a_call_that_is_kept_is_the_same_call(args, given_bytes, env, timeout_s):
-    ask = Ask("run", tuple(args), given_bytes, given_bytes[::-1], tuple(env.items()), ("a", "b"))
+    ask = InvocationRequest("run", tuple(args), given_bytes, given_bytes[::-1], tuple(env.items()), ("a", "b"))
     kept = decode_ask(encode_ask(ask, timeout_s))
     assert repr(kept.args) == repr(ask.args)
     for name in ("export", "input", "stdin", "env", "argv"):
@@ -550,7 +550,7 @@ def test_a_missing_export_is_told_before_there_is_a_job(play):
 
         function.function.choose = choose
         with pytest.raises(MissingExport):
-            await stage.process().submit(1, function, Ask("absent"))
+            await stage.process().submit(1, function, InvocationRequest("absent"))
 
     play(test)
 

@@ -12,8 +12,8 @@ from fakes.jobs import invocation, resolved
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.opening import open_database
 from tensorwasm.errors import DeviceLost
-from tensorwasm.service.asking import Ask
 from tensorwasm.service.idempotency import make_key
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
 
@@ -77,7 +77,9 @@ def test_a_job_is_run_by_one_process_at_a_time(server):
         floor.failing = {"twice": 2}
         async with two(server, floor) as both:
             asked = [(n % 5, both[n % 2], "twice" if n % 7 == 0 else "run") for n in range(120)]
-            ids = await asyncio.gather(*(jobs.submit(t, resolved(), Ask(e), Terms()) for t, jobs, e in asked))
+            ids = await asyncio.gather(
+                *(jobs.submit(t, resolved(), InvocationRequest(e), Terms()) for t, jobs, e in asked)
+            )
             # Each is waited for where it was not accepted, so that ends elsewhere are heard of too.
             ended = await asyncio.gather(
                 *(both[n % 2 == 0].wait(asked[n][0], job_id, 60) for n, job_id in enumerate(ids))
@@ -97,7 +99,7 @@ def test_a_job_is_cancelled_from_the_other_process(server):
     async def main():
         floor = Floor()
         async with two(server, floor) as both:
-            ids = [await both[0].submit(1, resolved(), Ask("spin")) for _ in range(4)]
+            ids = [await both[0].submit(1, resolved(), InvocationRequest("spin")) for _ in range(4)]
             while len(floor.running) < 4:  # noqa: ASYNC110 - it is the other task that is waited for
                 await asyncio.sleep(0.001)
             for job_id in ids:
@@ -115,7 +117,7 @@ def test_two_processes_that_are_asked_the_same_accept_one_job(server):
         floor = Floor()
         async with two(server, floor) as both:
             key = make_key("invoke", "once", b"all of it")
-            submissions = [jobs.submit(1, resolved(), Ask(), idempotency_key=key) for jobs in both * 8]
+            submissions = [jobs.submit(1, resolved(), InvocationRequest(), idempotency_key=key) for jobs in both * 8]
             ids = await asyncio.gather(*submissions)
             assert len(set(ids)) == 1
             await both[0].wait(1, ids[0], 60)

@@ -27,11 +27,11 @@ from tensorwasm.errors import (
     RateLimited,
     TooManyArgs,
 )
-from tensorwasm.guest import courtesy
-from tensorwasm.service.sessions import SessionCall, Sessions, waking
-from tensorwasm.service.sessions.errands import MAX_WAITING, Errand
-from tensorwasm.service.sessions.seat import Seat
-from tensorwasm.service.sessions.waking import GIVEN_BYTES
+from tensorwasm.guest.engine import yielding
+from tensorwasm.service.sessions import SessionCall, Sessions, activation
+from tensorwasm.service.sessions.activation import GIVEN_BYTES
+from tensorwasm.service.sessions.entry import SessionEntry
+from tensorwasm.service.sessions.operation_queue import MAX_WAITING, Operation
 from tensorwasm.values import NEVER, Deadline
 
 OTHER_ID = "22222222-2222-4222-8222-222222222222"
@@ -441,8 +441,8 @@ class Guest:
 
 def test_whoever_leaves_with_his_answer_in_hand_ends_nobody_elses_guest():
     async def story(small):
-        seat = Seat(1, OTHER_ID)
-        errand = Errand(seat, NEVER, begun=True, task=asyncio.ensure_future(asyncio.sleep(0)))
+        seat = SessionEntry(1, OTHER_ID)
+        errand = Operation(seat, NEVER, begun=True, task=asyncio.ensure_future(asyncio.sleep(0)))
         seat.guest = running = Guest()
         errand.leave()
         assert running.cancelled
@@ -460,7 +460,7 @@ def test_what_a_session_is_given_is_bounded_and_so_is_their_number(monkeypatch):
         await small.sessions.open(1, FUNCTION, SessionOptions(argv=argv))
         with pytest.raises(BodyTooLarge):
             await small.sessions.open(1, FUNCTION, SessionOptions(argv=argv, input=b"1"))
-        monkeypatch.setattr(waking, "MAX_SESSIONS", 2)
+        monkeypatch.setattr(activation, "MAX_SESSIONS", 2)
         await small.open()
         with pytest.raises(QuotaExceeded):
             await small.open()
@@ -481,7 +481,7 @@ def test_a_list_does_not_read_what_sessions_were_given():
 
 def test_threads_that_save_and_call_leave_others_room():
     def courteous():
-        return hasattr(courtesy._of_thread, "due_ns")
+        return hasattr(yielding._of_thread, "due_ns")
 
     async def story(small):
         assert await small.sessions._keeper.run(courteous)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.guest.imports.argv import Window, locate
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64, whole
+from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.values import Region
 
 

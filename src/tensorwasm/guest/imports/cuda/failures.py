@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidPointer
-from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.abi import Code
 from tensorwasm.guest.imports.cuda.grant import granted, u32
+from tensorwasm.guest.imports.host_function import HostCall
 
 
 def last_error_len(call: HostCall) -> int:

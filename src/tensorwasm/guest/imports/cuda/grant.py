@@ -26,10 +26,10 @@ from tensorwasm.errors import (
     MalformedPtx,
     TensorWasmError,
 )
-from tensorwasm.gpu.output import MAX_KERNEL_OUTPUT_BYTES
-from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.gpu.device.output import MAX_KERNEL_OUTPUT_BYTES
 from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
-from tensorwasm.guest.suspension import Steps
+from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.guest.imports.suspension import Steps
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs, InvalidKernel, InvalidPointer, KernelArgsUnsupported, QuotaExceeded
-from tensorwasm.gpu.launch import Argument
-from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.gpu.device.arguments import Argument
 from tensorwasm.guest.imports.abi import MAX_ENTRY_NAME_BYTES, MAX_KERNEL_ARGS_BYTES, MAX_PTX_BYTES
 from tensorwasm.guest.imports.argv import Arg, parse_argv, resolve_args
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64
+from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.values import LaunchConfig, Region
 
 Parse = Callable[[bytes], tuple[Arg, ...]]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.limits import MAX_BLOCK_THREADS
-from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.gpu.device.limits import MAX_BLOCK_THREADS
 from tensorwasm.guest.imports.abi import DeviceAttribute
 from tensorwasm.guest.imports.cuda.failures import copy_text
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering
+from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.values import DeviceInfo
 
 _WARP_LANES: Final = 32

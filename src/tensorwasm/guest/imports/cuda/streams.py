@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensorwasm.guest.hostfunc import HostCall
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u64
+from tensorwasm.guest.imports.host_function import HostCall
 
 
 @answering

@@ -13,16 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
-from tensorwasm.gpu.launch import HostWindow
-from tensorwasm.gpu.limits import MOST_MOVES
-from tensorwasm.gpu.place import NoPlace
-from tensorwasm.gpu.quota import patience
-from tensorwasm.guest.hostfunc import HostCall
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.limits import MOST_MOVES
+from tensorwasm.gpu.limits.permit import NoPermit
+from tensorwasm.gpu.limits.quota import patience
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
+from tensorwasm.guest.imports.cuda.finish import finish as finish_started
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64, whole
-from tensorwasm.guest.native.finish import finish as finish_started
-from tensorwasm.guest.suspension import Signal, Steps, Turn, Work
+from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.guest.imports.suspension import Signal, Steps, Turn, Work
 from tensorwasm.values import Region
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _placed(
     """Do what may take the session's place at the gate, once that can be had, and refuse first what will be refused."""
     while True:
         yield from _room(call, session, pieces)
-        with suppress(NoPlace):
+        with suppress(NoPermit):
             done: _R = yield Work(partial(session.attempt, work))
             return done
         yield Turn(session.place, patience(call.deadline))

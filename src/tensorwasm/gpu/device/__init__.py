@@ -1,0 +1,1 @@
+"""The device port: its protocols, and the values that cross it."""

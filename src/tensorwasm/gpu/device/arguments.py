@@ -1,0 +1,168 @@
+"""What a launch is checked for before any device sees it: geometry, and every argument against its parameter.
+
+Source: PTX ISA 7.1 (kernel function parameters), 11.4 (performance-tuning directives); safety rule 5 of the design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tensorwasm.errors import (
+    InvalidDimensions,
+    InvalidHandle,
+    InvalidKernelArgs,
+    KernelArgsUnsupported,
+    LaunchRefused,
+)
+from tensorwasm.gpu.device.limits import (
+    MAX_BLOCK_THREADS,
+    MAX_BLOCK_THREADS_PER_AXIS,
+    MAX_DYNAMIC_SHARED_BYTES,
+    MAX_GRID_BLOCKS_PER_AXIS,
+)
+from tensorwasm.gpu.device.regions import RegionTable
+from tensorwasm.values import DeviceInfo, KernelParam, KernelSignature, LaunchConfig, Region
+
+POINTER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A value: 4 or 8 little-endian bytes."""
+
+    data: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameter it fits."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class HostWindow:
+    """A range of the guest's linear memory, already checked against its size.
+
+    Attributes:
+        address: host address of the first byte.
+        length_bytes: bytes the kernel is given; 0 gives it nothing.
+    """
+
+    address: int
+    length_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameter it fits."""
+        return POINTER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class BufferOffset:
+    """A place in a device buffer of the session.
+
+    Attributes:
+        handle: from `Buffers.allocate`.
+        offset_bytes: from the start of the buffer.
+    """
+
+    handle: int
+    offset_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameter it fits."""
+        return POINTER_BYTES
+
+
+Argument = Scalar | HostWindow | BufferOffset
+
+
+def check_geometry(config: LaunchConfig) -> None:
+    """Check a geometry against the limits of the ABI, which are those of no particular device.
+
+    Raises:
+        InvalidDimensions: an axis, the threads of a block or the shared memory is out of range.
+    """
+    if not all(1 <= threads <= MAX_BLOCK_THREADS_PER_AXIS for threads in config.block):
+        raise InvalidDimensions(f"block {config.block}: each axis takes 1 to {MAX_BLOCK_THREADS_PER_AXIS} threads")
+    if not all(1 <= blocks <= MAX_GRID_BLOCKS_PER_AXIS for blocks in config.grid):
+        raise InvalidDimensions(f"grid {config.grid}: each axis takes 1 to {MAX_GRID_BLOCKS_PER_AXIS} blocks")
+    if not 0 <= config.shared_bytes <= MAX_DYNAMIC_SHARED_BYTES:
+        raise InvalidDimensions(f"{config.shared_bytes} bytes of dynamic shared memory: at most 228 KiB")
+    if math.prod(config.block) > MAX_BLOCK_THREADS:
+        raise InvalidDimensions(f"block {config.block} has more than {MAX_BLOCK_THREADS} threads")
+
+
+def check_fit(config: LaunchConfig, signature: KernelSignature, info: DeviceInfo) -> None:
+    """Check a geometry against what the kernel declares and the device has.
+
+    Raises:
+        InvalidDimensions: the kernel does not take this block, or the device lacks the shared memory.
+    """
+    if signature.required_block is not None and config.block != signature.required_block:
+        raise InvalidDimensions(f"{signature.entry} requires a block of {signature.required_block}")
+    if math.prod(config.block) > signature.max_threads:
+        raise InvalidDimensions(f"{signature.entry} takes at most {signature.max_threads} threads in a block")
+    shared_bytes = config.shared_bytes + signature.static_shared_bytes
+    if shared_bytes > info.max_shared_bytes:
+        raise InvalidDimensions(f"{shared_bytes} bytes of shared memory: {info.name} has {info.max_shared_bytes}")
+
+
+def bind(
+    signature: KernelSignature, arguments: Sequence[Argument], buffers: Mapping[int, Region], regions: RegionTable
+) -> tuple[bytes, ...]:
+    """Return the packed value of each parameter.
+
+    Args:
+        signature: of the kernel.
+        arguments: in declaration order.
+        buffers: the session's buffers by handle.
+        regions: everything the session owns, the guest's registered memory included.
+
+    Raises:
+        InvalidKernelArgs: their number, or the size of one, is not the kernel's.
+        KernelArgsUnsupported: the kernel has a parameter that no argument can fill.
+        InvalidHandle: no such buffer.
+        LaunchRefused: an address that is not the session's, or misaligned for its use.
+    """
+    if len(arguments) != len(signature.params):
+        raise InvalidKernelArgs(
+            f"{signature.entry} takes {len(signature.params)} arguments, {len(arguments)} were given"
+        )
+    return tuple(_pack(*pair, buffers, regions) for pair in zip(signature.params, arguments, strict=True))
+
+
+def _pack(param: KernelParam, argument: Argument, buffers: Mapping[int, Region], regions: RegionTable) -> bytes:
+    if not param.scalar or param.size_bytes not in (4, 8) or (param.pointer and param.size_bytes != POINTER_BYTES):
+        raise KernelArgsUnsupported(f"parameter {param.name} of {param.size_bytes} bytes cannot be passed as a record")
+    if argument.size_bytes != param.size_bytes:
+        raise InvalidKernelArgs(
+            f"parameter {param.name} has {param.size_bytes} bytes, its argument {argument.size_bytes}"
+        )
+    if isinstance(argument, Scalar) and not param.pointer:
+        return argument.data
+    address = _resolve(param, argument, buffers, regions)
+    if param.pointer and address % param.access_align_bytes:
+        raise LaunchRefused(f"parameter {param.name}: the kernel needs {param.access_align_bytes}-byte alignment")
+    return address.to_bytes(POINTER_BYTES, "little")
+
+
+def _resolve(param: KernelParam, argument: Argument, buffers: Mapping[int, Region], regions: RegionTable) -> int:
+    match argument:
+        case BufferOffset(handle, offset_bytes):
+            if handle not in buffers:
+                raise InvalidHandle(f"parameter {param.name}: no device buffer {handle}")
+            # Judged against its own buffer: another one may begin where this one ends.
+            if offset_bytes >= buffers[handle].size_bytes:
+                raise LaunchRefused(f"parameter {param.name}: offset {offset_bytes} is past the end of buffer {handle}")
+            return buffers[handle].address + offset_bytes
+        case HostWindow(address, length_bytes):
+            if not length_bytes and not regions.contains(address):
+                return 0  # an empty window at the very end: nothing to reach, so nothing to point at
+        case Scalar(data):
+            address, length_bytes = int.from_bytes(data, "little"), 1
+    if not regions.contains(address, length_bytes):
+        raise LaunchRefused(f"parameter {param.name} is used as a pointer, and its value is no memory of this guest")
+    return address

@@ -1,0 +1,213 @@
+"""The port that every device implements: its core here, one facet a subject in `tensorwasm.gpu.device.protocols`.
+
+A device is raw: it allocates, copies, loads and launches, and trusts its caller. Ownership, quotas, bounds and the
+pointer check of safety rule 5 live once, in `tensorwasm.gpu.session`, above every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.protocols import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
+
+if TYPE_CHECKING:
+    from tensorwasm.ptx.model import Module
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """A snapshot of what a device holds.
+
+    Attributes:
+        allocations: live device allocations, those from pools included.
+        allocated_bytes: their bytes.
+        registrations: live host registrations.
+        registered_bytes: their bytes.
+        modules: live modules.
+        streams: live streams.
+        launches: launches since the device was opened, replays counting one, those by compiled code not at all.
+        events: live events.
+        graphs: live graphs.
+        pools: open pools.
+        unified_bytes: managed memory and memory mapped into reserved ranges.
+        release_failures: releases that failed; each was logged.
+    """
+
+    allocations: int = 0
+    allocated_bytes: int = 0
+    registrations: int = 0
+    registered_bytes: int = 0
+    modules: int = 0
+    streams: int = 0
+    launches: int = 0
+    events: int = 0
+    graphs: int = 0
+    pools: int = 0
+    unified_bytes: int = 0
+    release_failures: int = 0
+
+
+__all__ = ["Device", "DeviceStatistics", "LoadedModule", "Stream"]
+
+
+class Device(Protocol):
+    """A device. Every method may be called from any thread; a call that raises has created or changed nothing."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+
+    @property
+    def events(self) -> Events:
+        """Order between streams."""
+
+    @property
+    def graphs(self) -> Graphs:
+        """Sequences that are recorded once and replayed."""
+
+    @property
+    def pools(self) -> Pools:
+        """Device memory under a cap."""
+
+    @property
+    def unified(self) -> UnifiedMemory:
+        """Memory under one address for host and device."""
+
+    @property
+    def native(self) -> Native:
+        """The device for compiled code."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of new zeroed device memory, at least 256-byte aligned.
+
+        Raises:
+            QuotaExceeded: the device has no such memory left.
+            DeviceLost: the device does not answer.
+        """
+
+    def free(self, address: int) -> None:
+        """Release what `allocate` returned. No stream may still use it."""
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Make host pages reachable by kernels at the same address. Both arguments are multiples of the page size.
+
+        Raises:
+            LaunchRefused: the pages cannot be registered.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`. No stream may still use the pages."""
+
+    def write(self, address: int, data: bytes | memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """Copy host bytes into device memory, after the work already in the stream. Blocks until done.
+
+        Args:
+            address: in device memory.
+            data: what is copied.
+            stream: None if all work on that memory has been waited for: then the copy waits for nobody's.
+            deadline: when the copy must have begun; a device that is busy with others' work may come to it late.
+
+        Raises:
+            InvokeTimeout: the deadline passed; nothing was copied.
+        """
+
+    def read(self, address: int, into: memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
+        """Fill a writable host buffer from device memory; as `write`."""
+
+    def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start filling device memory with zeros, behind the work already in the stream."""
+
+    def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying host memory, which stays as it is until the stream has drained, to device memory.
+
+        Registered host memory is copied while the host goes on; from other memory the call may wait.
+        """
+
+    def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying device memory to host memory, which nobody uses until the stream has drained."""
+
+    def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> LoadedModule:
+        """Make a module's kernels ready to launch.
+
+        Args:
+            module: what is to run.
+            deadline: when it must be ready.
+            output: takes what its kernels print, if the device can tell whose it is.
+
+        Raises:
+            UnsupportedPtx: the module asks for what this device lacks, by name.
+            MalformedPtx: the device's own compiler refuses it.
+            InvokeTimeout: the deadline passed. Nothing was loaded, and the device is as before.
+        """
+
+    def unload(self, loaded: LoadedModule) -> None:
+        """Release a module. None of its kernels may still run."""
+
+    def open_stream(self) -> Stream:
+        """Return a new stream."""
+
+    def close_stream(self, stream: Stream) -> None:
+        """Release a stream whose work has ended."""
+
+    def launch(
+        self,
+        loaded: LoadedModule,
+        entry: str,
+        config: LaunchConfig,
+        args: Sequence[bytes],
+        regions: Sequence[Region],
+        stream: Stream,
+        deadline: Deadline,
+    ) -> None:
+        """Start a kernel. It may not have begun on return, and what it does wrong may be told by the wait for it.
+
+        Args:
+            loaded: from `load`.
+            entry: a kernel of it.
+            config: checked by the caller against the ABI's limits.
+            args: one little-endian packed value per parameter, of exactly the parameter's size.
+            regions: everything the kernel may touch in global memory, apart from the module's own variables.
+            stream: from `open_stream`.
+            deadline: when the kernel must have stopped.
+
+        Raises:
+            InvalidDimensions: more than this device or this kernel takes.
+            LaunchRefused: the device refused, nothing ran.
+            DeviceLost: the device does not answer.
+        """
+
+    def ended(self, stream: Stream) -> bool:
+        """Return whether the work in a stream has ended; never waits.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            DeviceLost: the device does not answer.
+        """
+
+    def delayed(self, stream: Stream) -> bool:
+        """Return whether work in a stream that has missed its deadline may only be held up by others' work.
+
+        That is so for a limited time: what others give after this was first asked or found out is no excuse.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+
+    def synchronize(self, stream: Stream, deadline: Deadline) -> None:
+        """Wait for the work in a stream.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            InvokeTimeout: the deadline passed and work is still running: the stream must not be reused.
+            DeviceLost: the device does not answer.
+        """
+
+    def statistics(self) -> DeviceStatistics:
+        """Return what the device holds now."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""

@@ -1,0 +1,326 @@
+"""What a device can do beyond the core of its port, one small protocol a subject.
+
+Everything is raw, as in `tensorwasm.gpu.device.port`: the caller owns what it is given, and gives it back once no
+stream can reach it. Every method may be called from any thread; a call that raises has created or changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from tensorwasm.values import Deadline, Region
+
+
+class LoadedModule(Protocol):
+    """A module on a device. Opaque; lives until `Device.unload`."""
+
+
+class Stream(Protocol):
+    """An order of work on a device. Opaque; lives until `Device.close_stream`."""
+
+
+class Event(Protocol):
+    """A mark in a stream. Opaque; lives until `Events.close_event`."""
+
+
+class Graph(Protocol):
+    """A recorded sequence of work. Opaque; lives until `Graphs.close_graph`."""
+
+
+class Pool(Protocol):
+    """A reserve of device memory with a cap. Opaque; lives until `Pools.close_pool`."""
+
+
+class Events(Protocol):
+    """Order between streams.
+
+    Source: CUDA Driver API, "Event Management".
+    """
+
+    def open_event(self) -> Event:
+        """Return a new event, which counts as reached until it is recorded."""
+
+    def close_event(self, event: Event) -> None:
+        """Release an event. Streams that wait for it go on waiting for what was recorded."""
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Set the mark behind the work given to the stream so far."""
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Put what is given to the stream next behind the mark."""
+
+    def event_reached(self, event: Event) -> bool:
+        """Return whether the work before the mark has ended.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            DeviceLost: the device does not answer.
+        """
+
+    def patience(self, event: Event) -> Deadline:
+        """Return until when the work before the mark may take before the device itself is given up for it.
+
+        No deadline if there is no such moment, or nothing before the mark.
+        """
+
+    def synchronize_event(self, event: Event, deadline: Deadline) -> None:
+        """Wait for the work before the mark.
+
+        Raises:
+            KernelFault: a kernel faulted; the device may be lost.
+            InvokeTimeout: the deadline passed and the work is still running.
+            DeviceLost: the device does not answer.
+        """
+
+
+class Graphs(Protocol):
+    """Sequences of launches and copies that are recorded once and replayed in one call.
+
+    Source: CUDA Driver API, "Graph Management", stream capture.
+    """
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Record what is given to the stream from now on instead of running it; native code records likewise.
+
+        Raises:
+            LaunchRefused: the stream is recording already.
+        """
+
+    def end_capture(self, stream: Stream) -> Graph:
+        """Stop recording and return what was recorded, ready to replay.
+
+        Raises:
+            LaunchRefused: the stream is not recording, or what was recorded cannot be replayed; it records no longer.
+        """
+
+    def replay(self, graph: Graph, stream: Stream, regions: Sequence[Region], deadline: Deadline) -> None:
+        """Start all of it behind the work already in the stream.
+
+        Args:
+            graph: from `end_capture`.
+            stream: any stream of the device that is not recording.
+            regions: everything its kernels may touch in global memory, as in `Device.launch`.
+            deadline: when it must have stopped.
+        """
+
+    def graph_handle(self, graph: Graph) -> int:
+        """Return what `NativeTable.graph_launch` takes."""
+
+    def close_graph(self, graph: Graph) -> None:
+        """Release a graph that no stream is replaying."""
+
+
+class Pools(Protocol):
+    """Device memory under a cap that the device itself enforces.
+
+    Source: CUDA Driver API, "Stream Ordered Memory Allocator", ``CUmemPoolProps.maxSize``.
+    """
+
+    def open_pool(self, max_bytes: int) -> Pool:
+        """Return a pool that holds at most that many bytes, rounded up to the device's granularity.
+
+        A device whose driver knows no cap takes the number as a hint; `Pools.capped` says which it is.
+        """
+
+    @property
+    def capped(self) -> bool:
+        """Whether the device enforces the cap."""
+
+    def pool_allocate(self, pool: Pool, size_bytes: int) -> int:
+        """Return the address of device memory of the pool, at least 256-byte aligned. What is in it is undefined.
+
+        Usable by every stream at once: the call returns after the memory is there.
+
+        Raises:
+            QuotaExceeded: over the pool's cap, or the device has no memory left.
+            DeviceLost: the device does not answer.
+        """
+
+    def pool_free(self, pool: Pool, address: int) -> None:
+        """Give memory back to the pool. No stream may still use it. Never waits for other streams' kernels."""
+
+    def close_pool(self, pool: Pool) -> None:
+        """Release a pool from which nothing is allocated."""
+
+
+class Advice(Enum):
+    """How managed memory will be used. Each hint has its undoing."""
+
+    READ_MOSTLY = "read_mostly"
+    UNSET_READ_MOSTLY = "unset_read_mostly"
+    PREFERRED_LOCATION = "preferred_location"
+    UNSET_PREFERRED_LOCATION = "unset_preferred_location"
+    ACCESSED_BY = "accessed_by"
+    UNSET_ACCESSED_BY = "unset_accessed_by"
+
+
+class UnifiedMemory(Protocol):
+    """Memory that host and device reach under one address: managed, and virtual ranges that grow in place.
+
+    Source: CUDA Driver API, "Unified Addressing", "Memory Management", "Virtual Memory Management".
+    """
+
+    @property
+    def managed(self) -> bool:
+        """Whether the device has managed memory."""
+
+    @property
+    def growable(self) -> bool:
+        """Whether the device has virtual ranges that the host reaches too."""
+
+    @property
+    def granularity_bytes(self) -> int:
+        """Bytes that `map` maps at a time; its offsets and sizes are multiples. 0 without `growable`."""
+
+    def free_bytes(self) -> int:
+        """Return device memory that is free now: managed allocations beyond it are refused."""
+
+    def allocate_managed(self, size_bytes: int, zero_bytes: int | None = None) -> int:
+        """Return the address of managed memory, page-aligned.
+
+        Args:
+            size_bytes: at least 1.
+            zero_bytes: how much of it, from the first byte on, is zero; None for all. What is in the rest is undefined,
+                and may be what somebody else left there: `clear_managed` comes before anybody sees it. Nothing of it
+                has been touched, so it takes no room yet.
+
+        Raises:
+            QuotaExceeded: more than the device has free.
+            LaunchRefused: the device has no managed memory.
+            DeviceLost: the device does not answer.
+        """
+
+    def clear_managed(self, address: int, size_bytes: int) -> None:
+        """Fill a part of managed memory, which no stream uses, with zeros. Blocks until they are there.
+
+        Raises:
+            DeviceLost: the device does not answer.
+        """
+
+    def free_managed(self, address: int) -> None:
+        """Release managed memory. No stream may still use it."""
+
+    def advise(self, address: int, size_bytes: int, advice: Advice) -> bool:
+        """Give a hint on a managed range, the location being this device. Returns False where it has no effect."""
+
+    def prefetch(self, address: int, size_bytes: int, stream: Stream, *, to_host: bool) -> bool:
+        """Start moving a managed range, behind the work in the stream. Returns False where it has no effect."""
+
+    def reserve(self, size_bytes: int) -> int:
+        """Return the address of a reserved range in which nothing is mapped: every access faults.
+
+        Raises:
+            LaunchRefused: the device has no such ranges, or no room for this one.
+        """
+
+    def map(self, address: int, size_bytes: int) -> None:
+        """Put zeroed host-located memory, which device and host reach, behind a part of a reserved range.
+
+        Raises:
+            QuotaExceeded: there is no memory for it; nothing is mapped.
+        """
+
+    def unmap(self, address: int, size_bytes: int) -> None:
+        """Take away what exactly one `map` mapped. No stream may still use it."""
+
+    def unreserve(self, address: int, size_bytes: int) -> None:
+        """Give a range back. Nothing may be mapped in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeTable:
+    """Addresses of C functions with the signatures of the CUDA Driver API, for compiled code; 0 where there is none.
+
+    A device that is no CUDA device brings functions of its own behind the same signatures. The handles that they take
+    come from `Native` and `Graphs`.
+
+    Attributes:
+        launch_kernel: ``cuLaunchKernel``.
+        stream_query: ``cuStreamQuery``.
+        memcpy_htod_async: ``cuMemcpyHtoDAsync``.
+        memcpy_dtoh_async: ``cuMemcpyDtoHAsync``.
+        graph_launch: ``cuGraphLaunch``.
+        launch_host_func: ``cuLaunchHostFunc``.
+        context_current: ``cuCtxGetCurrent``.
+        context: the ``CUcontext`` that has to be current on the calling thread, as `Native.bound` makes it.
+        context_id: ``cuCtxGetId``.
+        context_push: ``cuCtxPushCurrent``.
+        context_pop: ``cuCtxPopCurrent``.
+        context_number: what ``cuCtxGetId`` says of the context while it is the one that was made.
+    """
+
+    launch_kernel: int
+    stream_query: int
+    memcpy_htod_async: int
+    memcpy_dtoh_async: int
+    graph_launch: int
+    launch_host_func: int
+    context_current: int
+    context: int
+    context_id: int = 0
+    context_push: int = 0
+    context_pop: int = 0
+    context_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKernel:
+    """A kernel as compiled code launches it.
+
+    Attributes:
+        handle: the ``CUfunction``.
+        max_threads: most threads of a block that device and kernel take.
+        max_dynamic_shared_bytes: most dynamic shared memory; the kernel has been admitted to all of it.
+        max_grid: most blocks along x, y, z.
+        max_block: most threads along x, y, z.
+    """
+
+    handle: int
+    max_threads: int
+    max_dynamic_shared_bytes: int
+    max_grid: tuple[int, int, int]
+    max_block: tuple[int, int, int]
+
+
+class Native(Protocol):
+    """What compiled code needs to drive the device without Python."""
+
+    @property
+    def table(self) -> NativeTable:
+        """The functions, valid until the device is closed."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether `bound` may be left to compiled code, which finds the context by the table."""
+
+    @property
+    def confines(self) -> bool:
+        """Whether `confine` has to be told each deadline before compiled code starts anything."""
+
+    def bound(self) -> AbstractContextManager[None]:
+        """Make the device usable on this thread for the length of a ``with``."""
+
+    def kernel(self, loaded: LoadedModule, entry: str, deadline: Deadline) -> NativeKernel:
+        """Return a kernel of a loaded module."""
+
+    def stream(self, stream: Stream) -> int:
+        """Return what the functions take as ``CUstream``."""
+
+    def confine(self, stream: Stream, regions: Sequence[Region], deadline: Deadline) -> None:
+        """Say what kernels that compiled code gives to the stream may touch, and when they must have stopped.
+
+        Valid until said anew. Hardware ignores it.
+        """
+
+    def started(self, stream: Stream, deadline: Deadline) -> None:
+        """Tell the device that compiled code has given work to the stream."""
+
+    def notify(self, stream: Stream, function: int, argument: int) -> None:
+        """Have the C function ``void function(void *argument)`` called once when the work so far has ended.
+
+        It is called on any thread, possibly before this returns, and must not call the device.
+        """

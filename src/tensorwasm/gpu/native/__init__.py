@@ -1,0 +1,1 @@
+"""The memory layout that compiled host functions share with a session."""

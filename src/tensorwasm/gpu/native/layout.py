@@ -1,0 +1,243 @@
+"""The launch pad: what compiled code has to know of a session, as plain C structures.
+
+A session writes its pad; compiled host functions (`tensorwasm.guest.native`) read it while the guest runs, without
+Python and without a lock. Only the thread that runs the guest, or whoever holds the guest while it is suspended,
+touches a pad; so a host function sees it as the guest's last host function left it. Nothing here decides: what a pad
+does not hold, or what needs a decision, goes to Python, which asks the session. A pad that is not `armed` sends
+everything there.
+
+Every number is a little-endian uint64 unless it says otherwise. Handles 0 mean an empty row. The tables of buffers,
+kernels, streams and graphs are direct-mapped by the low bits of the handle: a miss goes to Python, and the newest wins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
+from tensorwasm.values import KernelSignature
+
+KERNEL_ROWS: Final = 64
+BUFFER_ROWS: Final = 256
+STREAM_ROWS: Final = 32
+GRAPH_ROWS: Final = 32
+MAX_ARGS: Final = 128
+MAX_ARGV_BYTES: Final = 4096
+WAIT_PARAMS: Final = 16
+OFFER_ROWS: Final = 8
+LOAD_ROWS: Final = 16
+NO_DEADLINE_NS: Final = (1 << 64) - 1
+UNBOUNDED: Final = 1 << 62
+"""More than can ever be pending."""
+
+_u64 = ctypes.c_uint64
+
+
+class DriverTable(ctypes.Structure):
+    """`tensorwasm.gpu.device.protocols.NativeTable`, in its order."""
+
+    _fields_ = tuple((name, _u64) for name in NativeTable.__dataclass_fields__)
+
+
+class ParamRow(ctypes.Structure):
+    """One parameter of a kernel: its bytes (4 or 8), whether it is used as a pointer, and the alignment that needs."""
+
+    _fields_ = (("size_bytes", _u64), ("pointer", _u64), ("align_bytes", _u64))
+
+
+class KernelHead(ctypes.Structure):
+    """A kernel, followed in memory by ``param_count`` rows of `ParamRow`. Never changes once made.
+
+    ``passable`` is 0 if a parameter cannot be passed as a record: Python then says which. ``required`` is the block
+    that the kernel demands, zeros if none. ``max_shared_bytes`` bounds dynamic shared memory.
+    """
+
+    _fields_ = (
+        ("function", _u64),
+        ("passable", _u64),
+        ("param_count", _u64),
+        ("max_threads", _u64),
+        ("max_shared_bytes", _u64),
+        ("max_grid", _u64 * 3),
+        ("max_block", _u64 * 3),
+        ("required", _u64 * 3),
+    )
+
+
+class KernelRow(ctypes.Structure):
+    """A kernel id and the address of its `KernelHead`."""
+
+    _fields_ = (("id", _u64), ("head", _u64))
+
+
+class BufferRow(ctypes.Structure):
+    """A device buffer."""
+
+    _fields_ = (("handle", _u64), ("address", _u64), ("size_bytes", _u64))
+
+
+class StreamRow(ctypes.Structure):
+    """A stream by the number that guests use (0 is the instance's own), the driver's handle, and work since its drain.
+
+    A row is valid if ``stream`` is not 0. ``recording`` says that it captures a graph.
+    """
+
+    _fields_ = (("number", _u64), ("stream", _u64), ("pending", _u64), ("recording", _u64))
+
+
+class GraphRow(ctypes.Structure):
+    """A graph that may be replayed now, how many launches it holds, and how many launches and copies."""
+
+    _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64), ("steps", _u64))
+
+
+class WindowRow(ctypes.Structure):
+    """A merged window of a staged launch: where in linear memory, how long, and where in the staging slot."""
+
+    _fields_ = (("offset", _u64), ("length_bytes", _u64), ("place", _u64))
+
+
+class OfferRow(ctypes.Structure):
+    """A kernel that a guest which brings this very text and entry may have at once: both as bytes, and its head."""
+
+    _fields_ = (("text", _u64), ("text_bytes", _u64), ("entry", _u64), ("entry_bytes", _u64), ("head", _u64))
+
+
+class Wait(ctypes.Structure):
+    """What a suspended guest waits for, read by `tensorwasm.guest.reactor.reactor` while the guest does not run.
+
+    Attributes:
+        kind: what the guest wants before it can go on, a `tensorwasm.guest.imports.suspension.Kind`.
+        function: number of the host function that it called, in its linker.
+        cells: that function's parameters, 16 bytes apart, as compiled host functions take them.
+        done: 1 once the answer has been written and the guest may go on.
+        results_at, trap_at: where wasmtime wants the answer.
+        memory_at, memory_bytes: the guest's exported memory as it is during the wait; zeros if it has none.
+        next, queue: the pad's place in the list of the reactor at the address ``queue`` while it has been notified.
+        item: room for one export.
+    """
+
+    _fields_ = (
+        ("kind", _u64),
+        ("function", _u64),
+        ("cells", _u64 * (2 * WAIT_PARAMS)),
+        ("done", _u64),
+        ("results_at", _u64),
+        ("trap_at", _u64),
+        ("memory_at", _u64),
+        ("memory_bytes", _u64),
+        ("next", _u64),
+        ("queue", _u64),
+        ("item", _u64 * 4),
+    )
+
+
+class Scratch(ctypes.Structure):
+    """Room for one host call at a time: of the thread that runs guests, not of a guest."""
+
+    _fields_ = (
+        ("argv", ctypes.c_ubyte * (MAX_ARGV_BYTES + 8)),
+        ("values", _u64 * MAX_ARGS),
+        ("pointers", _u64 * MAX_ARGS),
+        ("windows", _u64 * (4 * MAX_ARGS)),
+    )
+
+
+class SessionLayout(ctypes.Structure):
+    """One session's pad.
+
+    Attributes:
+        armed: 1 when compiled code may act: granted, healthy, bound, with a place at the gate.
+        deadline_ns: of the guest's current call, on the monotonic clock; `NO_DEADLINE_NS` for none.
+        memory: the ``wasmtime_memory_t`` of the guest's exported memory; zeros until known.
+        reach_at, reach_bytes: part of linear memory that the device reaches under the host's addresses; 0 for none.
+        placed: 1 while the session holds a place at the gate. The gate may take it back while nothing is pending.
+        pending: launches, copies and marks given to any stream since all were last seen drained; of a replayed graph
+            all that it holds.
+        most_pending: how many may be; `UNBOUNDED` for a guest that has a thread of its own to wait in the driver.
+        launched, replayed, copied_bytes, refusals: counters that only grow; Python reads them.
+        driver: address of a `DriverTable`.
+        scratch: address of the `Scratch` of the thread that runs the guest now.
+        stage_at, stage_bytes: the staging slot, reached by host and device under one address; 0 for none.
+        stage_used: high-water mark in it, for whoever cleans it.
+        staged: windows of the staged launch that is in flight, to be copied back.
+        stage_left: bytes of the slot that launches may still use, all together, before it is Python's to say whether
+            the guest's memory is registered instead.
+        next_kernel: id of the kernel that is loaded next; 0 before the first.
+        budget: how many offered kernels compiled code may still load; it is within every limit of the session then.
+        loads, loaded_bytes: kernels that compiled code has loaded and Python has not entered in the books, and the
+            bytes of their texts. They have the ids before ``next_kernel``.
+        loaded: the offers that they are, by their rows.
+        visited: 1 while compiled code has made the guest's sandbox and will end it.
+    """
+
+    _fields_ = (
+        ("armed", _u64),
+        ("deadline_ns", _u64),
+        ("memory", _u64 * 3),
+        ("reach_at", _u64),
+        ("reach_bytes", _u64),
+        ("placed", _u64),
+        ("pending", _u64),
+        ("most_pending", _u64),
+        ("launched", _u64),
+        ("replayed", _u64),
+        ("copied_bytes", _u64),
+        ("refusals", _u64),
+        ("driver", _u64),
+        ("scratch", _u64),
+        ("stage_at", _u64),
+        ("stage_bytes", _u64),
+        ("stage_used", _u64),
+        ("staged", _u64),
+        ("stage_left", _u64),
+        ("wait", Wait),
+        ("next_kernel", _u64),
+        ("budget", _u64),
+        ("loads", _u64),
+        ("loaded_bytes", _u64),
+        ("loaded", _u64 * LOAD_ROWS),
+        ("visited", _u64),
+        ("offers", OfferRow * OFFER_ROWS),
+        ("streams", StreamRow * STREAM_ROWS),
+        ("kernels", KernelRow * KERNEL_ROWS),
+        ("graphs", GraphRow * GRAPH_ROWS),
+        ("buffers", BufferRow * BUFFER_ROWS),
+        ("windows", WindowRow * MAX_ARGS),
+    )
+
+
+class KernelImage:
+    """A kernel in the form that pads point to. Immutable; whoever puts it into a pad keeps it alive.
+
+    Attributes:
+        address: of its `KernelHead`.
+    """
+
+    __slots__ = ("_memory", "address")
+
+    def __init__(self, signature: KernelSignature, native: NativeKernel) -> None:
+        rows = [ParamRow(param.size_bytes, int(param.pointer), param.access_align_bytes) for param in signature.params]
+        passable = len(rows) <= MAX_ARGS and all(
+            param.scalar and param.size_bytes in (4, 8) and (not param.pointer or param.size_bytes == 8)
+            for param in signature.params
+        )
+        head = KernelHead(
+            function=native.handle,
+            passable=int(passable),
+            param_count=len(rows),
+            max_threads=min(native.max_threads, signature.max_threads),
+            max_shared_bytes=native.max_dynamic_shared_bytes,
+            max_grid=native.max_grid,
+            max_block=native.max_block,
+            required=signature.required_block or (0, 0, 0),
+        )
+        data = bytes(head) + b"".join(map(bytes, rows))
+        self._memory = (_u64 * (len(data) // 8)).from_buffer_copy(data)
+        self.address = ctypes.addressof(self._memory)
+
+
+def driver_table(table: NativeTable) -> DriverTable:
+    """Return a table of addresses in the form that pads point to; whoever puts it into a pad keeps it alive."""
+    return DriverTable(*(getattr(table, name) for name in NativeTable.__dataclass_fields__))

@@ -1,0 +1,116 @@
+"""Choosing a device by name: ``auto``, ``emulator``, ``cuda``, ``cuda:N``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tensorwasm import settings
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.values import MIB, NEWEST_PTX, Place
+
+CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
+"""What `open_device` takes; N is an ordinal."""
+
+
+def open_emulator(multiprocessors: int | None = None) -> Device:
+    """Open the emulator, which is there wherever NumPy is, with the device memory that the settings give it.
+
+    Args:
+        multiprocessors: how many it claims to have; None for as many as a large GPU has.
+
+    Raises:
+        DeviceUnavailable: NumPy or ml_dtypes is not installed.
+        InvalidArgs: a setting does not parse, or fewer than one multiprocessor.
+    """
+    try:
+        from tensorwasm.gpu.emulator.device import EMULATED_CAPABILITY, EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
+    except ImportError as error:
+        raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
+    if multiprocessors is not None and multiprocessors < 1:
+        raise InvalidArgs(f"a share of {multiprocessors} multiprocessors: at least 1")
+    given = settings.current()
+    return EmulatorDevice(
+        given.emulator_memory_mib * MIB,
+        multiprocessors,
+        compute_capability=given.emulator_arch or EMULATED_CAPABILITY,
+        ptx_version=given.emulator_ptx or NEWEST_PTX,
+    )
+
+
+def open_gpu(
+    ordinal: int, multiprocessors: int | None = None, *, place: Place | None = None, jit: bool = True
+) -> Device:
+    """Open a GPU, or a share of one.
+
+    Args:
+        ordinal: which.
+        multiprocessors: how many of its multiprocessors at least; None for the whole GPU.
+        place: where among the shares of other processes the share lies; None for wherever.
+        jit: whether the driver's own compiler may see PTX of guests, in this process, where ptxas cannot take it.
+
+    Raises:
+        InvalidArgs: a share of fewer than one multiprocessor, or a place without a share.
+        DeviceUnavailable: it is not there or cannot be used; says what to do.
+    """
+    from tensorwasm.gpu.cuda.opening import open_cuda  # noqa: PLC0415 - the same, for the driver
+
+    return open_cuda(ordinal, multiprocessors, place=place, jit=jit)
+
+
+class GpuOpener(Protocol):
+    """What `open_gpu` is."""
+
+    def __call__(self, ordinal: int, multiprocessors: int | None, *, place: Place | None, jit: bool) -> Device:
+        """Open a GPU, or a share of one."""
+
+
+def parse_choice(choice: str) -> tuple[str, int]:
+    """Return the kind, ``auto``, ``emulator`` or ``cuda``, and the ordinal.
+
+    Raises:
+        InvalidArgs: no such choice; the message lists those there are.
+    """
+    found = re.fullmatch(r"(?P<kind>auto|emulator|cuda)(?::(?P<ordinal>[0-9]{1,4}))?", choice)
+    if found is None or (found["ordinal"] is not None and found["kind"] != "cuda"):
+        raise InvalidArgs(f"no device {choice[:64]!r}: choose {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
+    return found["kind"], int(found["ordinal"] or 0)
+
+
+def open_device(
+    choice: str,
+    emulator: Callable[[int | None], Device] = open_emulator,
+    gpu: GpuOpener = open_gpu,
+    *,
+    multiprocessors: int | None = None,
+    place: Place | None = None,
+    jit: bool = True,
+) -> tuple[Device, str]:
+    """Open the chosen device and say in a few words why it is this one.
+
+    Args:
+        choice: one of `CHOICES`. ``auto`` takes GPU 0 where it works and the emulator where it does not, and the
+            reason then says why not.
+        emulator: opens the emulator with a number of multiprocessors, None for its own.
+        gpu: opens the GPU of an ordinal, or a share of that many multiprocessors of it.
+        multiprocessors: the share of the device, at least; None for all of it. What the device rounded it up to is in
+            its `DeviceInfo`.
+        place: where among the shares of other processes a share of a GPU lies; None for wherever.
+        jit: whether a GPU's driver may compile PTX of guests itself, in this process, where ptxas cannot.
+
+    Raises:
+        InvalidArgs: no such choice, a share of fewer than one multiprocessor, or a place without a share.
+        DeviceUnavailable: the GPU that was asked for is not there, cannot be used or not be divided; says what to do.
+    """
+    kind, ordinal = parse_choice(choice)
+    if kind == "emulator":
+        return emulator(multiprocessors), "asked for"
+    if kind == "cuda":
+        return gpu(ordinal, multiprocessors, place=place, jit=jit), "asked for"
+    try:
+        device = gpu(ordinal, multiprocessors, place=place, jit=jit)
+    except DeviceUnavailable as error:
+        return emulator(multiprocessors), f"no usable GPU: {error.message}"
+    return device, f"{device.info.name} works"

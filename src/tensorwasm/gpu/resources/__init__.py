@@ -1,0 +1,1 @@
+"""Resources that all sessions on one device share."""

@@ -1,0 +1,296 @@
+"""Kernels that are loaded once for all sandboxes of a tenant that bring the same text.
+
+Loading a kernel takes milliseconds to seconds; a fresh sandbox that brings a text again finds it here. Nothing of one
+sandbox is left for the next: a module with variables in global or constant memory, which a kernel can write, is loaded
+anew for each, and only what parsing and checking its text gave is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from tensorwasm import ptx
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import Device, LoadedModule
+from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.native.layout import KernelImage
+from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.ptx.model import Block, Module, Variable
+from tensorwasm.values import MIB, Deadline, KernelSignature
+from tensorwasm.watch import Watch
+
+MAX_IDLE_KERNELS: Final = 256
+MAX_IDLE_BYTES: Final = 64 * MIB
+MAX_DRAFTS: Final = 16
+MAX_DRAFT_BYTES: Final = 256 << 10
+_CHARGED_SPACES: Final = frozenset({"global", "const"})
+
+Architecture = tuple[int, int]
+Key = tuple[str, bytes, str, Architecture]
+"""Tenant, digest of the text, entry, architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What parsing and checking a text gave.
+
+    Attributes:
+        module: the kernel that was asked for and what it reaches, from the variant that suits the device best.
+        signature: of the kernel that was asked for.
+        text: as the guest gave it.
+        device_bytes: what the module's variables take in global and constant memory.
+        private: whether it has any, so that what one sandbox leaves there would be there for the next, or prints.
+        prints: whether it does.
+        writable: whether the kernel may write to some of them.
+    """
+
+    module: Module
+    signature: KernelSignature
+    text: bytes
+    device_bytes: int
+    private: bool
+    writable: bool
+    prints: bool = False
+
+
+class SharedKernel:
+    """A kernel on the device, for one sandbox or several.
+
+    Attributes:
+        loaded: its module.
+        signature: what its arguments are checked against.
+        device_bytes: what the module's variables take.
+        text: as a guest gave it; what is kept for nobody is bounded by the texts.
+        private: whether one sandbox only may have it.
+        writable: whether it may have written to the module's variables.
+    """
+
+    __slots__ = (
+        "_image",
+        "_lock",
+        "device_bytes",
+        "holders",
+        "key",
+        "loaded",
+        "private",
+        "signature",
+        "text",
+        "writable",
+    )
+
+    def __init__(self, loaded: LoadedModule, draft: Draft, key: Key) -> None:
+        self.loaded = loaded
+        self.signature = draft.signature
+        self.device_bytes = draft.device_bytes
+        self.private = draft.private
+        self.writable = draft.writable
+        self.text = draft.text
+        self.key = key
+        self.holders = 1
+        self._image: KernelImage | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def text_bytes(self) -> int:
+        """Length of its text."""
+        return len(self.text)
+
+    def image(self, device: Device, deadline: Deadline) -> KernelImage:
+        """Return what compiled code launches; lives as long as the kernel.
+
+        Raises:
+            InvokeTimeout: the deadline passed.
+            DeviceLost: the device does not answer.
+        """
+        if self._image is None:
+            native = device.native.kernel(self.loaded, self.signature.entry, deadline)
+            with self._lock:  # a second image would free the first, whose address pads have
+                if self._image is None:
+                    self._image = KernelImage(self.signature, native)
+        return self._image
+
+
+class KernelCache:
+    """The kernels of one device. Safe from any thread.
+
+    A kernel belongs to a tenant: nobody learns from a quick load that another tenant has the same text. Those that no
+    session holds are kept, newest first, within a count and a size of their texts.
+
+    Args:
+        device: where they are loaded.
+        max_idle: kernels that are kept for nobody.
+        max_idle_bytes: their texts.
+    """
+
+    def __init__(self, device: Device, max_idle: int = MAX_IDLE_KERNELS, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
+        self._device = device
+        self._max_idle = max_idle
+        self._max_idle_bytes = max_idle_bytes
+        self._lock = threading.Lock()
+        self._shared: dict[Key, SharedKernel] = {}
+        self._idle: OrderedDict[Key, SharedKernel] = OrderedDict()
+        self._idle_bytes = 0
+        self._stuck: list[SharedKernel] = []
+        self._drafts: OrderedDict[Key, Draft] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """Shared kernels on the device that a session holds."""
+        with self._lock:
+            return len(self._shared) - len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """Kernels on the device that no session holds."""
+        with self._lock:
+            return len(self._idle)
+
+    def find(self, key: Key) -> SharedKernel | None:
+        """Return a kernel that is there already, held until `release`; None if it has to be loaded."""
+        with self._lock:
+            kernel = self._shared.get(key)
+            if kernel is not None:
+                self._hold(kernel)
+            return kernel
+
+    def hold(self, kernel: SharedKernel) -> None:
+        """Hold a shared kernel that somebody holds once more; `release` gives it back."""
+        with self._lock:
+            self._hold(kernel)
+
+    def draft(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
+        """Parse and check a text.
+
+        Raises:
+            MalformedPtx: the text does not parse.
+            UnsupportedPtx: the kernel asks for what the device lacks; others of the text may not.
+            InvalidKernel: it has no such entry.
+            InvokeTimeout: the deadline passed.
+        """
+        with self._lock:
+            draft = self._drafts.get(key)
+        if draft is not None:
+            return draft
+        _, _, entry, architecture = key
+        variants = ptx.parse_variants(text, deadline)
+        chosen = ptx.select(variants, architecture, self._device.info.ptx_version)
+        module = ptx.extract(chosen, entry, deadline)
+        signature = ptx.signature(module, entry, deadline)
+        variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
+        size_bytes = sum(map(variable_bytes, variables))
+        writable = bool(variables) and ptx.may_write(module, entry, deadline)
+        prints = ptx.printing(module) is not None
+        private = prints or bool(variables)
+        draft = Draft(module, signature, text, size_bytes, private=private, writable=writable, prints=prints)
+        if draft.private and len(text) <= MAX_DRAFT_BYTES:
+            with self._lock:
+                self._drafts[key] = draft
+                if len(self._drafts) > MAX_DRAFTS:
+                    self._drafts.popitem(last=False)
+        return draft
+
+    def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:
+        """Load a kernel; it is held until `release`. What it prints goes to ``output``.
+
+        Two sessions that bring the same text at once may both load it; one of the two is dropped.
+
+        Raises:
+            MalformedPtx: the device's compiler refuses it.
+            UnsupportedPtx: it asks for what the device lacks.
+            InvokeTimeout: the deadline passed before it was loaded.
+            DeviceUnavailable: this machine cannot assemble it now.
+            DeviceLost: the device does not answer.
+        """
+        loaded = self._device.load(draft.module, deadline, *([output] if draft.prints else []))
+        kernel = SharedKernel(loaded, draft, key)
+        return kernel if kernel.private else self._share(kernel)
+
+    def release(self, kernel: SharedKernel) -> None:
+        """Give a kernel back that no stream of the session can run any more.
+
+        Raises:
+            DeviceLost: the device fails to unload one that is not shared; it is still held.
+        """
+        if kernel.private:
+            self._device.unload(kernel.loaded)
+            return
+        with self._lock:
+            kernel.holders -= 1
+            if kernel.holders:
+                return
+            self._idle[kernel.key] = kernel
+            self._idle_bytes += kernel.text_bytes
+            surplus = self._surplus()
+        self._unload(surplus)
+
+    def close(self) -> list[Exception]:
+        """Unload what no session holds; return what the device raised."""
+        with self._lock:
+            idle, self._idle = list(self._idle.values()), OrderedDict()
+            self._idle_bytes = 0
+            for kernel in idle:
+                del self._shared[kernel.key]
+            self._drafts.clear()
+            stuck, self._stuck = self._stuck, []
+        return self._unload(stuck + idle)
+
+    def _unload(self, kernels: list[SharedKernel]) -> list[Exception]:
+        """Unload what nobody holds; what the device does not take is tried again at the end."""
+        failures = []
+        for kernel in kernels:
+            failed = attempt(self._device.unload, kernel.loaded)
+            if failed:
+                self._stuck.append(kernel)
+                failures += failed
+        return failures
+
+    def _share(self, kernel: SharedKernel) -> SharedKernel:
+        with self._lock:
+            other = self._shared.setdefault(kernel.key, kernel)
+            if other is kernel:
+                return kernel
+            self._hold(other)
+        failures = self._unload([kernel])
+        if failures:
+            self.release(other)
+            raise failures[0]
+        return other
+
+    def _hold(self, kernel: SharedKernel) -> None:
+        """Count one more holder; the caller has the lock."""
+        if not kernel.holders:
+            del self._idle[kernel.key]
+            self._idle_bytes -= kernel.text_bytes
+        kernel.holders += 1
+
+    def _surplus(self) -> list[SharedKernel]:
+        """Strike the kernels that are idle for longest until the rest is within the limits."""
+        surplus = []
+        while len(self._idle) > self._max_idle or self._idle_bytes > self._max_idle_bytes:
+            key, kernel = self._idle.popitem(last=False)
+            self._idle_bytes -= kernel.text_bytes
+            del self._shared[key]
+            surplus.append(kernel)
+        return surplus
+
+
+def digest(text: bytes) -> bytes:
+    """Return what stands for a text in a key."""
+    return hashlib.sha256(text).digest()
+
+
+def _device_variables(module: Module, watch: Watch) -> list[Variable]:
+    """Return each variable in device memory: a guest could otherwise declare what it may not allocate."""
+    bodies = [function.body for function in module.functions() if function.body is not None]
+    found = [variable for variable in module.variables() if variable.space in _CHARGED_SPACES]
+    while bodies:
+        for statement in watch.over(bodies.pop()):
+            if isinstance(statement, Block):
+                bodies.append(statement.body)
+            elif isinstance(statement, Variable) and statement.space in _CHARGED_SPACES:
+                found.append(statement)
+    return found

@@ -1,0 +1,207 @@
+"""Streams, events and slots that a device keeps for the next session.
+
+A stream costs the driver some 10 us to make: one that has drained without a failure serves the next session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from tensorwasm.errors import QuotaExceeded, TensorWasmError
+from tensorwasm.gpu.device.port import Stream
+from tensorwasm.gpu.device.releases import attempt
+
+_Item = TypeVar("_Item")
+
+
+class Stock(Generic[_Item]):
+    """Things of a device that are kept for whoever needs one next. Safe from any thread.
+
+    Args:
+        make: makes one.
+        destroy: releases one.
+        most: kept at a time.
+    """
+
+    def __init__(self, make: Callable[[], _Item], destroy: Callable[[_Item], None], most: int) -> None:
+        self._make = make
+        self._destroy = destroy
+        self._most = most
+        self._idle: list[_Item] = []
+
+    def take(self) -> _Item:
+        """Return one that was given back, or a new one.
+
+        Raises:
+            TensorWasmError: the device refuses to make one.
+        """
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make()
+
+    def give(self, item: _Item) -> None:
+        """Give one back, as good as new: nothing uses it any more.
+
+        Raises:
+            TensorWasmError: there are enough, and the device fails to release this one.
+        """
+        if len(self._idle) < self._most:
+            self._idle.append(item)
+        else:
+            self._destroy(item)
+
+    def discard(self, item: _Item) -> None:
+        """Release one that nobody should use again.
+
+        Raises:
+            TensorWasmError: the device fails to.
+        """
+        self._destroy(item)
+
+    def close(self) -> list[Exception]:
+        """Release what is kept; return what the device raised."""
+        idle, self._idle = self._idle, []
+        return [error for item in idle for error in attempt(self._destroy, item)]
+
+
+class StreamStock:
+    """The streams of a device, lent to sessions. Safe from any thread.
+
+    A device may say how many streams it should have: then all are made here, at once, because a driver may make no
+    further one while a kernel runs; and when all are in use, sessions share them. Work that shares a stream runs in
+    turn. A session that needs a stream to itself takes it `alone`.
+
+    Args:
+        make: makes a stream.
+        destroy: releases one.
+        most_idle: kept at a time, for a device with any number.
+        most: streams in all; 0 for any number.
+    """
+
+    def __init__(
+        self, make: Callable[[], Stream], destroy: Callable[[Stream], None], most_idle: int, most: int = 0
+    ) -> None:
+        self._make = make
+        self._destroy = destroy
+        self._most_idle = max(most_idle, most)
+        self._alive = 0
+        self._lock = threading.Lock()
+        self._users: dict[int, int] = {}
+        self._announcers: dict[int, list[Callable[[], None]]] = {}
+        self._condemned: set[int] = set()
+        self._idle: list[Stream] = []
+        self._lent: deque[Stream] = deque()
+        with suppress(TensorWasmError):  # what there is will do; with none at all, whoever takes one is told why
+            for _ in range(most):
+                self._idle.append(make())
+                self._alive += 1
+        self._most = self._alive or most
+
+    def take(self, *, alone: bool = False) -> Stream:
+        """Return an idle stream, or a new one, or one that others use too.
+
+        Args:
+            alone: nobody else shall use it until it is given back.
+
+        Raises:
+            QuotaExceeded: all are in use, and it is to be alone.
+            TensorWasmError: the device refuses to make one.
+        """
+        with self._lock:
+            if self._idle:
+                return self._lend(self._idle.pop(), alone)
+            if self._most and self._alive >= self._most:
+                if alone or not self._lent:
+                    raise QuotaExceeded(f"all {self._most} streams of the device are in use")
+                self._lent.rotate(-1)
+                self._users[id(self._lent[0])] += 1
+                return self._lent[0]
+            self._alive += 1
+        try:
+            stream = self._make()  # without the lock: a driver may take its time
+        except BaseException:
+            with self._lock:
+                self._alive -= 1
+            raise
+        with self._lock:
+            return self._lend(stream, alone)
+
+    def give(self, stream: Stream) -> None:
+        """Give a stream back, drained and as good as new.
+
+        Raises:
+            TensorWasmError: there are enough, and the device fails to release this one.
+        """
+        self._return(stream, condemned=False)
+
+    def discard(self, stream: Stream) -> None:
+        """Give back a stream that nobody should use again: it goes when its last user has left.
+
+        Raises:
+            TensorWasmError: the device fails to release it.
+        """
+        self._return(stream, condemned=True)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the device has so many streams and no more."""
+        return self._most > 0
+
+    def shared(self, stream: Stream) -> bool:
+        """Return whether a stream that was taken has several users."""
+        return self._users[id(stream)] > 1
+
+    def join(self, stream: Stream, announce: Callable[[], None]) -> None:
+        """Say how the device is told of a user's work on a stream, before others wait behind that; until `part`."""
+        if self._most:
+            with self._lock:
+                self._announcers.setdefault(id(stream), []).append(announce)
+
+    def part(self, stream: Stream, announce: Callable[[], None]) -> None:
+        """Take back what `join` said."""
+        if self._most:
+            with self._lock:
+                self._announcers[id(stream)].remove(announce)
+                if not self._announcers[id(stream)]:
+                    del self._announcers[id(stream)]
+
+    def announce(self, stream: Stream) -> None:
+        """Have the device told of all work on a stream, whoever gave it: its deadlines count for who waits behind."""
+        with self._lock:
+            announcers = tuple(self._announcers.get(id(stream), ()))
+        for announce in announcers:
+            announce()
+
+    def close(self) -> list[Exception]:
+        """Release what is kept; return what the device raised."""
+        idle, self._idle = self._idle, []
+        return [error for stream in idle for error in attempt(self._destroy, stream)]
+
+    def _lend(self, stream: Stream, alone: bool) -> Stream:  # noqa: FBT001 - two callers, above
+        self._users[id(stream)] = 1
+        if self._most and not alone:
+            self._lent.append(stream)
+        return stream
+
+    def _return(self, stream: Stream, *, condemned: bool) -> None:
+        key = id(stream)
+        with self._lock:
+            self._users[key] -= 1
+            if condemned:
+                self._condemned.add(key)
+            if stream in self._lent and (condemned or not self._users[key]):
+                self._lent.remove(stream)
+            if self._users[key]:
+                return
+            del self._users[key]
+            if key not in self._condemned and len(self._idle) < self._most_idle:
+                self._idle.append(stream)
+                return
+            self._condemned.discard(key)
+            self._alive -= 1
+        self._destroy(stream)

@@ -1,0 +1,1 @@
+"""wasmtime: its C API, the engine, modules and their compilation."""

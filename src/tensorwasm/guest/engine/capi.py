@@ -1,0 +1,393 @@
+"""wasmtime's C API: the only module that touches its bindings.
+
+Functions are taken with `bind` (keeps the GIL: for calls that return in a microsecond) or `bind_releasing` (drops it:
+for calls that run guest code or take long). A call that drops the GIL has to win it back, which beside one busy Python
+thread costs a switch interval of 5 ms. Pointers are plain integers here, and null is None or 0.
+
+Everything relied on stands in the tables below. Another release of wasmtime is refused when this is imported, by name,
+instead of corrupting memory; the tables are compared with the installed bindings before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from tensorwasm.errors import EngineMismatch
+
+WASMTIME_VERSION: Final = "50.0.1"
+
+# name -> (result, arguments). p pointer, z size_t, b bool, B u8, I u32, i i32, L u64, l i64, v nothing.
+_CONFIG_FLAGS: Final = (
+    "concurrency_support",
+    "cranelift_nan_canonicalization",
+    "epoch_interruption",
+    "gc_support",
+    "memory_init_cow",
+    "memory_may_move",
+    "parallel_compilation",
+    "shared_memory",
+    "wasm_branch_hinting",
+    "wasm_bulk_memory",
+    "wasm_compact_imports",
+    "wasm_component_model",
+    "wasm_component_model_accessors",
+    "wasm_component_model_async",
+    "wasm_component_model_async_stackful",
+    "wasm_component_model_canonical_names",
+    "wasm_component_model_implements",
+    "wasm_component_model_map",
+    "wasm_component_model_more_async_builtins",
+    "wasm_custom_page_sizes",
+    "wasm_exceptions",
+    "wasm_function_references",
+    "wasm_gc",
+    "wasm_memory64",
+    "wasm_multi_memory",
+    "wasm_multi_value",
+    "wasm_reference_types",
+    "wasm_relaxed_simd",
+    "wasm_relaxed_simd_deterministic",
+    "wasm_simd",
+    "wasm_stack_switching",
+    "wasm_tail_call",
+    "wasm_threads",
+    "wasm_wide_arithmetic",
+)
+_POOL_NUMBERS: Final = {
+    "async_stack_keep_resident": "z",
+    "linear_memory_keep_resident": "z",
+    "max_core_instance_size": "z",
+    "max_memories_per_module": "I",
+    "max_memory_size": "z",
+    "max_tables_per_module": "I",
+    "table_elements": "z",
+    "table_keep_resident": "z",
+    "total_core_instances": "I",
+    "total_gc_heaps": "I",
+    "total_memories": "I",
+    "total_stacks": "I",
+    "total_tables": "I",
+}
+FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
+    **{f"wasmtime_config_{flag}_set": ("v", "pb") for flag in _CONFIG_FLAGS},
+    **{f"wasmtime_pooling_allocation_config_{name}_set": ("v", "p" + code) for name, code in _POOL_NUMBERS.items()},
+    "wasi_config_delete": ("v", "p"),
+    "wasi_config_inherit_stderr": ("v", "p"),
+    "wasi_config_inherit_stdin": ("v", "p"),
+    "wasi_config_inherit_stdout": ("v", "p"),
+    "wasi_config_new": ("p", ""),
+    "wasi_config_preopen_dir": ("b", "pppb"),
+    "wasi_config_set_argv": ("b", "pzp"),
+    "wasi_config_set_env": ("b", "pzpp"),
+    "wasi_config_set_stderr_custom": ("v", "pppp"),
+    "wasi_config_set_stdin_bytes": ("v", "pp"),
+    "wasi_config_set_stdout_custom": ("v", "pppp"),
+    "wasm_byte_vec_delete": ("v", "p"),
+    "wasm_byte_vec_new": ("v", "pzp"),
+    "wasm_config_new": ("p", ""),
+    "wasm_engine_new_with_config": ("p", "p"),
+    "wasm_frame_func_index": ("I", "p"),
+    "wasm_frame_module_offset": ("z", "p"),
+    "wasm_frame_vec_delete": ("v", "p"),
+    "wasm_functype_delete": ("v", "p"),
+    "wasm_functype_new": ("p", "pp"),
+    "wasm_trap_delete": ("v", "p"),
+    "wasm_trap_trace": ("v", "pp"),
+    "wasm_valtype_new": ("p", "B"),
+    "wasm_valtype_vec_new": ("v", "pzp"),
+    "wasmtime_call_future_delete": ("v", "p"),
+    "wasmtime_call_future_poll": ("b", "p"),
+    "wasmtime_caller_context": ("p", "p"),
+    "wasmtime_caller_export_get": ("b", "ppzp"),
+    "wasmtime_config_async_stack_size_set": ("v", "pz"),
+    "wasmtime_config_host_memory_creator_set": ("v", "pp"),
+    "wasmtime_config_max_wasm_stack_set": ("v", "pz"),
+    "wasmtime_config_memory_guard_size_set": ("v", "pL"),
+    "wasmtime_config_memory_reservation_for_growth_set": ("v", "pL"),
+    "wasmtime_config_memory_reservation_set": ("v", "pL"),
+    "wasmtime_config_strategy_set": ("v", "pB"),
+    "wasmtime_context_epoch_deadline_async_yield_and_update": ("p", "pL"),
+    "wasmtime_context_get_data": ("p", "p"),
+    "wasmtime_context_take_exception": ("b", "pp"),
+    "wasmtime_context_set_epoch_deadline": ("v", "pL"),
+    "wasmtime_context_set_wasi": ("p", "pp"),
+    "wasmtime_engine_increment_epoch": ("v", "p"),
+    "wasmtime_error_delete": ("v", "p"),
+    "wasmtime_error_message": ("v", "pp"),
+    "wasmtime_error_new": ("p", "p"),
+    "wasmtime_exnref_unroot": ("v", "p"),
+    "wasmtime_extern_delete": ("v", "p"),
+    "wasmtime_frame_func_name": ("p", "p"),
+    "wasmtime_func_call_async": ("p", "pppzpzpp"),
+    "wasmtime_func_call_unchecked": ("p", "pppzp"),
+    "wasmtime_func_to_raw": ("p", "pp"),
+    "wasmtime_global_get": ("v", "ppp"),
+    "wasmtime_global_set": ("p", "ppp"),
+    "wasmtime_instance_export_get": ("b", "pppzp"),
+    "wasmtime_instance_pre_delete": ("v", "p"),
+    "wasmtime_instance_pre_instantiate": ("p", "pppp"),
+    "wasmtime_instance_pre_instantiate_async": ("p", "ppppp"),
+    "wasmtime_linker_allow_shadowing": ("v", "pb"),
+    "wasmtime_linker_define_async_func": ("p", "ppzpzpppp"),
+    "wasmtime_linker_define_func_unchecked": ("p", "ppzpzpppp"),
+    "wasmtime_linker_define_wasi": ("p", "p"),
+    "wasmtime_linker_delete": ("v", "p"),
+    "wasmtime_linker_instantiate_pre": ("p", "ppp"),
+    "wasmtime_linker_new": ("p", "p"),
+    "wasmtime_memory_data": ("p", "pp"),
+    "wasmtime_memory_data_size": ("z", "pp"),
+    "wasmtime_memory_grow": ("p", "ppLp"),
+    "wasmtime_module_delete": ("v", "p"),
+    "wasmtime_module_deserialize": ("p", "ppzp"),
+    "wasmtime_module_deserialize_file": ("p", "ppp"),
+    "wasmtime_module_new": ("p", "ppzp"),
+    "wasmtime_module_serialize": ("p", "pp"),
+    "wasmtime_pooling_allocation_config_delete": ("v", "p"),
+    "wasmtime_pooling_allocation_config_new": ("p", ""),
+    "wasmtime_pooling_allocation_strategy_set": ("v", "pp"),
+    "wasmtime_store_context": ("p", "p"),
+    "wasmtime_store_delete": ("v", "p"),
+    "wasmtime_store_epoch_deadline_callback": ("v", "pppp"),
+    "wasmtime_store_limiter": ("v", "plllll"),
+    "wasmtime_store_new": ("p", "ppp"),
+    "wasmtime_table_get": ("b", "ppLp"),
+    "wasmtime_table_grow": ("p", "ppLpp"),
+    "wasmtime_table_set": ("p", "ppLp"),
+    "wasmtime_table_size": ("L", "pp"),
+    "wasmtime_trap_code": ("b", "pp"),
+    "wasmtime_trap_new": ("p", "pz"),
+}
+# Callbacks: where the bindings declare them (function and argument, or structure and member), result, arguments. A
+# pointer result is a size_t to ctypes, which cannot return pointers from callbacks.
+CALLBACKS: Final[dict[str, tuple[str, int | str, str, str]]] = {
+    "async host function": ("wasmtime_linker_define_async_func", 6, "v", "pppzpzpp"),
+    "continuation": ("wasmtime_async_continuation_t", "callback", "b", "p"),
+    "host function": ("wasmtime_linker_define_func_unchecked", 6, "z", "pppz"),
+    "epoch": ("wasmtime_store_epoch_deadline_callback", 1, "z", "pppp"),
+    "output": ("wasi_config_set_stdout_custom", 1, "i64", "ppz"),
+}
+# Structures: bytes, and the offset of a member where one is read.
+SIZES: Final = {
+    "wasm_byte_vec_t": 16,
+    "wasm_frame_vec_t": 16,
+    "wasm_valtype_vec_t": 16,
+    "wasmtime_async_continuation_t": 24,
+    "wasmtime_exnref_t": 24,
+    "wasmtime_extern_t": 32,
+    "wasmtime_func_t": 16,
+    "wasmtime_global_t": 24,
+    "wasmtime_instance_t": 16,
+    "wasmtime_linear_memory_t": 32,
+    "wasmtime_memory_creator_t": 24,
+    "wasmtime_memory_t": 24,
+    "wasmtime_table_t": 24,
+    "wasmtime_val_raw_t": 16,
+    "wasmtime_val_t": 32,
+}
+EXTERN_PAYLOAD_OFFSET: Final = 8
+VALUE_PAYLOAD_OFFSET: Final = 8
+CELL_BYTES: Final = SIZES["wasmtime_val_raw_t"]
+EXTERN_MEMORY: Final = 3
+VALUE_KINDS: Final = {"i32": 0, "i64": 1, "f32": 2, "f64": 3}
+GLOBAL_KINDS: Final = {**VALUE_KINDS, "v128": 4, "funcref": 5}
+STRATEGY_CRANELIFT: Final = 1
+EPOCH_CONTINUE: Final = 0
+
+_CTYPES: Final[dict[str, Any]] = {
+    "p": ctypes.c_void_p,
+    "z": ctypes.c_size_t,
+    "b": ctypes.c_bool,
+    "B": ctypes.c_uint8,
+    "I": ctypes.c_uint32,
+    "L": ctypes.c_uint64,
+    "l": ctypes.c_int64,
+    "v": None,
+}
+_KINDS: Final = {"p": "ptr", "z": "u64", "b": "bool", "B": "u8", "I": "u32", "L": "u64", "l": "i64", "v": "void"}
+_UNSIGNED: Final = frozenset("BHILQ")
+_SIGNED: Final = frozenset("bhilq")
+
+HOST_FUNCTION: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+)
+"""``(env, caller, cells, cell_count) -> trap or None``."""
+EPOCH_CALLBACK: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+"""``(context, data, delta, kind) -> error or None``."""
+OUTPUT_CALLBACK: Final = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+"""``(data, bytes, length) -> bytes taken, or a negative errno``."""
+
+
+def describe_type(kind: Any) -> str:
+    """Return a ctypes type as ``ptr``, ``void``, ``bool`` or a width such as ``u32``."""
+    if kind is None:
+        return "void"
+    code = getattr(kind, "_type_", None)
+    if code == "?":
+        return "bool"
+    if isinstance(code, str) and code in _UNSIGNED | _SIGNED:
+        return f"{'u' if code in _UNSIGNED else 'i'}{ctypes.sizeof(kind) * 8}"
+    return "ptr"
+
+
+def find_mismatches(bindings: Any) -> list[str]:
+    """Compare the tables above with a bindings module.
+
+    Args:
+        bindings: ``wasmtime._bindings`` or a stand-in.
+
+    Returns:
+        One sentence per difference; empty when this release fits.
+    """
+    return [*_function_mismatches(bindings), *_callback_mismatches(bindings), *_size_mismatches(bindings)]
+
+
+def _function_mismatches(bindings: Any) -> list[str]:
+    found = []
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(bindings, "_" + name, None)
+        if function is None:
+            found.append(f"{name} is missing")
+            continue
+        expected = [_KINDS[code] for code in result + arguments]
+        actual = [describe_type(kind) for kind in (function.restype, *function.argtypes)]
+        if expected != actual:
+            found.append(f"{name} is {_spell(actual)}, not {_spell(expected)}")
+    return found
+
+
+def _callback_mismatches(bindings: Any) -> list[str]:
+    found = []
+    for name, (owner, place, result, arguments) in CALLBACKS.items():
+        callback = _declared(bindings, owner, place)
+        expected = [_KINDS.get(result, result), *(_KINDS[code] for code in arguments)]
+        kinds = (getattr(callback, "_restype_", None), *getattr(callback, "_argtypes_", ()))
+        actual = [describe_type(kind) for kind in kinds]
+        if expected != actual:
+            found.append(f"the {name} callback is {_spell(actual)}, not {_spell(expected)}")
+    return found
+
+
+def _declared(bindings: Any, owner: str, place: int | str) -> Any:
+    """Return the type of a function's argument or of a structure's member, None if there is no such thing."""
+    if isinstance(place, str):
+        return dict(getattr(getattr(bindings, owner, None), "_fields_", ())).get(place)
+    argtypes = getattr(getattr(bindings, "_" + owner, None), "argtypes", ())
+    return argtypes[place] if len(argtypes) > place else None
+
+
+def _size_mismatches(bindings: Any) -> list[str]:
+    found = []
+    for name, size in SIZES.items():
+        structure = getattr(bindings, name, None)
+        actual = ctypes.sizeof(structure) if structure is not None else 0
+        if actual != size:
+            found.append(f"{name} has {actual} bytes, not {size}")
+    for name, offset in {"wasmtime_extern_t": EXTERN_PAYLOAD_OFFSET, "wasmtime_val_t": VALUE_PAYLOAD_OFFSET}.items():
+        payload = getattr(getattr(bindings, name, None), "of", None)
+        if getattr(payload, "offset", -1) != offset:
+            found.append(f"{name} has its payload elsewhere than at {offset}")
+    return found
+
+
+def _spell(kinds: list[str]) -> str:
+    return f"{kinds[0]}({', '.join(kinds[1:])})"
+
+
+_REMEDY: Final = f"install the one this release is written for: pip install wasmtime=={WASMTIME_VERSION}"
+_LIBRARIES: Final = {"darwin": "_libwasmtime.dylib", "win32": "_wasmtime.dll"}
+
+
+def _load() -> str:
+    """Return the path of the installed wasmtime's library, without its bindings, which are slow to import."""
+    found = importlib.util.find_spec("wasmtime")
+    folder = next(iter(found.submodule_search_locations or ()), "") if found is not None else ""
+    installed = WASMTIME_VERSION if os.path.isdir(f"{folder}-{WASMTIME_VERSION}.dist-info") else _find_version()  # noqa: PTH112 - as above
+    if installed != WASMTIME_VERSION:
+        raise EngineMismatch(f"wasmtime {installed} is installed; {_REMEDY}")
+    name = _LIBRARIES.get(sys.platform, "_libwasmtime.so")
+    for part in os.listdir(folder) if folder else ():  # noqa: PTH208 - as above
+        path = os.path.join(folder, part, name)  # noqa: PTH118 - as above
+        if part.startswith(f"{sys.platform}-") and os.path.isfile(path):  # noqa: PTH113 - as above
+            return path
+    raise EngineMismatch(f"wasmtime cannot be loaded (it has no {name}); {_REMEDY}")
+
+
+def _find_version() -> str:
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and seldom asked
+
+    try:
+        return metadata.version("wasmtime")
+    except ImportError as error:
+        raise EngineMismatch(f"wasmtime cannot be loaded ({type(error).__name__}); {_REMEDY}") from error
+
+
+@functools.cache
+def check_bindings() -> None:
+    """Compare the tables above with the installed bindings, once in a process, before anything is compiled.
+
+    Raises:
+        EngineMismatch: they differ.
+    """
+    try:
+        from wasmtime import _bindings  # noqa: PLC0415 - a missing or foreign wasmtime must become our error
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise EngineMismatch(f"wasmtime cannot be loaded ({type(error).__name__}); {_REMEDY}") from error
+    mismatches = find_mismatches(_bindings)
+    if mismatches:
+        raise EngineMismatch(f"wasmtime's C API differs: {'; '.join(mismatches[:5])}; {_REMEDY}")
+
+
+LIBRARY: Final = _load()
+"""Path of wasmtime's library."""
+_KEEPING: Final = ctypes.PyDLL(LIBRARY)
+_RELEASING: Final = ctypes.CDLL(LIBRARY)
+
+
+def bind(name: str) -> Callable[..., Any]:
+    """Return a C function of the table that keeps the GIL while it runs."""
+    return _prototype(_KEEPING, name)
+
+
+def bind_releasing(name: str) -> Callable[..., Any]:
+    """Return a C function of the table that drops the GIL while it runs."""
+    return _prototype(_RELEASING, name)
+
+
+def _prototype(library: ctypes.CDLL, name: str) -> Callable[..., Any]:
+    result, arguments = FUNCTIONS[name]
+    function = library[name]
+    function.restype = _CTYPES[result]
+    function.argtypes = [_CTYPES[code] for code in arguments]
+    return function
+
+
+def address_of(name: str) -> int:
+    """Return the address of a C function, for other C code to call."""
+    return ctypes.cast(_KEEPING[name], ctypes.c_void_p).value or 0
+
+
+_byte_vec_delete: Final = bind("wasm_byte_vec_delete")
+_error_message: Final = bind("wasmtime_error_message")
+_error_delete: Final = bind("wasmtime_error_delete")
+
+
+def take_error(error: int) -> str:
+    """Return an error's text and free the error.
+
+    The text is wasmtime's own and may hold guest-chosen names and, with a backtrace, paths of this machine: it goes
+    through `tensorwasm.guest.engine.traps.explain` before anyone outside sees it.
+    """
+    vector = (ctypes.c_size_t * 2)()
+    _error_message(error, vector)
+    text = ctypes.string_at(vector[1], vector[0]).decode("utf-8", "replace") if vector[0] else ""
+    _byte_vec_delete(vector)
+    _error_delete(error)
+    return text

@@ -1,0 +1,143 @@
+"""The compiler's process: ``python -I -S compiling.py LIBRARY PARENT MEMORY_BYTES CPU_S NAME:KIND=VALUE ...``.
+
+It is run as a file, by a bare interpreter, and uses nothing but the standard library and wasmtime's own: it is there
+within 20 ms. The module comes over standard input, to its end; the answer goes to standard output: one byte, `CODE` or
+`REFUSED`, and then precompiled code, or why this is no valid module. Whoever started it judges the answer, and takes
+none from a process that did not end with 0.
+
+Cranelift gets what somebody uploaded, so the process limits itself before it reads a byte: address space, processor
+time, no core file, no file written. It ends with the thread that started it. It has a tenth of a processor that others
+want, so a compilation makes nobody wait, and ends all the same.
+
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2), sched(7) on autogroups.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, BinaryIO, Final
+
+CODE: Final = b"+"
+REFUSED: Final = b"-"
+
+PROTOTYPES: Final[dict[str, tuple[str, str]]] = {
+    "wasm_byte_vec_delete": ("v", "p"),
+    "wasm_config_new": ("p", ""),
+    "wasm_engine_new_with_config": ("p", "p"),
+    "wasmtime_error_message": ("v", "pp"),
+    "wasmtime_module_new": ("p", "ppzp"),
+    "wasmtime_module_serialize": ("p", "pp"),
+}
+"""What is called, as in `tensorwasm.guest.engine.capi`, which has compared it with the installed library."""
+
+_KINDS: Final[dict[str, Any]] = {
+    "p": ctypes.c_void_p,
+    "z": ctypes.c_size_t,
+    "b": ctypes.c_bool,
+    "B": ctypes.c_uint8,
+    "L": ctypes.c_uint64,
+    "v": None,
+}
+_PR_SET_PDEATHSIG: Final = 1
+
+NICE: Final = 10
+"""How far it steps back: its weight is 110, where others have 1024."""
+
+_AUTOGROUP: Final = "/proc/self/autogroup"
+_AUTOGROUP_TRIES: Final = 50
+_AUTOGROUP_PAUSE_S: Final = 0.05
+
+
+class _Library:
+    """wasmtime's C API."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+
+    def call(self, name: str, *arguments: object, prototype: tuple[str, str] | None = None) -> Any:
+        result, kinds = prototype or PROTOTYPES[name]
+        function = self._library[name]
+        function.restype = _KINDS[result]
+        function.argtypes = [_KINDS[kind] for kind in kinds]
+        return function(*arguments)
+
+
+def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
+    """Compile one module."""
+    path, parent, memory_bytes, cpu_s, *settings = arguments
+    _confine(int(parent), int(memory_bytes), int(cpu_s))
+    _step_back()
+    library = _Library(path)
+    engine = library.call("wasm_engine_new_with_config", _configure(library, settings))
+    wasm = source.read()
+    module, answer = ctypes.c_void_p(), (ctypes.c_size_t * 2)()
+    error = library.call("wasmtime_module_new", engine, wasm, len(wasm), ctypes.byref(module))
+    error = error or library.call("wasmtime_module_serialize", module, answer)
+    if error:
+        library.call("wasmtime_error_message", error, answer)
+    sink.write(REFUSED if error else CODE)
+    sink.write((ctypes.c_char * answer[0]).from_address(answer[1]))
+    sink.flush()
+
+
+def _confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
+    import resource  # noqa: PLC0415 - so that this can be imported where there is no such module
+
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CPU: cpu_s}
+    if sys.platform == "linux":  # elsewhere address space is no measure of memory
+        limits[resource.RLIMIT_AS] = memory_bytes
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # it had gone before the signal was asked for
+
+
+def _step_back() -> None:
+    """Let other processes go first.
+
+    A session of its own can be a group of its own in the scheduler's eyes: then only the group's value counts.
+    """
+    os.nice(NICE)
+    if not _set_group():
+        _thread.start_new_thread(_keep_setting, ())
+
+
+def _keep_setting() -> None:
+    for _ in range(_AUTOGROUP_TRIES):
+        time.sleep(_AUTOGROUP_PAUSE_S)
+        if _set_group():
+            return
+
+
+def _set_group() -> bool:
+    """Step back as a group; return False if the system has to be asked again: it takes one such wish in 0.1 s."""
+    try:
+        with open(_AUTOGROUP, "wb", buffering=0) as file:  # noqa: PTH123 - pathlib takes long to import
+            file.write(b"%d" % NICE)
+    except OSError as error:
+        return error.errno not in {errno.EAGAIN, errno.EINTR}
+    return True
+
+
+def _configure(library: _Library, settings: Iterable[str]) -> int:
+    """Return the address of a configuration; a setting is ``name:kind=value``."""
+    config: int = library.call("wasm_config_new")
+    for setting in settings:
+        name, _, rest = setting.partition(":")
+        kind, _, value = rest.partition("=")
+        library.call(f"wasmtime_config_{name}_set", config, int(value), prototype=("v", "p" + kind))
+    return config
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
+    os._exit(0)  # the rest of an interpreter's end is a waste of time

@@ -1,0 +1,192 @@
+"""The clock that lets a running guest be stopped.
+
+Guests check an epoch counter at every loop and call. Something must advance it, whatever Python does meanwhile: on
+Linux a POSIX timer whose notify function is wasmtime's own increment, so no Python code runs and no GIL is needed.
+Elsewhere a Python thread does it: guests run without the GIL, so it gets its turn.
+
+Engines live as long as the process (`tensorwasm.guest.engine.engine`), so a tick can never reach a freed one, and no
+ticker has to be stopped at exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from typing import Final, Protocol
+
+from tensorwasm.errors import TickerNotRunning
+from tensorwasm.guest.engine import capi
+
+_CLOCK_MONOTONIC: Final = 1
+_SIGEV_THREAD: Final = 2
+
+
+class Ticker(Protocol):
+    """Advances one engine's epoch at a fixed rate, from the moment it is made."""
+
+    @property
+    def running(self) -> bool:
+        """Whether ticks arrive in this process. False after `stop`, and in a forked child, which has no timers."""
+
+    def stop(self) -> None:
+        """Stop ticking. A second call does nothing."""
+
+
+class _SigEvent(ctypes.Structure):
+    """``struct sigevent`` of the 64-bit Linux ABI, 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_ubyte * 32),
+    )
+
+
+class TimerSpec(ctypes.Structure):
+    """``struct itimerspec``: period, then time to the first tick."""
+
+    _fields_ = (
+        ("period_s", ctypes.c_int64),
+        ("period_ns", ctypes.c_int64),
+        ("first_s", ctypes.c_int64),
+        ("first_ns", ctypes.c_int64),
+    )
+
+
+_process = object()
+"""This very process: another one in a child that was forked, where no timers are. Asked for at every sandbox, which a
+system call would slow down."""
+
+
+def _note_fork() -> None:
+    global _process  # noqa: PLW0603 - a child has one thread when this is called
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def make_timer(engine: int, libc: ctypes.CDLL) -> ctypes.c_void_p:
+    """Return a timer, not set, that advances an engine's epoch on a thread of the C library's.
+
+    Args:
+        engine: address of the engine, which must never be freed.
+        libc: library with ``timer_create``.
+
+    Raises:
+        TickerNotRunning: the kernel refused a timer.
+    """
+    timer = ctypes.c_void_p()
+    event = _SigEvent(value=engine, notify=_SIGEV_THREAD, function=capi.address_of("wasmtime_engine_increment_epoch"))
+    if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+        raise TickerNotRunning(f"no timer for deadlines: {os.strerror(ctypes.get_errno())}")
+    return timer
+
+
+class PosixTicker:
+    """A POSIX timer that calls ``wasmtime_engine_increment_epoch`` on a thread of the C library's."""
+
+    __slots__ = ("_libc", "_process", "_timer")
+
+    def __init__(self, engine: int, tick_s: float, libc: ctypes.CDLL) -> None:
+        """Start ticking.
+
+        Args:
+            engine: address of the engine, which must never be freed.
+            tick_s: seconds between ticks.
+            libc: library with ``timer_create``.
+
+        Raises:
+            TickerNotRunning: the kernel refused a timer.
+        """
+        self._libc = libc
+        self._process = _process
+        self._timer: ctypes.c_void_p | None = None
+        timer = make_timer(engine, libc)
+        seconds, nanoseconds = divmod(round(tick_s * 1e9), 1_000_000_000)
+        spec = TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
+        if libc.timer_settime(timer, 0, ctypes.byref(spec), None):
+            raise TickerNotRunning(f"the timer for deadlines cannot be set: {os.strerror(ctypes.get_errno())}")
+        self._timer = timer
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a timer, which the kernel never disarms by itself, made in this very process."""
+        return self._timer is not None and self._process is _process
+
+    def stop(self) -> None:
+        """Delete the timer."""
+        timer, self._timer = self._timer, None
+        if timer is not None and self._process is _process:
+            self._libc.timer_delete(timer)
+
+
+class ThreadTicker:
+    """A daemon thread, for systems without POSIX timers."""
+
+    __slots__ = ("_stopped", "_thread")
+
+    def __init__(self, engine: int, tick_s: float) -> None:
+        """Start ticking.
+
+        Args:
+            engine: address of the engine, which must never be freed.
+            tick_s: seconds between ticks.
+        """
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._tick, args=(engine, tick_s), name="tensorwasm-epoch-ticker", daemon=True
+        )
+        self._thread.start()
+
+    def _tick(self, engine: int, tick_s: float) -> None:
+        increment = capi.bind("wasmtime_engine_increment_epoch")
+        while not self._stopped.wait(tick_s):
+            increment(engine)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive() and not self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def start(engine: int, tick_s: float) -> Ticker:
+    """Start the best ticker this system has.
+
+    Args:
+        engine: address of the engine, which must never be freed.
+        tick_s: seconds between ticks.
+
+    Raises:
+        TickerNotRunning: the system refused a timer.
+    """
+    libc = timer_library()
+    return ThreadTicker(engine, tick_s) if libc is None else PosixTicker(engine, tick_s, libc)
+
+
+def timer_library() -> ctypes.CDLL | None:
+    """Return the C library with POSIX timers, its functions keeping the GIL; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    # The C library since glibc 2.34 and in musl; before, librt.
+    for name in (None, "librt.so.1"):
+        try:
+            library = ctypes.PyDLL(name, use_errno=True)
+            library.timer_create.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+            library.timer_settime.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+            library.timer_delete.argtypes = [ctypes.c_void_p]
+        except (OSError, AttributeError):
+            continue
+        return library
+    return None

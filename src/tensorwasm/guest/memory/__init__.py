@@ -1,0 +1,1 @@
+"""Linear memory: access from host code, saved images, mappings and dirty pages."""

@@ -1,0 +1,1 @@
+"""Sandboxes: one store with one instance of one module, and the ways to run it."""

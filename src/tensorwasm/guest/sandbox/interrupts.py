@@ -1,0 +1,92 @@
+"""Signals that arrive while a guest runs on the main thread.
+
+Python runs signal handlers on the main thread, between two bytecodes. Where a callback from C begins, what a handler
+raises (`KeyboardInterrupt` at Ctrl-C) can neither be caught nor told to C: ctypes prints it and returns garbage, which
+wasmtime would take for a pointer. So while a guest runs, every handler is called through one that keeps what it raises;
+the guest is stopped at its next look at the clock, and the call raises it. Inside the body of a host function, where
+raising is safe, handlers raise as always.
+
+Real-time signals are left alone: a handler of theirs must not raise while a guest runs on the main thread.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` without its enums, which cost forty times as much
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from itertools import islice
+from types import FrameType
+from typing import Any, Final
+
+from tensorwasm.guest.sandbox.state import GuestState
+
+_FIRST_REAL_TIME: Final = 32
+_NUMBERS: Final = tuple(sorted(int(number) for number in signal.valid_signals() if number < _FIRST_REAL_TIME))
+
+
+def shielded(state: GuestState, function: Callable[..., Any], *args: object) -> Any:
+    """Call a C function that runs a guest.
+
+    Args:
+        state: the guest's sandbox; gets what a handler raises as its `error`.
+        function: the C function.
+        args: its arguments.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return function(*args)
+    shield = _Shield(state, _find_handlers())
+    try:
+        shield.put_up()
+        return function(*args)
+    finally:
+        shield.take_down()
+
+
+_Handlers = Mapping[int, Callable[[int, FrameType | None], Any]]
+_seen: tuple[list[object], _Handlers] = [], {}
+"""Every signal's handler when one was last looked for, and which of them are Python's. Handlers seldom change."""
+
+
+def _find_handlers() -> _Handlers:
+    global _seen  # noqa: PLW0603 - the main thread alone comes here
+    found = [*map(_signal.getsignal, _NUMBERS)]
+    if found != _seen[0]:
+        handlers = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
+        _seen = found, handlers
+    return _seen[1]
+
+
+class _Shield:
+    __slots__ = ("_handlers", "_state", "_up")
+
+    def __init__(self, state: GuestState, handlers: _Handlers) -> None:
+        self._state = state
+        self._handlers = handlers
+        self._up = 0
+
+    def put_up(self) -> None:
+        for number in self._handlers:
+            self._up += 1
+            _signal.signal(number, self._handle)
+
+    def take_down(self) -> None:
+        try:
+            self._restore()
+        except BaseException:
+            self._restore()  # a handler that was back already raised; the others must come back too
+            raise
+
+    def _restore(self) -> None:
+        for number, handler in islice(self._handlers.items(), self._up):
+            _signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handlers[number]
+        if self._state.interruptible:
+            handler(number, frame)
+            return
+        try:
+            handler(number, frame)
+        except BaseException as error:  # noqa: BLE001 - raised when the call returns
+            self._state.error = error

@@ -1,0 +1,1 @@
+"""Saved instances: instrumented modules, capture and restore."""

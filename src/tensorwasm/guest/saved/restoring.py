@@ -1,0 +1,185 @@
+"""A saved state put into a sandbox of the blank form: checked once, compared with what is there already, applied often.
+
+Source: Wasm core 2.0, 4.2: what a store has at run time is memories, globals, tables, and which segments are dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tensorwasm.errors import InvalidSnapshot
+from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS
+from tensorwasm.guest.memory.images import Image
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.saved.capture import Contents, Origin, capture
+from tensorwasm.guest.saved.instrumented import Drop, InstrumentedModule
+from tensorwasm.saved import SavedGlobal, SavedInstance, SavedTable
+from tensorwasm.values import WASM_PAGE_BYTES
+from tensorwasm.wasm.preamble import Preamble
+
+_MAX_MEMORY_PAGES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What is to be done to a new sandbox of a blank form, by the names of its exports.
+
+    Attributes:
+        size_bytes: of the memory, 0 without one.
+        bits: globals that differ: name, type and bits.
+        pointers: globals that hold another function: name, and the function's name or None.
+        tables: tables that differ: name, elements by index, length.
+        drops: functions to call.
+    """
+
+    size_bytes: int
+    bits: tuple[tuple[str, str, int], ...]
+    pointers: tuple[tuple[str, str | None], ...]
+    tables: tuple[tuple[str, dict[int, str | None], int], ...]
+    drops: tuple[str, ...]
+
+
+def read_pristine(instance: Instance, edition: InstrumentedModule) -> Contents:
+    """Return what is in a new sandbox of a blank form, its memory aside, with every table."""
+    everything = replace(edition, memory=None, initial_tables=(None,) * len(edition.tables))
+    with instance.resting() as exports:
+        return capture(exports, everything, Origin())
+
+
+def make_plan(saved: SavedInstance, edition: InstrumentedModule, declared: Preamble, pristine: Contents) -> RestorePlan:
+    """Compare a saved state with a new sandbox.
+
+    Args:
+        saved: whole, without a parent. What it says is checked like anything that comes from elsewhere.
+        edition: whose blank form the sandbox runs.
+        declared: by that form.
+        pristine: what is in the sandbox before, from `read_pristine`.
+
+    Raises:
+        InvalidSnapshot: it does not fit the module.
+    """
+    bits, pointers = _compare_globals(saved.globals, edition, pristine.globals)
+    return RestorePlan(
+        size_bytes=_memory_bytes(saved, declared),
+        bits=bits,
+        pointers=pointers,
+        tables=_compare_tables(saved.tables, edition, pristine.tables),
+        drops=(
+            *_find_drops(saved.dropped_data, edition.data, "data"),
+            *_find_drops(saved.dropped_elements, edition.elements, "element"),
+        ),
+    )
+
+
+def apply(plan: RestorePlan, instance: Instance) -> None:
+    """Do to a new sandbox what a plan says, its memory aside.
+
+    Raises:
+        CapacityExhausted: a table cannot have so many elements here.
+    """
+    if plan.bits or plan.pointers or plan.tables:
+        with instance.resting() as exports:
+            for name, kind, bits in plan.bits:
+                exports.write_global(name, kind, bits)
+            for name, function in plan.pointers:
+                exports.point_global(name, function)
+            for name, elements, size in plan.tables:
+                exports.write_table(name, elements, size)
+    for function in plan.drops:
+        instance.call(function)
+
+
+def fill(instance: Instance, edition: InstrumentedModule, image: Image) -> None:
+    """Copy an image into the memory of a new sandbox, which is zeros and no longer. Blocks for as long as that takes.
+
+    Raises:
+        CapacityExhausted: the memory cannot have that length here.
+    """
+    if edition.memory is None:
+        return
+    source = image.map()
+    try:
+        with instance.resting() as exports:
+            address = exports.grow_memory(edition.memory, image.size_bytes)
+            for offset, length in image.extents:
+                ctypes.memmove(address + offset, source.address + offset, length)
+    finally:
+        source.close()
+
+
+def _memory_bytes(saved: SavedInstance, declared: Preamble) -> int:
+    if len(saved.memories) != len(declared.memories):
+        raise InvalidSnapshot(f"{len(saved.memories)} memories are saved; the module has {len(declared.memories)}")
+    if not saved.memories:
+        return 0
+    (memory,), (kind,) = saved.memories, declared.memories
+    pages, rest = divmod(memory.size_bytes, WASM_PAGE_BYTES)
+    most = _MAX_MEMORY_PAGES if kind.maximum is None else kind.maximum
+    if rest or not kind.minimum <= pages <= most:
+        raise InvalidSnapshot(
+            f"a memory of {memory.size_bytes} bytes is saved; the module's has {kind.minimum} to {most} pages"
+        )
+    return memory.size_bytes
+
+
+def _compare_globals(
+    saved: tuple[SavedGlobal, ...], edition: InstrumentedModule, pristine: tuple[SavedGlobal, ...]
+) -> tuple[tuple[tuple[str, str, int], ...], tuple[tuple[str, str | None], ...]]:
+    if [(item.index, item.kind) for item in saved] != [(item.index, item.kind) for item in edition.globals]:
+        raise InvalidSnapshot("the saved globals are not those of the module")
+    bits: list[tuple[str, str, int]] = []
+    pointers: list[tuple[str, str | None]] = []
+    for item, known, before in zip(saved, edition.globals, pristine, strict=True):
+        if item.kind == "funcref":
+            function = _function(item.bits, edition)
+            if item.bits != before.bits:
+                pointers.append((known.name, function))
+        elif item.bits is None or not 0 <= item.bits < 1 << _BITS[item.kind]:
+            raise InvalidSnapshot(f"global {item.index} has bits that no {item.kind} has")
+        elif item.bits != before.bits:
+            bits.append((known.name, item.kind, item.bits))
+    return tuple(bits), tuple(pointers)
+
+
+_BITS: Final = {"i32": 32, "i64": 64, "f32": 32, "f64": 64, "v128": 128}
+
+
+def _compare_tables(
+    saved: tuple[SavedTable, ...], edition: InstrumentedModule, pristine: tuple[SavedTable, ...]
+) -> tuple[tuple[str, dict[int, str | None], int], ...]:
+    tables = []
+    indices = [table.index for table in saved]
+    if indices != sorted(set(indices)) or (indices and not 0 <= indices[0] <= indices[-1] < len(edition.tables)):
+        raise InvalidSnapshot("the saved tables are not those of the module")
+    for table in saved:
+        before = pristine[table.index].functions
+        if not len(before) <= len(table.functions) <= MAX_TABLE_ELEMENTS:
+            raise InvalidSnapshot(f"table {table.index} is saved with {len(table.functions)} elements")
+        padded = before + (None,) * (len(table.functions) - len(before))
+        elements = {
+            index: _function(function, edition)
+            for index, (function, old) in enumerate(zip(table.functions, padded, strict=True))
+            if function != old
+        }
+        if elements or len(before) != len(table.functions):
+            tables.append((edition.tables[table.index], elements, len(table.functions)))
+    return tuple(tables)
+
+
+def _function(index: int | None, edition: InstrumentedModule) -> str | None:
+    if index is None:
+        return None
+    name = edition.functions.get(index)
+    if name is None:
+        raise InvalidSnapshot(f"function {index} is saved, which no table or global of the module can hold")
+    return name
+
+
+def _find_drops(saved: tuple[int, ...], drops: tuple[Drop, ...], what: str) -> list[str]:
+    known = {drop.segment: drop.function for drop in drops}
+    unknown = [segment for segment in saved if segment not in known]
+    if unknown or len(set(saved)) != len(saved):
+        raise InvalidSnapshot(f"the dropped {what} segments are not ones that the module drops")
+    return [known[segment] for segment in saved]

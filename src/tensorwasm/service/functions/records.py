@@ -1,0 +1,179 @@
+"""What is read and written of functions in one transaction, with the rules that hold between the rows.
+
+Every function here looks at the function first, and raises `NotFound` if there is none or it is another
+tenant's. Nothing is written then, nor after anything else is raised.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from tensorwasm.database import functions as queries
+from tensorwasm.database.connection import Connection
+from tensorwasm.database.functions import AliasRecord, FunctionRecord, VersionRecord
+from tensorwasm.errors import Conflict, NotFound
+from tensorwasm.service.functions.names import Reference, is_id
+from tensorwasm.tenancy.principal import require_owned
+
+MAX_VERSIONS: Final = 10_000
+MAX_ALIASES: Final = 256
+
+
+def get(connection: Connection, tenant: int, function: str) -> FunctionRecord:
+    """Return the function of a tenant that has this ID, or the newest that has this name."""
+    by_id = is_id(function)
+    found = queries.find_function(connection, function) if by_id else queries.find_named(connection, tenant, function)
+    return require_owned(found, tenant, "function")
+
+
+def lead(
+    connection: Connection, tenant: int, references: tuple[Reference, ...]
+) -> tuple[FunctionRecord, VersionRecord]:
+    """Return what the first of some references leads to whose function exists.
+
+    Raises:
+        NotFound: there is no such version or alias either.
+    """
+    *others, last = references
+    for reference in others:
+        with suppress(NotFound):
+            return _lead(connection, get(connection, tenant, reference.function), reference)
+    return _lead(connection, get(connection, tenant, last.function), last)
+
+
+def _lead(connection: Connection, record: FunctionRecord, reference: Reference) -> tuple[FunctionRecord, VersionRecord]:
+    number = record.current if reference.number is None else reference.number
+    if reference.alias:
+        alias = queries.find_alias(connection, record.id, reference.alias)
+        if alias is None:
+            raise NotFound("there is no such alias of this function")
+        number = alias.number
+    return record, _require_version(connection, record.id, number)
+
+
+def insert(connection: Connection, record: FunctionRecord, version: VersionRecord, *, unique: bool = False) -> bool:
+    """Add a function with its first version.
+
+    Args:
+        connection: in a transaction.
+        record: the function.
+        version: its first.
+        unique: add it only if the tenant has no function of its name.
+
+    Returns:
+        Whether it was added.
+
+    Raises:
+        Conflict: there is one of that ID, of any tenant.
+    """
+    if unique:
+        queries.lock_name(connection, record.tenant, record.name)
+        if queries.find_named(connection, record.tenant, record.name) is not None:
+            return False
+    if queries.find_function(connection, record.id) is not None:
+        raise Conflict("there is a function of that ID")
+    queries.insert_function(connection, record, version)
+    return True
+
+
+def update(
+    connection: Connection,
+    tenant: int,
+    function_id: str,
+    made: VersionRecord | None,
+    name: str | None,
+    now_ms: int,
+    derived: int | None = None,
+) -> FunctionRecord | None:
+    """Give a function a new version, whose number is found here, or another name, or both.
+
+    Returns:
+        The function as it is now; None if nothing was changed, for ``derived`` is not its current version any more.
+
+    Raises:
+        Conflict: it has as many versions as there can be.
+    """
+    before = _lock(connection, tenant, function_id)
+    current = before.current
+    if derived is not None and derived != current:
+        return None
+    if made is not None:
+        current = queries.newest_number(connection, function_id) + 1
+        if current > MAX_VERSIONS:
+            raise Conflict(f"a function has at most {MAX_VERSIONS} versions")
+        queries.insert_version(connection, replace(made, number=current))
+    after = replace(before, name=before.name if name is None else name, current=current, updated_unix_ms=now_ms)
+    queries.set_current(connection, after)
+    return after
+
+
+def promote(connection: Connection, tenant: int, function_id: str, number: int, now_ms: int) -> FunctionRecord:
+    """Make a version the current one.
+
+    Raises:
+        NotFound: there is no such version either.
+    """
+    before = _lock(connection, tenant, function_id)
+    _require_version(connection, function_id, number)
+    after = replace(before, current=number, updated_unix_ms=now_ms)
+    queries.set_current(connection, after)
+    return after
+
+
+def delete(connection: Connection, tenant: int, function_id: str) -> None:
+    """Take a function away, with versions and aliases."""
+    _lock(connection, tenant, function_id)
+    queries.delete_function(connection, function_id)
+
+
+def list_versions(
+    connection: Connection, tenant: int, function: str, after: int, limit: int
+) -> tuple[VersionRecord, ...]:
+    """Return a function's versions with higher numbers than one, in order."""
+    return queries.list_versions(connection, get(connection, tenant, function).id, after, limit)
+
+
+def list_aliases(connection: Connection, tenant: int, function: str) -> tuple[AliasRecord, ...]:
+    """Return a function's aliases, by name."""
+    return queries.list_aliases(connection, get(connection, tenant, function).id)
+
+
+def set_alias(connection: Connection, tenant: int, record: AliasRecord) -> AliasRecord:
+    """Let an alias lead to a version.
+
+    Raises:
+        NotFound: there is no such version either.
+        Conflict: the function has as many aliases as there can be.
+    """
+    _lock(connection, tenant, record.function_id)
+    _require_version(connection, record.function_id, record.number)
+    there = {each.alias for each in queries.list_aliases(connection, record.function_id)}
+    if len(there | {record.alias}) > MAX_ALIASES:
+        raise Conflict(f"a function has at most {MAX_ALIASES} aliases")
+    queries.put_alias(connection, record)
+    return record
+
+
+def delete_alias(connection: Connection, tenant: int, function_id: str, alias: str) -> None:
+    """Take an alias away.
+
+    Raises:
+        NotFound: there is no such alias either.
+    """
+    _lock(connection, tenant, function_id)
+    if not queries.delete_alias(connection, function_id, alias):
+        raise NotFound("there is no such alias of this function")
+
+
+def _lock(connection: Connection, tenant: int, function_id: str) -> FunctionRecord:
+    """Return a tenant's function, which nobody else changes until the transaction ends."""
+    return require_owned(queries.lock_function(connection, function_id), tenant, "function")
+
+
+def _require_version(connection: Connection, function_id: str, number: int) -> VersionRecord:
+    found = queries.find_version(connection, function_id, number)
+    if found is None:
+        raise NotFound("there is no such version of this function")
+    return found

@@ -1,0 +1,1 @@
+"""Invocations: calls of functions, in this process or in a worker process."""

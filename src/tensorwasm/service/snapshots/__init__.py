@@ -1,0 +1,1 @@
+"""Snapshots of instances: kept by name, handed out as files, restored."""
