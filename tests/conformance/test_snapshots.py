@@ -22,7 +22,7 @@ from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExce
 from tensorwasm.gpu.device.arguments import BufferOffset as Buffer
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime.live import LiveInstance
+from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.saved import SavedInstance
 from tensorwasm.values import MIB, Deadline, Limits
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.clock import Clock
 
 FUNCTION_ID = "00000000-0000-4000-8000-00000000f00d"

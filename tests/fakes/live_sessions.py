@@ -18,8 +18,8 @@ from tensorwasm.errors import (
     NotFound,
     StoreUnavailable,
 )
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.opened import LiveStatistics
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.snapshots.opening import LiveStatistics
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.sessions.instances import Saved
 from tensorwasm.tenancy.quotas import Quotas

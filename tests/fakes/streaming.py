@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.bodies import Budget
 from tensorwasm.server.routing import Call
 from tensorwasm.service.invocations.outcomes import Outcomes

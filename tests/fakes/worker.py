@@ -22,7 +22,7 @@ from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.runtime import device
+from tensorwasm.runtime.api import late_device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
@@ -215,7 +215,7 @@ class FaultyDevice:
     """A device that is lost with the first launch that has more than one block along y."""
 
     def __init__(self, device):
-        self._device = device
+        self._device = late_device
         self._lost = False
 
     def __getattr__(self, name):
@@ -241,7 +241,7 @@ def break_device(descriptor):
         healthy, reason = open_device(choice, **options)
         return FaultyDevice(healthy), reason
 
-    device.open_device = open_faulty
+    late_device.open_device = open_faulty
     sys.argv[1:] = [str(descriptor)]
     child.run()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorwasm.errors import GuestTrap
-from tensorwasm.runtime.live import LiveInstance
+from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.saved import SavedInstance
 
 

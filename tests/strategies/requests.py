@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from hypothesis import strategies as st
 
 from tensorwasm.guest.sandbox.mounts import Directory
-from tensorwasm.runtime.grants import Grants
-from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, Request
+from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, Request
+from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, Limits
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)

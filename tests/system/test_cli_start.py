@@ -13,8 +13,8 @@ SLOW = {
     "jwt", "msgspec", "numba", "numpy", "obstore", "prometheus_client", "pydantic", "rich", "sqlalchemy", "tempfile",
     "typer", "wasmtime", "zstandard",
     "tensorwasm.gpu.cuda", "tensorwasm.gpu.emulator", "tensorwasm.gpu.session", "tensorwasm.ptx",
-    "tensorwasm.guest.reactor.reactor", "tensorwasm.runtime.background", "tensorwasm.runtime.live",
-    "tensorwasm.runtime.snapshots", "tensorwasm.runtime.workers", "tensorwasm.saved", "tensorwasm.server",
+    "tensorwasm.guest.reactor.reactor", "tensorwasm.runtime.invoke.fiber_runner", "tensorwasm.runtime.snapshots.live",
+    "tensorwasm.runtime.snapshots.snapshot", "tensorwasm.runtime.workers", "tensorwasm.saved", "tensorwasm.server",
     "tensorwasm.service", "tensorwasm.wasm.edit", "tensorwasm.wasm.opcodes",
 }  # fmt: skip
 """Modules, and all below them, of which a plain run needs none."""
@@ -74,4 +74,10 @@ def test_the_version_needs_no_command():
 
 def test_help_needs_no_guest():
     _, modules = imported("--help")
-    assert not modules & {"numpy", "httpx", "wasmtime", "tensorwasm.guest.engine.capi", "tensorwasm.runtime.runtime"}
+    assert not modules & {
+        "numpy",
+        "httpx",
+        "wasmtime",
+        "tensorwasm.guest.engine.capi",
+        "tensorwasm.runtime.api.runtime",
+    }

@@ -72,7 +72,7 @@ def test_streams_cross_the_border_whole_in_order_and_as_fast_as_they_are_taken(t
         ask = InvocationRequest("count", (1 << 30,), deadline=Deadline.after(0.5))
         async with service.invocations.stream(1, made.id, ask) as stream:
             assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
-            await asyncio.to_thread(stream._ticket.error, SOON_S)
+            await asyncio.to_thread(stream._ticket.exception, SOON_S)
             assert len([chunk async for chunk in stream]) <= 100
             with pytest.raises(InvokeTimeout):
                 _ = stream.outcome

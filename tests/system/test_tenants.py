@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import conversation
 from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.pool import WorkerExecutor

@@ -29,8 +29,8 @@ from tensorwasm.errors import (
     InvokeTimeout,
 )
 from tensorwasm.runtime import Grants
-from tensorwasm.runtime.executor import PLACES
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.executor.local import PLACES
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -577,7 +577,7 @@ def test_mps_without_a_daemon_is_an_error(monkeypatch, tmp_path):
 
 PARENT = f"""
 import sys
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerOptions
 executor = WorkerExecutor("emulator", options=WorkerOptions(program=({FAKE!r}, "puppet")))
@@ -608,6 +608,6 @@ def test_through_random_kills_every_ticket_ends_and_nothing_is_left():
                 with contextlib.suppress(ProcessLookupError, TypeError):  # it has just gone, or is not there yet
                     os.kill(worker_of(executor, tenant).pid, signal.SIGKILL)
         executor.drain(0.0)
-        errors = [ticket.error(SOON_S) for ticket in tickets]
+        errors = [ticket.exception(SOON_S) for ticket in tickets]
     assert {type(error) for error in errors} == {type(None), DeviceFault, CapacityExhausted}
     assert sum(error is None for error in errors) > 50

@@ -21,8 +21,8 @@ from tensorwasm.bench.peers.packing import ZSTANDARD, zstandard_to_disk
 from tensorwasm.bench.rounds import alternate, compared
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Function, Runtime
-from tensorwasm.runtime.live import LiveInstance
-from tensorwasm.runtime.snapshots import Snapshot, keep
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
 from tensorwasm.saved import PAGE_BYTES, Run, SavedMemory
 from tensorwasm.values import MIB, WASM_PAGE_BYTES, Limits
 from tensorwasm.wasm.edit import set_memory_minimum

@@ -24,9 +24,9 @@ from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.sandbox.linker import Prepared
 from tensorwasm.runtime import Function, Runtime
-from tensorwasm.runtime.background import Background
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.warm import WarmPool
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
+from tensorwasm.runtime.warm.pool import WarmPool
 from tensorwasm.values import Deadline, Limits
 
 GUESTS: Final = 10_000
@@ -110,25 +110,25 @@ class GatedHost:
 
     @property
     def device_reason(self) -> str:
-        """See `tensorwasm.runtime.host.Host`."""
+        """See `tensorwasm.runtime.invoke.loaded_module.Host`."""
         return self._runtime.device_reason
 
     @property
-    def background(self) -> Background:
-        """See `tensorwasm.runtime.host.Host`."""
-        return self._runtime.background
+    def fibers(self) -> FiberRunner:
+        """See `tensorwasm.runtime.invoke.loaded_module.Host`."""
+        return self._runtime.fibers
 
     @property
     def warm(self) -> WarmPool:
-        """See `tensorwasm.runtime.host.Host`."""
+        """See `tensorwasm.runtime.invoke.loaded_module.Host`."""
         return self._runtime.warm
 
     def share(self) -> SharedDevice:
-        """See `tensorwasm.runtime.host.Host`."""
+        """See `tensorwasm.runtime.invoke.loaded_module.Host`."""
         return self._shared
 
     def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
-        """See `tensorwasm.runtime.host.Host`."""
+        """See `tensorwasm.runtime.invoke.loaded_module.Host`."""
         return self._runtime.prepare(wasm, module, form)
 
 
@@ -165,7 +165,7 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
         before = resident_bytes()
         started = time.perf_counter()
         futures = [function.submit("wait", (number,), grants=("cuda",)) for number in range(guests)]
-        waiting = _await(lambda: _waiting(runtime.background), guests, patience_s)
+        waiting = _await(lambda: _waiting(runtime.fibers), guests, patience_s)
         suspended_s = time.perf_counter() - started
         each = (resident_bytes() - before) / max(1, waiting)
         opened = time.perf_counter()
@@ -181,7 +181,7 @@ def _measure(runtime: Runtime, host: GatedHost, guests: int, patience_s: float) 
     )
 
 
-def _waiting(background: Background) -> int:
+def _waiting(background: FiberRunner) -> int:
     """Return how many wait for the device or for their turn on it, and for nothing else."""
     seen = background.statistics()
     return seen.on_device + seen.in_line

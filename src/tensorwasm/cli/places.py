@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tensorwasm.artifacts.snapshot import SnapshotFile
     from tensorwasm.artifacts.store import TenantView
     from tensorwasm.runtime import Snapshot
-    from tensorwasm.runtime.archive import File
-    from tensorwasm.runtime.live import LiveInstance
+    from tensorwasm.runtime.snapshots.archive import File
+    from tensorwasm.runtime.snapshots.live import LiveInstance
 
 PREFIX: Final = "artifact:"
 
@@ -40,9 +40,9 @@ class Place:
         """Return the snapshot that is there and, of an artifact, what it adds to.
 
         Raises:
-            TensorWasmError: what `tensorwasm.runtime.stored.fetch` raises.
+            TensorWasmError: what `tensorwasm.runtime.snapshots.stored.fetch` raises.
         """
-        from tensorwasm.runtime import stored  # noqa: PLC0415 - keeps --help quick
+        from tensorwasm.runtime.snapshots import stored  # noqa: PLC0415 - keeps --help quick
 
         return [self.text] if self.name is None else stored.fetch(self._view(), self.name).files
 
@@ -51,9 +51,9 @@ class Place:
 
         Raises:
             InvalidArgs: it is a file, with which nothing is kept.
-            TensorWasmError: what `tensorwasm.runtime.stored.fetch_module` raises.
+            TensorWasmError: what `tensorwasm.runtime.snapshots.stored.fetch_module` raises.
         """
-        from tensorwasm.runtime import stored  # noqa: PLC0415 - keeps --help quick
+        from tensorwasm.runtime.snapshots import stored  # noqa: PLC0415 - keeps --help quick
 
         if self.name is None:
             raise InvalidArgs("a snapshot in a file has no module with it: name one")
@@ -69,9 +69,10 @@ class Place:
 
         Raises:
             InvalidArgs: the parents are not such.
-            TensorWasmError: what `tensorwasm.runtime.stored.keep` and `tensorwasm.runtime.Runtime.snapshot` raise.
+            TensorWasmError: what `tensorwasm.runtime.snapshots.stored.keep` and `tensorwasm.runtime.Runtime.snapshot`
+                raise.
         """
-        from tensorwasm.runtime import archive, stored  # noqa: PLC0415 - keeps --help quick
+        from tensorwasm.runtime.snapshots import archive, stored  # noqa: PLC0415 - as above
 
         if self.name is None:
             return archive.save_file(live, self.text, parents=_find_all(parents, self.tenant))
@@ -98,10 +99,10 @@ def open_place(place: Place, parents: Sequence[str] | None) -> SnapshotFile:
     """Open the snapshot at a place and what it adds to; with None for that only itself.
 
     Raises:
-        TensorWasmError: what `Place.find` and `tensorwasm.runtime.archive.open_file` raise.
+        TensorWasmError: what `Place.find` and `tensorwasm.runtime.snapshots.archive.open_file` raise.
     """
     from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime.archive import open_file  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.snapshots.archive import open_file  # noqa: PLC0415 - the same
 
     first, *rest = place.find()
     others = [] if parents is None else [*rest, *_find_all(parents, place.tenant)]
@@ -112,10 +113,10 @@ def read(place: Place, parents: Sequence[str]) -> Snapshot:
     """Read the snapshot at a place, as one with what it adds to; close it when done.
 
     Raises:
-        TensorWasmError: what `Place.find` and `tensorwasm.runtime.archive.read_file` raise.
+        TensorWasmError: what `Place.find` and `tensorwasm.runtime.snapshots.archive.read_file` raise.
     """
     from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime.archive import read_file  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.snapshots.archive import read_file  # noqa: PLC0415 - the same
 
     first, *rest = place.find()
     return read_file(first, KeyRing.from_settings(), [*rest, *_find_all(parents, place.tenant)])

@@ -110,7 +110,7 @@ def run(
     from tensorwasm.guest.sandbox.mounts import release_all  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.guest.sandbox.output import INHERIT  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime import Runtime  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime.function import check_export  # noqa: PLC0415 - likewise
+    from tensorwasm.runtime.invoke.loaded_module import check_export  # noqa: PLC0415 - likewise
 
     gc.enable()
     settings = give(
@@ -215,11 +215,11 @@ def read_binary(file: Path) -> bytes:
         InvalidArgs: the file cannot be read.
         ModuleTooLarge: it has more bytes than a module may have.
     """
-    from tensorwasm.runtime import admission  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime.api import checks  # noqa: PLC0415 - keeps --help quick
 
     limit_bytes = current().limits().module_bytes
     given = read_module(file, limit_bytes)
-    return given if isinstance(given, bytes) else admission.read_module(given, limit_bytes)
+    return given if isinstance(given, bytes) else checks.read_module(given, limit_bytes)
 
 
 def _stream(text: TextIO, *, limited: bool) -> Callable[[bytes], None] | Inherit:

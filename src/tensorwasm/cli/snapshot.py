@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tensorwasm.artifacts.snapshot import Difference
     from tensorwasm.runtime import Runtime
-    from tensorwasm.runtime.live import LiveInstance
+    from tensorwasm.runtime.snapshots.live import LiveInstance
 
 MAX_INPUT_BYTES: Final = 64 * MIB
 

@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.executor import Executor, ExecutorStatistics, LocalExecutor
-    from tensorwasm.runtime.function import Function
-    from tensorwasm.runtime.grants import Grants, parse_directory, parse_grants
-    from tensorwasm.runtime.invocation import Invocation
-    from tensorwasm.runtime.live import LiveInstance
-    from tensorwasm.runtime.request import Request
-    from tensorwasm.runtime.runtime import Runtime
-    from tensorwasm.runtime.snapshots import Snapshot
-    from tensorwasm.runtime.ticket import Ticket
+    from tensorwasm.runtime.api.function import Function
+    from tensorwasm.runtime.api.runtime import Runtime
+    from tensorwasm.runtime.executor.local import Executor, ExecutorStatistics, LocalExecutor
+    from tensorwasm.runtime.executor.request import Request
+    from tensorwasm.runtime.invoke.grants import Grants, parse_directory, parse_grants
+    from tensorwasm.runtime.invoke.invocation import Invocation
+    from tensorwasm.runtime.invoke.pending import PendingInvocation
+    from tensorwasm.runtime.snapshots.live import LiveInstance
+    from tensorwasm.runtime.snapshots.snapshot import Snapshot
     from tensorwasm.runtime.workers.pool import WorkerExecutor
     from tensorwasm.runtime.workers.worker import WorkerOptions
 
@@ -23,10 +23,10 @@ __all__ = [
     "Invocation",
     "LiveInstance",
     "LocalExecutor",
+    "PendingInvocation",
     "Request",
     "Runtime",
     "Snapshot",
-    "Ticket",
     "WorkerExecutor",
     "WorkerOptions",
     "parse_directory",
@@ -34,21 +34,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Executor": "executor",
-    "ExecutorStatistics": "executor",
-    "Function": "function",
-    "Grants": "grants",
-    "Invocation": "invocation",
-    "LiveInstance": "live",
-    "LocalExecutor": "executor",
-    "Request": "request",
-    "Runtime": "runtime",
-    "Snapshot": "snapshots",
-    "Ticket": "ticket",
+    "Executor": "executor.local",
+    "ExecutorStatistics": "executor.local",
+    "Function": "api.function",
+    "Grants": "invoke.grants",
+    "Invocation": "invoke.invocation",
+    "LiveInstance": "snapshots.live",
+    "LocalExecutor": "executor.local",
+    "PendingInvocation": "invoke.pending",
+    "Request": "executor.request",
+    "Runtime": "api.runtime",
+    "Snapshot": "snapshots.snapshot",
     "WorkerExecutor": "workers.pool",
     "WorkerOptions": "workers.worker",
-    "parse_directory": "grants",
-    "parse_grants": "grants",
+    "parse_directory": "invoke.grants",
+    "parse_grants": "invoke.grants",
 }
 
 

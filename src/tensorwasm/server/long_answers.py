@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.memory import return_rest_soon
 from tensorwasm.server.pieces import do_piece
 from tensorwasm.server.routing import Ending, Reply, Send, Streamed

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from tensorwasm.errors import GuestExit
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.long_answers import answer_in_pieces, cuts_of, is_long
 from tensorwasm.server.routing import Reply, Streamed
 from tensorwasm.server.wire.output import Output

@@ -29,7 +29,7 @@ from tensorwasm.errors import (
     NotReady,
     TensorWasmError,
 )
-from tensorwasm.runtime.loop import locate
+from tensorwasm.runtime.invoke.pending import locate_trap
 from tensorwasm.server import bodies
 from tensorwasm.server.admission import admit
 from tensorwasm.server.compression import inflate, is_gzip
@@ -139,7 +139,7 @@ class Pipeline:
             try:
                 answer = await self._answer(exchange)
             except GuestTrap as error:
-                await locate(error)
+                await locate_trap(error)
                 raise
             status = SWITCHED if answer is None else await send(exchange, answer, self._origins)
         except asyncio.CancelledError:

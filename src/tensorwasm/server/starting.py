@@ -76,7 +76,7 @@ async def _run(order: Order, tell: Callable[[], object]) -> None:
         try:
             loading()
             with suppress(InternalError):  # it is told to stop already
-                service.runtime.background.open()  # here: those who load modules have less weight, which is inherited
+                service.runtime.fibers.open()  # here: those who load modules have less weight, which is inherited
             with suppress(EngineMismatch):  # every deploy is told so
                 check_bindings()
         finally:

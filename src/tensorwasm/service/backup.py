@@ -17,7 +17,7 @@ from tensorwasm.database.inventory import Inventory, take_inventory
 from tensorwasm.database.opening import read_database, sqlite_url
 from tensorwasm.doctor.rows import Row, Status
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, SealRefused, TensorWasmError, UnknownKey
-from tensorwasm.runtime import stored
+from tensorwasm.runtime.snapshots import stored
 from tensorwasm.service.sessions.instances import session_name
 from tensorwasm.service.snapshot_keys import PURPOSE, SnapshotKeys
 from tensorwasm.service.snapshots.snapshots import snapshot_name

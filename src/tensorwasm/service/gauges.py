@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.database.census import Census, take_census
 from tensorwasm.database.desk import Desk
-from tensorwasm.runtime.warm import WarmStatistics
+from tensorwasm.runtime.warm.pool import WarmStatistics
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.telemetry.metrics import Metrics, Source

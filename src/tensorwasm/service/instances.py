@@ -9,13 +9,13 @@ from typing import Final
 
 from tensorwasm.artifacts.store import Store
 from tensorwasm.service.clock import Clock
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.invocations.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.spending import UsageLedger
 from tensorwasm.service.sessions import Sessions
 from tensorwasm.service.sessions.activation import Resolver
 from tensorwasm.service.sessions.instances import InstanceFactory
 from tensorwasm.service.sessions.leases import Sharing
-from tensorwasm.service.sessions.persistence import Desk
 from tensorwasm.service.snapshot_keys import SnapshotKeys
 from tensorwasm.service.snapshots.files import Files
 from tensorwasm.service.snapshots.snapshots import Snapshots
@@ -73,7 +73,7 @@ async def open_instances(
     stack: AsyncExitStack,
     settings: ServiceSettings,
     seals: SnapshotKeys,
-    desk: Desk,
+    desk: DatabasePort,
     functions: Resolver,
     store: Store,
     quotas: Quotas,

@@ -32,7 +32,7 @@ from tensorwasm.database.owning import owning, succeeding
 from tensorwasm.database.revisions import read_revision
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
-from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Loader

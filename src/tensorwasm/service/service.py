@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tensorwasm.artifacts.store import Store
 from tensorwasm.database.desk import Desk
-from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.models import Models

@@ -18,7 +18,7 @@ from tensorwasm.gpu.cuda.binding import load_driver
 from tensorwasm.gpu.cuda.versions import cuda_version
 from tensorwasm.guest.imports.argv import Window, encode_argv
 from tensorwasm.runtime import Grants
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]

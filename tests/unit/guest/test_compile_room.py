@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorwasm.guest.engine import compile_capacity
 from tensorwasm.guest.engine.compile_capacity import LEAST_BYTES, CompileCapacity, shared_room
-from tensorwasm.runtime.work import Work
+from tensorwasm.runtime.deploy.stop_hook import StopHook
 
 
 @settings(max_examples=30, deadline=None)
@@ -36,7 +36,7 @@ def test_what_is_held_never_passes_the_whole_and_all_get_their_turn(sizes, place
 
 
 def test_one_that_is_stopped_while_it_waits_leaves_the_line_to_others():
-    room, stopped, seen = CompileCapacity(100, 4), Work(), []
+    room, stopped, seen = CompileCapacity(100, 4), StopHook(), []
 
     def wait():
         with pytest.raises(CancelledError), room.hold(100, stopped):

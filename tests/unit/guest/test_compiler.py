@@ -18,7 +18,7 @@ from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, C
 from tensorwasm.guest.engine import capi, compiler, compiler_process
 from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import EngineConfig, settings_of
-from tensorwasm.runtime.work import Work
+from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.values import MIB
 from tensorwasm.wasm.preamble import HEADER
 
@@ -183,7 +183,7 @@ def test_one_that_is_stopped_ends_at_once_with_all_that_it_started(program):
         threading.Event().wait()
         """
     )
-    work, children, real = Work(), [], compiler._converse
+    work, children, real = StopHook(), [], compiler._converse
 
     def converse(child, *rest):
         children.append(child.pid)

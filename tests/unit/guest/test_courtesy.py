@@ -14,8 +14,8 @@ from tensorwasm import Runtime
 from tensorwasm.guest.engine import yielding
 from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
 from tensorwasm.guest.sandbox import linker
-from tensorwasm.runtime.call import make_call
-from tensorwasm.runtime.threads import Threads
+from tensorwasm.runtime.executor.threads import Threads
+from tensorwasm.runtime.invoke.call import make_call
 
 _GETTERS = {"x86_64": 315, "aarch64": 275}
 

@@ -21,7 +21,7 @@ from tensorwasm.guest.engine.engine import PROPOSALS, Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.runtime.deploy import Deployer
+from tensorwasm.runtime.deploy.deployer import Deployer
 from tensorwasm.settings import current
 from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm.preamble import HEADER
@@ -59,7 +59,7 @@ def test_what_is_not_wasm_is_refused(engine, wasm):
 def test_every_cut_is_refused_or_valid(engine, wat):
     whole = wat(BUSY)
     for length in range(len(whole)):
-        error = typed_error_of(engine.compile, whole[:length])
+        error = typed_error_of(compile_module, engine, whole[:length])
         assert error is None or isinstance(error, InvalidWasm)
 
 
@@ -68,7 +68,7 @@ def test_every_cut_is_refused_or_valid(engine, wat):
 def test_a_damaged_module_compiles_or_is_refused(engine, wat, position, value):
     damaged = bytearray(wat(BUSY))
     damaged[position % len(damaged)] = value
-    error = typed_error_of(engine.compile, bytes(damaged))
+    error = typed_error_of(compile_module, engine, bytes(damaged))
     assert error is None or isinstance(error, (InvalidWasm, ModuleMemoryTooLarge))
 
 

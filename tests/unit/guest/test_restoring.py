@@ -13,9 +13,9 @@ from tensorwasm.errors import InvalidSnapshot, NotCapturable
 from tensorwasm.guest.saved.instrumented import make_edition
 from tensorwasm.guest.saved.restoring import make_plan
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.opened import Opening
-from tensorwasm.runtime.snapshots import Snapshot, keep
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.snapshots.opening import Opening
+from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
 from tensorwasm.saved import Run, SavedGlobal, SavedInstance, SavedMemory, SavedTable
 from tensorwasm.values import MIB, Limits
 
@@ -162,7 +162,7 @@ def test_a_plan_changes_only_what_differs(runtime, function):
     with function.open() as live, live.captured() as saved:
         snapshot = keep(saved)
     blank = function.form(Form(edition="blank")).module.preamble
-    from tensorwasm.runtime.snapshots import _find_pristine  # noqa: PLC0415 - what the plan is compared with
+    from tensorwasm.runtime.snapshots.snapshot import _find_pristine  # noqa: PLC0415 - what the plan is compared with
 
     plan = make_plan(snapshot.saved, function.edition, blank, _find_pristine(function))
     assert (plan.pointers, plan.tables, plan.drops) == ((), (), ())

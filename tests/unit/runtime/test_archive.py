@@ -16,9 +16,9 @@ from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.artifacts.ring import KeyRing
 from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime import archive as archive_module
-from tensorwasm.runtime.archive import Archive
-from tensorwasm.runtime.snapshots import Snapshot
+from tensorwasm.runtime.snapshots import archive as archive_module
+from tensorwasm.runtime.snapshots.archive import Archive
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.values import MIB, Limits
 
 resource = pytest.importorskip("resource")

@@ -7,8 +7,8 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import GuestTrap
-from tensorwasm.runtime.blocking import run_here
-from tensorwasm.runtime.call import make_call
+from tensorwasm.runtime.invoke.call import make_call
+from tensorwasm.runtime.invoke.full import run_full
 
 SPINS = '(module (func (export "begin") {begin}) (func (export "spin") (loop (br 0))) (func (export "main")) {start})'
 FOREVER = "(loop (br 0))"
@@ -33,7 +33,7 @@ def end_soon(function, export):
         threads[-1].start()
 
     with pytest.raises(GuestTrap) as ended:
-        run_here(make_call(function, export, ()), announce=announce)
+        run_full(make_call(function, export, ()), announce=announce)
     assert len(threads) == 1
     return ended.value.trap
 
@@ -66,5 +66,5 @@ def test_a_call_in_a_warm_sandbox_can_be_ended(runtime):
 def test_what_is_ended_before_it_begins_never_runs(runtime):
     function = load(runtime, start=f"(func $s {FOREVER}) (start $s)")
     with pytest.raises(GuestTrap) as ended:
-        run_here(make_call(function, "main", ()), announce=lambda end: end())
+        run_full(make_call(function, "main", ()), announce=lambda end: end())
     assert ended.value.trap == "cancelled"

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.runtime import codefiles
-from tensorwasm.runtime.codefiles import DRAFT_S, CodeFolder, UnfitFile
+from tensorwasm.runtime.deploy import code_files
+from tensorwasm.runtime.deploy.code_files import DRAFT_S, CodeFolder, UnfitFile
 
 KEY, NAME, CODE = HmacKey(b"k" * 32), b"n" * 32, b"\x7fELF" + bytes(range(256)) * 20
 CAP_BYTES = 1 << 20
@@ -168,7 +168,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(folder, tmp_path
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path):
     names = [bytes([number]) * 32 for number in range(5)]
-    one_bytes = len(CODE) + codefiles._TRAILER.size
+    one_bytes = len(CODE) + code_files._TRAILER.size
     folder = CodeFolder(tmp_path, KEY, 3 * one_bytes)
     for number, name in enumerate(names[:3]):
         assert folder.put(name, CODE) == (number + 1) * one_bytes
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_nothing_behind(folder, tmp_path, monkeypatch, step):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     folder.put(NAME, CODE)
-    monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (codefiles.Path, "replace")}[step], fail)
+    monkeypatch.setattr(*{"fsync": (os, "fsync"), "replace": (code_files.Path, "replace")}[step], fail)
     with pytest.raises(OSError, match="No space"):
         folder.put(NAME, CODE[::-1])
     assert read(folder) == CODE
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_nothing_behind(folder, tmp_path, monkeypatch, step):
 WRITER = """
     import os, pathlib, signal, sys
     from tensorwasm.artifacts.keys import HmacKey
-    from tensorwasm.runtime import codefiles
+    from tensorwasm.runtime.deploy import code_files as codefiles
     def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
     def after(function):
         def run(*args, **options):

@@ -35,11 +35,12 @@ from tensorwasm.guest.engine.engine import Engine, EngineConfig, settings_of
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.runtime import LocalExecutor, Request, codefiles
-from tensorwasm.runtime.codefiles import CodeFolder
-from tensorwasm.runtime.deploy import Deployer
-from tensorwasm.runtime.function import check_export
-from tensorwasm.runtime.work import Work
+from tensorwasm.runtime import LocalExecutor, Request
+from tensorwasm.runtime.deploy import code_files
+from tensorwasm.runtime.deploy.code_files import CodeFolder
+from tensorwasm.runtime.deploy.deployer import Deployer
+from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.invoke.loaded_module import check_export
 from tensorwasm.values import MIB
 
 WASM = bytes(
@@ -209,7 +210,7 @@ class Endless:
 
 
 def test_a_compilation_that_its_only_caller_gives_up_is_ended(engine, config):
-    deployer, work, seen = Deployer(config), Work(), []
+    deployer, work, seen = Deployer(config), StopHook(), []
     deployer._compiler = endless = Endless()
 
     def deploy():
@@ -226,7 +227,7 @@ def test_a_compilation_that_its_only_caller_gives_up_is_ended(engine, config):
 
 
 def test_a_compilation_goes_on_while_one_of_its_callers_waits(engine, config):
-    deployer, works, seen = Deployer(config), [Work() for _ in range(3)], []
+    deployer, works, seen = Deployer(config), [StopHook() for _ in range(3)], []
     deployer._compiler = endless = Endless()
 
     def deploy(work):
@@ -293,7 +294,7 @@ def sign_anew(path):
 
 def sign_as_a_snapshot(path):
     """Sign the very code with the key that this machine has for snapshots."""
-    code = path.read_bytes()[: -codefiles._TRAILER.size]
+    code = path.read_bytes()[: -code_files._TRAILER.size]
     CodeFolder(path.parent, machine_key("snapshot"), 1 << 30).put(bytes.fromhex(path.stem), code)
 
 
@@ -517,7 +518,7 @@ class TestRuntime:
 
 
 def test_what_is_kept_in_memory_is_bounded(engine, config, monkeypatch):
-    monkeypatch.setattr("tensorwasm.runtime.deploy.KEPT_MODULES", 2)
+    monkeypatch.setattr("tensorwasm.runtime.deploy.deployer.KEPT_MODULES", 2)
     deployer = Deployer(config)
     for tenant in "abcabc":
         deployer.deploy(engine, WASM, LIMITS, tenant)

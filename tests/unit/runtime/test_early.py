@@ -31,13 +31,13 @@ def test_nothing_waits_for_what_is_loaded_and_it_is_used_once_it_is_there(monkey
             assert function.submit("add", (1, 2)).result(60).values == (3,)
             assert function.invoke("add", (2, 2)).values == (4,)
             assert asyncio.run(function.invoke_async("add", (3, 2))).values == (5,)
-            assert not function.routes
-            assert runtime.background.statistics().polls == 0
+            assert not function.dispatch.plans
+            assert runtime.fibers.statistics().polls == 0
         finally:
             compiled.set()
             work.join(120)
         assert not loading.is_early()
         assert function.submit("add", (4, 2)).result(60).values == (6,)
         assert function.invoke("add", (5, 2)).values == (7,)
-        assert function.routes
-        assert runtime.background.statistics().polls == 1
+        assert function.dispatch.plans
+        assert runtime.fibers.statistics().polls == 1

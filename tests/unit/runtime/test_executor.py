@@ -18,9 +18,9 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.guest.engine.compiler import Compiler
-from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.request import Request, check_request
-from tensorwasm.runtime.ticket import Ticket
+from tensorwasm.runtime.executor.local import LocalExecutor
+from tensorwasm.runtime.executor.request import Request, check_request
+from tensorwasm.runtime.invoke.pending import PendingInvocation
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.values import Deadline
 
@@ -252,18 +252,19 @@ def test_a_call_that_gets_no_thread_is_refused_and_counted_nowhere(monkeypatch):
 
 
 def test_of_several_outcomes_the_first_counts():
-    ticket = Ticket()
+    ticket = PendingInvocation()
     ticket.settle(GuestTrap("first"))
     ticket.settle(GuestTrap("second"))
-    assert ticket.error(0).message == "first"
+    assert ticket.exception(0).message == "first"
     assert not ticket.cancel()
 
 
 def test_cancelling_stops_the_work_once():
     stopped = []
-    ticket = Ticket(lambda: stopped.append(1))
+    ticket = PendingInvocation()
+    ticket.stop_with(lambda: stopped.append(1))
     assert ticket.cancel()
-    assert not ticket.cancel()
+    assert ticket.cancel()
     ticket.settle(GuestTrap("too late"))
     assert stopped == [1]
     assert ticket.cancelled()

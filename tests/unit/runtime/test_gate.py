@@ -11,7 +11,7 @@ import pytest
 from wasmtime import wat2wasm
 
 import tensorwasm.gpu.limits.quota
-import tensorwasm.runtime.fiber
+import tensorwasm.runtime.invoke.dispatch
 from fakes.gate import Sitter
 from tensorwasm import Runtime
 from tensorwasm.bench.waiting import GatedHost
@@ -20,8 +20,8 @@ from tensorwasm.gpu.limits.quota import Gate, patience
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.blocking_pool import THREADS
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import NEVER, Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -119,12 +119,14 @@ class World:
 
     @property
     def statistics(self):
-        return self.runtime.background.statistics()
+        return self.runtime.fibers.statistics()
 
 
 @pytest.fixture(params=["python", "compiled"])
 def world(request, monkeypatch):
-    monkeypatch.setattr(tensorwasm.runtime.fiber, "wants_compiled", lambda _shared: request.param == "compiled")
+    monkeypatch.setattr(
+        tensorwasm.runtime.invoke.dispatch, "wants_compiled", lambda _shared: request.param == "compiled"
+    )
     with Runtime("emulator", limits=Limits(wall_s=SOON_S), slots=400) as runtime:
         world = World(runtime)
         yield world

@@ -17,8 +17,8 @@ from tensorwasm.gpu.limits import queue_credits
 from tensorwasm.gpu.limits.quota import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -119,8 +119,8 @@ def load(host):
 
 def settle(host, arrived):
     ends = time.monotonic() + SOON_S
-    while not arrived(host.background.statistics()):
-        assert time.monotonic() < ends, host.background.statistics()
+    while not arrived(host.fibers.statistics()):
+        assert time.monotonic() < ends, host.fibers.statistics()
         threading.Event().wait(0.005)
 
 

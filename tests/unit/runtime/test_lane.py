@@ -20,7 +20,7 @@ from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, Inval
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import STATES
-from tensorwasm.runtime.lane import MAX_IDLE, Lane
+from tensorwasm.runtime.invoke.one_shot_fiber import MAX_IDLE, FiberPlan
 from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -58,7 +58,7 @@ def function(runtime):
 
 
 def idle(function) -> list[OneShotFiber]:
-    return [voyage for lane in function.lanes.values() for voyage in lane._idle]
+    return [voyage for lane in function.dispatch.fiber_plans.values() for voyage in lane._idle]
 
 
 def settled(function) -> int:
@@ -181,7 +181,7 @@ def test_more_than_there_are_slots_for_is_refused():
 
 def test_a_place_serves_one_sandbox_at_a_time(function):
     function.submit("twice", [1]).result(SOON_S)
-    lane = function.lanes["twice"]
+    lane = function.dispatch.fiber_plans["twice"]
     voyage = lane.take()
     voyage.begin([1], {}, None, lane.put)
     with pytest.raises(InternalError):
@@ -220,8 +220,8 @@ def test_three_thousand_sandboxes_leave_nothing(function):
             "threads": threading.active_count(),
             "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
             "states": len(STATES),
-            "places": sum(isinstance(each, (OneShotFiber, Lane)) for each in gc.get_objects()),
-            "tasks": len(function.host.background._reactor._tasks),
+            "places": sum(isinstance(each, (OneShotFiber, FiberPlan)) for each in gc.get_objects()),
+            "tasks": len(function.host.fibers._reactor._tasks),
         }
 
     run(500)

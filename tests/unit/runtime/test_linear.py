@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 from wasmtime import wat2wasm
 
-import tensorwasm.runtime.background
-import tensorwasm.runtime.fiber
+import tensorwasm.runtime.invoke.fiber_runner
+import tensorwasm.runtime.invoke.full_fiber
 from fakes.device import INFO, FakeDevice
 from tensorwasm import Runtime
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, NotSupported, TensorWasmError
@@ -22,7 +22,7 @@ from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.memory import huge_pages
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.linear import supplied
+from tensorwasm.runtime.invoke.device_access import supplied
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -88,7 +88,7 @@ def notes(monkeypatch):
 def call(request, monkeypatch):
     """Return a function that calls an export and returns when its sandbox has gone."""
     if request.param == "thread":
-        monkeypatch.setattr(tensorwasm.runtime.background, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_code", lambda: None)
     with Runtime("emulator") as runtime:
 
         def call(export, *args, wat=GUEST, **options):
@@ -155,7 +155,7 @@ def test_a_guest_that_is_cancelled_leaves_none(notes):
 
 @fibers_only
 def test_memory_that_a_kernel_may_still_reach_is_nobodys_next(notes, monkeypatch):
-    monkeypatch.setattr(tensorwasm.runtime.fiber, "end_session", lambda session: session.close() and False)
+    monkeypatch.setattr(tensorwasm.runtime.invoke.full_fiber, "end_session", lambda session: session.close() and False)
     with Runtime("emulator", slots=8) as runtime:
         function = runtime.load(bytes(wat2wasm(GUEST)))
         with pytest.raises(InvokeTimeout):

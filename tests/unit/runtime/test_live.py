@@ -23,8 +23,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.guest.native.loading import load_entries, load_visit
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.opened import Opening
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.snapshots.opening import Opening
 from tensorwasm.values import MIB, Deadline, Limits
 
 SLOW = """
@@ -313,7 +313,7 @@ def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, funct
                     snapshot.invoke(function, "trap-midway", (8,), opening())
             assert snapshot.invoke(function, "vector", (), opening()).values == live.call("vector").values
             assert snapshot.invoke(function, "f32-bits", (), opening()).values == live.call("f32-bits").values
-            assert len(snapshot._routes) == 6
+            assert len(snapshot._one_shots) == 6
             free = function.form(Form(edition="blank")).module.engine.free_slots
             snapshot.invoke(function, "store", (8, 77), opening())
             assert function.form(Form(edition="blank")).module.engine.free_slots == free
@@ -411,7 +411,7 @@ from wasmtime import wat2wasm
 from tensorwasm import Runtime
 from tensorwasm.guest.engine import memory_creator as kinds
 from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.runtime.opened import Opening
+from tensorwasm.runtime.snapshots.opening import Opening
 
 class Interrupted(Exception):
     pass

@@ -22,9 +22,10 @@ from tensorwasm import Runtime
 from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvokeTimeout
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.preemption_timer import SLICE_NS
-from tensorwasm.runtime import background
-from tensorwasm.runtime import loop as loops
-from tensorwasm.runtime.loop import REST, Place
+from tensorwasm.runtime.invoke import dispatch
+from tensorwasm.runtime.invoke import inline as loops
+from tensorwasm.runtime.invoke.loaded_module import is_interruptible
+from tensorwasm.runtime.invoke.inline import REST, SliceBudget
 from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -99,7 +100,7 @@ def test_a_guest_that_writes_does_not_hold_the_gil_that_its_sink_needs(runtime):
 @pytest.fixture(autouse=True)
 def rested():
     """A loop that no earlier test has tired."""
-    loops.place()._free_ns = 0
+    loops.slice_budget()._free_ns = 0
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ async def until(holds) -> None:
 
 
 def moved(runtime: Runtime, count: int = 1) -> bool:
-    return runtime.background.statistics().away == count
+    return runtime.fibers.statistics().away == count
 
 
 @pytest.mark.usefixtures("patient")
@@ -127,7 +128,7 @@ def test_a_short_guest_never_leaves_the_thread_and_nobody_waits(runtime, functio
         coroutine.send(None)  # there is no event loop
     assert ended.value.value.export == "say"
     assert threads == [threading.get_ident()]
-    assert runtime.background.statistics().polls == 0
+    assert runtime.fibers.statistics().polls == 0
 
 
 @pytest.mark.usefixtures("patient")
@@ -155,9 +156,9 @@ def test_a_guest_that_runs_long_moves_and_answers_as_if_it_had_not(runtime, func
     expected = function.invoke("count", (200_000_000,)).values
 
     async def run():
-        before = runtime.background.statistics().polls
+        before = runtime.fibers.statistics().polls
         values = (await function.invoke_async("count", (200_000_000,))).values
-        return values, runtime.background.statistics().polls - before
+        return values, runtime.fibers.statistics().polls - before
 
     values, polls = asyncio.run(run())
     assert values == expected
@@ -240,13 +241,15 @@ def test_closing_the_runtime_ends_a_guest_that_moved_and_refuses_the_next(runtim
 def test_a_guest_whose_reactor_closes_under_it_is_closed_too(runtime, function, monkeypatch):
     free = function.engine.free_slots
     function.invoke_async("say").close()
-    reactor: Any = runtime.background.open()
+    reactor: Any = runtime.fibers.open()
 
     def refuse(_job, _fiber):
         raise InternalError("the reactor is closed")
 
     monkeypatch.setattr(reactor, "adopt", refuse)
-    monkeypatch.setattr(background, "place", Place)  # this thread's may have to rest after the guest of another test
+    monkeypatch.setattr(
+        dispatch, "slice_budget", SliceBudget
+    )  # this thread's may have to rest after the guest of another test
     with pytest.raises(InternalError, match="closed"):
         function.invoke_async("spin").send(None)
     assert function.engine.free_slots == free
@@ -336,7 +339,7 @@ def test_a_padded_number_of_a_bulk_instruction_is_seen(runtime):
     declared = runtime.load(wasm).prepared.module.preamble
     padded = wasm.replace(b"\xfc\x0b", b"\xfc\x8b\x00")
     assert padded != wasm
-    assert not loops.is_interruptible(padded, declared, 1 << 28)
+    assert not is_interruptible(padded, declared, 1 << 28)
 
 
 def test_lower_limits_let_a_module_begin_on_a_loop(runtime):
@@ -363,7 +366,7 @@ class FakeFiber:
 @given(st.lists(st.tuples(st.integers(0, 3 * SLICE_NS), st.integers(1, 20 * SLICE_NS)), max_size=100))
 def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arrivals):
     clock, lost_ns = [10**12], 0
-    place = Place(lambda: clock[0], lambda: clock[0])
+    place = SliceBudget(lambda: clock[0], lambda: clock[0])
     began_ns = clock[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
@@ -383,7 +386,7 @@ def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arriva
 def test_a_guest_that_is_made_to_wait_for_a_processor_stays_and_costs_no_rest(waits_ns):
     """While others have the processor, nobody is held up by the guest."""
     clock, spent = [10**12], [0]
-    place = Place(lambda: clock[0], lambda: spent[0])
+    place = SliceBudget(lambda: clock[0], lambda: spent[0])
     for wait_ns in waits_ns:
 
         class Waiting(FakeFiber):
@@ -422,7 +425,7 @@ class StubbornFiber(FakeFiber):
 def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, monkeypatch):
     monkeypatch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
     clock = [10**12]
-    place, fiber = Place(lambda: clock[0], lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
+    place, fiber = SliceBudget(lambda: clock[0], lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
     with pytest.raises(GuestTrap) if error else nullcontext():
         assert place.run(fiber)
     assert fiber.long

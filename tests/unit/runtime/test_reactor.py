@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-import tensorwasm.runtime.sprint
 from tensorwasm import Runtime
 from tensorwasm.errors import GuestExit, GuestTrap, InvokeTimeout
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime import loop
-from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.sprint import prepare_sprint, sprint
+from tensorwasm.runtime.executor.local import LocalExecutor
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke import inline
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -52,8 +50,7 @@ def runtime(request):
 @pytest.fixture(autouse=True)
 def rested(monkeypatch):
     """No test is held up by the guest of another."""
-    monkeypatch.setattr(tensorwasm.runtime.sprint, "_of_thread", threading.local())
-    monkeypatch.setattr(loop, "_of_thread", threading.local())
+    monkeypatch.setattr(inline, "_of_thread", threading.local())
 
 
 def invoke(function, export, **options):
@@ -92,12 +89,12 @@ def test_constructors_of_cpp_run_and_their_output_is_the_calls(runtime, way):
         assert found.stdout == b"constructed\n"
 
 
-def test_a_sprint_initialises_too(runtime):
+def test_an_inline_call_initialises_too(runtime):
     function = runtime.load(PURE, "pure")
     function.engine.require_ticker()
-    prepare_sprint(function)
+    function.dispatch.prepare_pure()
     function.invoke("get")
-    found = next(filter(None, (sprint(function, "get", (), "default") for _ in range(1000))))
+    found = next(filter(None, (function.dispatch.begin_pure("get", (), "default") for _ in range(1000))))
     assert found.values == (11,)
 
 
@@ -117,7 +114,7 @@ def test_a_warm_sandbox_is_initialised_when_it_is_made(runtime):
     function = runtime.load(WASI, "warm")
     function.warm(1)
     ends_s = time.monotonic() + SOON_S
-    while not function.stocks["default"].ready:
+    while not function.warm_kept["default"].ready:
         assert time.monotonic() < ends_s
         threading.Event().wait(0.01)
     hits = runtime.warm.statistics().hits
@@ -226,7 +223,7 @@ def test_executors_initialise(runtime):
 def test_a_module_without_one_takes_the_short_ways(runtime):
     function = runtime.load(bytes(wat2wasm('(module (func (export "get") (result i32) (i32.const 1)))')), "plain")
     function.invoke("get")
-    assert function.routes
+    assert function.dispatch.plans
     if may_have_fibers():
         submit(function, "get")
-        assert function.lanes["get"] is not None
+        assert function.dispatch.fiber_plans["get"] is not None

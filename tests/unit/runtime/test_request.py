@@ -8,7 +8,7 @@ from strategies.requests import nearly_requests, requests
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.runtime import Grants
-from tensorwasm.runtime.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
+from tensorwasm.runtime.executor.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
 from tensorwasm.runtime.workers.counter import Counter
 from tensorwasm.runtime.workers.flight import make_invoke
 from tensorwasm.runtime.workers.frames import TO_WORKER, Splitter, encode

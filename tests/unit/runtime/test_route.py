@@ -32,7 +32,7 @@ from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native import session_layouts
 from tensorwasm.guest.sandbox import linker, state
 from tensorwasm.guest.sandbox.state import STATES
-from tensorwasm.runtime.route import Route, Stay
+from tensorwasm.runtime.invoke.one_shot import OneShotPlan, PooledSandbox
 from tensorwasm.values import Deadline, Limits
 
 pytest.importorskip("numba")
@@ -119,8 +119,8 @@ def function(runtime):
     return runtime.load(bytes(wat2wasm(WAT)))
 
 
-def idle(function) -> list[Stay]:
-    return [stay for route in function.routes.values() for stay in route._idle]
+def idle(function) -> list[PooledSandbox]:
+    return [stay for route in function.dispatch.plans.values() for stay in route._idle]
 
 
 @pytest.mark.parametrize("options", [{}, GPU])
@@ -451,7 +451,7 @@ def figures() -> dict[str, int]:
         "mappings": Path("/proc/self/maps").read_bytes().count(b"\n"),
         "states": len(STATES),
         "pads": len(session_layouts._free) + len(session_layouts._bare),
-        "stays": sum(isinstance(each, (Stay, Route)) for each in gc.get_objects()),
+        "stays": sum(isinstance(each, (PooledSandbox, OneShotPlan)) for each in gc.get_objects()),
     }
 
 

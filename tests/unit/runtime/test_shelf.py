@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.deploy.shelf import Shelf
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 30)), max_size=60), st.integers(1, 4), st.integers(1, 60))

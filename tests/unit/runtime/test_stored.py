@@ -28,7 +28,7 @@ from tensorwasm.errors import (
     WrongParent,
 )
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime.stored import fetch, fetch_module, keep
+from tensorwasm.runtime.snapshots.stored import fetch, fetch_module, keep
 
 MODULE = bytes(wat2wasm(GUEST))
 RING = KeyRing.of(HmacKey(b"k" * 32))

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-import tensorwasm.runtime.background
-import tensorwasm.runtime.fiber
+import tensorwasm.runtime.invoke.dispatch
+import tensorwasm.runtime.invoke.fiber_runner
 from tensorwasm import Runtime
 from tensorwasm.bench.waiting import GatedHost
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport, TickerNotRunning
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.form import Form
-from tensorwasm.runtime.function import Function
-from tensorwasm.runtime.options import Options
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke.call import Options
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -52,7 +52,7 @@ fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fib
 @pytest.fixture(params=[pytest.param("fibers", marks=fibers_only), "threads"])
 def runtime(request, monkeypatch):
     if request.param == "threads":
-        monkeypatch.setattr(tensorwasm.runtime.background, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_code", lambda: None)
     with Runtime("emulator") as made:
         yield made
 
@@ -137,7 +137,7 @@ def test_a_closed_runtime_takes_nothing_more():
 def test_examples_do_the_same_as_fibers(runtime, example, native, monkeypatch):
     path = EXAMPLES / example / f"{example}.wasm"
     wants = {"off": False, "on": True}[native]
-    monkeypatch.setattr(tensorwasm.runtime.fiber, "wants_compiled", lambda _shared: wants)
+    monkeypatch.setattr(tensorwasm.runtime.invoke.dispatch, "wants_compiled", lambda _shared: wants)
     function = runtime.load(path)
     expected = function.invoke(grants=["cuda"])
     got = function.submit(grants=["cuda"]).result(SOON_S)
@@ -151,7 +151,7 @@ def test_examples_do_the_same_as_fibers(runtime, example, native, monkeypatch):
 
 def started(runtime: Runtime, count: int = 1) -> None:
     ends = time.monotonic() + SOON_S
-    while runtime.background.statistics().polls < count:
+    while runtime.fibers.statistics().polls < count:
         assert time.monotonic() < ends
         threading.Event().wait(0.002)
 
@@ -166,7 +166,7 @@ def test_cancelling_ends_a_guest_that_runs(fiber_runtime):
     with pytest.raises(CancelledError):
         future.result()
     ends = time.monotonic() + SOON_S
-    while fiber_runtime.background.statistics().running:
+    while fiber_runtime.fibers.statistics().running:
         assert time.monotonic() < ends
         threading.Event().wait(0.002)
 
@@ -213,7 +213,7 @@ def test_a_hundred_guests_use_the_device_at_once_on_one_thread(fiber_runtime):
     futures = [function.submit(grants=["cuda"]) for _ in range(100)]
     assert {future.result(SOON_S).exit_code for future in futures} == {0}
     assert all(future.result().gpu.kernels_launched == 1 for future in futures)
-    assert not fiber_runtime.background.statistics().orphans
+    assert not fiber_runtime.fibers.statistics().orphans
 
 
 @fibers_only
@@ -238,7 +238,7 @@ def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
         assert free == before - 1  # the slot is never used again: the device may still write there
         gate.open()
         ends = time.monotonic() + SOON_S
-        while runtime.background.statistics().on_device:
+        while runtime.fibers.statistics().on_device:
             assert time.monotonic() < ends
             threading.Event().wait(0.01)
         gate.close()
@@ -249,7 +249,7 @@ def test_a_guest_that_runs_out_of_time_leaves_its_memory_to_the_device():
 def test_guests_end_while_all_threads_for_work_are_taken(fiber_runtime):
     function = fiber_runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
     assert function.submit(grants=["cuda"]).result(SOON_S).exit_code == 0
-    reactor, ended = fiber_runtime.background._reactor, threading.Event()
+    reactor, ended = fiber_runtime.fibers._reactor, threading.Event()
     plain = fiber_runtime.load(bytes(wat2wasm('(module (func (export "main")))')))
     for _ in range(32):
         reactor._errands.work(lambda: ended.wait(SOON_S))

@@ -24,10 +24,18 @@ from tensorwasm.errors import (
     MissingExport,
 )
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.warm import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MAX_AGE_S, ROOM, Nobody, Stock, WarmPool
-from tensorwasm.runtime.work import Work
+from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.executor.local import LocalExecutor
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.warm.pool import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    MAX_AGE_S,
+    ROOM,
+    PoolSpecification,
+    RefusingServices,
+    WarmPool,
+)
 from tensorwasm.values import Deadline
 
 SOON_S = 60.0
@@ -54,7 +62,7 @@ class World:
         self.made: list[FakeSandbox] = []
         self.tried_s: list[float] = []
         self.pool = WarmPool(LIMIT, now_s=lambda: self.now_s, threaded=False)
-        self.stocks = [Stock(self.make, lambda: (self.free, 100), count) for count in counts]
+        self.stocks = [PoolSpecification(self.make, lambda: (self.free, 100), count) for count in counts]
         for stock in self.stocks:
             self.pool.add(stock)
 
@@ -194,7 +202,7 @@ def test_a_closed_pool_keeps_nothing_more_and_stops_what_is_being_made():
 
 
 def test_nobody_has_services_and_remembers_who_asked():
-    nobody = Nobody()
+    nobody = RefusingServices()
     assert (len(nobody), list(nobody), nobody.asked) == (0, [], False)
     with pytest.raises(InternalError):
         nobody.get("input")
@@ -467,7 +475,7 @@ def test_executors_draw_too(runtime):
     executor = LocalExecutor(runtime)
     try:
         request = Request(module, "count", name="guest")
-        function = executor._load(request, Work())
+        function = executor._load(request, StopHook())
         pool = warmed(function)
         assert executor.submit(request).result().values == (1, 1)
         assert pool.statistics().hits == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server import long_answers
 from tensorwasm.server.long_answers import LONG_BYTES, PIECE_BYTES, answer_in_pieces, is_long
 from tensorwasm.server.wire.functions import Output

@@ -18,8 +18,8 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TooManyArgs,
 )
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.ticket import Ticket
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import PendingInvocation
 from tensorwasm.service.invocations.channel import DEPTH
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Deadline
@@ -125,12 +125,12 @@ def test_a_function_s_own_time_ends_it_whatever_the_client_asks(tmp_path, runtim
 def test_a_client_that_leaves_ends_its_guest(tmp_path, runtime):
     async def story(service, function_id):
         task = asyncio.create_task(service.invocations.invoke(1, function_id, InvocationRequest("spin")))
-        await until(lambda: service.runtime.background.statistics().running)
+        await until(lambda: service.runtime.fibers.statistics().running)
         assert service.quotas.usage(1)["instances"] == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not service.runtime.background.statistics().running)
+        await until(lambda: not service.runtime.fibers.statistics().running)
 
     tell(tmp_path, runtime, story)
 
@@ -213,7 +213,7 @@ class FailingWorkers:
         self.begun = asyncio.Event()
 
     async def submit(self, request, listener=None):
-        ticket = Ticket()
+        ticket = PendingInvocation()
         asyncio.get_running_loop().call_later(0.02, ticket.settle, GuestTrap("unreachable", "unreachable"))
         self.begun.set()
         return ticket

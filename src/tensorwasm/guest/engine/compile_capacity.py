@@ -29,7 +29,7 @@ _rooms: Final[dict[tuple[int | None, int], CompileCapacity]] = {}
 
 
 class Stop(Protocol):
-    """What says that a compilation is not wanted any more (`tensorwasm.runtime.work.Work`)."""
+    """What says that a compilation is not wanted any more (`tensorwasm.runtime.deploy.stop_hook.StopHook`)."""
 
     stopped: bool
 

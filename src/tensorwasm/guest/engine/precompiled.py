@@ -3,7 +3,7 @@
 Whoever chooses these bytes runs what they like, in this process, outside every sandbox: wasmtime compares version,
 target and settings, and trusts the rest. So nothing is loaded here but what our own compiler answered
 (`tensorwasm.guest.engine.compiler`) and what was kept of that under the machine's own key
-(`tensorwasm.runtime.codefiles`);
+(`tensorwasm.runtime.deploy.code_files`);
 `refuse` turns away what is uploaded as such.
 """
 

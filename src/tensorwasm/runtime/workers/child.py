@@ -20,58 +20,27 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.runtime import Runtime
+from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.workers.counter import Counter
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
-    TO_WORKER,
     BrokenFrame,
     Frame,
     Setup,
-    Splitter,
     Stop,
     Unfit,
-    encode,
 )
 from tensorwasm.runtime.workers.introduction import introduce
 from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import Place
 
 _PR_SET_PDEATHSIG: Final = 1
-_READ_BYTES: Final = 256 << 10
+
 _CREDENTIALS: Final = struct.Struct("3i")
 
 _log = logging.getLogger(__name__)
-
-
-class Line:
-    """The worker's end of the socket. Any thread may send; one reads."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._lock = threading.Lock()
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame, waiting for the parent to take it.
-
-        Raises:
-            OSError: the parent has gone.
-            BrokenFrame: the frame is too long for its kind.
-        """
-        data = encode(frame)
-        with self._lock:
-            self._link.sendall(data)
-
-    def receive(self) -> Iterator[Frame]:
-        """Yield what the parent says, until it has gone.
-
-        Raises:
-            BrokenFrame: it is no parent of this release.
-        """
-        splitter = Splitter(TO_WORKER)
-        while data := self._link.recv(_READ_BYTES):
-            yield from splitter.feed(data)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     link = socket.socket(fileno=int(descriptor))
     link.set_inheritable(False)
     _confine(link)
-    line = Line(link)
+    line = ParentLink(link)
     frames = line.receive()
     setup = next(frames, None)
     if not isinstance(setup, Setup) or setup.protocol != PROTOCOL:
@@ -97,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _serve(line: Line, frames: Iterator[Frame], runtime: Runtime, setup: Setup) -> None:
+def _serve(line: ParentLink, frames: Iterator[Frame], runtime: Runtime, setup: Setup) -> None:
     counter = Counter(line, LocalExecutor(runtime, setup.places), runtime)
     stopped = threading.Event()
     beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import DeviceFault, DeviceLost
-from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.deploy.shelf import Shelf
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import (
     FROM_WORKER,

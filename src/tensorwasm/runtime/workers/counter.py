@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.sandbox.mounts import Directory
-from tensorwasm.runtime.executor import LocalExecutor
-from tensorwasm.runtime.grants import Grants
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.runtime.executor.local import LocalExecutor
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
 from tensorwasm.runtime.workers.frames import (
     Beat,
     Blob,
@@ -37,8 +37,8 @@ from tensorwasm.runtime.workers.window import Window
 from tensorwasm.values import Deadline, Limits
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.runtime import Runtime
-    from tensorwasm.runtime.workers.child import Line
+    from tensorwasm.runtime.api.runtime import Runtime
+    from tensorwasm.runtime.workers.parent_link import ParentLink
 
 _ANSWERERS: Final = 4
 
@@ -51,7 +51,7 @@ class _Call:
 
     frame: Invoke
     window: Window
-    ticket: Ticket | None = None
+    ticket: PendingInvocation | None = None
     heard: bool = True
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -65,7 +65,7 @@ class Counter:
         runtime: whose device is looked after.
     """
 
-    def __init__(self, line: Line, executor: LocalExecutor, runtime: Runtime) -> None:
+    def __init__(self, line: ParentLink, executor: LocalExecutor, runtime: Runtime) -> None:
         self._line = line
         self._executor = executor
         self._runtime = runtime
@@ -151,7 +151,7 @@ class Counter:
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
         call = self._calls[frame.request] = _Call(frame, Window(ends))
         call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
-        call.ticket.call_when_done(lambda ended: self._answers.submit(self._answer, call, ended))
+        call.ticket.add_done_callback(lambda ended: self._answers.submit(self._answer, call, ended))
 
     def _request(self, frame: Invoke) -> Request:
         return Request(
@@ -184,14 +184,14 @@ class Counter:
                 self._line.send(Output(call.frame.request, name, part))
             return call.heard
 
-    def _answer(self, call: _Call, ticket: Ticket) -> None:
+    def _answer(self, call: _Call, done: Future[Invocation]) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
         number = call.frame.request
         try:
             sickness = self._look_after_device() if call.frame.cuda else ""
             with call.lock:
                 call.heard = False
-                self._send_outcome(number, _judge(ticket.error() or ticket.result(), sickness))
+                self._send_outcome(number, _judge(done.exception() or done.result(), sickness))
         except OSError:
             _log.info("the parent has gone without an answer")
         finally:

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
 from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, Done, Failed, Invoke, Output
 from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
 from tensorwasm.values import MIB, Deadline
@@ -59,7 +59,8 @@ class Flight:
     def __init__(self, number: int, request: Request, listener: Listener | None, carrier: Carrier) -> None:
         self.number = number
         self.request = request
-        self.ticket = Ticket(lambda: carrier.cancel(self))
+        self.ticket = PendingInvocation()
+        self.ticket.stop_with(lambda: carrier.cancel(self))
         self.deadline = Deadline.after(request.deadline_s)
         self._delivery: Delivery | None = None
         if listener is not None:

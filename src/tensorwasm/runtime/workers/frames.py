@@ -25,7 +25,7 @@ from msgspec import Meta
 from tensorwasm.errors import MAX_NAME
 from tensorwasm.guest.engine.source_lines import MAX_FILE
 from tensorwasm.guest.engine.traps import MAX_FRAMES
-from tensorwasm.runtime.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
+from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 
 PROTOCOL: Final = 4
@@ -104,7 +104,7 @@ class Forget(Frame, frozen=True):
 
 
 class Invoke(Frame, frozen=True):
-    """To a worker: make a call; `tensorwasm.runtime.request.Request` says what the fields mean.
+    """To a worker: make a call; `tensorwasm.runtime.executor.request.Request` says what the fields mean.
 
     Attributes:
         request: the number that its outcome is to bear, never used twice.

@@ -26,9 +26,9 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.source_lines import MAX_FILE
-from tensorwasm.runtime.function import DEFAULT_EXPORTS
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.request import MAX_COUNT
+from tensorwasm.runtime.executor.request import MAX_COUNT
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.loaded_module import DEFAULT_EXPORTS
 from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu, StackFrame
 
 _MESSAGE_CHARACTERS: Final = 4096

@@ -12,9 +12,9 @@ from typing import Final, Literal, Self
 
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.mps import find_daemon
-from tensorwasm.runtime.executor import Census, ExecutorStatistics
-from tensorwasm.runtime.request import Request, check_request
-from tensorwasm.runtime.ticket import Listener, Ticket
+from tensorwasm.runtime.executor.local import ExecutorStatistics, RunningCalls
+from tensorwasm.runtime.executor.request import Request, check_request
+from tensorwasm.runtime.invoke.pending import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.lifecycle import State
@@ -88,11 +88,11 @@ class WorkerExecutor:
         self._numbers = count(1)
         self._requests = count(1)
         self._uses = count(1)
-        self._census = Census()
+        self._census = RunningCalls()
         self._closed = False
 
-    def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
-        """Take a request and return at once. See `tensorwasm.runtime.executor.Executor.submit`.
+    def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
+        """Take a request and return at once. See `tensorwasm.runtime.executor.local.Executor.submit`.
 
         Raises:
             InvalidArgs: a field of the request is out of range.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
-from tensorwasm.runtime.executor import PLACES
+from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation, Ending, Patience
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import PROTOCOL, Failed, Ready, Setup, Unfit

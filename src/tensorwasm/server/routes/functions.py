@@ -39,7 +39,7 @@ from tensorwasm.errors import (
     TooManyArgs,
     UnknownImport,
 )
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.bodies import decode_base64
 from tensorwasm.server.idempotency import read_key
 from tensorwasm.server.outcomes import answer, answer_at_once

@@ -15,7 +15,7 @@ from tensorwasm.server.streaming.flow import Flow, reason_of
 from tensorwasm.server.wire.output import Left, Output, left_by
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invocation import Invocation
+    from tensorwasm.runtime.invoke.invocation import Invocation
 
 OUTCOME: Final = "X-TensorWasm-Outcome"
 REASON: Final = "X-TensorWasm-Reason"

@@ -12,7 +12,7 @@ from tensorwasm.server.answers import message_of
 from tensorwasm.service.invocations.outcomes import Outcome, Outcomes
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invocation import Invocation
+    from tensorwasm.runtime.invoke.invocation import Invocation
     from tensorwasm.server.routing import Call
     from tensorwasm.service.invocations.request import InvocationRequest
     from tensorwasm.service.invocations.streaming import GuestStream

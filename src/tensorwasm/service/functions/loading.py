@@ -10,12 +10,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine.yielding import be_courteous
-from tensorwasm.runtime.function import Function
-from tensorwasm.runtime.grants import Grants
-from tensorwasm.runtime.runtime import Runtime
-from tensorwasm.runtime.shelf import Shelf
-from tensorwasm.runtime.sprint import prepare_sprint
-from tensorwasm.runtime.work import Work
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.tenancy.fairness import FairGate
 from tensorwasm.values import Limits
 
@@ -79,7 +78,7 @@ class _Loading:
     task: asyncio.Task[LoadedFunction]
 
     def __init__(self) -> None:
-        self.work = Work()
+        self.work = StopHook()
         self.begun = False
         self.wanted = 0
 
@@ -168,13 +167,13 @@ class Loader:
             if self._loading.get(key) is loading:
                 del self._loading[key]
 
-    def _make(self, key: LoadKey, fetch: Callable[[], bytes], work: Work) -> LoadedFunction:
+    def _make(self, key: LoadKey, fetch: Callable[[], bytes], work: StopHook) -> LoadedFunction:
         """Load a function, and all that its first invocation would otherwise wait for. Blocks."""
         module, tenant = fetch(), str(key.tenant)
         function = self._runtime.load(module, key.name, key.limits, tenant, work=work)
         if not key.cuda:
-            function.host.background.prepare(function, NOTHING, None)
-            prepare_sprint(function)
+            function.dispatch.prepare(NOTHING, None)
+            function.dispatch.prepare_pure()
             if function.module_hash != key.module:
                 raise InternalError("a module is not the one that its version names")
             if key.warm:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.database.functions import FunctionOptions, FunctionRecord, VersionRecord
-from tensorwasm.runtime.function import Function
-from tensorwasm.runtime.shelf import Shelf
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.deploy.shelf import Shelf
 from tensorwasm.service.functions.loading import KEPT_BYTES
 from tensorwasm.values import Limits
 

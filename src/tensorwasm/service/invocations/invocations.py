@@ -22,12 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tensorwasm.errors import Draining
-from tensorwasm.runtime.call import make_call
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.loop import answered
-from tensorwasm.runtime.sprint import sprint
-from tensorwasm.runtime.submission import Submission
-from tensorwasm.runtime.threads import Threads
+from tensorwasm.runtime.executor.threads import Threads
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import PendingInvocation, await_outcome
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.invocations.channel import Channel
@@ -35,15 +32,14 @@ from tensorwasm.service.invocations.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.request import InvocationRequest, ends_at, options_for, request_for
 from tensorwasm.service.invocations.spending import Policy, Spending, UsageLedger, sent_bytes_of
 from tensorwasm.service.invocations.streaming import Gathered, GuestStream
-from tensorwasm.service.invocations.workers import Workers, told
+from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.tenancy.fairness import FairGate, GateStatistics
 from tensorwasm.tenancy.quotas import Holding, Quotas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tensorwasm.runtime.options import Given
-    from tensorwasm.runtime.ticket import Ticket
+    from tensorwasm.runtime.invoke.call import Given
     from tensorwasm.values import Deadline
 
 CPU_TURNS: Final = 64
@@ -142,7 +138,7 @@ class Invocations:
             InvokeTimeout: the deadline passed, while it waited or while it ran.
             DeviceFault: the worker process went down; it may be tried again.
             Draining: the service is going down.
-            TensorWasmError: what else `tensorwasm.runtime.function.Function.invoke` raises.
+            TensorWasmError: what else `tensorwasm.runtime.api.function.Function.invoke` raises.
         """
         find, resolve = self._functions.find, self._functions.resolve
         resolved = find(tenant, reference) or await resolve(tenant, reference, ask.deadline)
@@ -202,7 +198,7 @@ class Invocations:
             return None
         began_s = time.perf_counter()
         try:
-            outcome = sprint(resolved.function, ask.export, ask.args, resolved.tenant)
+            outcome = resolved.function.dispatch.begin_pure(ask.export, ask.args, resolved.tenant)
         except BaseException:
             self._count(tenant, ask, policy, None, time.perf_counter() - began_s)
             raise
@@ -255,7 +251,7 @@ class Invocations:
         function = resolved.function
         try:
             options = options_for(resolved, ask, deadline)
-            outcome = function.host.background.begin(function, ask.export, ask.args, options)
+            outcome = function.dispatch.begin(ask.export, ask.args, options)
         except BaseException:
             self._end(tenant, ask, held, None, time.perf_counter() - began_s)
             raise
@@ -271,10 +267,10 @@ class Invocations:
         """Wait for an invocation that went on elsewhere."""
         outcome: Invocation | None = None
         try:
-            outcome = await answered(future)
+            outcome = await await_outcome(future)
             return outcome
         finally:
-            spent_ns = future.spent_ns if isinstance(future, Submission) else None
+            spent_ns = future.spent_ns if isinstance(future, PendingInvocation) else None
             passed_s = time.perf_counter() - began_s
             self._end(tenant, ask, held, outcome, passed_s if spent_ns is None else spent_ns / 1e9)
 
@@ -304,7 +300,7 @@ class Invocations:
         async with self._turn(self._cpu, tenant, resolved, ask, policy, deadline) as turn:
             ticket = self._submit_to_thread(resolved, ask, deadline)
             turn.begin()
-            turn.outcome = (await told(ticket)).result()
+            turn.outcome = await await_outcome(ticket)
             return turn.outcome
 
     async def _on_worker(self, tenant: int, resolved: Resolved, ask: InvocationRequest, policy: Policy) -> Invocation:
@@ -315,7 +311,7 @@ class Invocations:
             request = request_for(resolved, ask, deadline, policy.quotas.get("gpu_bytes"))
             ticket = await self.workers.submit(request)
             turn.begin()
-            turn.outcome = (await told(ticket)).result()
+            turn.outcome = await await_outcome(ticket)
             return turn.outcome
 
     # ---------------------------------------------------------------- in pieces
@@ -357,12 +353,12 @@ class Invocations:
 
     def _submit_to_thread(
         self, resolved: Resolved, ask: InvocationRequest, deadline: Deadline, channel: Channel | None = None
-    ) -> Ticket:
+    ) -> PendingInvocation:
         options = options_for(resolved, ask, deadline)
         if channel is not None:
             options["on_chunk"] = channel.put
-        given = cast("Given", options)
-        return self._threads.submit(partial(make_call, resolved.function, ask.export, ask.args, **given))
+        call = partial(resolved.function.dispatch.call, ask.export, ask.args, **cast("Given", options))
+        return self._threads.submit(lambda announce: call(announce=announce))
 
     # ---------------------------------------------------------------- accounts
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorwasm.errors import InvokeTimeout, TooManyArgs
-from tensorwasm.runtime.grants import Grants
-from tensorwasm.runtime.request import Argument, Request
+from tensorwasm.runtime.executor.request import Argument, Request
+from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.service.functions.options import check_environment
 from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.options import Options
+    from tensorwasm.runtime.invoke.call import Options
 
 MAX_ARGS: Final = 256
 
@@ -75,7 +75,7 @@ def ends_at(resolved: Resolved, ask: InvocationRequest) -> Deadline:
 
 
 def options_for(resolved: Resolved, ask: InvocationRequest, deadline: Deadline) -> Options:
-    """Return keyword arguments of `tensorwasm.runtime.function.Function.invoke`."""
+    """Return keyword arguments of `tensorwasm.runtime.api.function.Function.invoke`."""
     options: Options = {"deadline": deadline, "tenant": resolved.tenant}
     if ask.input:
         options["input"] = ask.input

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from tensorwasm.errors import DeviceLost, GuestError, GuestTrap, InternalError
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import await_outcome
 from tensorwasm.service.invocations.channel import Channel
-from tensorwasm.service.invocations.workers import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tensorwasm.runtime.ticket import Listener, OutputName, Ticket
+    from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
 
 
 class Gathered:
@@ -54,7 +54,9 @@ class Gathered:
 class GuestStream:
     """An asynchronous iterator of chunks, and the outcome after the last. For one coroutine."""
 
-    def __init__(self, channel: Channel, ticket: Ticket, gathered: Gathered, count: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: Channel, ticket: PendingInvocation, gathered: Gathered, count: Callable[[], None]
+    ) -> None:
         """Listen to a guest that runs.
 
         Args:
@@ -68,7 +70,7 @@ class GuestStream:
         self._gathered = gathered
         self._count = count
         self.sent_bytes = 0
-        ticket.call_when_done(lambda _: channel.end())
+        ticket.add_done_callback(lambda _: channel.end())
 
     def __aiter__(self) -> Self:
         """Return itself."""
@@ -104,7 +106,7 @@ class GuestStream:
     @property
     def result(self) -> Invocation | None:
         """What came of the guest; None if it failed or has not ended."""
-        if not self._ticket.done() or self._ticket.cancelled() or self._ticket.error() is not None:
+        if not self._ticket.done() or self._ticket.cancelled() or self._ticket.exception() is not None:
             return None
         return self._ticket.result()
 
@@ -113,4 +115,4 @@ class GuestStream:
         self._channel.close()
         if not self._ticket.done():
             self._ticket.stop()
-            await asyncio.shield(told(self._ticket))
+            await asyncio.shield(await_outcome(self._ticket))

@@ -9,8 +9,8 @@ from typing import cast
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
-from tensorwasm.runtime.request import Request
-from tensorwasm.runtime.ticket import Listener, Ticket
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.pending import Listener, PendingInvocation
 from tensorwasm.runtime.workers.placement import Isolation
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerStatistics
@@ -45,8 +45,8 @@ class Workers:
         chosen = cast("Isolation | None", isolation or None)
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 
-    async def submit(self, request: Request, listener: Listener | None = None) -> Ticket:
-        """Take a request; see `tensorwasm.runtime.executor.Executor.submit`.
+    async def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
+        """Take a request; see `tensorwasm.runtime.executor.local.Executor.submit`.
 
         Raises:
             TensorWasmError: what that raises, and what opening the executor does.
@@ -88,25 +88,3 @@ class Workers:
             executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]
             if isinstance(executor, WorkerExecutor):
                 await asyncio.to_thread(executor.drain, limit_s)
-
-
-async def told(ticket: Ticket) -> Ticket:
-    """Wait in an event loop until a ticket has its outcome. A caller that leaves cancels it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def ring() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    def tell(_: Ticket) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(ring)
-
-    ticket.call_when_done(tell)
-    try:
-        await done
-    except BaseException:
-        ticket.cancel()
-        raise
-    return ticket

@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.jobs import JobRecord
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.request import InvocationRequest

@@ -21,7 +21,7 @@ from tensorwasm.errors import (
     TensorWasmError,
     TooLarge,
 )
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.jobs.options import RESULT_BYTES, JobOptions
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import msgspec
 
 from tensorwasm.errors import BodyTooLarge, InvalidArgs
 from tensorwasm.guest.engine import codec
-from tensorwasm.runtime.function import Function
-from tensorwasm.runtime.request import Argument
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.executor.request import Argument
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.options import REQUEST_BYTES
 from tensorwasm.values import Deadline

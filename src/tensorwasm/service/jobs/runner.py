@@ -23,8 +23,8 @@ from tensorwasm.database.leases import (
     retry_attempt,
 )
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.runtime.invocation import Invocation
-from tensorwasm.runtime.loop import locate
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.pending import locate_trap
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.options import JobOptions
@@ -183,7 +183,7 @@ class Runner:
     async def _record(self, attempt: Attempt) -> JobStatus | None:
         """Write what follows, for as long as the lease is held; None if it was lost."""
         if not attempt.call.cancelled():
-            await locate(attempt.call.exception())
+            await locate_trap(attempt.call.exception())
         fate = self._fate(attempt)
         while attempt.stop != "lost":
             try:

@@ -27,6 +27,7 @@ from tensorwasm.errors import (
     PublishScopeRequired,
 )
 from tensorwasm.ptx import parse_variants
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.kernels.manifests import (
     Manifest,
     check_manifest,
@@ -36,7 +37,6 @@ from tensorwasm.service.kernels.manifests import (
     verify_manifest,
 )
 from tensorwasm.service.pages import MAX_PAGE, USUAL_PAGE
-from tensorwasm.service.sessions.persistence import Desk
 from tensorwasm.service.snapshot_keys import parse_hex_key
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import Deadline
@@ -61,7 +61,7 @@ class Kernels:
     """
 
     def __init__(
-        self, desk: Desk, key: HmacKey | None, publishers: Iterable[str] = (), tokens: Iterable[str] = ()
+        self, desk: DatabasePort, key: HmacKey | None, publishers: Iterable[str] = (), tokens: Iterable[str] = ()
     ) -> None:
         """Keep digests of the tokens, not the tokens."""
         self._desk = desk
@@ -71,7 +71,7 @@ class Kernels:
         self._turn = asyncio.Semaphore(2)
 
     @classmethod
-    def from_settings(cls, desk: Desk, settings: ServiceSettings) -> Kernels:
+    def from_settings(cls, desk: DatabasePort, settings: ServiceSettings) -> Kernels:
         """Return the registry that the settings describe.
 
         Raises:

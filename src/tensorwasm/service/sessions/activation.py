@@ -13,17 +13,18 @@ from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import BodyTooLarge, Conflict, NotFound, QuotaExceeded, TensorWasmError
 from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.sessions.entry import SessionEntry
 from tensorwasm.service.sessions.eviction import InstanceRoom
 from tensorwasm.service.sessions.instances import InstanceFactory, require_host_only, session_name
 from tensorwasm.service.sessions.leases import Leases
-from tensorwasm.service.sessions.persistence import Desk, SessionKeeper
+from tensorwasm.service.sessions.persistence import SessionKeeper
 from tensorwasm.tenancy.principal import require_owned
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.database.connection import Connection
-    from tensorwasm.runtime.snapshots import Snapshot
+    from tensorwasm.runtime.snapshots.snapshot import Snapshot
     from tensorwasm.service.functions.resolution import Resolved
 
 MAX_SESSIONS: Final = 10_000
@@ -57,7 +58,7 @@ class Activation:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabasePort,
         functions: Resolver,
         workshop: InstanceFactory,
         keeper: SessionKeeper,

@@ -18,22 +18,22 @@ from tensorwasm.errors import (
     SealRefused,
     UnknownKey,
 )
-from tensorwasm.runtime import stored
-from tensorwasm.runtime.opened import LiveStatistics, Surroundings
-from tensorwasm.runtime.snapshots import Snapshot
+from tensorwasm.runtime.snapshots import stored
+from tensorwasm.runtime.snapshots.opening import LiveStatistics, Surroundings
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invocation import Invocation
-    from tensorwasm.runtime.live import LiveInstance
+    from tensorwasm.runtime.invoke.invocation import Invocation
+    from tensorwasm.runtime.snapshots.live import LiveInstance
     from tensorwasm.service.functions.resolution import Resolved
 
 FOLDER: Final = "session/"
 
 
 class Live(Protocol):
-    """An instance that stays between calls; `tensorwasm.runtime.live.LiveInstance` is one."""
+    """An instance that stays between calls; `tensorwasm.runtime.snapshots.live.LiveInstance` is one."""
 
     def call(
         self,

@@ -21,7 +21,7 @@ from tensorwasm.errors import SessionElsewhere, TensorWasmError
 from tensorwasm.service.sessions.entry import SessionEntry
 
 if TYPE_CHECKING:
-    from tensorwasm.service.sessions.persistence import Desk
+    from tensorwasm.service.database_port import DatabasePort
 
 RENEWALS: Final = 5
 """Times that a lease is renewed while it would last."""
@@ -55,7 +55,7 @@ class Leases:
     """
 
     def __init__(
-        self, desk: Desk, sharing: Sharing | None, monotonic_s: Callable[[], float], lost: Callable[[], None]
+        self, desk: DatabasePort, sharing: Sharing | None, monotonic_s: Callable[[], float], lost: Callable[[], None]
     ) -> None:
         """Ask nothing yet."""
         self._desk = desk

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import NotCapturable, NotFound, SessionElsewhere, TensorWasmError
 from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.sessions.entry import SessionEntry
 from tensorwasm.service.sessions.instances import FOLDER, InstanceFactory, Live, session_name
 from tensorwasm.service.sessions.leases import Leases
 
 if TYPE_CHECKING:
-    from tensorwasm.database.connection import Connection
     from tensorwasm.service.functions.resolution import Resolved
 
 _Params = ParamSpec("_Params")
@@ -33,20 +33,6 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 _TIDIED: Final = 256
 """Names that are looked up in the database at a time."""
-
-
-class Desk(Protocol):
-    """The database; `tensorwasm.database.desk.Desk` is one."""
-
-    async def read(
-        self, fn: Callable[Concatenate[Connection, _Params], _Value], *args: _Params.args, **kwargs: _Params.kwargs
-    ) -> _Value:
-        """Return what a function reads."""
-
-    async def write(
-        self, fn: Callable[Concatenate[Connection, _Params], _Value], *args: _Params.args, **kwargs: _Params.kwargs
-    ) -> _Value:
-        """Return what a function returned, once what it wrote is safe."""
 
 
 class SessionKeeper:
@@ -59,7 +45,7 @@ class SessionKeeper:
         threads: how many saves may be made at a time.
     """
 
-    def __init__(self, desk: Desk, workshop: InstanceFactory, leases: Leases, threads: int) -> None:
+    def __init__(self, desk: DatabasePort, workshop: InstanceFactory, leases: Leases, threads: int) -> None:
         """Start nothing yet."""
         self.desk = desk
         self._leases = leases

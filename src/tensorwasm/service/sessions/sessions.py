@@ -20,6 +20,7 @@ from tensorwasm.database import sessions as rows
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
 from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
 from tensorwasm.service.clock import Clock
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.names import is_id
 from tensorwasm.service.functions.options import check_environment
 from tensorwasm.service.invocations.request import MAX_ARGS
@@ -32,12 +33,12 @@ from tensorwasm.service.sessions.eviction import Guests, Hold, InstanceRoom
 from tensorwasm.service.sessions.instances import InstanceFactory, Live, session_name
 from tensorwasm.service.sessions.leases import Leases, Sharing
 from tensorwasm.service.sessions.operation_queue import Operation, OperationQueue, Work
-from tensorwasm.service.sessions.persistence import Desk, SessionKeeper
+from tensorwasm.service.sessions.persistence import SessionKeeper
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invocation import Invocation
-    from tensorwasm.runtime.snapshots import Snapshot
+    from tensorwasm.runtime.invoke.invocation import Invocation
+    from tensorwasm.runtime.snapshots.snapshot import Snapshot
 
 _CALL_THREADS: Final = 32
 _SAVE_THREADS: Final = 4
@@ -68,7 +69,7 @@ class Sessions:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabasePort,
         functions: Resolver,
         workshop: InstanceFactory,
         hold: Hold,

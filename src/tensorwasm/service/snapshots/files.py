@@ -21,14 +21,14 @@ from tensorwasm.errors import (
     TooLarge,
     UnknownKey,
 )
-from tensorwasm.runtime import archive, stored
-from tensorwasm.runtime.snapshots import Snapshot
+from tensorwasm.runtime.snapshots import archive, stored
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.sessions.instances import Live
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.live import LiveInstance
+    from tensorwasm.runtime.snapshots.live import LiveInstance
 
 MAX_CONTENT_BYTES: Final = 256 * MIB
 """Longest content of a file that somebody brings: what it comes to uncompressed."""

@@ -21,13 +21,13 @@ from tensorwasm.database.snapshots import SnapshotRecord
 from tensorwasm.errors import NotFound, TensorWasmError, WrongModule
 from tensorwasm.guest.engine.yielding import be_courteous
 from tensorwasm.service.clock import Clock
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
 from tensorwasm.service.sessions import Session, Sessions
 from tensorwasm.service.sessions.activation import Resolver
 from tensorwasm.service.sessions.eviction import Hold
 from tensorwasm.service.sessions.instances import InstanceFactory, require_host_only
-from tensorwasm.service.sessions.persistence import Desk
 from tensorwasm.service.snapshots.files import Files, OpenedSnapshot
 from tensorwasm.tenancy.principal import require_owned
 from tensorwasm.values import NEVER, Deadline
@@ -91,7 +91,7 @@ class Snapshots:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabasePort,
         functions: Resolver,
         sessions: Sessions,
         workshop: InstanceFactory,

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tensorwasm.errors import DeviceFault, InvokeTimeout
-from tensorwasm.runtime.request import Request
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, Done, Output
 from tensorwasm.runtime.workers.window import Window
@@ -91,7 +91,7 @@ def test_what_a_listener_raises_is_the_outcome_even_if_the_guest_then_ends_itsel
     flight.take(part(0))
     worker.wait_for(lambda: worker.hushed)
     flight.finish(DONE)
-    assert isinstance(flight.ticket.error(SOON_S), InvokeTimeout)
+    assert isinstance(flight.ticket.exception(SOON_S), InvokeTimeout)
 
 
 def test_what_ended_the_guest_counts_before_what_a_listener_raises():
@@ -103,7 +103,7 @@ def test_what_ended_the_guest_counts_before_what_a_listener_raises():
     flight.take(part(0))
     worker.wait_for(lambda: worker.hushed)
     flight.end(DeviceFault("a worker was killed"))
-    assert isinstance(flight.ticket.error(SOON_S), DeviceFault)
+    assert isinstance(flight.ticket.exception(SOON_S), DeviceFault)
 
 
 def test_a_window_lets_so_many_through_and_then_as_many_as_were_taken():

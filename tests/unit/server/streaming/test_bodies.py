@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fakes.streaming import FUNCTION, FakeInvocations, FakeStream, fake_call
 from oracles.sse import read_chunks, read_events
 from tensorwasm.errors import Frame, GuestTrap, InvokeTimeout, MissingExport, NotFound, QuotaExceeded
-from tensorwasm.runtime.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.routing import Ending
 from tensorwasm.server.streaming.bodies import OUTCOME, REASON, describe, reads_trailers, stream_events, stream_raw
 from tensorwasm.server.streaming.flow import Flow

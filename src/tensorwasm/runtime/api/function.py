@@ -1,0 +1,267 @@
+"""`Function`: a compiled module, invoked any number of times, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from tensorwasm.errors import InvalidArgs, quote
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.sandbox.oneshot import is_one_shot
+from tensorwasm.guest.sandbox.output import Inherit, Sink
+from tensorwasm.runtime.invoke.call import Options, check_stdin, configure
+from tensorwasm.runtime.invoke.dispatch import Dispatcher
+from tensorwasm.runtime.invoke.grants import Grants, parse_grants
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.loaded_module import Host, LoadedModule
+from tensorwasm.runtime.invoke.pending import await_outcome
+from tensorwasm.runtime.warm.specification import make_stock
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.runtime.snapshots.live import LiveInstance
+    from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
+
+
+class Function(LoadedModule):
+    """A compiled module. Any thread may invoke it; it lives as long as someone holds it.
+
+    Attributes:
+        dispatch: runs its calls.
+    """
+
+    def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
+        """Wrap a module whose imports are resolved; `Runtime.load` does this, see `LoadedModule`."""
+        super().__init__(host, name, wasm, prepared)
+        self.dispatch = Dispatcher(self)
+
+    def warm(
+        self,
+        count: int,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        initialiser: str | None = None,
+    ) -> None:
+        """Keep sandboxes ready that have been instantiated and started before anybody asks. Returns at once.
+
+        For modules whose start is expensive. Each serves one invocation, and others are made in the background. They
+        are drawn by `invoke`, and by executors, for this tenant, with these arguments and this environment, without
+        folders and without a GPU; every other invocation has a fresh sandbox, as all have that are submitted. A start
+        that asks for input, sends chunks or launches kernels cannot be had in advance: then all stay fresh. What it
+        reads of standard input is empty.
+
+        Args:
+            count: how many, as far as the setting TENSOR_WASM_WARM_SANDBOXES allows; 0 for no more.
+            tenant: whose invocations draw them.
+            argv: as in `invoke`.
+            env: likewise.
+            initialiser: an export without parameters and results that from now on each sandbox of this function calls
+                first, be it warm or fresh; a reactor's ``_initialize`` needs no mention and comes before it.
+
+        Raises:
+            MissingExport: there is no such function.
+            InvalidArgs: the initialiser takes or gives something, or the count is negative.
+            InternalError: the runtime is closed.
+        """
+        if count < 0:
+            raise InvalidArgs(f"the number of warm sandboxes is at least 0, not {count}")
+        if initialiser is not None:
+            plan = self.prepared.module.plan(initialiser)
+            if plan.params or plan.results:
+                raise InvalidArgs(f"{quote(initialiser)} takes or gives something: it is no initialiser")
+            self.initialiser = initialiser
+        old = self.warm_kept.pop(tenant, None)
+        if old is not None:
+            self.host.warm.remove(old)
+        initialisers = self.initialisers(None)
+        if count and (initialisers or not is_one_shot(self.prepared)):
+            config = configure(self.prepared, self.name, Grants(), argv, env)
+            kept = make_stock(self.prepared, self.host.limits, config, initialisers, count)
+            self.host.warm.add(kept)
+            self.warm_kept[tenant] = kept
+            weakref.finalize(self, self.host.warm.remove, kept)
+        self.dispatch.forget()
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """Names of the exported functions, in order."""
+        return self.prepared.module.function_names()
+
+    @property
+    def imports(self) -> tuple[tuple[str, str], ...]:
+        """Module and name of every import, in order."""
+        return tuple((wanted.module, wanted.name) for wanted in self.prepared.module.imports)
+
+    def invoke(
+        self,
+        export: str | None = None,
+        args: Sequence[object] = (),
+        *,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | Inherit = b"",
+        input: bytes = b"",  # noqa: A002 - the interface's own word for it
+        grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        memory_kind: MemoryKind | None = None,
+        deadline: Deadline | None = None,
+        stdout: Sink | Inherit | None = None,
+        stderr: Sink | Inherit | None = None,
+        on_chunk: Callable[[bytes], bool] | None = None,
+        on_device: Callable[[DeviceInfo, str], object] | None = None,
+    ) -> Invocation:
+        """Call an export in a fresh sandbox and tear the sandbox down. Blocks; a guest runs without the GIL.
+
+        A reactor, which exports ``_initialize`` without parameters and results, has that called first, unless
+        ``_start`` is what is called.
+
+        Args:
+            export: None takes ``_start``, and where there is none, ``main``.
+            args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
+            argv: WASI arguments, the program's name first; None gives the function's name.
+            env: WASI environment; nothing of this process's own is passed on.
+            stdin: all of standard input; `tensorwasm.guest.sandbox.output.INHERIT` gives this process's own, read as
+                the guest asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
+            input: what the guest reads with ``read-input``.
+            grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``; nothing is granted unasked.
+            tenant: whose account device memory is charged to; registered with the device.
+            memory_kind: how kernels reach linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
+            deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
+            stdout: takes standard output as it is written; None captures it. `INHERIT` gives this process's own.
+            stderr: the same for standard error.
+            on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
+            on_device: told the device and why it was taken, before the guest starts; only with the grant ``cuda``.
+
+        Raises:
+            MissingExport: no such function.
+            InvalidArgs: arguments or grants do not fit, or there is no such tenant or kind of memory.
+            StdinTooLarge: standard input is over ``limits.stdin_bytes``.
+            NotSupported: the device has no such kind of memory.
+            QuotaExceeded: the tenant may not hold the guest's memory on the device.
+            GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written.
+            InvokeTimeout: the deadline passed, in the guest or in a kernel.
+            DeviceUnavailable: CUDA was granted, asked for by name, and is not there.
+            DeviceLost: the device stopped answering.
+            CapacityExhausted: no free sandbox.
+        """
+        return self.dispatch.call(
+            export,
+            args,
+            on_device=on_device,
+            argv=argv,
+            env=env,
+            stdin=stdin,
+            input=input,
+            grants=grants,
+            tenant=tenant,
+            memory_kind=memory_kind,
+            deadline=deadline,
+            stdout=stdout,
+            stderr=stderr,
+            on_chunk=on_chunk,
+        )
+
+    def open(
+        self,
+        *,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        input: bytes = b"",  # noqa: A002 - the interface's own word for it
+        grants: Iterable[str] | Grants = (),
+        tenant: str = DEFAULT_TENANT,
+        memory_kind: MemoryKind | None = None,
+        deadline: Deadline | None = None,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+    ) -> LiveInstance:
+        """Return an instance that stays between calls, and can be saved there. Blocks.
+
+        A reactor's ``_initialize`` is called now, and never again.
+
+        The first call compiles the module once more, in a form that shows what is private.
+
+        Args:
+            argv: as in `invoke`, for as long as it lives.
+            env: likewise.
+            stdin: likewise.
+            input: what its calls read with ``read-input``, unless one brings its own.
+            grants: as in `invoke`, for as long as it lives.
+            tenant: likewise.
+            memory_kind: likewise.
+            deadline: when the start function and ``_initialize`` must have ended.
+            stdout: takes standard output of all calls as it is written; None captures it call by call.
+            stderr: the same for standard error.
+
+        Raises:
+            NotCapturable: the module's instances cannot be saved; the message says why.
+            TensorWasmError: what `invoke` raises before it calls the export.
+        """
+        from tensorwasm.runtime.snapshots.live import LiveInstance  # noqa: PLC0415 - a call needs none
+        from tensorwasm.runtime.snapshots.opening import Opening  # noqa: PLC0415 - likewise
+
+        check_stdin(stdin, self.host.limits)
+        words = tuple(argv) if argv is not None else None
+        return LiveInstance(
+            self,
+            Opening(
+                parse_grants(grants), tenant, input, words, env or {}, stdin, memory_kind, deadline, stdout, stderr
+            ),
+        )
+
+    def submit(
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+    ) -> Future[Invocation]:
+        """Do what `invoke` does, and return at once: while its guest waits, an invocation holds no thread.
+
+        Thousands can wait for the GPU at a time. They run in turns on one thread of the runtime's, and without a GPU on
+        a few more once they run long (the setting TENSOR_WASM_GUEST_THREADS). Sinks and ``on_chunk`` are called there
+        too: those must not wait for another invocation. The first call blocks, for as long as opening the device and
+        compiling take.
+
+        Args:
+            export: as in `invoke`.
+            args: likewise.
+            **options: its keyword arguments.
+
+        Returns:
+            The outcome: an `Invocation`, or what `invoke` raises. Cancelling ends the guest, before it starts and while
+            it runs. Closing the runtime ends it with `GuestTrap` named ``cancelled``.
+
+        Raises:
+            InternalError: the runtime is closed, or a host function of a guest that was submitted called this.
+            TickerNotRunning: this is a forked process.
+        """
+        return self.dispatch.submit(export, args, options)
+
+    async def invoke_async(
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+    ) -> Invocation:
+        """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
+
+        A guest without a GPU, folders or a start function, whose memory is at most 2 MiB or whose module has neither
+        imports nor bulk instructions nor functions of more than 16 KiB, begins on the calling thread: one that ends
+        within half a millisecond never leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the
+        event loop's thread too, and must not hold it.
+
+        Args:
+            export: as in `invoke`.
+            args: likewise.
+            **options: its keyword arguments.
+
+        Raises:
+            TensorWasmError: what `invoke` raises.
+        """
+        granted, memory = parse_grants(options.get("grants", ())), options.get("memory_kind")
+        if not self.dispatch.is_prepared(granted, memory):
+            import asyncio  # noqa: PLC0415 - half of what importing this package costs, for those who have it already
+
+            self.engine.require_ticker()  # a forked process has no threads
+            await asyncio.to_thread(self.dispatch.prepare, granted, memory)
+        outcome = self.dispatch.begin(export, args, options)
+        return outcome if isinstance(outcome, Invocation) else await await_outcome(outcome)

@@ -1,0 +1,1 @@
+"""Deployment: a module becomes code that can be instantiated, compiled once."""

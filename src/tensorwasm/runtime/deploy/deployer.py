@@ -1,0 +1,371 @@
+"""Deploying: a module becomes code that can be instantiated, compiled once for each tenant and kept.
+
+Three places are asked in turn: the memory of this process, precompiled code on the disk
+(`tensorwasm.runtime.deploy.code_files`), the compiler, in a process of its own (`tensorwasm.guest.engine.compiler`).
+An entry is known by a hash of everything that shapes it: the module's bytes, as they are compiled, the engine
+(`tensorwasm.guest.engine.precompiled.fingerprint`), and the tenant. So nobody learns from a hit, or from its time, what
+another tenant has deployed: the same module of another tenant is compiled again. Room is shared: who deploys very much
+drives out what others have not used for long.
+
+What a module declares is looked at before it is compiled: what it imports, exports and takes at the start. A
+compilation that no client waits for any more is ended.
+
+Without a disk that can be written, or with one that others can write to, everything works but slower; that is said
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from tensorwasm import settings
+from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.artifacts.keys import machine_key
+from tensorwasm.errors import InternalError, InvalidWasm, ModuleTooLarge, TensorWasmError
+from tensorwasm.guest.engine import capi, folders, precompiled
+from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
+from tensorwasm.guest.engine.engine import Engine, settings_of
+from tensorwasm.guest.engine.module import CompiledModule, check_declared, compile_module
+from tensorwasm.guest.engine.source_lines import SourceLines
+from tensorwasm.runtime.deploy.code_files import CodeFile, CodeFolder, UnfitFile
+from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.values import MIB, Limits
+from tensorwasm.wasm import preamble
+from tensorwasm.wasm.preamble import Preamble
+
+KEPT_MODULES: Final = 1024
+KEPT_CODE_BYTES: Final = 512 * MIB
+
+_NAME: Final = b"tensorwasm code 1\0"
+_HASH_DIGITS: Final = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployStatistics:
+    """A snapshot of a deployer.
+
+    Attributes:
+        memory_hits: deploys that found their code in this process, those included that waited for another's.
+        disk_hits: deploys that found it on the disk.
+        compiled: deploys that had to compile.
+        unfit_files: files that were not what they should be.
+        in_flight: modules that are being compiled, or read from the disk, now.
+        kept_modules: those in memory.
+        kept_bytes: their code.
+        disk_bytes: what was kept on the disk after this process last wrote there; 0 before.
+    """
+
+    memory_hits: int
+    disk_hits: int
+    compiled: int
+    unfit_files: int
+    in_flight: int
+    kept_modules: int
+    kept_bytes: int
+    disk_bytes: int
+
+
+class Deployer:
+    """Makes modules ready, each once. Any thread may use it."""
+
+    def __init__(self, config: settings.Settings) -> None:
+        """Touch neither the disk nor the keys before the first module comes."""
+        room = config.compile_room_mib
+        self._compiler = Compiler(
+            CompileLimits(
+                config.compile_timeout_s, config.compile_memory_mib * MIB, None if room is None else room * MIB
+            )
+        )
+        self._cap_bytes = config.code_cache_mib * MIB
+        self._lock = threading.Lock()
+        self._kept: Shelf[CompiledModule] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
+        self._flights: dict[_Slot, _Flight] = {}
+        self._folder: CodeFolder | None = None
+        self._opened = False
+        self._said: set[str] = set()
+        self._memory_hits = self._disk_hits = self._compiled = self._unfit_files = self._disk_bytes = 0
+
+    def deploy(
+        self,
+        engine: Engine,
+        wasm: bytes,
+        limits: Limits,
+        tenant: str,
+        check: Callable[[Preamble], object] = lambda _: None,
+        work: StopHook | None = None,
+    ) -> CompiledModule:
+        """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
+
+        Blocks: for as long as compiling takes, where it was never compiled for this tenant.
+
+        Args:
+            engine: that is to run it.
+            wasm: a whole binary module, edited or not.
+            limits: caps on its size, memory and tables.
+            tenant: who deploys it.
+            check: judges what it declares, before anything is compiled; what it raises is raised here.
+            work: stops this; what is compiled goes on while another thread waits for it. None for what is not stopped.
+
+        Raises:
+            InvalidWasm: not a valid module under the enabled proposals, or precompiled code.
+            ModuleTooLarge: more bytes than the limit.
+            ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
+            CompileFailed: the compiler crashed on it, or went over its limits.
+            CapacityExhausted: the system starts no process for the compiler.
+            CancelledError: it was stopped.
+        """
+        precompiled.refuse(wasm)
+        if len(wasm) > limits.module_bytes:
+            raise ModuleTooLarge(f"the module has {len(wasm)} bytes; the limit is {limits.module_bytes}")
+        digest = blake3(wasm)
+        slot = engine, _name(engine, digest, tenant)
+        found = self._recall(slot)
+        if found is not None:
+            check_declared(found.preamble, limits)
+            check(found.preamble)
+            return found
+        declared = preamble.scan(wasm)
+        check_declared(declared, limits)
+        check(declared)
+        return self._make_once(slot, _Source(wasm, declared, digest.hex()), work or StopHook())
+
+    def statistics(self) -> DeployStatistics:
+        """Return a snapshot."""
+        with self._lock:
+            return DeployStatistics(
+                memory_hits=self._memory_hits,
+                disk_hits=self._disk_hits,
+                compiled=self._compiled,
+                unfit_files=self._unfit_files,
+                in_flight=len(self._flights),
+                kept_modules=len(self._kept),
+                kept_bytes=self._kept.held_bytes,
+                disk_bytes=self._disk_bytes,
+            )
+
+    def _recall(self, slot: _Slot) -> CompiledModule | None:
+        with self._lock:
+            found = self._kept.get(slot)
+            self._memory_hits += found is not None
+        return found
+
+    def _make_once(self, slot: _Slot, source: _Source, work: StopHook) -> CompiledModule:
+        try:
+            while True:
+                with self._lock:
+                    found = self._kept.get(slot)
+                    flight = self._flights.get(slot)
+                    mine = found is None and flight is None
+                    if mine:
+                        flight = self._flights[slot] = _Flight()
+                    if found is None and flight is not None:
+                        flight.wanted += 1
+                if mine and flight is not None:
+                    return self._fly(slot, flight, source, work)
+                found = found or (self._wait(flight, work) if flight is not None else None)
+                if found is not None:
+                    with self._lock:
+                        self._memory_hits += 1
+                    return found
+        finally:
+            work.forget()
+
+    def _fly(self, slot: _Slot, flight: _Flight, source: _Source, work: StopHook) -> CompiledModule:
+        """Make a module for all who wait: they get it, or the error, or, if this is interrupted, their turn."""
+        made, error = None, None
+        work.stop_with(partial(self._leave, flight))
+        try:
+            made, size_bytes = self._make(slot, source, flight.work)
+            made.lines = SourceLines.of(source.wasm)
+        except TensorWasmError as failed:
+            error = failed
+            raise
+        finally:
+            with self._lock:
+                del self._flights[slot]
+                if made is not None:
+                    self._kept.put(slot, made, size_bytes)
+            if error is not None:
+                flight.made.set_exception(error)
+            else:
+                flight.made.set_result(made)
+        return made
+
+    def _wait(self, flight: _Flight, work: StopHook) -> CompiledModule | None:
+        """Return what another thread makes, None if that was interrupted.
+
+        Raises:
+            CancelledError: this was stopped.
+        """
+        mine: Future[CompiledModule | None] = Future()
+        flight.made.add_done_callback(partial(_pass_on, mine))
+
+        def leave() -> None:
+            if mine.cancel():
+                self._leave(flight)
+
+        work.stop_with(leave)
+        return mine.result()
+
+    def _leave(self, flight: _Flight) -> None:
+        """Note that one thread less waits for a module; end what nobody waits for."""
+        with self._lock:
+            flight.wanted -= 1
+            alone = not flight.wanted
+        if alone:
+            flight.work.stop()
+
+    def _make(self, slot: _Slot, source: _Source, work: StopHook) -> tuple[CompiledModule, int]:
+        """Return a module and the size of its code, from the disk or from the compiler."""
+        engine, name = slot
+        found = self._read(engine, name, source)
+        if found is not None:
+            with self._lock:
+                self._disk_hits += 1
+            return found
+        with self._lock:
+            self._compiled += 1
+        if sys.platform == "win32":  # no limits, and no folders of one's own, as they are meant here
+            return compile_module(engine, source.wasm), len(source.wasm)
+        capi.check_bindings()
+        try:
+            code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS], work)
+        except InvalidWasm as refused:
+            from tensorwasm.wasm.refusal import find_proposal  # noqa: PLC0415 - tables that few need
+
+            raise find_proposal(source.wasm) or refused from None
+        if self._write(name, code):
+            found = self._read(engine, name, source)
+        if found is not None:
+            return found
+        module = precompiled.load_bytes(engine, bytes(code), source.declared, len(source.wasm))
+        if module is None:
+            raise InternalError("the compiler's process makes code for another engine")
+        return module, len(code)
+
+    def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[CompiledModule, int] | None:
+        """Return what is kept on the disk, None if there is nothing that will do."""
+        folder = self._open_folder()
+        if folder is None:
+            return None
+        try:
+            file = folder.open(name)
+            return _load(engine, file, source) if file is not None else None
+        except UnfitFile as unfit:
+            with self._lock:
+                self._unfit_files += 1
+            self._say("a file of compiled code is not used, and made anew: %s", unfit)
+        except OSError as error:
+            self._say("compiled code cannot be read: %s", error.strerror)
+        return None
+
+    def _write(self, name: bytes, code: memoryview) -> bool:
+        """Keep code on the disk; return whether there is a disk to keep it on, and room."""
+        folder = self._open_folder()
+        if folder is None:
+            return False
+        try:
+            held_bytes = folder.put(name, code)
+        except OSError as error:
+            self._say("compiled code is not kept: %s", error.strerror)
+            with self._lock:
+                self._opened = self._opened and not isinstance(error, FileNotFoundError)  # somebody cleared the cache
+            return False
+        with self._lock:
+            self._disk_bytes = held_bytes
+        return True
+
+    def _open_folder(self) -> CodeFolder | None:
+        """Return the folder of precompiled code, None where there is none that is safe."""
+        if sys.platform == "win32" or not self._cap_bytes:
+            return None
+        with self._lock:
+            if self._opened:
+                return self._folder
+            self._opened = True
+            try:
+                self._folder = CodeFolder(folders.open_own("code"), machine_key("code"), self._cap_bytes)
+            except OSError as error:
+                reason: object = error
+            except TensorWasmError as error:
+                reason = error.message
+            else:
+                return self._folder
+        self._say("compiled code is not kept on the disk: %s", reason)
+        return None
+
+    def _say(self, message: str, reason: object) -> None:
+        """Log something, once."""
+        with self._lock:
+            new = message not in self._said
+            self._said.add(message)
+        if new:
+            _log.warning(message, reason)
+
+
+class _Source(NamedTuple):
+    """What is to be made ready."""
+
+    wasm: bytes
+    declared: Preamble
+    digest: str
+
+
+def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[CompiledModule, int]:
+    """Return the module that a verified file holds, and the size of its code; close the file."""
+    with file:
+        size_bytes = len(source.wasm)
+        if precompiled.can_map():
+            module = precompiled.load_file(engine, file.handle, source.declared, size_bytes)
+        else:
+            module = precompiled.load_bytes(engine, bytes(file.code), source.declared, size_bytes)
+        if module is None:
+            raise UnfitFile("it is code for another engine")
+        return module, len(file.code)
+
+
+_Slot = tuple[Engine, bytes]
+
+
+class _Flight:
+    """A module that one thread makes for all that want it.
+
+    Attributes:
+        made: the module, None where making it was interrupted.
+        work: ends the making.
+        wanted: threads that want it, counted under the deployer's lock.
+    """
+
+    __slots__ = ("made", "wanted", "work")
+
+    def __init__(self) -> None:
+        self.made: Future[CompiledModule | None] = Future()
+        self.work = StopHook()
+        self.wanted = 0
+
+
+def _pass_on(mine: Future[CompiledModule | None], made: Future[CompiledModule | None]) -> None:
+    """Have a future end like another, unless it was cancelled."""
+    if not mine.set_running_or_notify_cancel():
+        return
+    error = made.exception()
+    if error is not None:
+        mine.set_exception(error)
+    else:
+        mine.set_result(made.result())
+
+
+def _name(engine: Engine, digest: bytes, tenant: str) -> bytes:
+    """Return 32 bytes that two deploys share only if one's code is the other's to use."""
+    words = _NAME, precompiled.fingerprint(engine), digest, tenant.encode()
+    return blake3(b"".join(len(word).to_bytes(4, "little") + word for word in words))

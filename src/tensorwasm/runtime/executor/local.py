@@ -1,0 +1,300 @@
+"""The port behind which requests run, and the executor that runs them in this process.
+
+Nothing above an executor knows whether a request runs here, in a worker process or on another machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
+from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.executor.request import Request, check_request
+from tensorwasm.runtime.executor.threads import Threads, run_call
+from tensorwasm.runtime.invoke.call import Options
+from tensorwasm.runtime.invoke.full import Announce
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.loaded_module import check_export
+from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
+from tensorwasm.values import Deadline
+
+PLACES: Final = 32
+"""Calls that run at a time in one process; more wait for a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatistics:
+    """A snapshot of one tenant.
+
+    Attributes:
+        tenant: its name.
+        in_flight: requests without an outcome.
+        device_bytes: device memory it is charged for.
+        pinned_bytes: host memory that is pinned for it.
+    """
+
+    tenant: str
+    in_flight: int = 0
+    device_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatistics:
+    """A snapshot of an executor.
+
+    Attributes:
+        submitted: requests taken since it was made.
+        in_flight: those without an outcome.
+        quota_refusals: what the guests of the others were refused by a quota on the device.
+        tenants: those with anything in flight or charged, by name.
+    """
+
+    submitted: int
+    in_flight: int
+    quota_refusals: int
+    tenants: tuple[TenantStatistics, ...]
+
+
+class Executor(Protocol):
+    """Runs requests. Every method may be called from any thread."""
+
+    def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
+        """Take a request and return at once; whatever goes wrong after that is the ticket's outcome.
+
+        Args:
+            request: what to call.
+            listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
+                then holds none. It must not wait for another request. When it returns False the guest's next write
+                fails; an error of ours that it raises is the outcome. None collects the output.
+
+        Raises:
+            CapacityExhausted: too many requests are under way, or the executor is closed.
+            InvalidArgs: a field of the request is out of range.
+        """
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+
+    def close(self) -> None:
+        """End what still runs and release everything. Idempotent; blocks.
+
+        Every ticket has its outcome then, or gets it once its listener has taken what was written.
+        """
+
+
+class RunningCalls:
+    """Counts requests by tenant. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._submitted = 0
+        self._quota_refusals = 0
+        self._in_flight: dict[str, int] = {}
+
+    def enter(self, tenant: str, pending: PendingInvocation) -> None:
+        """Count a request until it has an outcome."""
+        with self._lock:
+            self._submitted += 1
+            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
+        pending.add_done_callback(partial(self._leave, tenant))
+
+    def _leave(self, tenant: str, ended: Future[Invocation]) -> None:
+        refusals = 0
+        if not ended.cancelled() and ended.exception() is None:
+            gpu = ended.result().gpu
+            refusals = gpu.quota_refusals if gpu is not None else 0
+        with self._lock:
+            self._quota_refusals += refusals
+            self._in_flight[tenant] -= 1
+            if not self._in_flight[tenant]:
+                del self._in_flight[tenant]
+
+    def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
+        """Return a snapshot, with device and pinned bytes by tenant put in."""
+        with self._lock:
+            counts, submitted, refusals = dict(self._in_flight), self._submitted, self._quota_refusals
+        tenants = tuple(
+            TenantStatistics(name, counts.get(name, 0), *charged.get(name, (0, 0)))
+            for name in sorted(counts.keys() | charged.keys())
+        )
+        return ExecutorStatistics(submitted, sum(counts.values()), refusals, tenants)
+
+
+class LocalExecutor:
+    """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
+
+    Those with a listener have a thread each, which the listener may hold for as long as it likes: it makes its own
+    guest wait, and nobody else.
+
+    It takes any number of requests. Cancelling ends what runs: a guest on a thread at its next loop or call, a fiber at
+    its next turn. What goes on is a guest with a device where there are no fibers.
+
+    Args:
+        runtime: outlives the executor.
+        places: threads; more calls without a device wait for one.
+    """
+
+    def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
+        self._runtime = runtime
+        self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
+        self._listened = Threads()
+        self._functions: Shelf[Function] = Shelf()
+        self._lock = threading.Lock()
+        self._running = RunningCalls()
+        self._accounts: Accounts | None = None
+        self._fibers: set[PendingInvocation] = set()
+        self._closed = False
+
+    def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
+        """Take a request and return at once. See `Executor.submit`.
+
+        Raises:
+            InvalidArgs: a field of the request is out of range.
+            CapacityExhausted: the executor is closed, or the system has no thread left.
+        """
+        check_request(request)
+        pending = PendingInvocation()
+        with self._lock:
+            if self._closed:
+                raise CapacityExhausted("the executor is closed")
+            self._running.enter(request.tenant, pending)
+            try:
+                self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, pending)
+            except RuntimeError as error:
+                pending.cancel()
+                raise CapacityExhausted(f"no thread for the call: {error}") from None
+        return pending
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+        return self._running.statistics(self.charges())
+
+    def charges(self) -> dict[str, tuple[int, int]]:
+        """Return what tenants hold on the device, by name: device bytes and pinned host bytes; not who holds none."""
+        if self._accounts is None:
+            return {}
+        held = self._accounts.statistics()
+        return {
+            each.tenant: (each.device_bytes, each.pinned_bytes)
+            for each in held
+            if each.device_bytes or each.pinned_bytes
+        }
+
+    def close(self) -> None:
+        """Let what was taken end, and release the threads. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._pool.shutdown()
+        self._listened.close()
+        for pending in tuple(self._fibers):
+            with suppress(CancelledError):
+                pending.exception()
+
+    def _run(self, request: Request, deadline: Deadline, listener: Listener | None, pending: PendingInvocation) -> None:
+        if pending.hook.stopped:
+            pending.settle(GuestTrap("the call was stopped before it began", "cancelled"))
+            return
+        try:
+            began_ns = time.monotonic_ns()
+            function = self._load(request, pending.hook)
+            if deadline.at_ns is not None:  # what it took to compile is not the guest's time
+                deadline = Deadline(deadline.at_ns + time.monotonic_ns() - began_ns)
+            given = _given(request, deadline) | _sinks(listener)
+            if request.grants.cuda:
+                self._admit(request)
+            if request.grants.cuda and listener is None:
+                self._watch(function.dispatch.submit(request.export, request.args, cast("Options", given)), pending)
+                return
+
+            def call(announce: Announce) -> Invocation:
+                return function.dispatch.call(request.export, request.args, announce=announce, **given)
+
+            if listener is not None:
+                self._listened.submit(call, pending)
+            else:
+                run_call(call, pending)
+        except CancelledError:
+            pending.settle(GuestTrap("the call was stopped before it began", "cancelled"))
+        except Exception as error:  # noqa: BLE001 - it is the call's outcome
+            pending.settle(error)
+
+    def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
+        """Have a fiber's outcome become the request's."""
+        self._fibers.add(pending)
+        pending.add_done_callback(lambda _: self._fibers.discard(pending))
+        fiber.add_done_callback(partial(_pass_on, pending))
+        pending.stop_with(fiber.cancel)
+
+    def _admit(self, request: Request) -> None:
+        """Open the tenant's account, with the cap that this request brings."""
+        accounts = self._accounts = self._runtime.share().accounts
+        accounts.register(request.tenant, self._runtime.gpu_bytes if request.gpu_bytes is None else request.gpu_bytes)
+
+    def _load(self, request: Request, work: StopHook) -> Function:
+        """Return the compiled module; of several requests that need it at once, one compiles."""
+        key = (request.tenant, request.name, request.limits, request.module)
+        with self._lock:
+            found = self._functions.get(key)
+        if found is not None:
+            return found
+        check = partial(check_export, export=request.export)
+        made = self._runtime.load(request.module, request.name, request.limits, request.tenant, check=check, work=work)
+        with self._lock:
+            found = self._functions.get(key)
+            if found is None:
+                self._functions.put(key, made, len(request.module))
+        return found or made
+
+
+def _pass_on(pending: PendingInvocation, done: Future[Invocation]) -> None:
+    try:
+        pending.settle(done.result())
+    except CancelledError:
+        pending.settle(GuestTrap("the call was stopped", "cancelled"))
+    except Exception as error:  # noqa: BLE001 - it is the call's outcome
+        pending.settle(error)
+
+
+def _given(request: Request, deadline: Deadline) -> dict[str, Any]:
+    """Return what a guest is given, as keywords of `Function.invoke`, sinks aside."""
+    return {
+        "argv": request.argv,
+        "env": dict(request.env),
+        "stdin": request.stdin,
+        "input": request.input,
+        "grants": request.grants,
+        "tenant": request.tenant,
+        "memory_kind": request.memory_kind,
+        "deadline": deadline,
+    }
+
+
+def _sinks(listener: Listener | None) -> dict[str, Any]:
+    """Return what takes a guest's output, as keywords of `Function.invoke`; nothing without a listener."""
+    if listener is None:
+        return {}
+    return {
+        "stdout": _sink(listener, "stdout"),
+        "stderr": _sink(listener, "stderr"),
+        "on_chunk": lambda chunk: listener("chunk", chunk),
+    }
+
+
+def _sink(listener: Listener, name: OutputName) -> Callable[[bytes], None]:
+    def take(data: bytes) -> None:
+        if not listener(name, data):
+            raise OutputClosed(f"the guest's {name} is not read any more")
+
+    return take

@@ -1,0 +1,1 @@
+"""How a call runs: the dispatcher, and the two ways behind it."""

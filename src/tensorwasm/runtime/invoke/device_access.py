@@ -1,0 +1,138 @@
+"""How a guest reaches the device: its session, which kind of linear memory, and whether through compiled code."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tensorwasm import settings
+from tensorwasm.errors import InvalidPointer, NotSupported
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.memory import huge_pages
+from tensorwasm.guest.memory.linear_memory import GuestMemory
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.settings.parsing import checked_memory_kind
+from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
+    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.values import Limits
+
+DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
+"""Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
+
+
+class HasMemory(Protocol):
+    """What has a linear memory."""
+
+    @property
+    def memory(self) -> GuestMemory:
+        """The memory that the guest exports.
+
+        Raises:
+            InvalidPointer: it exports none.
+        """
+
+
+def wants_compiled(shared: SharedDevice) -> bool:
+    """Return whether compiled host functions are wanted, rather than Python's."""
+    mode = settings.current().native
+    return mode == "on" or (mode == "auto" and shared.info.kind == "cuda")
+
+
+def checked_kind(memory: MemoryKind | None) -> MemoryKind:
+    """Return a kind of memory that there is, the setting's for None.
+
+    Raises:
+        InvalidArgs: there is no such kind.
+    """
+    asked = settings.current().gpu_memory if memory is None else memory
+    return checked_memory_kind("memory_kind", asked)
+
+
+def supplied(
+    shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
+) -> AbstractContextManager[None]:
+    """Let the sandbox have its linear memory from the device, charged to the tenant.
+
+    Args:
+        shared: the device.
+        tenant: whose account is charged.
+        memory: one of `DIRECT`.
+        limits: of the sandbox.
+        size_bytes: what it has from the start, if that is more than the module declares.
+
+    Raises:
+        NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
+            Source: CUDA C++ Programming Guide, "Unified Memory", devices without concurrent managed access.
+    """
+    if memory == "managed" and not shared.info.concurrent_managed_access:
+        raise NotSupported(f"a guest's memory cannot be managed on {shared.info.name}: choose staged, pinned or auto")
+    account = shared.accounts.account(tenant)
+
+    from tensorwasm.gpu.memory import UnifiedBuffer  # noqa: PLC0415 - for guests with a GPU
+
+    def provide(size_bytes: int, capacity_bytes: int) -> UnifiedBuffer:
+        return UnifiedBuffer.allocate(
+            shared.device,
+            max(size_bytes, WASM_PAGE_BYTES),  # a buffer has bytes, a linear memory need not
+            DIRECT[memory],
+            capacity_bytes=max(capacity_bytes, WASM_PAGE_BYTES),
+            account=account,
+        )
+
+    return memory_creator.supplying(provide, limits.memory_bytes, size_bytes)
+
+
+def make_room(sandbox: HasMemory, limits: Limits) -> Callable[[], object]:
+    """Let a guest have huge pages, for memory that kernels stream over as it lies: a tenth faster on an H200.
+
+    They are asked for before the guest touches its memory, and no longer when the memory goes back to the pool, whose
+    next guest may be a small one.
+
+    Returns:
+        What undoes it.
+    """
+    try:
+        address = sandbox.memory.address
+    except InvalidPointer:  # it has no memory that anybody could stream over
+        return lambda: None
+    size_bytes = limits.memory_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+    huge_pages.prefer_huge(address, size_bytes)
+    return partial(huge_pages.prefer_small, address, size_bytes)
+
+
+@contextmanager
+def roomy_pages(sandbox: HasMemory, limits: Limits) -> Iterator[None]:
+    """Make room for a call; see `make_room`."""
+    undo = make_room(sandbox, limits)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
+    """Return a session, with a pad for compiled code that its sandbox gives back.
+
+    Raises:
+        TensorWasmError: what `tensorwasm.gpu.shared_device.SharedDevice.open_session` raises.
+    """
+    pad = draw_pad() if with_pad else None
+    try:
+        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
+    except BaseException:
+        if pad is not None:
+            recycle_pad(pad)
+        raise
+
+
+def end_session(session: Session) -> bool:
+    """Close a session; return whether nothing of it reaches the guest's memory any more."""
+    session.close()
+    return not session.abandoned

@@ -1,0 +1,351 @@
+"""How a call of a function runs: one table of conditions, and two ways.
+
+*One-shot*: the sandbox is made, called and dropped in one step of compiled code, on the caller's thread
+(`tensorwasm.runtime.invoke.one_shot`) or as a fiber (`tensorwasm.runtime.invoke.one_shot_fiber`). *Full*: everything
+else, on the caller's thread (`tensorwasm.runtime.invoke.full`) or as a fiber (`tensorwasm.runtime.invoke.full_fiber`).
+A call is one-shot if it meets every row of `CONDITIONS`.
+
+An event loop's thread begins a call itself, for a slice of time (`tensorwasm.runtime.invoke.inline`); past it a
+one-shot call of a module without imports starts anew elsewhere, and every other call goes on elsewhere where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Unpack
+
+from tensorwasm import settings
+from tensorwasm.errors import InvalidArgs, TensorWasmError
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.guest.native.loading import is_early, load_visit
+from tensorwasm.guest.reactor.preemption_timer import find_alarm
+from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
+from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
+from tensorwasm.guest.sandbox.output import INHERIT
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke.call import Given, Options, make_call
+from tensorwasm.runtime.invoke.device_access import DIRECT, checked_kind, wants_compiled
+from tensorwasm.runtime.invoke.full import Announce, run_full
+from tensorwasm.runtime.invoke.full_fiber import FullJob
+from tensorwasm.runtime.invoke.grants import Grants, parse_grants
+from tensorwasm.runtime.invoke.inline import slice_budget
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.one_shot import OneShotPlan
+from tensorwasm.runtime.invoke.one_shot_fiber import FiberPlan, OneShotJob
+from tensorwasm.runtime.invoke.pending import PendingInvocation
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.reactor.reactor import Reactor
+    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+    from tensorwasm.values import DeviceInfo, MemoryKind
+
+_MAX_PLANS: Final = 256
+NO_GRANTS: Final = Grants()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What decides whether calls can be one-shot.
+
+    Attributes:
+        export: the function's name, which the module has.
+        tenant: whose account is charged.
+        memory: how kernels reach linear memory.
+        saved: what sandboxes begin with instead of what the module says, None for the module's own.
+    """
+
+    module: LoadedModule
+    export: str
+    granted: Grants
+    tenant: str
+    memory: MemoryKind
+    saved: SavedStart | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """The form of the module whose sandboxes run on the caller's thread."""
+        module = self.module
+        if self.saved is not None:
+            return module.form(module.blank)
+        return module.form(Form(native=True)) if self.granted.cuda else module.prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A row of `CONDITIONS`.
+
+    Attributes:
+        what: must hold, in words.
+        on_thread: tests it for a call on the caller's thread; None where it need not hold.
+        as_fiber: tests it for a call as a fiber; None where it need not hold.
+    """
+
+    what: str
+    on_thread: Callable[[Question], bool] | None
+    as_fiber: Callable[[Question], bool] | None
+
+
+CONDITIONS: Final = (
+    Condition(
+        "its sandbox is not to be a warm one",
+        lambda asked: asked.granted.cuda or asked.saved is not None or asked.tenant not in asked.module.warm_kept,
+        None,
+    ),
+    Condition(
+        "nothing but a reactor's _initialize is called before the export, and before a fiber's nothing",
+        lambda asked: asked.module.initialiser is None or asked.saved is not None,
+        lambda asked: not asked.module.initialisers(asked.export),
+    ),
+    Condition(
+        "its GPU, if any, is reached by compiled host functions, through memory that wasmtime made; a fiber has none",
+        lambda asked: not asked.granted.cuda or _has_compiled_gpu(asked),
+        lambda asked: not asked.granted.cuda,
+    ),
+    Condition(
+        "compiled code has been loaded, as far as it will be",
+        lambda asked: asked.granted.cuda or not is_early(),  # else its sandboxes would be slow ones for good
+        None,
+    ),
+    Condition(
+        "its module has no WASI, no start function, and little to copy when a sandbox is made",
+        lambda asked: is_one_shot(asked.prepared),
+        lambda asked: is_one_shot_fiber(asked.module.form(Form(fibers=True))),
+    ),
+)
+"""What a call must meet to be one-shot, in this order; the first row that it does not meet makes it a full one."""
+
+
+def _has_compiled_gpu(asked: Question) -> bool:
+    if asked.module.prepared.needs_wasi or asked.memory == "pinned":  # its pages are prepared before the guest runs
+        return False
+    return wants_compiled(asked.module.host.share()) and asked.memory not in DIRECT and asked.prepared.needs_pad
+
+
+def plan_one_shot(asked: Question) -> OneShotPlan | None:
+    """Return a plan for one-shot calls on the caller's thread, None if they must be full."""
+    if any(row.on_thread is not None and not row.on_thread(asked) for row in CONDITIONS):
+        return None
+    module, host, gpu = asked.module, asked.module.host, asked.granted.cuda
+    initialisers = module.initialisers(asked.export) if asked.saved is None else ()
+    return OneShotPlan(
+        asked.prepared,
+        asked.export,
+        host.limits,
+        host.share if gpu else None,
+        asked.tenant,
+        asked.memory,
+        asked.saved,
+        brief=not gpu and asked.saved is None and module.brief,
+        initialiser=next((name for name in initialisers if name != asked.export), None),  # which runs once too
+    )
+
+
+class Dispatcher:
+    """Runs the calls of one module, each in the way that its conditions allow. Thread-safe.
+
+    `tensorwasm.runtime.Function` documents what is called, arguments and errors.
+    """
+
+    def __init__(self, module: LoadedModule) -> None:
+        self._module = module
+        self._prepared: set[tuple[bool, MemoryKind | None]] = set()
+        self.plans: dict[tuple[str | None, bool, str, MemoryKind | None], OneShotPlan] = {}
+        self.fiber_plans: dict[str | None, FiberPlan | None] = {}
+
+    def forget(self) -> None:
+        """Drop all plans: what they rest on has changed."""
+        self.plans.clear()
+        self.fiber_plans.clear()
+
+    # ---------------------------------------------------------------- on the caller's thread
+
+    def call(
+        self,
+        export: str | None,
+        args: Sequence[object],
+        *,
+        announce: Announce | None = None,
+        on_device: Callable[[DeviceInfo, str], object] | None = None,
+        **given: Unpack[Given],
+    ) -> Invocation:
+        """Make a call on this thread; see `tensorwasm.runtime.Function.invoke`.
+
+        Args:
+            export: what to call.
+            args: its arguments.
+            announce: given what ends the guest, from any thread; such a call is a full one.
+            on_device: called with the device and why it was taken, before the guest starts; only with CUDA.
+            **given: what the guest is given.
+        """
+        module, granted = self._module, parse_grants(given.get("grants", ()))
+        if announce is None:
+            plan = self._plan(export, granted, given.get("tenant", DEFAULT_TENANT), given.get("memory_kind"))
+            if plan is not None:
+                if on_device is not None and granted.cuda:
+                    on_device(module.host.share().info, module.host.device_reason)
+                return plan.invoke(args, given.get("input", b""), given.get("on_chunk"), given.get("deadline"))
+        given["grants"] = granted
+        return run_full(make_call(module, export, args, **given), on_device=on_device, announce=announce)
+
+    def _plan(
+        self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
+    ) -> OneShotPlan | None:
+        key = export, granted.cuda, tenant, memory_kind
+        plan = self.plans.get(key)
+        if plan is None or plan.settings is not settings.current():
+            target = self._module.choose(export)
+            plan = plan_one_shot(Question(self._module, target, granted, tenant, checked_kind(memory_kind)))
+            if plan is not None:
+                if len(self.plans) >= _MAX_PLANS:
+                    self.plans.clear()
+                self.plans[key] = plan
+        return plan
+
+    # ---------------------------------------------------------------- as a fiber
+
+    def submit(self, export: str | None, args: Sequence[object], options: Options) -> Future[Invocation]:
+        """Make a call that holds no thread while its guest waits; see `tensorwasm.runtime.Function.submit`."""
+        self._module.engine.require_ticker()  # a forked process has no threads either: no outcome would ever come
+        fibers = self._module.host.fibers
+        reactor = fibers.open()
+        if reactor is None:
+            return fibers.run_on_thread(partial(self.call, export, args, **options))
+        try:
+            job = self._make_job(export, args, reactor, options)
+        except TensorWasmError as error:
+            refused = PendingInvocation()
+            refused.settle(error)
+            return refused
+        return _spawn(reactor, job)
+
+    def _make_job(
+        self, export: str | None, args: Sequence[object], reactor: Reactor, options: Options
+    ) -> FullJob | OneShotJob:
+        plan = self._fiber_plan(export, options)
+        if plan is not None:
+            return OneShotJob(plan, self._module, args, options)
+        return _describe_full(self._module, export, args, reactor, **options)
+
+    def _fiber_plan(self, export: str | None, options: Options) -> FiberPlan | None:
+        """Return the plan of a one-shot call as a fiber, None if it must be a full one."""
+        granted = parse_grants(options["grants"]) if "grants" in options else NO_GRANTS
+        if granted.cuda or "memory_kind" in options:  # which the full way checks
+            return None
+        try:
+            return self.fiber_plans[export]
+        except KeyError:
+            asked = Question(self._module, self._module.choose(export), granted, "", "staged")
+            short = all(row.as_fiber is None or row.as_fiber(asked) for row in CONDITIONS)
+            prepared = self._module.form(Form(fibers=True))
+            plan = self.fiber_plans[export] = FiberPlan(self._module, prepared, asked.export) if short else None
+            return plan
+
+    # ---------------------------------------------------------------- on an event loop's thread
+
+    def begin(self, export: str | None, args: Sequence[object], options: Options) -> Invocation | Future[Invocation]:
+        """Make a call on this thread, for a slice at most; see `tensorwasm.runtime.Function.invoke_async`.
+
+        Returns:
+            What came of it, or the outcome to come if it goes on elsewhere.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
+        """
+        module, fibers = self._module, self._module.host.fibers
+        module.engine.require_ticker()
+        reactor = fibers.open()
+        if reactor is None:
+            return fibers.run_on_thread(partial(self.call, export, args, **options))
+        job, budget = self._make_job(export, args, reactor, options), slice_budget()
+        if module.long or not job.light or not budget.free or find_alarm(module.engine) is None:
+            return _spawn(reactor, job, long=module.long)
+        fiber, error = job.begin(), None
+        try:
+            if not budget.run(fiber):
+                pending = job.future
+                pending.stop_with(partial(reactor.cancel, reactor.adopt(job, fiber)))
+                return pending
+        except BaseException as raised:  # noqa: BLE001 - raised again, once the sandbox is closed
+            error = raised
+        outcome, released = job.end(fiber, error)
+        if released:
+            fiber.recycle()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def begin_pure(self, export: str | None, args: Sequence[object], tenant: str) -> Invocation | None:
+        """Make a call that has no effect but its results, on this thread, if it ends within its slice.
+
+        Returns:
+            None if it has to be made with `begin`: it has other effects, or the thread or the slice had no time left.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises, but `InvokeTimeout`.
+        """
+        module = self._module
+        if module.long or not module.pure:
+            return None
+        plan = self._plan(export, NO_GRANTS, tenant, None)
+        return slice_budget().run_one_shot(module, plan, args) if plan is not None else None
+
+    def is_prepared(self, granted: Grants, memory: MemoryKind | None) -> bool:
+        """Return whether `prepare` was called for calls of this kind."""
+        return (granted.cuda, memory) in self._prepared
+
+    def prepare(self, granted: Grants, memory: MemoryKind | None) -> None:
+        """Open the device and compile what fibers need, if that was not done before. Blocks for as long.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
+        """
+        module = self._module
+        if module.host.fibers.open() is not None:
+            form = _fiber_form(module.host.share() if granted.cuda else None, checked_kind(memory))
+            is_one_shot_fiber(module.form(form))  # compiled code is loaded now, and not on the first caller's thread
+        self._prepared.add((granted.cuda, memory))
+
+    def prepare_pure(self) -> None:
+        """Load the compiled code that the first `begin_pure` would wait for. Blocks for as long."""
+        if self._module.pure:
+            load_visit()
+
+
+def _describe_full(
+    module: LoadedModule,
+    export: str | None,
+    args: Sequence[object],
+    reactor: Reactor,
+    *,
+    on_device: Callable[[DeviceInfo, str], object] | None = None,
+    **given: Unpack[Given],
+) -> FullJob:
+    """Return the job of a full call as a fiber. Opens the device and compiles, if that was not done before.
+
+    Raises:
+        InvalidArgs: besides, a stream is to be this process's own.
+        TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
+    """
+    call, host = make_call(module, export, args, **given), module.host
+    if any(stream is INHERIT for stream in (call.config.stdin, call.config.stdout, call.config.stderr)):
+        raise InvalidArgs("a guest that was submitted cannot have this process's own streams: others would wait")
+    shared = host.share() if call.granted.cuda else None
+    if shared is not None and on_device is not None:
+        on_device(shared.info, host.device_reason)
+    return FullJob(call, module.form(_fiber_form(shared, call.memory)), shared, reactor)
+
+
+def _fiber_form(shared: SharedDevice | None, memory: MemoryKind) -> Form:
+    """Return the form of a guest that runs as a fiber, with a device or without."""
+    return Form(shared is not None and wants_compiled(shared), shared is not None and memory in DIRECT, fibers=True)
+
+
+def _spawn(reactor: Reactor, job: FullJob | OneShotJob, *, long: bool = False) -> PendingInvocation:
+    pending = job.future
+    pending.stop_with(partial(reactor.cancel, reactor.spawn(job, long=long)))
+    return pending

@@ -1,0 +1,86 @@
+"""`FiberRunner`: the reactor of a runtime, or a few threads where there are no fibers.
+
+Without Numba, or on another system than Linux, there are no fibers: submitted invocations run on a few threads then,
+which the log says once. All that changes is how many can wait at once, and that one which runs is not ended by
+cancelling it. So it is, too, while compiled code is still being loaded: what comes later is a fiber.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from tensorwasm import settings
+from tensorwasm.errors import InternalError
+from tensorwasm.guest.native.loading import is_early, load_code
+from tensorwasm.guest.reactor.reactor import Reactor
+from tensorwasm.guest.reactor.task import FiberStatistics
+from tensorwasm.guest.sandbox import stack
+from tensorwasm.runtime.invoke.invocation import Invocation
+
+THREADS: Final = 32
+"""Invocations that run at a time where there are no fibers."""
+
+
+class FiberRunner:
+    """Runs the submitted invocations of a runtime; nothing is started before the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reactor: Reactor | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._early = False
+        self._closed = False
+
+    def open(self) -> Reactor | None:
+        """Return the reactor, started now if it was not; None where there are no fibers.
+
+        Its threads inherit the caller's weight in the scheduler.
+
+        Raises:
+            InternalError: the runtime is closed, or a guest's host function calls this.
+        """
+        if stack.is_on_fiber():
+            raise InternalError("a host function of a guest that was submitted tried to submit another")
+        with self._lock:
+            if self._closed:
+                raise InternalError("the runtime is closed")
+            if self._reactor is None and (self._threads is None or self._early):
+                self._early = is_early()  # asked first: what ends in between is only asked once more
+                code = load_code()
+                if code is None:
+                    self._threads = self._threads or ThreadPoolExecutor(
+                        THREADS, thread_name_prefix="tensorwasm-submitted"
+                    )
+                else:
+                    self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
+            return self._reactor
+
+    def run_on_thread(self, call: Callable[[], Invocation]) -> Future[Invocation]:
+        """Run a call on a thread, where `open` returned None.
+
+        Raises:
+            InternalError: the runtime is closed.
+        """
+        with self._lock:
+            if self._closed or self._threads is None:
+                raise InternalError("the runtime is closed")
+            return self._threads.submit(call)
+
+    def statistics(self) -> FiberStatistics:
+        """Return a snapshot of the reactor; zeros where there are no fibers."""
+        reactor = self._reactor
+        return reactor.statistics() if reactor is not None else FiberStatistics()
+
+    def close(self) -> None:
+        """End every invocation and wait until all have gone. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            reactor, threads = self._reactor, self._threads
+        if reactor is not None:
+            reactor.close()
+        if threads is not None:
+            threads.shutdown(cancel_futures=True)

@@ -1,0 +1,131 @@
+"""`SliceBudget`: how much of an event loop's thread guests may take that begin on it.
+
+Most guests end within microseconds, and would pay more for a thread than for all else. So an event loop's thread runs a
+guest itself, for one slice. What the loop loses to guests that run long is bounded: a slice is half a millisecond;
+after one that was used up the loop begins no further guest for nine times as long, which is a tenth of its time at
+most; and of a function whose last guest ran long the next one is not begun here at all.
+
+A guest of a module without imports cannot be told from one that never ran but by its results. It gets a quarter of a
+millisecond without being a fiber, at half of a fiber's cost; past that it is ended, and called anew elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.errors import InvokeTimeout
+from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, SLICE_NS, find_alarm, run_first_slice
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.reactor.task import Sandbox
+    from tensorwasm.runtime.invoke.invocation import Invocation
+    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+    from tensorwasm.runtime.invoke.one_shot import OneShotPlan
+
+REST: Final = 9
+"""How much longer than a slice that was used up a loop begins no guest."""
+
+LITTLE_NS: Final = SLICE_NS // 2
+"""Time in which no guest has had too much."""
+
+ONE_SHOT_NS: Final = LEAST_NS
+"""What a guest may have that is no fiber: a timer never fires before that, so that it ends the guest when it does."""
+
+LATEST_NS: Final = 2_000_000
+"""When that timer fires at the latest. Setting it costs as much as such a call: it serves all that begin until then."""
+
+_of_thread: Final = threading.local()
+
+
+class SliceBudget:
+    """The time that one thread has for guests that begin on it.
+
+    Args:
+        now_ns: the monotonic clock.
+        spent_ns: what the thread has had of a processor. A slice is measured with it: while others have the processor a
+            guest holds nothing up, and would do so no less elsewhere.
+    """
+
+    def __init__(
+        self, now_ns: Callable[[], int] = time.monotonic_ns, spent_ns: Callable[[], int] = time.thread_time_ns
+    ) -> None:
+        self._now_ns = now_ns
+        self._spent_ns = spent_ns
+        self._free_ns = 0
+        self._one_shot_ns = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether a guest may begin here now."""
+        return self._now_ns() >= self._free_ns
+
+    def run(self, fiber: Sandbox) -> bool:
+        """Run a guest for a slice, with the GIL kept; return whether its call has ended.
+
+        Raises:
+            TensorWasmError: how the call ended, if not well.
+        """
+        fiber.state.check()
+        slice_ns = self._stopwatch()
+        try:
+            return run_first_slice(fiber, briefly=True, clock_ns=slice_ns)
+        finally:
+            if fiber.long:
+                self._free_ns = self._now_ns() + REST * slice_ns()
+
+    def run_one_shot(self, module: LoadedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
+        """Make a call that may be ended and made anew elsewhere, if there is time for it now.
+
+        Args:
+            module: whose guest it is; it is marked as long if that is why the call was ended.
+            plan: how it is called.
+            args: the export's arguments.
+
+        Returns:
+            None if the call has to be made elsewhere.
+
+        Raises:
+            TensorWasmError: how the call ended, if not well.
+        """
+        alarm, now_ns = find_alarm(module.engine, LATEST_NS), self._now_ns()
+        if alarm is None or now_ns < self._one_shot_ns or now_ns < self._free_ns:
+            return None
+        alarm.set(now_ns)
+        before_ns = self._spent_ns()
+        try:
+            return plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
+        except InvokeTimeout:
+            spent_ns = self._spent_ns() - before_ns
+            if spent_ns >= ONE_SHOT_NS // 2:  # else others had the processor, which says nothing of this guest
+                module.long = True
+                self._one_shot_ns = self._now_ns() + REST * spent_ns
+            return None
+        finally:
+            alarm.rest()
+
+    def _stopwatch(self) -> Callable[[], int]:
+        """Return what says how long the thread has had a processor since now; asking costs less while that is little.
+
+        A thread has had a processor for no longer than has passed; so what has passed is said, while that is little.
+        """
+        now_ns, spent_ns = self._now_ns, self._spent_ns
+        began_ns, before_ns = now_ns(), spent_ns()
+
+        def read_ns() -> int:
+            passed_ns = now_ns() - began_ns
+            return passed_ns if passed_ns < LITTLE_NS else spent_ns() - before_ns
+
+        return read_ns
+
+
+def slice_budget() -> SliceBudget:
+    """Return the calling thread's."""
+    try:
+        found: SliceBudget = _of_thread.budget
+    except AttributeError:
+        found = _of_thread.budget = SliceBudget()
+    return found

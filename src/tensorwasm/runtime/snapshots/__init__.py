@@ -1,0 +1,1 @@
+"""Live instances and their snapshots: in memory, in files and in the artifact store."""

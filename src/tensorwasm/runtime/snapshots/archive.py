@@ -1,0 +1,227 @@
+"""Snapshots in files: written from an instance while it rests, read once, and kept for whoever restores next."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Final, TypedDict
+
+from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing, Source
+from tensorwasm.artifacts.snapshot import SnapshotFile, write_snapshot
+from tensorwasm.errors import InvalidArgs, InvalidSnapshot
+from tensorwasm.guest.memory.images import Image, ImageWriter
+from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
+from tensorwasm.saved import Run, SavedBuffer, SavedMemory, SavedSession
+from tensorwasm.values import Deadline
+
+Name = str | os.PathLike[str]
+File = Name | memoryview
+"""A file's path, or its bytes."""
+
+_Key = tuple[str, object, tuple[tuple[int, ...], ...]]
+"""A tenant, the keys that it trusts, and what its files are."""
+
+
+class Filing(TypedDict, total=False):
+    """How an instance is written to a file; `tensorwasm.runtime.Runtime.snapshot` documents it."""
+
+    parents: Sequence[File]
+    keys: KeyRing | None
+    sealing: Sealing
+    deadline: Deadline | None
+
+
+MAX_KEPT: Final = 1024
+"""Most snapshots that are kept, however small: each has a file open."""
+_PART: Final = 4
+"""Of the files that the process may open, what is kept has one in so many: others need some too."""
+
+
+def save_file(
+    live: LiveInstance,
+    path: Name,
+    *,
+    parents: Sequence[File] = (),
+    keys: KeyRing | None = None,
+    sealing: Sealing = DEFAULT,
+    deadline: Deadline | None = None,
+) -> Digest:
+    """Do what `tensorwasm.runtime.Runtime.snapshot` does with a path."""
+    ring = keys or KeyRing.from_settings()
+    try:
+        return write_live(live, Path(path), ring, parents, sealing, deadline)
+    except OSError as error:
+        raise InvalidArgs(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_live(
+    live: LiveInstance,
+    to: Path | BinaryIO,
+    ring: KeyRing,
+    parents: Sequence[File],
+    sealing: Sealing,
+    deadline: Deadline | None,
+) -> Digest:
+    """Save an instance to a path, or to a new file that is open.
+
+    Raises:
+        OSError: it cannot be written.
+        TensorWasmError: what `tensorwasm.runtime.Runtime.snapshot` raises.
+    """
+    if not parents:
+        with live.captured(None, deadline) as saved:
+            return write_snapshot(to, saved, ring, sealing)
+    with (
+        open_file(parents[0], ring, parents[1:], live.function.module_hash) as parent,
+        _read(parent) as before,
+        live.captured(before.ancestor, deadline) as saved,
+    ):
+        return write_snapshot(to, saved, ring, sealing, parent=parent)
+
+
+def open_file(file: File, ring: KeyRing, parents: Sequence[File], module_hash: bytes | None) -> SnapshotFile:
+    """Open a file and those that it adds to, nearest first.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        InvalidSnapshot: what is in it makes no sense, although it was signed.
+        InvalidArgs: it cannot be read.
+    """
+    try:
+        return SnapshotFile.open(_source(file), ring, module_hash=module_hash, find_parent=_in_order(parents))
+    except OSError as error:
+        raise InvalidArgs(f"cannot read {file!s}: {error.strerror}") from None
+
+
+def read_file(path: File, ring: KeyRing, parents: Sequence[File] = (), module_hash: bytes | None = None) -> Snapshot:
+    """Verify a file and those that it adds to, and read them into memory as one.
+
+    Args:
+        path: of the file, or its bytes.
+        ring: keys whose signatures count.
+        parents: files that it adds to, nearest first.
+        module_hash: of the module that it must belong to; None takes any.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        InvalidSnapshot: what is in it makes no sense, although it was signed.
+        CapacityExhausted: the system has no memory for it.
+        InvalidArgs: it cannot be read.
+    """
+    with open_file(path, ring, parents, module_hash) as file:
+        try:
+            return _read(file)
+        except OSError as error:
+            raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
+
+
+class Archive:
+    """Snapshots that were read from files, kept by who asked for them and by what the files are. Thread-safe.
+
+    What was not used for longest goes first; instances that were restored from it stay as they are.
+
+    Args:
+        size_bytes: most that all take together; one may be larger.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._kept: Shelf[Snapshot] = Shelf(_most_kept(), size_bytes)
+        self._turns: dict[_Key, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, path: Name, tenant: str, keys: KeyRing | None = None, parents: Sequence[Name] = ()) -> Snapshot:
+        """Return what a file holds. The first time it blocks for as long as reading and verifying take.
+
+        Of threads that want the same at once one reads it, and the others wait: there is no more of it than one.
+
+        Raises:
+            TensorWasmError: what `read_file` raises.
+        """
+        # Without a ring it is the settings', which do not change.
+        trusted = None if keys is None else (tuple(sorted(keys.verifiers)), tuple(sorted(keys.ciphers)))
+        key = tenant, trusted, tuple(_identify(each) for each in (path, *parents))
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                return found
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            try:
+                return self._read(key, lambda: read_file(path, keys or KeyRing.from_settings(), parents))
+            finally:
+                with self._lock:
+                    self._turns.pop(key, None)  # who waits has it, and finds what was read
+
+    def _read(self, key: _Key, read: Callable[[], Snapshot]) -> Snapshot:
+        with self._lock:
+            found = self._kept.get(key)
+        if found is not None:
+            return found
+        made = read()
+        with self._lock:
+            if self._kept.get(key) is None:
+                self._kept.put(key, made, made.held_bytes)
+        return made
+
+
+def _most_kept() -> int:
+    """Return how many snapshots may be kept."""
+    if sys.platform == "win32":
+        return MAX_KEPT
+    import resource  # noqa: PLC0415 - there is none on Windows
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_KEPT if most == resource.RLIM_INFINITY else max(1, min(MAX_KEPT, most // _PART))
+
+
+def _identify(path: Name) -> tuple[int, ...]:
+    """Return what tells a file from what it was before somebody changed it."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise InvalidArgs(f"cannot read {path}: {getattr(error, 'strerror', 'no such path')}") from None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _source(file: File) -> Source:
+    return file if isinstance(file, memoryview) else Path(file)
+
+
+def _in_order(parents: Sequence[File]) -> Callable[[bytes], Source | None] | None:
+    left = [_source(each) for each in parents]
+    return (lambda _hash: left.pop(0) if left else None) if left else None
+
+
+def _read(file: SnapshotFile) -> Snapshot:
+    saved = replace(file.instance, parent=None)
+    if len(saved.memories) > 1:
+        raise InvalidSnapshot("an instance has at most one memory")
+    image = _read_image(file, saved.memories[0]) if saved.memories else None
+    session = _read_session(file, saved.session) if saved.session is not None else None
+    return Snapshot(replace(saved, session=session), image, file.content_hash)
+
+
+def _read_image(file: SnapshotFile, memory: SavedMemory) -> Image:
+    with ImageWriter(memory.size_bytes) as writer:
+        with writer.mapped(file.cover_memory(0)) as view:
+            file.place(0, view)
+        return writer.finish()
+
+
+def _read_session(file: SnapshotFile, session: SavedSession) -> SavedSession:
+    return replace(session, buffers=tuple(_read_buffer(file, buffer) for buffer in session.buffers))
+
+
+def _read_buffer(file: SnapshotFile, buffer: SavedBuffer) -> SavedBuffer:
+    data = bytearray(buffer.size_bytes)
+    file.place_buffer(buffer.handle, memoryview(data))
+    spans = file.cover_buffer(buffer.handle)
+    held = memoryview(data).toreadonly()
+    return replace(buffer, runs=tuple(Run(start, held[start : min(end, len(held))]) for start, end in spans))

@@ -1,0 +1,363 @@
+"""`LiveInstance`: a sandbox that stays between calls, and can be saved there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from tensorwasm.errors import (
+    GuestError,
+    InternalError,
+    InvalidArgs,
+    InvokeTimeout,
+    ModuleMemoryTooLarge,
+    NotCapturable,
+    TensorWasmError,
+)
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.imports import CudaService, OutputStream
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.saved import restoring
+from tensorwasm.guest.saved.capture import Origin, capture
+from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke.call import Chunks, call_export, configure, written
+from tensorwasm.runtime.invoke.device_access import (
+    DIRECT,
+    checked_kind,
+    end_session,
+    open_session,
+    supplied,
+    wants_compiled,
+)
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.snapshots.opening import Ancestor, LiveStatistics, Opening, Revival
+from tensorwasm.saved import SavedInstance, SavedSession
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+
+_SETTLING_S: Final = 10.0
+"""Longest that work on the device is waited for before an instance is saved, unless the caller says otherwise."""
+
+
+class LiveInstance:
+    """A sandbox that stays until it is closed. Any thread may call it; calls are made one at a time.
+
+    Memory, globals, tables and what it holds on the device stay from call to call, also after a trap or a timeout.
+    Each call has a deadline, output and last error of its own. What a call gave to the device has ended when the call
+    returns, unless a stream records. `tensorwasm.runtime.Function.open` and `tensorwasm.runtime.Runtime.restore` make
+    one. Close it, or use it as a context manager: it holds a slot of the pool.
+
+    Attributes:
+        function: what it runs.
+        tenant: whose account is charged.
+        grants: what it may use.
+    """
+
+    def __init__(self, function: LoadedModule, opening: Opening, revival: Revival | None = None) -> None:
+        """Instantiate and initialise, or go on where a saved instance was, which has that behind it.
+
+        Raises:
+            TensorWasmError: what `tensorwasm.runtime.Function.open` and `tensorwasm.runtime.Runtime.restore` say.
+        """
+        self.function = function
+        self.tenant = opening.tenant
+        self.grants = opening.granted
+        self._opening = opening
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._calls = self._failures = 0
+        self._elapsed_s = 0.0
+        self._session: Session | None = None
+        self._services: dict[str, object] = {"input": opening.input}
+        self._shared: SharedDevice | None = None
+        self._resources = ExitStack()
+        with self._resources as resources:
+            ends = Deadline.after(function.host.limits.wall_s).earlier(opening.deadline)
+            self._instance = self._open(ends, revival)
+            resources.callback(self._instance.close)
+            if revival is None:
+                self._initialise(ends)
+            else:
+                self._revive(revival, ends)
+            self._resources = resources.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+        return self._instance.closed
+
+    def call(
+        self,
+        export: str | None = None,
+        args: Sequence[object] = (),
+        *,
+        input: bytes | None = None,  # noqa: A002 - the interface's own word for it
+        deadline: Deadline | None = None,
+        on_chunk: Callable[[bytes], bool] | None = None,
+    ) -> Invocation:
+        """Call an export. Blocks; another thread's call is waited for, within the deadline.
+
+        Args:
+            export: None takes ``_start``, and where there is none, ``main``.
+            args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
+            input: what the guest reads with ``read-input`` from now on; None leaves what there is.
+            deadline: when the call, and the work it gave to the device, must have ended; never later than
+                ``limits.wall_s`` from now.
+            on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
+
+        Raises:
+            MissingExport: no such function.
+            InvalidArgs: arguments do not fit.
+            GuestTrap: the guest trapped; like every `GuestError` it carries what the guest had written in this call.
+            KernelFault: a kernel broke a rule.
+            InvokeTimeout: the deadline passed, before or in the call.
+            DeviceLost: the device stopped answering.
+            InternalError: the instance is closed, or a host function of its own called this.
+        """
+        target = self.function.choose(export)
+        ends = Deadline.after(self.function.host.limits.wall_s).earlier(deadline)
+        with self._turn(ends):
+            chunks = Chunks(on_chunk)
+            self._begin(chunks, input, ends)
+            start = time.perf_counter()
+            try:
+                with self._bound():
+                    values, exit_code = call_export(self._instance, target, args, ends)
+                    self._settle(ends)
+            except BaseException:
+                self._failures += 1
+                raise
+            finally:
+                self._leave()
+                elapsed_s = time.perf_counter() - start
+                self._calls, self._elapsed_s = self._calls + 1, self._elapsed_s + elapsed_s
+            wrote = written(self._instance)
+            types = self.function.result_types(target)
+            gpu = self._session.statistics() if self._session is not None else None
+            sent, cut = tuple(chunks.chunks), (wrote.stdout_truncated, wrote.stderr_truncated)
+            return Invocation(target, values, types, exit_code, wrote.stdout, wrote.stderr, sent, elapsed_s, gpu, *cut)
+
+    @contextmanager
+    def captured(self, ancestor: Ancestor | None = None, deadline: Deadline | None = None) -> Iterator[SavedInstance]:
+        """Yield what the instance is. It rests meanwhile, for the runs of its memory are that memory itself.
+
+        Args:
+            ancestor: to yield only what changed since; None yields everything.
+            deadline: when work on the device must have ended; None takes 10 s from now.
+
+        Raises:
+            NotCapturable: a call is in progress, or it holds what cannot be saved; the message names it.
+            InvalidSnapshot: the ancestor is not an earlier state of this instance.
+            InvokeTimeout: the work on the device did not end in time.
+            KernelFault: that work broke a rule.
+            DeviceLost: the device does not answer.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise NotCapturable("a call is in progress: an instance is saved between two calls")
+        self._owner = threading.get_ident()
+        try:
+            self._require_plain()
+            session = self._capture_session(ancestor, deadline or Deadline.after(_SETTLING_S))
+            edition, image = self.function.edition, ancestor.image if ancestor is not None else None
+            with self._instance.resting() as exports:
+                contents = capture(exports, edition, self._origin, image)
+                yield SavedInstance(
+                    module_hash=self.function.module_hash,
+                    memories=contents.memories,
+                    globals=contents.globals,
+                    tables=contents.tables,
+                    dropped_data=contents.dropped_data,
+                    dropped_elements=contents.dropped_elements,
+                    input=self._input,
+                    grants=self.grants.words(),
+                    session=session,
+                    parent=ancestor.content_hash if ancestor is not None else None,
+                    made_unix_ms=time.time_ns() // 1_000_000,
+                )
+        finally:
+            self._owner = 0
+            self._lock.release()
+
+    def statistics(self) -> LiveStatistics:
+        """Return a snapshot."""
+        size_bytes = 0
+        with suppress(TensorWasmError):  # it is called, closed or has no memory
+            size_bytes = self._instance.memory.size_bytes
+        gpu = self._session.statistics() if self._session is not None else None
+        return LiveStatistics(self._calls, self._failures, self._elapsed_s, size_bytes, gpu)
+
+    def cancel(self) -> None:
+        """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
+        self._instance.cancel()
+
+    def resume(self) -> None:
+        """Take calls again after `cancel`, with memory as the ended call left it; a call in progress is waited for.
+
+        Raises:
+            InternalError: a host function of its own called this.
+        """
+        self._instance.resume()
+
+    def close(self) -> None:
+        """Free everything: memory, what it holds on the device, its slot. A running call is cancelled. Idempotent.
+
+        Raises:
+            InternalError: a host function of its own called this, or whoever captures it.
+        """
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function, or who captures it, tried to close a busy instance")
+        if self._lock.locked():
+            self._instance.cancel()
+        with self._lock, self._bound():
+            self._resources.close()
+
+    @property
+    def _input(self) -> bytes:
+        data = self._services["input"]
+        return data if isinstance(data, bytes) else b""
+
+    def _open(self, ends: Deadline, revival: Revival | None) -> Instance:
+        function, opening, limits = self.function, self._opening, self.function.host.limits
+        size_bytes = revival.plan.size_bytes if revival is not None else 0
+        if size_bytes > limits.memory_bytes:
+            raise ModuleMemoryTooLarge(f"the saved memory has {size_bytes} bytes; the limit is {limits.memory_bytes}")
+        memory = checked_kind(opening.memory_kind)
+        direct = self.grants.cuda and memory in DIRECT
+        form = Form(edition="live") if revival is None else function.blank
+        form = form._replace(host_memory=direct)
+        if self.grants.cuda:
+            self._shared = shared = function.host.share()
+            form = form._replace(native=wants_compiled(shared))
+        prepared = function.form(form)
+        mapped = revival is not None and not direct and not form.copied
+        self._origin = Origin(revival.image if revival is not None and mapped else None, plain=not direct)
+        supply: AbstractContextManager[None] = nullcontext()
+        if self._shared is not None:
+            self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_pad)
+            self._resources.enter_context(self._session)
+            self._services["cuda"] = CudaService(self._session)
+            if direct:
+                supply = supplied(self._shared, self.tenant, memory, limits, size_bytes)
+        if self._origin.image is not None:
+            image = self._origin.image
+            supply = memory_creator.supplying(
+                lambda _size, _capacity: image.map(self.tenant), limits.memory_bytes, size_bytes
+            )
+        with self._bound(), supply:
+            return Instance(
+                prepared,
+                limits=limits,
+                services=self._services,
+                wasi_config=configure(
+                    prepared,
+                    function.name,
+                    self.grants,
+                    opening.argv,
+                    opening.env,
+                    opening.stdin,
+                    opening.stdout,
+                    opening.stderr,
+                ),
+                deadline=ends,
+                drain=partial(end_session, self._session) if self._session is not None else None,
+                pad=self._session.pad if self._session is not None else None,
+            )
+
+    def _initialise(self, ends: Deadline) -> None:
+        """Call what comes before the first call, as a call."""
+        exports = self.function.initialisers(None)
+        if not exports:
+            return
+        self._begin(Chunks(None), None, ends)
+        try:
+            with self._bound():
+                self._instance.initialise(exports, ends)
+                self._settle(ends)
+        except GuestError as error:
+            error.stdout, error.stderr, *_ = written(self._instance)
+            raise
+        finally:
+            self._leave()
+
+    def _revive(self, revival: Revival, ends: Deadline) -> None:
+        restoring.apply(revival.plan, self._instance)
+        self._instance.initialised = self._instance.module.is_reactor
+        if revival.image is not None and self._origin.image is None:
+            restoring.fill(self._instance, self.function.edition, revival.image)
+        if revival.session is not None and self._session is not None:
+            with self._bound():
+                self._session.restore(revival.session, ends)
+
+    def _bound(self) -> AbstractContextManager[object]:
+        """Have the thread's current context be the device's: compiled host functions take it as it is."""
+        if self._shared is None or self._session is None or self._session.pad is None:
+            return nullcontext()
+        return self._shared.device.native.bound()
+
+    @contextmanager
+    def _turn(self, ends: Deadline) -> Iterator[None]:
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function, or who captures it, called back into a busy instance")
+        if not self._lock.acquire(timeout=min(ends.remaining_s(), threading.TIMEOUT_MAX)):
+            raise InvokeTimeout("the deadline passed while another call was using the instance")
+        self._owner = threading.get_ident()
+        try:
+            if self.closed:
+                raise InternalError("the instance is closed")
+            yield
+        finally:
+            self._owner = 0
+            self._lock.release()
+
+    def _begin(self, chunks: Chunks, data: bytes | None, ends: Deadline) -> None:
+        """Make what belongs to one call new."""
+        self._services["stream"] = OutputStream(chunks)
+        if data is not None:
+            self._services["input"] = bytes(data)
+        for output in (self._instance.stdout, self._instance.stderr):
+            if output is not None:
+                output.renew(self.function.host.limits.output_bytes)
+        if self._session is not None:
+            self._services["cuda"] = CudaService(self._session)
+            self._session.enter(ends)
+
+    def _settle(self, ends: Deadline) -> None:
+        """Wait for what the call gave to the device."""
+        if self._session is not None and self._session.failure is None and self._session.lingers:
+            with suppress(InvalidArgs):  # while a stream records there is nothing to wait for
+                self._session.streams.synchronize(ends)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session.leave()
+
+    def _require_plain(self) -> None:
+        """Refuse what only the engine knows."""
+        if self.closed:
+            raise NotCapturable("the instance is closed")
+        if self._instance.stdout is None:
+            return
+        if self.grants.directories:
+            raise NotCapturable("the guest has folders through WASI: which files it has open is not saved")
+        if self._opening.stdin:
+            raise NotCapturable("the guest has standard input: how much of it is left is not saved")
+
+    def _capture_session(self, ancestor: Ancestor | None, deadline: Deadline) -> SavedSession | None:
+        if self._session is None:
+            return None
+        with self._bound():
+            return self._session.capture(deadline, ancestor.session if ancestor is not None else None)

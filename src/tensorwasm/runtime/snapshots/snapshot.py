@@ -1,0 +1,215 @@
+"""`Snapshot`: a saved instance, verified and made ready, from which any number of instances are restored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakKeyDictionary
+
+from tensorwasm import settings
+from tensorwasm.errors import InvalidSnapshot
+from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.engine.module import INITIALISE
+from tensorwasm.guest.memory.images import Image, make_image
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.oneshot import SavedStart
+from tensorwasm.guest.saved import restoring
+from tensorwasm.guest.saved.capture import Contents
+from tensorwasm.guest.saved.restoring import RestorePlan
+from tensorwasm.runtime.invoke.dispatch import NO_GRANTS, Question, plan_one_shot
+from tensorwasm.runtime.invoke.grants import Grants, parse_grants
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+from tensorwasm.runtime.invoke.one_shot import OneShotPlan
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.opening import Ancestor, Opening, Revival
+from tensorwasm.saved import SavedInstance, SavedMemory
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.snapshots.opening import Surroundings
+
+_MAX_PLANS: Final = 256
+
+_pristine: WeakKeyDictionary[LoadedModule, Contents] = WeakKeyDictionary()
+
+
+class Snapshot:
+    """What an instance was between two calls. Never changes; any thread may restore from it. Close it when done.
+
+    Attributes:
+        saved: all of it but the contents of its memory, which are in the image.
+        image: of its memory, None without one.
+        content_hash: of the file that it came from, empty if it came from none.
+    """
+
+    def __init__(self, saved: SavedInstance, image: Image | None, content_hash: bytes = b"") -> None:
+        self.saved = saved
+        self.image = image
+        self.content_hash = content_hash
+        self._plans: WeakKeyDictionary[LoadedModule, RestorePlan] = WeakKeyDictionary()
+        self._one_shots: dict[tuple[LoadedModule, str | None, str], OneShotPlan] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def ancestor(self) -> Ancestor:
+        """What later states of an instance are compared with, to save only what changed since."""
+        return Ancestor(self.content_hash, self.image, self.saved.session)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, its image aside what it takes of the device's state."""
+        buffers = self.saved.session.buffers if self.saved.session is not None else ()
+        data = sum(len(run.data) for buffer in buffers for run in buffer.runs)
+        return data + (self.image.held_bytes if self.image is not None else 0)
+
+    def opening(
+        self,
+        grants: Iterable[str] | Grants,
+        tenant: str,
+        deadline: Deadline | None,
+        options: Surroundings,
+        data: bytes | None = None,
+    ) -> Opening:
+        """Return what is given to an instance that goes on.
+
+        Args:
+            grants: what its caller grants; of it, it gets what the saved one had too.
+            tenant: its caller's.
+            deadline: when it must be ready.
+            options: what its surroundings are.
+            data: its input, None for what was saved.
+
+        Raises:
+            InvalidArgs: there is no such grant.
+        """
+        granted = parse_grants(grants)
+        if granted.cuda or granted.directories:
+            granted = granted.within(parse_grants(self.saved.grants))
+        return Opening(granted, tenant, self.saved.input if data is None else data, deadline=deadline, **options)
+
+    def restore(self, function: LoadedModule, opening: Opening) -> LiveInstance:
+        """Return an instance that goes on where the saved one was. Costs the same at any size of its memory.
+
+        Args:
+            function: the module that was saved.
+            opening: what it is given; of the grants, it gets those that the saved one had.
+
+        Raises:
+            InvalidSnapshot: it is another module's, or contradicts itself.
+            ModuleMemoryTooLarge: its memory is over the limits of the function.
+            TensorWasmError: what `tensorwasm.runtime.Function.open` raises.
+        """
+        plan = self._plans.get(function) or self._plan(function)
+        return LiveInstance(function, opening, Revival(plan, self.image, self.saved.session))
+
+    def invoke(
+        self,
+        function: LoadedModule,
+        export: str | None,
+        args: Sequence[object],
+        opening: Opening,
+        on_chunk: Callable[[bytes], bool] | None = None,
+    ) -> Invocation:
+        """Restore, call once and close, which costs less than one after the other.
+
+        Args:
+            function: the module that was saved.
+            export: as in `tensorwasm.runtime.Function.invoke`.
+            args: likewise.
+            opening: as in `restore`; its deadline is that of the call, its input what the call reads.
+            on_chunk: as in `tensorwasm.runtime.Function.invoke`.
+
+        Raises:
+            TensorWasmError: what `restore` and `LiveInstance.call` raise.
+        """
+        found = self._one_shots.get((function, export, opening.tenant)) if not opening.granted.cuda else None
+        if found is None or found.settings is not settings.current():
+            found = self._find_one_shot(function, export, opening)
+        if found is not None:
+            return found.invoke(args, opening.input, on_chunk, opening.deadline)
+        with self.restore(function, opening) as live:
+            return live.call(export, args, deadline=opening.deadline, on_chunk=on_chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent; instances that were restored stay as they are."""
+        self._one_shots.clear()
+        if self.image is not None:
+            self.image.close()
+
+    def _find_one_shot(self, function: LoadedModule, export: str | None, opening: Opening) -> OneShotPlan | None:
+        """Return the plan of one-shot calls, None where they must be full: more than memory and globals is saved."""
+        if opening.granted.cuda:
+            return None
+        plan = self._plans.get(function) or self._plan(function)
+        prepared, limits = function.form(function.blank), function.host.limits
+        if function.blank.copied:  # there is no image to begin with
+            return None
+        if plan.pointers or plan.tables or plan.drops or plan.size_bytes > limits.memory_bytes:
+            return None
+        if export == INITIALISE and prepared.module.is_reactor:  # which the saved state has behind it
+            return None
+        saved = SavedStart(self.image, plan.bits, opening.tenant)
+        found = plan_one_shot(Question(function, function.choose(export), NO_GRANTS, "", "staged", saved))
+        if found is not None:
+            if len(self._one_shots) >= _MAX_PLANS:
+                self._one_shots.clear()
+            self._one_shots[function, export, opening.tenant] = found
+        return found
+
+    def _plan(self, function: LoadedModule) -> RestorePlan:
+        if self.saved.module_hash != function.module_hash:
+            raise InvalidSnapshot("the snapshot is of another module")
+        blank = function.form(function.blank).module.preamble
+        with self._lock:
+            plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))
+            self._plans[function] = plan
+        return plan
+
+
+def keep(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
+    """Copy what is saved of an instance, whole, so that it can be restored from.
+
+    Raises:
+        InvalidSnapshot: it contradicts itself, or it has a parent and is not whole.
+        CapacityExhausted: the system has no memory for it.
+    """
+    if saved.parent is not None:
+        raise InvalidSnapshot("the snapshot only adds to another one: flatten them first")
+    if len(saved.memories) > 1:
+        raise InvalidSnapshot("an instance has at most one memory")
+    image = make_image(saved.memories[0].size_bytes, saved.memories[0].runs) if saved.memories else None
+    sizes = tuple(SavedMemory(memory.size_bytes, ()) for memory in saved.memories)
+    return Snapshot(replace(saved, memories=sizes), image, content_hash)
+
+
+def _find_pristine(function: LoadedModule) -> Contents:
+    """Return what a new sandbox of a function's blank form holds."""
+    found = _pristine.get(function)
+    if found is None:
+        with _make_blank(function) as instance:
+            found = _pristine[function] = restoring.read_pristine(instance, function.edition)
+    return found
+
+
+@contextmanager
+def _make_blank(function: LoadedModule) -> Iterator[Instance]:
+    prepared, limits = function.form(function.blank), function.host.limits
+    image = make_image(prepared.module.preamble.memory_bytes, ())
+    try:
+        with (
+            memory_creator.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
+            Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
+        ):
+            yield instance
+    finally:
+        image.close()

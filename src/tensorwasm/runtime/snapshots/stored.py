@@ -1,0 +1,175 @@
+"""Snapshots in a store of artifacts, by name, each with its module and all that it adds to."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.scratch import map_scratch, scratch
+from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing
+from tensorwasm.artifacts.snapshot import MAX_DEPTH, SnapshotFile
+from tensorwasm.artifacts.store import Buffer, TenantView
+from tensorwasm.errors import ArtifactNotFound, InvalidArgs, InvalidSnapshot, WrongModule, WrongParent
+from tensorwasm.runtime.snapshots.archive import Name, open_file, read_file, write_live
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
+from tensorwasm.values import Deadline
+
+_MODULE: Final = "module"
+_SNAPSHOT: Final = "snapshot"
+_TRIES: Final = 3
+"""Again if something is not there: a renewal may just have put it under another hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A snapshot as a store has it. Its signature was not looked at yet: `open` and `read` do that, as of any file.
+
+    Attributes:
+        digest: of the artifact.
+        files: its bytes, those of what it adds to, and so on; mappings that stay whatever happens to the artifacts.
+    """
+
+    digest: bytes
+    files: tuple[memoryview, ...]
+
+    def open(self, keys: KeyRing | None = None, module_hash: bytes | None = None) -> SnapshotFile:
+        """Open it and all that it adds to.
+
+        Args:
+            keys: whose signatures count; None takes the settings'.
+            module_hash: of the module that it must belong to; None takes any.
+
+        Raises:
+            SealRefused: one of its kinds says why.
+            InvalidSnapshot: what is in it makes no sense, although it was signed.
+            TooLarge: it says, or is, more than a writer makes.
+        """
+        return open_file(self.files[0], keys or KeyRing.from_settings(), self.files[1:], module_hash)
+
+    def read(self, keys: KeyRing | None = None) -> Snapshot:
+        """Read it into memory, as one, for `tensorwasm.runtime.Runtime.restore`; close it when done.
+
+        Raises:
+            CapacityExhausted: the system has no memory for it.
+            TensorWasmError: what `open` raises.
+        """
+        return read_file(self.files[0], keys or KeyRing.from_settings(), self.files[1:])
+
+
+def fetch(view: TenantView, name: str) -> Stored:
+    """Return the snapshot that a name leads to, with all that it adds to. Blocks.
+
+    Raises:
+        ArtifactNotFound: the tenant has none of that name.
+        InvalidArgs: the name leads to something else.
+        InvalidSnapshot: it adds to more than any snapshot may.
+        ArtifactCorrupt: a part of it is damaged.
+        StoreUnavailable: the store cannot be reached.
+    """
+    for _ in range(_TRIES):
+        with suppress(ArtifactNotFound):
+            return _walk(view, name, view.resolve(name))
+    return _walk(view, name, view.resolve(name))
+
+
+def _walk(view: TenantView, name: str, first: bytes) -> Stored:
+    files: list[memoryview] = []
+    digest: bytes | None = first
+    while digest is not None:
+        stat = view.stat(digest)
+        if stat.kind != _SNAPSHOT:
+            raise InvalidArgs(f"{name[:64]!r} is the name of a {stat.kind}, not of a snapshot")
+        if len(files) > MAX_DEPTH:  # who can write to the store may have made a circle
+            raise InvalidSnapshot(f"at most {MAX_DEPTH} snapshots add to each other")
+        files.append(view.get(digest))
+        digest = next((other for other in stat.refers_to if view.stat(other).kind == _SNAPSHOT), None)
+    return Stored(first, tuple(files))
+
+
+def fetch_module(view: TenantView, snapshot: Snapshot) -> memoryview:
+    """Return the module that a snapshot belongs to, by the hash that is signed with it. Blocks.
+
+    Raises:
+        ArtifactNotFound: the tenant does not keep it.
+        ArtifactCorrupt: it is damaged.
+        StoreUnavailable: the store cannot be reached.
+    """
+    return view.get(snapshot.saved.module_hash)
+
+
+def keep(
+    view: TenantView,
+    name: str,
+    source: LiveInstance | Name,
+    module: Buffer,
+    *,
+    parent: str | None = None,
+    keys: KeyRing | None = None,
+    sealing: Sealing = DEFAULT,
+    deadline: Deadline | None = None,
+) -> Digest:
+    """Put an instance, or a snapshot file, into a store together with its module, and let a name lead to it. Blocks.
+
+    The name is changed last: whoever dies meanwhile leaves it as it was, and what was put by then to `Store.collect`.
+
+    Args:
+        view: a tenant's part of the store.
+        name: what leads to it, and to nothing else from then on.
+        source: an instance between two calls, or the path of a file, which is verified down to its last block.
+        module: the binary that it runs.
+        parent: name of an earlier state, to keep only what changed since; of a file, what it adds to.
+        keys: the ring that signs and verifies; None takes the settings'.
+        sealing: how an instance is compressed.
+        deadline: when an instance's work on the device must have ended.
+
+    Returns:
+        What it was written as.
+
+    Raises:
+        QuotaExceeded: the tenant has no room for it.
+        WrongModule: it runs another module.
+        ArtifactNotFound: there is no such parent, or it went meanwhile.
+        StoreUnavailable: the store cannot be reached, or there is no room to write to.
+        InvalidArgs: the file cannot be read, or the name cannot be one.
+        TensorWasmError: what `fetch` and `tensorwasm.runtime.Runtime.snapshot` raise.
+    """
+    ring = keys or KeyRing.from_settings()
+    module_hash = blake3(module)
+    if isinstance(source, LiveInstance) and source.function.module_hash != module_hash:
+        raise WrongModule(f"the instance runs the module {source.function.module_hash.hex()}, not {module_hash.hex()}")
+    older = None if parent is None else fetch(view, parent)
+    files = () if older is None else older.files
+    with scratch() as file:
+        if isinstance(source, LiveInstance):
+            written = write_live(source, file, ring, files, sealing, deadline)
+            data = map_scratch(file)
+        else:
+            _copy(source, file)
+            data = map_scratch(file)
+            written = _verify(open_file(data, ring, files, module_hash), adds=older is not None)
+    references = [view.put(_MODULE, module), *(() if older is None else (older.digest,))]
+    view.bind(name, view.put(_SNAPSHOT, data, references))
+    return written
+
+
+def _copy(source: Name, file: BinaryIO) -> None:
+    """Copy a file first: what is put is then what was verified, whatever becomes of the file."""
+    try:
+        with Path(source).open("rb") as given:
+            shutil.copyfileobj(given, file)
+    except (OSError, ValueError) as error:
+        raise InvalidArgs(f"cannot copy {source}: {getattr(error, 'strerror', 'no such path')}") from None
+
+
+def _verify(file: SnapshotFile, *, adds: bool) -> Digest:
+    with file:
+        if adds and file.instance.parent is None:
+            raise WrongParent("the snapshot is whole: it adds to no other")
+        file.check_content()
+        return Digest(file.content_hash, file.header.content_bytes, file.file_bytes, file.header.key_id)

@@ -1,0 +1,1 @@
+"""Warm sandboxes: instantiated and started before a call asks for one."""
