@@ -24,8 +24,8 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.preemption_timer import SLICE_NS
 from tensorwasm.runtime.invoke import dispatch
 from tensorwasm.runtime.invoke import inline as loops
-from tensorwasm.runtime.invoke.loaded_module import is_interruptible
 from tensorwasm.runtime.invoke.inline import REST, SliceBudget
+from tensorwasm.runtime.invoke.loaded_module import SMALL_BYTES, is_interruptible
 from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -344,7 +344,7 @@ def test_a_padded_number_of_a_bulk_instruction_is_seen(runtime):
 
 def test_lower_limits_let_a_module_begin_on_a_loop(runtime):
     text = f'(module (memory 1) (func (export "go") {FILL}))'
-    assert runtime.load(bytes(wat2wasm(text)), limits=Limits(memory_bytes=loops.SMALL_BYTES)).brief
+    assert runtime.load(bytes(wat2wasm(text)), limits=Limits(memory_bytes=SMALL_BYTES)).brief
 
 
 class FakeFiber:
