@@ -15,7 +15,6 @@ from tensorwasm.guest.engine import yielding
 from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
 from tensorwasm.guest.sandbox import linker
 from tensorwasm.runtime.executor.threads import Threads
-from tensorwasm.runtime.invoke.call import make_call
 
 _GETTERS = {"x86_64": 315, "aarch64": 275}
 
@@ -134,7 +133,7 @@ def test_guests_of_a_service_are_courteous_and_those_of_a_program_are_not(monkey
         assert given == [None]
         given.clear()
         threads = Threads()
-        threads.submit(lambda: make_call(function, "say", [])).result(60)
+        threads.submit(lambda announce: function.dispatch.call("say", (), announce=announce)).result(60)
         threads.close()
         assert len(given) == 1
         assert given[0] is not None

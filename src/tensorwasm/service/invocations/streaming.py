@@ -115,4 +115,4 @@ class GuestStream:
         self._channel.close()
         if not self._ticket.done():
             self._ticket.stop()
-            await asyncio.shield(await_outcome(self._ticket))
+            await asyncio.shield(asyncio.gather(await_outcome(self._ticket), return_exceptions=True))

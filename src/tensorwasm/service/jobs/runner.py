@@ -133,6 +133,7 @@ class Runner:
 
     async def turn(self) -> float:
         """Claim what is due and start it; return how long there is nothing more to do, in seconds."""
+        self._end_expired()
         free = self._options.places - len(self._attempts)
         if free <= 0 or self._closing:
             return self._options.poll_s
@@ -141,6 +142,13 @@ class Runner:
         if due and await self._claim(now, free):
             return 0.0
         return self._options.poll_s if later is None else min(self._options.poll_s, max(0, later - now) / 1000)
+
+    def _end_expired(self) -> None:
+        """Stop attempts whose lease has run out: after a pause of this process it may claim their jobs itself."""
+        now_s = self._clock.monotonic_s()
+        for attempt in self._attempts.values():
+            if attempt.until_s <= now_s:
+                attempt.end("lost")
 
     async def _claim(self, now: int, free: int) -> int:
         claim = Claim(

@@ -313,3 +313,14 @@ class TestQueue(QueueMachine.TestCase):
 @pytest.mark.usefixtures("impatient")
 class TestLonely(LonelyMachine.TestCase):
     settings = FEW
+
+
+def test_a_process_that_paused_past_its_leases_ends_its_attempts_before_it_claims_again():
+    """Found by the machine: a process whose leases ran out unnoticed claimed its own jobs beside their attempts."""
+    machine = QueueMachine()
+    machine.begin(orders=[(7, 1), (7, 1), (7, 3)])
+    machine.pass_time(seconds=31)
+    machine.sweep(which=0)
+    machine.claim(which=1)
+    machine.a_process_runs_a_job_once()
+    machine.teardown()
