@@ -42,7 +42,7 @@ COMPILED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Path_:
+class MeasuredPath:
     """What one measured path passed through.
 
     Attributes:
@@ -83,7 +83,7 @@ class Recorder:
         finally:
             self.on = False
 
-    def path(self) -> Path_:
+    def path(self) -> MeasuredPath:
         """Return what was recorded last."""
         files: dict[str, None] = {}
         functions = set()
@@ -99,10 +99,10 @@ class Recorder:
             if compiled is not None:
                 files.setdefault(compiled)
                 functions.add((compiled, ""))
-        return Path_(tuple(files), len(functions), returns)
+        return MeasuredPath(tuple(files), len(functions), returns)
 
 
-def shortest(recorder: Recorder, act: Callable[[], object], times: int = TIMES) -> Path_:
+def shortest(recorder: Recorder, act: Callable[[], object], times: int = TIMES) -> MeasuredPath:
     """Return the path of an act with the fewest files and returns, of several times."""
     found = []
     for _ in range(times):
@@ -147,7 +147,7 @@ def _modules() -> dict[str, bytes]:
     }
 
 
-def measure_service(recorder: Recorder) -> dict[str, Path_]:
+def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
     """Return the paths of a deploy and of invocations through a service."""
     from tensorwasm.server.address import Address  # noqa: PLC0415 - recorded from the start
     from tensorwasm.server.routes import ALL  # noqa: PLC0415
@@ -156,7 +156,7 @@ def measure_service(recorder: Recorder) -> dict[str, Path_]:
     from tensorwasm.settings.service import ServiceSettings  # noqa: PLC0415
     from tensorwasm.telemetry.metrics import Metrics  # noqa: PLC0415
 
-    paths: dict[str, Path_] = {}
+    paths: dict[str, MeasuredPath] = {}
     failures: list[BaseException] = []
     port = _free_port()
 
@@ -192,10 +192,8 @@ def measure_service(recorder: Recorder) -> dict[str, Path_]:
     return paths
 
 
-def _ask(recorder: Recorder, client: Client, paths: dict[str, Path_]) -> None:
-    made = {}
-    for name, wasm in _modules().items():
-        made[name] = wasm
+def _ask(recorder: Recorder, client: Client, paths: dict[str, MeasuredPath]) -> None:
+    made = _modules()
     names = iter(range(1000))
 
     def deploy(wasm: bytes, *, cuda: bool) -> str:
@@ -214,14 +212,14 @@ def _ask(recorder: Recorder, client: Client, paths: dict[str, Path_]) -> None:
     paths["deploy"] = shortest(recorder, lambda: deploy(made["pure"], cuda=False), 3)
 
 
-def measure_launch(recorder: Recorder) -> Path_:
+def measure_launch(recorder: Recorder) -> MeasuredPath:
     """Return the path of a guest's launch, from the host function to the device's call, without compiled code."""
     os.environ["TENSOR_WASM_NATIVE"] = "off"
     from tensorwasm import Runtime  # noqa: PLC0415 - recorded from the start
 
-    seen: list[Path_] = []
+    seen: list[MeasuredPath] = []
 
-    def stop(path: Path_) -> None:
+    def stop(path: MeasuredPath) -> None:
         seen.append(path)
 
     with Runtime("emulator") as runtime:
@@ -231,7 +229,9 @@ def measure_launch(recorder: Recorder) -> Path_:
             function.invoke(grants=("cuda",))
         stop(recorder.path())
         calls = recorder._calls  # noqa: SLF001 - the tool's own
-    first = next(i for i, (name, _) in enumerate(calls) if name.endswith("imports/cuda/kernels.py") and "launch" in calls[i][1])
+    first = next(
+        i for i, (name, _) in enumerate(calls) if name.endswith("imports/cuda/kernels.py") and "launch" in calls[i][1]
+    )
     start = max(0, first - 3)
     end = next(i for i in range(first, len(calls)) if "emulator" in calls[i][0])
     recorder._calls = calls[start : end + 1]  # noqa: SLF001
@@ -246,7 +246,7 @@ def _free_port() -> int:
         return int(made.getsockname()[1])
 
 
-def measure() -> dict[str, Path_]:
+def measure() -> dict[str, MeasuredPath]:
     """Return every path by its name."""
     recorder = Recorder()
     paths = measure_service(recorder)

@@ -60,8 +60,8 @@ class FakeInvocations:
         self.left = []
 
     @asynccontextmanager
-    async def stream(self, tenant, reference, ask):
-        self.asked.append((tenant, reference, ask))
+    async def stream(self, admitted, reference, ask):
+        self.asked.append((admitted.tenant, reference, ask))
         if self.refusal is not None:
             raise self.refusal
         stream = self.streams.pop(0)
@@ -70,8 +70,8 @@ class FakeInvocations:
         finally:
             self.left.append(stream)
 
-    async def invoke(self, tenant, reference, ask):
-        async with self.stream(tenant, reference, ask) as stream:
+    async def invoke(self, admitted, reference, ask):
+        async with self.stream(admitted, reference, ask) as stream:
             chunks = [chunk async for chunk in stream]
             return stream.outcome._replace(chunks=tuple(chunks))
 
@@ -105,8 +105,9 @@ def fake_call(invocations, *, body=None, headers=None, quotas=None, again=None, 
         settings=ServiceSettings.from_environment(environment or {}),
     )
     call = Call(
-        service, None, 7, {"id": FUNCTION}, {}, headers or {}, body, b"", "request-1", "", NEVER, "127.0.0.1", None
-    )
+        service, None, 7, {"id": FUNCTION}, {}, headers or {}, body, b"", "request-1", "", NEVER, "127.0.0.1", None,
+        SimpleNamespace(tenant=7),
+    )  # fmt: skip
     call.again = again
     return call
 

@@ -47,11 +47,13 @@ def tell(tmp_path, runtime, story):
 def test_a_function_launches_its_kernel_on_the_emulator(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "vector_add", VECTOR_ADD, CUDA)
-        outcome = await service.invocations.invoke(1, made.id, InvocationRequest())
+        outcome = await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         assert (outcome.exit_code, outcome.gpu.kernels_launched) == (0, 1)
         assert b"verified" in outcome.stdout
         assert service.quotas.usage(1)["launches_per_hour"] == 1
-        async with service.invocations.stream(1, made.id, InvocationRequest()) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), made.id, InvocationRequest()
+        ) as stream:
             assert [chunk async for chunk in stream] == []
             assert b"verified" in stream.outcome.stdout
 
@@ -61,22 +63,30 @@ def test_a_function_launches_its_kernel_on_the_emulator(tmp_path, runtime):
 def test_streams_cross_the_border_whole_in_order_and_as_fast_as_they_are_taken(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "guest", GUEST, CUDA)
-        async with service.invocations.stream(1, made.id, InvocationRequest("count", (500,))) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), made.id, InvocationRequest("count", (500,))
+        ) as stream:
             taken = [int.from_bytes(chunk, "little") async for chunk in stream]
             assert taken == list(range(500))
             assert stream.outcome.values == (0,)
-        async with service.invocations.stream(1, made.id, InvocationRequest("trap")) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), made.id, InvocationRequest("trap")
+        ) as stream:
             assert len([chunk async for chunk in stream]) == 1
             with pytest.raises(GuestTrap):
                 _ = stream.outcome
         ask = InvocationRequest("count", (1 << 30,), deadline=Deadline.after(0.5))
-        async with service.invocations.stream(1, made.id, ask) as stream:
-            assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
+        async with service.invocations.stream(service.admission.admit_tenant(1), made.id, ask) as stream:
+            assert (
+                await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
+            ).stdout == b"hi"
             await asyncio.to_thread(stream._ticket.exception, SOON_S)
             assert len([chunk async for chunk in stream]) <= 100
             with pytest.raises(InvokeTimeout):
                 _ = stream.outcome
-        async with service.invocations.stream(1, made.id, InvocationRequest("count", (1 << 30,))) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), made.id, InvocationRequest("count", (1 << 30,))
+        ) as stream:
             await anext(stream)
         assert stream._ticket.done()
 
@@ -87,8 +97,12 @@ def test_a_client_that_leaves_and_a_deadline_end_the_guest_there(tmp_path, runti
     async def story(service):
         made = await service.functions.deploy(1, "guest", GUEST, CUDA)
         with pytest.raises(InvokeTimeout):
-            await service.invocations.invoke(1, made.id, InvocationRequest("spin", deadline=Deadline.after(0.1)))
-        task = asyncio.create_task(service.invocations.invoke(1, made.id, InvocationRequest("spin")))
+            await service.invocations.invoke(
+                service.admission.admit_tenant(1), made.id, InvocationRequest("spin", deadline=Deadline.after(0.1))
+            )
+        task = asyncio.create_task(
+            service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("spin"))
+        )
         await until(lambda: any(worker.running for worker in service.invocations.workers.statistics()))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -101,10 +115,16 @@ def test_a_client_that_leaves_and_a_deadline_end_the_guest_there(tmp_path, runti
 def test_a_worker_that_is_killed_takes_its_own_call_with_it_and_is_replaced(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "guest", GUEST, CUDA)
-        assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
+        assert (
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
+        ).stdout == b"hi"
         (worker,) = service.invocations.workers.statistics()
-        async with service.invocations.stream(1, made.id, InvocationRequest("count", (1 << 30,))) as stream:
-            call = asyncio.create_task(service.invocations.invoke(1, made.id, InvocationRequest("spin")))
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), made.id, InvocationRequest("count", (1 << 30,))
+        ) as stream:
+            call = asyncio.create_task(
+                service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("spin"))
+            )
             await anext(stream)
             os.kill(worker.pid, signal.SIGKILL)
             with pytest.raises(DeviceFault) as fault:
@@ -114,7 +134,9 @@ def test_a_worker_that_is_killed_takes_its_own_call_with_it_and_is_replaced(tmp_
                 pass
             with pytest.raises(DeviceFault):
                 _ = stream.outcome
-        assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
+        assert (
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
+        ).stdout == b"hi"
         assert service.invocations.statistics().restarts == 1
 
     tell(tmp_path, runtime, story)
@@ -131,13 +153,15 @@ def test_a_tenant_s_quotas_hold_on_the_device(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "greedy", GREEDY, CUDA)
         service.invocations._policy = lambda _: Policy(gpu_bytes=1 << 20)
-        assert (await service.invocations.invoke(1, made.id, InvocationRequest())).values[0] > 0
+        assert (
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
+        ).values[0] > 0
         service.invocations._policy = lambda _: Policy(gpu_bytes=1024)
-        outcome = await service.invocations.invoke(1, made.id, InvocationRequest())
+        outcome = await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         assert outcome.values[0] < 0
         assert outcome.gpu.quota_refusals == 1
         service.invocations._policy = lambda _: Policy(launches_per_hour=0)
         with pytest.raises(QuotaExceeded, match="launches_per_hour"):
-            await service.invocations.invoke(1, made.id, InvocationRequest())
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
 
     tell(tmp_path, runtime, story)

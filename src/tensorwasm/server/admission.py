@@ -1,42 +1,43 @@
-"""Who asks, for which tenant, and whether they may: before anything is looked up."""
+"""Reads who asks, and for which tenant, from the head of a request, and has it admitted.
+
+Source of the headers that say how often a client may ask: draft-ietf-httpapi-ratelimit-headers-10. A quota is `q`
+requests in `w` seconds; `r` of them are left, and all are back after `t` seconds.
+"""
 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
-from tensorwasm.errors import MissingTenant, RateLimited
+from tensorwasm.errors import MissingTenant
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
-from tensorwasm.server.guards import Guards
-from tensorwasm.server.ratelimit import limit_fields
 from tensorwasm.server.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
-from tensorwasm.tenancy.buckets import retry_after_s
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.service.admission.admission import Admission, Admitted
+from tensorwasm.tenancy.buckets import Standing
 from tensorwasm.tenancy.principal import MAX_TENANT
 
 _DIGITS: Final = len(str(MAX_TENANT))
 
 
-async def admit(exchange: Exchange, route: Route, guards: Guards, *, tenant_required: bool) -> TenantPolicy:
-    """Find out who asks, note it, and return what holds for the tenant.
+async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenant_required: bool) -> Admitted:
+    """Admit a request, or one more message on its WebSocket, and note in the exchange who asks.
 
     Raises:
         InvalidRequest: it has more than one token.
-        Unauthorized: nobody that is known.
+        Unauthorized: the token is missing or unknown.
         MissingTenant: the tenant's header is no number, or is needed and not there.
-        TenantScopeDenied: not for this tenant.
-        ScopeDenied: not this.
-        RateLimited: not so often.
-        DatabaseUnavailable: it cannot be found out now.
+        DatabaseUnavailable: the token cannot be looked up now.
+        TensorWasmError: what `Admission.admit` raises.
     """
     headers = exchange.headers
     given = headers.get("authorization") if exchange.method != WEBSOCKET else authorization(headers)
-    principal = guards.authenticator.authenticate(given)
+    principal = admission.authenticator.authenticate(given)
     if principal is None:
         await ASIDE
-        principal = await guards.authenticator.authenticate_slowly(given)
+        principal = await admission.authenticator.authenticate_slowly(given)
     exchange.principal = principal
     named = headers.get_all("x-tensorwasm-tenant")
     if len(named) > 1:
@@ -48,21 +49,11 @@ async def admit(exchange: Exchange, route: Route, guards: Guards, *, tenant_requ
     else:
         tenant = _usual_tenant(principal.tenants, acts=route.tenant)
     exchange.tenant = tenant
-    acts = route.tenant or bool(named)
-    principal.require(route.scope or "", tenant if acts else None)
-    policy = guards.policies(tenant)
-    if acts:
-        policy.require_enabled()
-    quotas = policy.quotas
-    qps = quotas.get("qps")
-    burst = 0 if qps is None else quotas.get("burst", qps)
-    if qps == 0 and "burst" not in quotas:
-        raise RateLimited("too many requests", retry_after_s(math.inf))  # none at once, and none ever comes back
-    wait_s = guards.limiter.take(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
-    exchange.limits = limit_fields(guards.limiter.standing(principal.id, tenant, qps or 0, burst))
-    if wait_s:
-        raise RateLimited("too many requests", retry_after_s(wait_s))
-    return policy
+
+    def tell(standings: Sequence[Standing]) -> None:
+        exchange.limits = limit_fields(standings)
+
+    return admission.admit(principal, tenant, route.scope or "", tell, acts=route.tenant or bool(named))
 
 
 def parse_tenant(text: str) -> int:
@@ -77,10 +68,33 @@ def parse_tenant(text: str) -> int:
 
 
 def _usual_tenant(covered: frozenset[int] | None, *, acts: bool) -> int:
-    """Return the tenant of whoever names none: the only one of a token, else 0.
+    """Return the tenant of a request that names none: the only one of its token, else 0.
 
     Where nothing is done for a tenant it only pays for the request, and so is one that the token covers.
     """
     if covered and (len(covered) == 1 or not acts):
         return min(covered)
     return 0
+
+
+def limit_fields(standings: Sequence[Standing]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of an answer, none where nothing limits it. Every request pays for this, so it is short."""
+    if len(standings) == 1:
+        ((name, qps, burst, left),) = standings
+        return (("ratelimit-policy", _policy(name, qps, burst)), ("ratelimit", _left(name, qps, burst, left)))
+    if not standings:
+        return ()
+    policies = [_policy(name, qps, burst) for name, qps, burst, _ in standings]
+    return (("ratelimit-policy", ", ".join(policies)), ("ratelimit", ", ".join([_left(*each) for each in standings])))
+
+
+def _left(name: str, qps: float, burst: float, left: float) -> str:
+    if qps <= 0:
+        return f'"{name}";r={int(left)}'
+    return f'"{name}";r={int(left)};t={int(-((left - burst) // qps))}'
+
+
+@lru_cache(1024)
+def _policy(name: str, qps: float, burst: float) -> str:
+    text = f'"{name}";q={int(burst)}'
+    return text if qps <= 0 else f"{text};w={max(1, math.ceil(burst / qps))}"

@@ -8,14 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.server.arrivals import SWEEP_S, Arrivals
-from tensorwasm.server.guards import Guards, make_gates
 from tensorwasm.server.matching import Table
 from tensorwasm.server.origin import Origins
 from tensorwasm.server.pipeline import Pipeline, Rules
 from tensorwasm.server.recording import Recorder
 from tensorwasm.server.routing import Route
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.buckets import RateLimiter
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class Application:
         *,
         max_body_bytes: int | None = None,
     ) -> None:
-        """Serve nothing yet.
+        """Open the routes.
 
         Args:
             service: outlives it.
@@ -55,7 +53,6 @@ class Application:
         self.pipeline = Pipeline(
             service,
             table,
-            guards_of(service),
             origins,
             rules_of(settings, max_body_bytes),
             Recorder(table, service.metrics, service.audit, origins),
@@ -77,7 +74,7 @@ class Application:
         await self._wait(LAST_S)
 
     async def close(self) -> None:
-        """Look after nothing any more."""
+        """Stop sweeping requests whose bodies did not come."""
         self._sweeping.cancel()
         with suppress(asyncio.CancelledError):
             await self._sweeping
@@ -90,17 +87,6 @@ class Application:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.arrivals.sweep()
-
-
-def guards_of(service: Service) -> Guards:
-    """Return what a service has of guards, with places of their own for each class of routes."""
-    return Guards(
-        service.authenticator,
-        service.directory.policy,
-        RateLimiter.from_settings(service.settings),
-        service.quotas,
-        make_gates(),
-    )
 
 
 def rules_of(settings: ServiceSettings, max_body_bytes: int | None) -> Rules:

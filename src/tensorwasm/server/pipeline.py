@@ -35,20 +35,20 @@ from tensorwasm.server.admission import admit
 from tensorwasm.server.compression import inflate, is_gzip
 from tensorwasm.server.decoding import decoder
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
-from tensorwasm.server.guards import Guards
 from tensorwasm.server.heads import check_head
 from tensorwasm.server.matching import Table
 from tensorwasm.server.origin import Origins
 from tensorwasm.server.recording import Recorder
-from tensorwasm.server.routing import Call, Reply, Route, RouteClass, Streamed
+from tensorwasm.server.routing import Call, Reply, Route, Streamed
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import Socket
 from tensorwasm.server.tracing import own_request_id, request_ids, trace_id
 from tensorwasm.server.wire.functions import Timed
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.service.admission.admission import RouteClass
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
+    from tensorwasm.service.admission.admission import Admitted
     from tensorwasm.service.service import Service
 
 LEFT: Final = 499
@@ -93,22 +93,19 @@ class Pipeline:
     Args:
         service: handed on to handlers.
         table: the routes.
-        guards: who may, how often, how much.
         origins: from where.
         rules: what the settings say.
         recorder: counts and writes down.
     """
 
-    def __init__(
-        self, service: Service, table: Table, guards: Guards, origins: Origins, rules: Rules, recorder: Recorder
-    ) -> None:
+    def __init__(self, service: Service, table: Table, origins: Origins, rules: Rules, recorder: Recorder) -> None:
         """Serve nothing yet."""
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.budget = bodies.Budget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
         self._service = service
         self._table = table
-        self._guards = guards
+        self._admission = service.admission
         self._origins = origins
         self._rules = rules
         self._recorder = recorder
@@ -180,9 +177,9 @@ class Pipeline:
         if exchange.body is None:
             self._check_length(headers.get("content-length"))
         packed = "content-encoding" in headers and is_gzip(headers.get("content-encoding"))
-        policy = None
+        admitted = None
         if route.scope is not None:
-            policy = await admit(exchange, route, self._guards, tenant_required=self._rules.tenant_required)
+            admitted = await admit(exchange, route, self._admission, tenant_required=self._rules.tenant_required)
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # nothing else keeps any page from asking
         if self.draining and route.path not in OPEN_TO_THE_LAST:
@@ -191,7 +188,7 @@ class Pipeline:
             await self._read(exchange)
         if packed and exchange.body:
             await self._unpack(exchange, exchange.body)
-        return await self._serve(exchange, route, params, policy, exchange.body or b"")
+        return await self._serve(exchange, route, params, admitted, exchange.body or b"")
 
     # ---------------------------------------------------------------- before the handler
 
@@ -240,16 +237,19 @@ class Pipeline:
     # ---------------------------------------------------------------- the handler
 
     async def _serve(
-        self, exchange: Exchange, route: Route, params: Mapping[str, str], policy: TenantPolicy | None, body: bytes
+        self, exchange: Exchange, route: Route, params: Mapping[str, str], admitted: Admitted | None, body: bytes
     ) -> Reply | Streamed | None:
-        """Decode the body, take the tenant's place and the class's, and have the handler answer."""
-        headers, tenant = exchange.headers, exchange.tenant or 0
+        """Decode the body, take the request's places, and have the handler answer.
+
+        A route that runs guests has no places of its class: its guests have turns of their own.
+        """
+        headers = exchange.headers
         query = exchange.scope.query_string
         asked = self._decoders[id(route)](body, headers.get("content-type"))
         exchange.call = call = Call(
             self._service,
             exchange.principal,
-            tenant,
+            exchange.tenant or 0,
             params,
             dict(parse_qsl(query, keep_blank_values=True)) if query else _NOTHING,
             headers,
@@ -260,25 +260,29 @@ class Pipeline:
             self._deadline(headers.get("x-tensorwasm-deadline-ms"), asked),
             exchange.client,
             exchange.gone,
+            admitted,
         )
-        if policy is None:
+        if admitted is None:
             return await self._handle(exchange, route, call)
-        gate, quotas = self._guards.gates[route.kind], self._guards.quotas
-        quotas.require(tenant, policy.quotas, requests=1)
+        admitted.require_request()
+        gate = self._admission.gates[route.kind]
+        runs_guests = route.guest and exchange.method != WEBSOCKET
         begun = None
-        if gate.may_enter(tenant) and exchange.method != WEBSOCKET:
+        if runs_guests or (gate.may_enter(admitted.tenant) and exchange.method != WEBSOCKET):
             begun = route.handle(call)
             if isinstance(begun, Reply):
-                return begun  # nobody else could have had its place meanwhile: there was nothing to hold
-        with quotas.hold(tenant, policy.quotas, requests=1):
-            if not gate.try_enter(tenant, policy.weight):
+                return begun  # no other request could have had its place meanwhile: there was nothing to hold
+        with admitted.hold_request():
+            if runs_guests:
+                return await self._handle(exchange, route, call, begun)
+            permit = admitted.try_permit(gate)
+            if permit is None:
                 await ASIDE
-                async with gate.turn(tenant, policy.weight, deadline=call.deadline):
-                    return await self._handle(exchange, route, call)
+                permit = await admitted.permit(gate, call.deadline, 1.0)
             try:
                 return await self._handle(exchange, route, call, begun)
             finally:
-                gate.leave(tenant)
+                permit.release(None)
 
     async def _handle(
         self, exchange: Exchange, route: Route, call: Call, begun: Awaitable[Reply | Streamed] | None = None
@@ -306,7 +310,7 @@ class Pipeline:
         await ASIDE
         if route.scope is not None:
             required = self._rules.tenant_required
-            call.again = partial(admit, exchange, route, self._guards, tenant_required=required)
+            call.again = partial(admit, exchange, route, self._admission, tenant_required=required)
         socket = await Socket.accept(exchange.scope, exchange.proto, self.budget)
         try:
             await route.handle(call, socket)

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensorwasm.errors import TensorWasmError
+from tensorwasm.errors import InternalError, TensorWasmError
 
 if TYPE_CHECKING:
+    from tensorwasm.service.admission.admission import Admitted, RouteClass
     from tensorwasm.service.service import Service
     from tensorwasm.tenancy.principal import Principal
     from tensorwasm.values import Deadline
-
-RouteClass = Literal["probes", "invoke", "reads", "writes", "openai", "kernels", "streams", "admin"]
-
-CONCURRENCY: Final[Mapping[RouteClass, int]] = {
-    "probes": 256,
-    "invoke": 32,
-    "reads": 64,
-    "writes": 16,
-    "openai": 32,
-    "kernels": 16,
-    "streams": 256,
-    "admin": 16,
-}
-"""Requests of each class that are served at a time; others wait their turn, tenants in fair shares. One tenant has half
-of them at the most, and a quarter is for tenants that have none, one each."""
 
 
 @dataclass(slots=True)
@@ -49,8 +35,9 @@ class Call:
         deadline: when the answer must be there.
         client: the peer's address, without a port.
         gone: returns when the client has left; for handlers that wait long.
-        again: admits one more call of whoever asks, as if it were a request; None unless it is a WebSocket,
-            on which there may be many.
+        admission: what holds for the tenant; None on open routes. Handlers of others take `admitted`.
+        again: admits one more call of the same client, as if it were a request; None unless it is a WebSocket, on which
+            there may be many.
     """
 
     service: Service
@@ -66,9 +53,21 @@ class Call:
     deadline: Deadline
     client: str
     gone: Callable[[], Awaitable[None]]
-    again: Callable[[], Awaitable[object]] | None = None
+    admission: Admitted | None = None
+    again: Callable[[], Awaitable[Admitted]] | None = None
     audit: dict[str, str] = field(default_factory=dict)
     """What a handler adds to the audit record, such as ``function_id``."""
+
+    @property
+    def admitted(self) -> Admitted:
+        """What holds for the tenant.
+
+        Raises:
+            InternalError: the route is open: nobody was admitted.
+        """
+        if self.admission is None:
+            raise InternalError("a route that is open to everybody acts for a tenant")
+        return self.admission
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -156,6 +155,7 @@ class Route:
         group: which noun it belongs to.
         scope: that a token needs; None for a route that is open to everybody.
         kind: whose limit of concurrency it counts under.
+        guest: it runs guests, which have turns of their own instead of places of the class.
         request: type of the JSON body (a msgspec struct); None without a body, ``bytes`` for one taken as it is.
         optional_body: an empty body is the request's default.
         uploads: content types whose bodies are not JSON: `Call.body` is None then, and `Call.raw` the body.
@@ -176,6 +176,7 @@ class Route:
     group: str
     scope: str | None
     kind: RouteClass = "reads"
+    guest: bool = False
     request: Any = None
     optional_body: bool = False
     uploads: tuple[str, ...] = ()

@@ -99,8 +99,7 @@ class Gauges:
         }
 
     def _gates(self) -> Mapping[str, GateStatistics]:
-        said = self.invocations.statistics()
-        return {"cpu": said.cpu, "gpu": said.gpu, "streams": said.streams}
+        return self.invocations.statistics().gates
 
     def _device_bytes(self) -> dict[int, float]:
         """Return the device memory that each tenant's guests hold in all workers."""

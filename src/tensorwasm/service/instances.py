@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.artifacts.store import Store
+from tensorwasm.service.admission.admission import Admission
+from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.invocations.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.spending import UsageLedger
 from tensorwasm.service.sessions import Sessions
 from tensorwasm.service.sessions.activation import Resolver
@@ -21,7 +22,7 @@ from tensorwasm.service.snapshots.files import Files
 from tensorwasm.service.snapshots.snapshots import Snapshots
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import Holding, Quotas
+from tensorwasm.tenancy.quotas import Holding
 from tensorwasm.values import Deadline
 
 GRACE_S: Final = 3600.0
@@ -76,8 +77,7 @@ async def open_instances(
     desk: DatabasePort,
     functions: Resolver,
     store: Store,
-    quotas: Quotas,
-    queue: InstanceQueue,
+    admission: Admission,
     policy: Callable[[int], TenantPolicy],
     ledger: UsageLedger,
     clock: Clock,
@@ -92,8 +92,7 @@ async def open_instances(
         desk: of the database.
         functions: finds what sessions run.
         store: where saves are.
-        quotas: what tenants hold.
-        queue: of guests that wait for it.
+        admission: holds what instances take.
         policy: what holds for a tenant.
         ledger: is told what calls used.
         clock: what time it is.
@@ -104,7 +103,7 @@ async def open_instances(
     """
 
     def hold(tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
-        return quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
+        return admission.quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
     workshop, files = InstanceFactory(store, seals), Files(store, seals)
     sessions = Sessions(
@@ -112,12 +111,13 @@ async def open_instances(
         functions,
         workshop,
         hold,
-        guests=_Guests(queue, policy),
+        guests=_Guests(admission.instances, policy),
         idle_s=settings.session_idle_s,
         ledger=ledger,
         clock=clock,
         sharing=sharing,
     )
+    admission.instances.idle = sessions.room
     snapshots = Snapshots(desk, functions, sessions, workshop, files, hold, clock)
     stack.callback(snapshots.close)
     stack.push_async_callback(sessions.close, settings.drain_s)

@@ -33,6 +33,9 @@ from tensorwasm.database.revisions import read_revision
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.service.admission.admission import Admission
+from tensorwasm.service.admission.host_memory import host_bytes
+from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Loader
@@ -43,8 +46,6 @@ from tensorwasm.service.gauges import CENSUS_S, Gauges
 from tensorwasm.service.idempotency import Idempotency
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.instances import open_instances
-from tensorwasm.service.invocations.host_memory import host_bytes
-from tensorwasm.service.invocations.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.service.invocations.workers import Workers
@@ -60,6 +61,7 @@ from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import open_audit
+from tensorwasm.tenancy.buckets import RateLimiter
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import Quotas
 
@@ -132,8 +134,11 @@ async def open_service(
         quotas = Quotas(clock.unix_ms, room_bytes)
         await usage.recall(quotas)
         workers = workers or Workers.of(settings.isolation)
-        queue, policy = InstanceQueue(quotas), identity.directory.policy
-        invocations = Invocations(functions, workers, quotas, policy, usage, instances=queue)
+        policy = identity.directory.policy
+        admission = Admission(
+            identity.authenticator, policy, RateLimiter.from_settings(settings), quotas, InstanceQueue(quotas)
+        )
+        invocations = Invocations(functions, workers, admission, usage)
         stack.push_async_callback(invocations.close, settings.drain_s)
         metrics = metrics or Metrics()
         gauges = Gauges(
@@ -147,9 +152,7 @@ async def open_service(
         gauges.watch(metrics)
         _repeat(stack, gauges.refresh, CENSUS_S, "functions, jobs and sessions cannot be counted")
         count_jobs = metrics.gauge("tensor_wasm_jobs_active").set
-        jobs = await open_jobs(
-            stack, settings, desk, invocations, identity.directory.policy, clock, alone=alone, on_active=count_jobs
-        )
+        jobs = await open_jobs(stack, settings, desk, invocations, admission, clock, alone=alone, on_active=count_jobs)
         sharing = None if alone else await asyncio.to_thread(_share, stack, settings, folder, seals.id, place)
         kept = await open_instances(
             stack,
@@ -158,8 +161,7 @@ async def open_service(
             desk,
             functions,
             store,
-            quotas,
-            queue,
+            admission,
             policy,
             usage,
             clock,
@@ -184,6 +186,7 @@ async def open_service(
             quotas=quotas,
             usage=usage,
             functions=functions,
+            admission=admission,
             invocations=invocations,
             jobs=jobs,
             idempotency=Idempotency(desk, clock),

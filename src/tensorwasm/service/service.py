@@ -9,6 +9,7 @@ from pathlib import Path
 from tensorwasm.artifacts.store import Store
 from tensorwasm.database.desk import Desk
 from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.models import Models
@@ -52,6 +53,7 @@ class Service:
         quotas: what tenants hold and use up.
         usage: what they used.
         functions: what they have deployed.
+        admission: the gate that every call passes.
         invocations: calls functions.
         jobs: calls of functions that are made later.
         idempotency: what requests that are made again made the first time.
@@ -80,6 +82,7 @@ class Service:
     quotas: Quotas
     usage: UsageMeter
     functions: Functions
+    admission: Admission
     invocations: Invocations
     jobs: Jobs
     idempotency: Idempotency

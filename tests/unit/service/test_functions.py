@@ -35,7 +35,7 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 async def answer(service, tenant, reference):
-    return (await service.invocations.invoke(tenant, reference, ASK)).values[0]
+    return (await service.invocations.invoke(service.admission.admit_tenant(tenant), reference, ASK)).values[0]
 
 
 def hash_of(module):
@@ -182,7 +182,7 @@ def test_another_tenant_s_function_is_found_no_more_than_an_unknown_one(tmp_path
                     functions.aliases(tenant, function_id),
                     functions.set_alias(tenant, function_id, "a", 1),
                     functions.delete_alias(tenant, function_id, "a"),
-                    service.invocations.invoke(tenant, function_id, ASK),
+                    service.invocations.invoke(service.admission.admit_tenant(tenant), function_id, ASK),
                 ):
                     with pytest.raises(NotFound):
                         await ask

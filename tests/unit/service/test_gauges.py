@@ -26,7 +26,9 @@ def test_what_a_service_does_is_in_its_metrics(tmp_path, runtime):
         async with opened(tmp_path, runtime=runtime) as service:
             made = [await service.functions.deploy(1, name, ADD, FunctionOptions()) for name in "ab"]
             for _ in range(3):
-                await service.invocations.invoke(1, made[0].id, InvocationRequest("add", (2, 3)))
+                await service.invocations.invoke(
+                    service.admission.admit_tenant(1), made[0].id, InvocationRequest("add", (2, 3))
+                )
             with pytest.raises(QuotaExceeded):
                 service.quotas.hold(1, {"streams": 0}, streams=1)
             service.quotas.charge(1, gpu_us=5, launches=4)
@@ -51,12 +53,14 @@ def test_chunks_are_counted_as_they_are_taken_streamed_or_whole(tmp_path, runtim
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "f", GUEST, FunctionOptions())
-            async with service.invocations.stream(1, made.id, InvocationRequest("count", (5,))) as stream:
+            async with service.invocations.stream(
+                service.admission.admit_tenant(1), made.id, InvocationRequest("count", (5,))
+            ) as stream:
                 await anext(stream)
                 await anext(stream)
                 assert _samples(service.metrics)["streaming_chunks_emitted_total",] == 2
                 assert len([chunk async for chunk in stream]) == 3
-            await service.invocations.invoke(1, made.id, InvocationRequest("main"))
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("main"))
             assert _samples(service.metrics)["streaming_chunks_emitted_total",] == 7
 
     asyncio.run(story())

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.service.invocations.host_memory import host_bytes
+from tensorwasm.service.admission.host_memory import host_bytes
 from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES
 from tensorwasm.values import MIB
 

@@ -7,8 +7,8 @@ import pytest
 
 from fakes.services import GUEST, opened, until
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
-from tensorwasm.service.invocations import instance_queue
-from tensorwasm.service.invocations.instance_queue import InstanceQueue
+from tensorwasm.service.admission import instance_queue
+from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.sessions import SessionCall
 from tensorwasm.tenancy.quotas import Quotas
@@ -155,7 +155,9 @@ def test_whatever_ends_when_nothing_is_held_that_should_not_be():
 
 def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
     async def one(service, function_id, at):
-        async with service.invocations.stream(1, function_id, InvocationRequest("echo", input=b"%04d" % at)) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"%04d" % at)
+        ) as stream:
             return b"".join([chunk async for chunk in stream])
 
     async def story():
@@ -165,12 +167,16 @@ def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
             outcomes = await asyncio.gather(*(one(service, made.id, at) for at in range(20)))
             assert outcomes == [b"%04d" % at for at in range(20)]
             spins = [
-                service.invocations.invoke(1, made.id, InvocationRequest("spin", deadline=Deadline.after(0.02)))
+                service.invocations.invoke(
+                    service.admission.admit_tenant(1), made.id, InvocationRequest("spin", deadline=Deadline.after(0.02))
+                )
                 for _ in "1234"
             ]
             ended = await asyncio.gather(*spins, return_exceptions=True)
             assert {type(each).__name__ for each in ended} <= {"InvokeTimeout", "CapacityExhausted"}
-            assert (await service.invocations.invoke(1, made.id, InvocationRequest("say"))).stdout == b"hi"
+            assert (
+                await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
+            ).stdout == b"hi"
 
     asyncio.run(story())
 
@@ -227,7 +233,9 @@ def test_a_call_of_a_session_waits_for_guests_that_run(tmp_path, runtime):
             service.quotas.host_bytes = 300 * MIB  # one guest of usual size
             mine = await service.functions.deploy(2, "guest", GUEST)
             spins = asyncio.ensure_future(
-                service.invocations.invoke(2, mine.id, InvocationRequest("spin", deadline=Deadline.after(0.2)))
+                service.invocations.invoke(
+                    service.admission.admit_tenant(2), mine.id, InvocationRequest("spin", deadline=Deadline.after(0.2))
+                )
             )
             await until(lambda: service.invocations.statistics().running)
             called = await service.sessions.call(1, session.record.id, SessionCall(export="say"))
@@ -250,7 +258,9 @@ def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime
             service.quotas.host_bytes = 300 * MIB  # one guest of usual size
             for ask in (
                 lambda: service.sessions.call(1, second, SessionCall(export="say")),
-                lambda: service.invocations.invoke(2, other.id, InvocationRequest("say")),
+                lambda: service.invocations.invoke(
+                    service.admission.admit_tenant(2), other.id, InvocationRequest("say")
+                ),
             ):
                 spin = SessionCall(export="spin", deadline=Deadline.after(1))
                 spins = asyncio.ensure_future(service.sessions.call(1, first, spin))
@@ -276,3 +286,73 @@ def test_one_that_would_leave_too_little_holds_up_nobody_who_would_not():
         queue.release(2, await large)
 
     run(story, host_bytes=4000 * MIB)
+
+
+def test_small_calls_pass_a_large_one_but_hold_only_a_part_of_what_it_wants():
+    async def story(quotas, queue):
+        first = queue.try_hold(1, {}, 120)
+        large = asyncio.ensure_future(queue.hold(2, {}, 160, NEVER))
+        await settle()
+        small = await queue.hold(3, {}, 20, NEVER)
+        more = asyncio.ensure_future(queue.hold(4, {}, 1, NEVER))  # with the other it is more than an eighth of 160
+        await settle()
+        assert not more.done()
+        queue.release(3, small)
+        passed = await more
+        assert not large.done()
+        queue.release(1, first)
+        queue.release(2, await large)
+        queue.release(4, passed)
+
+    run(story, host_bytes=200)
+
+
+class IdleSessions:
+    """Instances of idle sessions, which hold memory until they leave."""
+
+    def __init__(self, quotas, *sizes):
+        self.held = [quotas.hold(9, {}, memory_bytes=size) for size in sizes]
+
+    def any_idle(self, tenant):
+        return bool(self.held) and tenant in {None, 9}
+
+    async def evict_one(self, tenant):
+        await asyncio.sleep(0)
+        if not self.any_idle(tenant):
+            return False
+        self.held.pop().release()
+        return True
+
+
+def test_idle_sessions_leave_memory_for_calls_and_no_more_than_needed():
+    async def story(quotas, queue):
+        queue.idle = sessions = IdleSessions(quotas, 30, 30, 30)
+        assert queue.allows(1, {}, 60)
+        holding = await queue.hold(1, {}, 60, NEVER)
+        assert len(sessions.held) == 1
+        queue.release(1, holding)
+        with pytest.raises(QuotaExceeded):  # its own quota is short, and none of the sessions is its own
+            queue.try_hold(1, {"memory_bytes": 10}, 20)
+        sessions.held.pop().release()
+
+    run(story, host_bytes=100)
+
+
+def test_an_idle_session_is_saved_where_a_plain_call_needs_its_memory(tmp_path, runtime):
+    async def story():
+        async with opened(tmp_path, runtime=runtime) as service:
+            made = await service.functions.deploy(1, "guest", GUEST)
+            session = (await service.sessions.open(1, made.id)).record.id
+            await service.sessions.call(1, session, SessionCall(export="say"))
+            held_bytes = service.quotas.usage(1)["memory_bytes"]
+            assert held_bytes
+            service.quotas.host_bytes = 256 * MIB + held_bytes - 1  # room for one guest without the session
+            other = await service.functions.deploy(2, "guest", GUEST)
+            admitted = service.admission.admit_tenant(2)
+            spun = InvocationRequest("spin", deadline=Deadline.after(0.05))
+            with pytest.raises(InvokeTimeout):
+                await service.invocations.invoke(admitted, other.id, spun)
+            assert service.quotas.usage(1)["memory_bytes"] == 0
+            assert (await service.sessions.call(1, session, SessionCall(export="say"))).stdout == b"hi"
+
+    asyncio.run(story())

@@ -22,6 +22,7 @@ from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.pending import PendingInvocation
 from tensorwasm.service.invocations.channel import DEPTH
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import Deadline
 
 
@@ -35,7 +36,7 @@ def tell(tmp_path, runtime, story, module=GUEST, **options):
             await story(service, made.id)
             statistics = service.invocations.statistics()
             assert statistics.running == 0
-            for gate in (statistics.cpu, statistics.gpu, statistics.streams):
+            for gate in statistics.gates.values():
                 assert gate.free == gate.slots
             assert not any(service.quotas.usage(1)[name] for name in ("instances", "memory_bytes"))
 
@@ -50,7 +51,9 @@ def test_a_short_guest_ends_at_once(tmp_path, runtime):
     async def story(service, function_id):
         resolved = await service.functions.resolve(1, function_id)
         while not service.invocations.statistics().at_once:  # but where another process had the processor
-            outcome = service.invocations.begin(1, resolved, InvocationRequest("add", (2, 3)))
+            outcome = service.invocations.begin(
+                service.admission.admit_tenant(1), resolved, InvocationRequest("add", (2, 3))
+            )
             assert (outcome if isinstance(outcome, Invocation) else await outcome).values == (5,)
 
     tell(tmp_path, runtime, story, ADD)
@@ -59,13 +62,17 @@ def test_a_short_guest_ends_at_once(tmp_path, runtime):
 def test_a_guest_that_nobody_sees_is_called_anew_where_it_takes_long(tmp_path, runtime):
     async def story(service, function_id):
         outcomes = [
-            await service.invocations.invoke(1, function_id, InvocationRequest("sum", (n,)))
+            await service.invocations.invoke(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("sum", (n,))
+            )
             for n in (3_000_000, 3, 3_000_000)
         ]
         assert [each.values[0] for each in outcomes] == [4_500_001_500_000, 6, 4_500_001_500_000]
         with pytest.raises(InvokeTimeout):
             await service.invocations.invoke(
-                1, function_id, InvocationRequest("sum", (1 << 60,), deadline=Deadline.after(0.1))
+                service.admission.admit_tenant(1),
+                function_id,
+                InvocationRequest("sum", (1 << 60,), deadline=Deadline.after(0.1)),
             )
 
     tell(tmp_path, runtime, story, SUM)
@@ -73,10 +80,14 @@ def test_a_guest_that_nobody_sees_is_called_anew_where_it_takes_long(tmp_path, r
 
 def test_what_a_guest_is_given_and_gives(tmp_path, runtime):
     async def story(service, function_id):
-        outcome = await service.invocations.invoke(1, function_id, InvocationRequest("echo", input=b"a prompt"))
+        outcome = await service.invocations.invoke(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"a prompt")
+        )
         assert (outcome.values, outcome.chunks) == ((8,), (b"a prompt",))
-        assert (await service.invocations.invoke(1, function_id, InvocationRequest("say"))).stdout == b"hi"
-        outcome = await service.invocations.invoke(1, function_id, InvocationRequest())
+        assert (
+            await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
+        ).stdout == b"hi"
+        outcome = await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest())
         assert (outcome.export, outcome.values) == ("main", (7,))
 
     tell(tmp_path, runtime, story)
@@ -86,7 +97,9 @@ def test_what_a_guest_is_given_and_gives(tmp_path, runtime):
 def test_guests_with_a_start_function(tmp_path, runtime, options):
     async def story(service, function_id):
         for _ in range(3):
-            assert (await service.invocations.invoke(1, function_id, InvocationRequest())).values == (42,)
+            assert (
+                await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest())
+            ).values == (42,)
 
     tell(tmp_path, runtime, story, START, options=options)
 
@@ -106,7 +119,7 @@ def test_guests_with_a_start_function(tmp_path, runtime, options):
 def test_what_goes_wrong_is_an_error_of_its_kind_and_nothing_is_held(tmp_path, runtime, ask, error):
     async def story(service, function_id):
         with pytest.raises(error):
-            await service.invocations.invoke(1, function_id, ask)
+            await service.invocations.invoke(service.admission.admit_tenant(1), function_id, ask)
 
     tell(tmp_path, runtime, story)
 
@@ -116,7 +129,9 @@ def test_a_function_s_own_time_ends_it_whatever_the_client_asks(tmp_path, runtim
         for deadline in (Deadline(), Deadline.after(60.0)):
             began_s = time.monotonic()
             with pytest.raises(InvokeTimeout):
-                await service.invocations.invoke(1, function_id, InvocationRequest("spin", deadline=deadline))
+                await service.invocations.invoke(
+                    service.admission.admit_tenant(1), function_id, InvocationRequest("spin", deadline=deadline)
+                )
             assert time.monotonic() - began_s < 20
 
     tell(tmp_path, runtime, story, options=FunctionOptions(timeout_s=0.05))
@@ -124,7 +139,9 @@ def test_a_function_s_own_time_ends_it_whatever_the_client_asks(tmp_path, runtim
 
 def test_a_client_that_leaves_ends_its_guest(tmp_path, runtime):
     async def story(service, function_id):
-        task = asyncio.create_task(service.invocations.invoke(1, function_id, InvocationRequest("spin")))
+        task = asyncio.create_task(
+            service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("spin"))
+        )
         await until(lambda: service.runtime.fibers.statistics().running)
         assert service.quotas.usage(1)["instances"] == 1
         task.cancel()
@@ -138,7 +155,9 @@ def test_a_client_that_leaves_ends_its_guest(tmp_path, runtime):
 def test_a_long_guest_does_not_hold_the_event_loop(tmp_path, runtime):
     async def story(service, function_id):
         task = asyncio.create_task(
-            service.invocations.invoke(1, function_id, InvocationRequest("spin", deadline=Deadline.after(0.3)))
+            service.invocations.invoke(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("spin", deadline=Deadline.after(0.3))
+            )
         )
         turns = 0
         while not task.done():
@@ -150,25 +169,20 @@ def test_a_long_guest_does_not_hold_the_event_loop(tmp_path, runtime):
     tell(tmp_path, runtime, story)
 
 
-class Policy:
-    weight = 1
-
-    def __init__(self, **quotas):
-        self.quotas = quotas
-
-
 def test_quotas_are_held_while_a_guest_runs(tmp_path, runtime):
     async def story(service, function_id):
-        service.invocations._policy = lambda _: Policy(instances=2)
+        service.directory._policies[1] = TenantPolicy(quotas={"instances": 2})
         asks = [
-            service.invocations.invoke(1, function_id, InvocationRequest("spin", deadline=Deadline.after(0.2)))
+            service.invocations.invoke(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("spin", deadline=Deadline.after(0.2))
+            )
             for _ in range(5)
         ]
         outcomes = await asyncio.gather(*asks, return_exceptions=True)
         assert sorted(type(each).__name__ for each in outcomes) == ["InvokeTimeout"] * 2 + ["QuotaExceeded"] * 3
-        service.invocations._policy = lambda _: Policy(memory_bytes=1)
+        service.directory._policies[1] = TenantPolicy(quotas={"memory_bytes": 1})
         with pytest.raises(QuotaExceeded, match="memory_bytes"):
-            await service.invocations.invoke(1, function_id, InvocationRequest("say"))
+            await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
 
     tell(tmp_path, runtime, story)
 
@@ -178,12 +192,18 @@ def test_invocations_beyond_the_turns_wait_for_theirs(tmp_path, runtime):
         service.invocations._cpu = type(service.invocations._cpu)(1)
         resolved = await service.functions.resolve(1, function_id)
         slow = asyncio.ensure_future(
-            service.invocations.begin(1, resolved, InvocationRequest("spin", deadline=Deadline.after(0.05)))
+            service.invocations.begin(
+                service.admission.admit_tenant(1), resolved, InvocationRequest("spin", deadline=Deadline.after(0.05))
+            )
         )
-        late = service.invocations.begin(1, resolved, InvocationRequest("say", deadline=Deadline.after(0.01)))
+        late = service.invocations.begin(
+            service.admission.admit_tenant(1), resolved, InvocationRequest("say", deadline=Deadline.after(0.01))
+        )
         with pytest.raises(InvokeTimeout):
             await late
-        assert (await service.invocations.begin(1, resolved, InvocationRequest("say"))).stdout == b"hi"
+        assert (
+            await service.invocations.begin(service.admission.admit_tenant(1), resolved, InvocationRequest("say"))
+        ).stdout == b"hi"
         with pytest.raises(InvokeTimeout):
             await slow
 
@@ -192,10 +212,14 @@ def test_invocations_beyond_the_turns_wait_for_theirs(tmp_path, runtime):
 
 def test_what_is_used_is_noted(tmp_path, runtime):
     async def story(service, function_id):
-        await service.invocations.invoke(1, function_id, InvocationRequest("echo", input=b"1234"))
+        await service.invocations.invoke(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"1234")
+        )
         with pytest.raises(GuestTrap):
-            await service.invocations.invoke(1, function_id, InvocationRequest("trap"))
-        async with service.invocations.stream(1, function_id, InvocationRequest("echo", input=b"12")) as stream:
+            await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("trap"))
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"12")
+        ) as stream:
             assert [chunk async for chunk in stream] == [b"12"]
         requests, errors, cpu_us, gpu_us, launches, bytes_in, bytes_out = service.usage._counts[1]
         assert (requests, errors, gpu_us, launches, bytes_in, bytes_out) == (3, 1, 0, 0, 6, 6)
@@ -230,18 +254,22 @@ def test_a_guest_with_a_device_that_fails_has_used_its_time_of_the_device(tmp_pa
         granted = await service.functions.deploy(1, "gpu", GUEST, FunctionOptions(grants=("cuda",)))
         service.invocations.workers = FailingWorkers()
         for seconds in (None, 0.01):  # it traps, and then its caller leaves
-            call = asyncio.ensure_future(service.invocations.invoke(1, granted.id, InvocationRequest("say")))
+            call = asyncio.ensure_future(
+                service.invocations.invoke(service.admission.admit_tenant(1), granted.id, InvocationRequest("say"))
+            )
             await asyncio.wait([call], timeout=seconds)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-        async with service.invocations.stream(1, granted.id, InvocationRequest("say")) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), granted.id, InvocationRequest("say")
+        ) as stream:
             assert [chunk async for chunk in stream] == []
         assert service.quotas.usage(1)["gpu_us_per_hour"] > 45_000
         requests, errors, cpu_us, gpu_us, *_ = service.usage._counts[1]
         assert (requests, errors, gpu_us) == (3, 3, cpu_us)
-        service.invocations._policy = lambda _: Policy(gpu_us_per_hour=40_000)
+        service.directory._policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
         with pytest.raises(QuotaExceeded, match="gpu_us_per_hour"):
-            await service.invocations.invoke(1, granted.id, InvocationRequest("say"))
+            await service.invocations.invoke(service.admission.admit_tenant(1), granted.id, InvocationRequest("say"))
 
     tell(tmp_path, runtime, story)
 
@@ -251,7 +279,9 @@ def test_a_guest_with_a_device_that_fails_has_used_its_time_of_the_device(tmp_pa
 
 def test_a_stream_gives_every_chunk_and_then_the_outcome(tmp_path, runtime):
     async def story(service, function_id):
-        async with service.invocations.stream(1, function_id, InvocationRequest("count", (100,))) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("count", (100,))
+        ) as stream:
             with pytest.raises(InternalError):
                 _ = stream.outcome
             taken = [number(chunk) async for chunk in stream]
@@ -263,7 +293,9 @@ def test_a_stream_gives_every_chunk_and_then_the_outcome(tmp_path, runtime):
 
 def test_main_streams_too_where_there_is_no_start(tmp_path, runtime):
     async def story(service, function_id):
-        async with service.invocations.stream(1, function_id, InvocationRequest()) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest()
+        ) as stream:
             assert [number(chunk) async for chunk in stream] == [0, 1]
             assert stream.outcome.values == (7,)
 
@@ -272,7 +304,9 @@ def test_main_streams_too_where_there_is_no_start(tmp_path, runtime):
 
 def test_what_a_guest_sent_before_it_failed_comes_before_its_error(tmp_path, runtime):
     async def story(service, function_id):
-        async with service.invocations.stream(1, function_id, InvocationRequest("trap")) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("trap")
+        ) as stream:
             assert [number(chunk) async for chunk in stream] == [0]
             with pytest.raises(GuestTrap):
                 _ = stream.outcome
@@ -283,7 +317,9 @@ def test_what_a_guest_sent_before_it_failed_comes_before_its_error(tmp_path, run
 def test_a_stream_of_what_is_not_there_is_refused_before_it_begins(tmp_path, runtime):
     async def story(service, function_id):
         with pytest.raises(MissingExport):
-            async with service.invocations.stream(1, function_id, InvocationRequest("nothing")):
+            async with service.invocations.stream(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("nothing")
+            ):
                 raise AssertionError
 
     tell(tmp_path, runtime, story)
@@ -291,10 +327,15 @@ def test_a_stream_of_what_is_not_there_is_refused_before_it_begins(tmp_path, run
 
 def test_a_slow_client_makes_the_guest_wait_and_nobody_else(tmp_path, runtime):
     async def story(service, function_id):
-        async with service.invocations.stream(1, function_id, InvocationRequest("count", (100_000,))) as stream:
+        async with service.invocations.stream(
+            service.admission.admit_tenant(1), function_id, InvocationRequest("count", (100_000,))
+        ) as stream:
             assert number(await anext(stream)) == 0
             await until(lambda: len(stream._channel._chunks) == DEPTH)
-            others = [service.invocations.invoke(1, function_id, InvocationRequest("say")) for _ in range(50)]
+            others = [
+                service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
+                for _ in range(50)
+            ]
             assert {each.stdout for each in await asyncio.gather(*others)} == {b"hi"}
             assert len(stream._channel._chunks) == DEPTH
             assert [number(await anext(stream)) for _ in range(100)] == list(range(1, 101))
@@ -305,7 +346,7 @@ def test_a_slow_client_makes_the_guest_wait_and_nobody_else(tmp_path, runtime):
 def test_the_deadline_ends_a_guest_that_waits_for_its_client(tmp_path, runtime):
     async def story(service, function_id):
         ask = InvocationRequest("count", (100_000,), deadline=Deadline.after(0.1))
-        async with service.invocations.stream(1, function_id, ask) as stream:
+        async with service.invocations.stream(service.admission.admit_tenant(1), function_id, ask) as stream:
             await until(stream._ticket.done)
             assert len([chunk async for chunk in stream]) == DEPTH
             with pytest.raises(InvokeTimeout):
@@ -318,7 +359,7 @@ def test_the_deadline_ends_a_guest_that_waits_for_its_client(tmp_path, runtime):
 def test_leaving_a_stream_ends_its_guest(tmp_path, runtime, export):
     async def story(service, function_id):
         ask = InvocationRequest(export, (1 << 30,) if export == "count" else ())
-        async with service.invocations.stream(1, function_id, ask) as stream:
+        async with service.invocations.stream(service.admission.admit_tenant(1), function_id, ask) as stream:
             pass
         assert stream._ticket.done()
         assert stream.result is None or stream.result.values == (-3,)
@@ -331,7 +372,9 @@ def test_a_task_that_is_cancelled_in_a_stream_ends_its_guest(tmp_path, runtime):
         began = asyncio.Event()
 
         async def listen():
-            async with service.invocations.stream(1, function_id, InvocationRequest("spin")) as stream:
+            async with service.invocations.stream(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("spin")
+            ) as stream:
                 began.set()
                 await anext(stream)
 
@@ -354,14 +397,16 @@ def test_a_service_that_goes_down_takes_nothing_new_and_lets_the_rest_end(tmp_pa
             made = await service.functions.deploy(1, "guest", GUEST)
             await service.functions.resolve(1, made.id)
             ask = InvocationRequest("spin", deadline=Deadline.after(0.2))
-            task = asyncio.create_task(service.invocations.invoke(1, made.id, ask))
+            task = asyncio.create_task(service.invocations.invoke(service.admission.admit_tenant(1), made.id, ask))
             await asyncio.sleep(0)
             closing = asyncio.create_task(service.invocations.close(60.0))
             await asyncio.sleep(0)
             with pytest.raises(Draining):
-                await service.invocations.invoke(1, made.id, InvocationRequest("say"))
+                await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
             with pytest.raises(Draining):
-                async with service.invocations.stream(1, made.id, InvocationRequest("say")):
+                async with service.invocations.stream(
+                    service.admission.admit_tenant(1), made.id, InvocationRequest("say")
+                ):
                     raise AssertionError
             await closing
             assert isinstance(task.exception(), InvokeTimeout)
@@ -381,7 +426,11 @@ def test_a_deadline_that_passes_while_the_module_is_compiled_is_not_the_guests(t
 
         functions.find, functions._load = lambda *_: None, load_late  # as before its first call
         with pytest.raises(CompileTimeout, match="while the module was being compiled"):
-            await service.invocations.invoke(1, function_id, InvocationRequest("say", deadline=ends))
-        assert (await service.invocations.invoke(1, function_id, InvocationRequest("say"))).stdout == b"hi"
+            await service.invocations.invoke(
+                service.admission.admit_tenant(1), function_id, InvocationRequest("say", deadline=ends)
+            )
+        assert (
+            await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
+        ).stdout == b"hi"
 
     tell(tmp_path, runtime, story)

@@ -68,7 +68,7 @@ class Run:
             async with aclosing(self.pieces()) as pieces:
                 return [piece async for piece in pieces if piece is not QUIET]
         try:
-            outcome = await self._call.service.invocations.invoke(self._call.tenant, self._reference, self._ask)
+            outcome = await self._call.service.invocations.invoke(self._call.admitted, self._reference, self._ask)
         except NotFound:
             raise self._missing() from None
         made = [piece for chunk in raise_exit(outcome).chunks for piece in self.answer.feed(chunk)]
@@ -83,7 +83,7 @@ class Run:
             TensorWasmError: the guest failed, or did not answer by the protocol.
         """
         try:
-            async with self._call.service.invocations.stream(self._call.tenant, self._reference, self._ask) as stream:
+            async with self._call.service.invocations.stream(self._call.admitted, self._reference, self._ask) as stream:
                 async for chunk in pulse(stream, KEEP_ALIVE_S):
                     for piece in (QUIET,) if chunk is None else self.answer.feed(chunk):
                         yield piece

@@ -210,7 +210,7 @@ def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply | Streamed]:
     resolved = service.functions.find(tenant, reference)
     if resolved is None or body.input_b64 is not None or body.stdin_b64 is not None:
         return _invoke_slowly(call, reference)
-    outcome = service.invocations.begin(tenant, resolved, _ask(call, b"", b""))
+    outcome = service.invocations.begin(call.admitted, resolved, _ask(call, b"", b""))
     if isinstance(outcome, Invocation):
         return answer_at_once(_called(resolved.record.id), outcome)
     return _finish(resolved.record.id, outcome)
@@ -219,8 +219,8 @@ def invoke(call: Call) -> Reply | Coroutine[Any, Any, Reply | Streamed]:
 async def _invoke_slowly(call: Call, reference: str) -> Reply | Streamed:
     body: wire.Invoke = call.body
     given = [await _bytes(each) for each in (body.input_b64, body.stdin_b64)]
-    resolved = await call.service.functions.resolve(call.tenant, reference, call.deadline)
-    outcome = call.service.invocations.begin(call.tenant, resolved, _ask(call, *given))
+    resolved = await call.service.invocations.resolve(call.admitted, reference, call.deadline)
+    outcome = call.service.invocations.begin(call.admitted, resolved, _ask(call, *given))
     if isinstance(outcome, Invocation):
         return answer_at_once(_called(resolved.record.id), outcome)
     return await _finish(resolved.record.id, outcome)
@@ -363,7 +363,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         status=204, action="delete_alias",
     ),
     _route(
-        "POST", "/functions/{id}/invoke", invoke, "Call a function.", "invoke", kind="invoke", request=wire.Invoke,
-        optional_body=True, response=wire.Invoked, errors=CALLED, action="invoke_function",
+        "POST", "/functions/{id}/invoke", invoke, "Call a function.", "invoke", kind="invoke", guest=True,
+        request=wire.Invoke, optional_body=True, response=wire.Invoked, errors=CALLED, action="invoke_function",
     ),
 )  # fmt: skip

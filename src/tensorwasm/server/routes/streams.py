@@ -92,6 +92,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "invoke",
         "invoke",
         kind="streams",
+        guest=True,
         request=Invoke,
         optional_body=True,
         response=bytes,

@@ -137,10 +137,9 @@ class Conversation:
     async def _run(self, asked: SocketMessage, given: bytes) -> str | None:
         """Send chunks; return the message after the last one, None if the client has left."""
         call = self._call
-        if call.again is not None:
-            await call.again()
+        admitted = call.admitted if call.again is None else await call.again()
         ask = await self._ask(call, asked, given)
-        async with call.service.invocations.stream(call.tenant, self._reference, ask) as stream:
+        async with call.service.invocations.stream(admitted, self._reference, ask) as stream:
             async for chunk in stream:
                 if not await self._socket.send(chunk):
                     return None

@@ -130,7 +130,7 @@ class Flow:
             TensorWasmError: the guest did not start, or failed before it had sent anything.
         """
         register = Register(call.service.outcomes, call.tenant, call.request_id, reference)
-        streaming = call.service.invocations.stream(call.tenant, reference, ask)
+        streaming = call.service.invocations.stream(call.admitted, reference, ask)
         async with AsyncExitStack() as stack:
             stack.enter_context(hold_stream(call))
             stream = await stack.enter_async_context(streaming)

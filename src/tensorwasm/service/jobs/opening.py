@@ -9,13 +9,13 @@ from typing import Final
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.jobs import JobRecord
 from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.jobs import Jobs
 from tensorwasm.service.jobs.options import JobOptions
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.policy import TenantPolicy
 
 _GRACE: Final = 0.25
 """The part of the time that all has to end in which jobs may; what does not is made again after the next start."""
@@ -26,7 +26,7 @@ async def open_jobs(
     settings: ServiceSettings,
     desk: Desk,
     invocations: Invocations,
-    policy: Callable[[int], TenantPolicy],
+    admission: Admission,
     clock: Clock,
     *,
     alone: bool,
@@ -39,7 +39,7 @@ async def open_jobs(
         settings: of the service.
         desk: of the database.
         invocations: calls functions.
-        policy: what holds for a tenant: jobs of one that is disabled meanwhile fail.
+        admission: the gate: jobs of a tenant that is disabled meanwhile fail.
         clock: what time it is.
         alone: no other process runs jobs of this database.
         on_active: told how many jobs have not ended, whenever that changes.
@@ -49,8 +49,8 @@ async def open_jobs(
     """
 
     async def invoke(job: JobRecord, ask: InvocationRequest) -> Invocation:
-        policy(job.tenant).require_enabled()
-        return await invocations.invoke(job.tenant, f"{job.function_id}@{job.version}", ask)
+        admitted = admission.admit_tenant(job.tenant)
+        return await invocations.invoke(admitted, f"{job.function_id}@{job.version}", ask)
 
     options = JobOptions(attempts=settings.job_attempts, keep_s=settings.job_keep_s)
     jobs = Jobs(desk, invoke, options, alone=alone, clock=clock, on_active=on_active)

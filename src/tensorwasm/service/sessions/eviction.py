@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.errors import (
     CapacityExhausted,
-    LimitError,
     NotCapturable,
     QuotaExceeded,
     SessionElsewhere,
@@ -149,7 +148,7 @@ class InstanceRoom:
             try:
                 return await work()
             except (CapacityExhausted, QuotaExceeded) as short:
-                if left and await self._make_room(seat, short):
+                if left and await self.evict_one(seat.tenant if isinstance(short, QuotaExceeded) else None):
                     continue
                 if self._guests is None or more_bytes <= 0:
                     raise
@@ -228,14 +227,21 @@ class InstanceRoom:
         finally:
             self._coming -= 1
 
-    async def _make_room(self, seat: SessionEntry, short: LimitError) -> bool:
+    def any_idle(self, tenant: int | None) -> bool:
+        """Return whether a session could leave; of one tenant, or of any for None."""
+        return any(self._may_leave(each, tenant) for each in self._line.seats())
+
+    async def evict_one(self, tenant: int | None) -> bool:
         """Have the idle session leave that was not used for longest, and return whether one did."""
-        own = isinstance(short, QuotaExceeded)
-        idle = [each for each in self._line.seats() if each.idle and not each.stuck]
+        idle = [each for each in self._line.seats() if self._may_leave(each, tenant)]
         for each in sorted(idle, key=lambda each: each.used_ns)[:TRIES]:
-            if (not own or each.tenant == seat.tenant) and await self.evict(each):
+            if await self.evict(each):
                 return True
         return False
+
+    @staticmethod
+    def _may_leave(seat: SessionEntry, tenant: int | None) -> bool:
+        return seat.idle and not seat.stuck and (tenant is None or seat.tenant == tenant)
 
     async def sweep(self, unused_since_ns: int) -> int:
         """Have every idle session leave that was not used since a time, and return how many did."""

@@ -90,8 +90,8 @@ class Sessions:
         self._line = OperationQueue(self._now_ns)
         self._leases = Leases(desk, sharing, self._clock.monotonic_s, self._line.interrupt)
         self._keeper = SessionKeeper(desk, workshop, self._leases, _SAVE_THREADS)
-        self._room = InstanceRoom(self._keeper, self._leases, hold, guests, most, self._line)
-        self._waking = Activation(desk, functions, workshop, self._keeper, self._room, self._leases, _CALL_THREADS)
+        self.room = InstanceRoom(self._keeper, self._leases, hold, guests, most, self._line)
+        self._waking = Activation(desk, functions, workshop, self._keeper, self.room, self._leases, _CALL_THREADS)
         self._ending = asyncio.Event()
         self._tending: list[asyncio.Task[None]] = []
 
@@ -138,7 +138,7 @@ class Sessions:
 
     async def sweep(self) -> int:
         """Save what was idle for long, let it leave memory, and return how many did."""
-        return await self._room.sweep(self._now_ns() - round(self._idle_s * 1e9))
+        return await self.room.sweep(self._now_ns() - round(self._idle_s * 1e9))
 
     async def renew(self) -> None:
         """Show other servers that this one lives; what they took meanwhile is forgotten.
@@ -147,7 +147,7 @@ class Sessions:
             DatabaseUnavailable: it does not answer.
         """
         await self._leases.renew()
-        await asyncio.gather(*(self._room.evict(seat) for seat in self._line.seats() if not self._leases.holds(seat)))
+        await asyncio.gather(*(self.room.evict(seat) for seat in self._line.seats() if not self._leases.holds(seat)))
 
     async def tidy(self, before_ns: int) -> int:
         """Take away saves that no session leads to; `SessionKeeper.tidy` says how."""
@@ -324,7 +324,7 @@ class Sessions:
                 if self._leases.holds(seat):
                     return done
             finally:
-                await self._room.settle(seat)
+                await self.room.settle(seat)
             raise SessionElsewhere("")
 
         return await self._line.send(self._line.seat(tenant, session_id), held, deadline, last=last)
@@ -358,7 +358,7 @@ class Sessions:
             self._note(seat.tenant, outcome, given_bytes)
             seat.guest = None
             seat.count_call(self._clock.unix_ms())
-            self._room.narrow(seat)
+            self.room.narrow(seat)
             if errand.left or seat.closing:  # it may have been cancelled
                 live.resume()
 
@@ -380,7 +380,7 @@ class Sessions:
         seat.record = None
         if record.save is not None:
             seat.stale.add(record.save)
-        await self._room.empty(seat)
+        await self.room.empty(seat)
         await self._keeper.drop_stale(seat)
 
     async def _dismiss(self, seat: SessionEntry) -> None:
@@ -389,10 +389,10 @@ class Sessions:
             async with seat.turn:
                 if seat.record is not None:
                     with suppress(TensorWasmError):
-                        await self._room.leave(seat)
+                        await self.room.leave(seat)
                 if seat.live is not None and seat.record is not None and seat.record.status == "volatile":
                     await self._keeper.lose(seat)
-                await self._room.empty(seat)
+                await self.room.empty(seat)
         except TensorWasmError as error:
             _log.warning("session %s ends without a word: %s", seat.id, error.kind)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError, QuotaExceeded
 from tensorwasm.tenancy.quotas import Holding, Quotas
@@ -14,6 +14,10 @@ from tensorwasm.values import Deadline
 
 WAIT_S: Final = 2.0
 """Longest wait for memory: what waits holds its request's place, which those of others' requests may need."""
+
+PASSING: Final = 8
+"""Where the machine's memory is short, calls behind the first in the queue may hold this part of what it wants: they
+are not held up by one that wants much, and it still gets all other memory that is given back."""
 
 
 class _Wanted(NamedTuple):
@@ -25,19 +29,31 @@ class _Wanted(NamedTuple):
     instances: int = 1
 
 
+class IdleInstances(Protocol):
+    """Instances that are kept in memory although nothing runs in them, and could leave it: those of idle sessions."""
+
+    def any_idle(self, tenant: int | None) -> bool:
+        """Return whether an instance could leave; of one tenant, or of any for None."""
+
+    async def evict_one(self, tenant: int | None) -> bool:
+        """Have the one leave that was not used for longest; return whether one did."""
+
+
 class InstanceQueue:
     """What running guests hold of the quotas ``instances`` and ``memory_bytes``; for one event loop.
 
     A guest is charged with what its memory may grow to. Where that is not there now, but running guests of its tenant
     (if the tenant's quota is short) or of any (if the machine is, or what the tenant would leave free) will give some
-    back, it waits. Memory that is given back goes to those who wait, in the order in which they came; a guest that only
-    its own tenant's quota or share holds back lets others past.
+    back, it waits; instances that are idle leave memory for it. Memory that is given back goes to those who wait, in
+    the order in which they came; a guest that only its own tenant's quota or share holds back lets others past, and one
+    that the machine's memory holds back lets small ones past (`PASSING`).
 
     Args:
         quotas: of all tenants.
 
     Attributes:
         waits: how often one had to wait.
+        idle: instances that can leave memory; None for none.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -45,6 +61,9 @@ class InstanceQueue:
         self._quotas = quotas
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[Holding], _Wanted] = {}
+        self._passed: dict[int, int] = {}  # bytes of guests that passed the first in the queue, by id of their holdings
+        self._evicting: set[asyncio.Task[None]] = set()
+        self.idle: IdleInstances | None = None
         self.waits = 0
 
     @property
@@ -140,7 +159,9 @@ class InstanceQueue:
         came: asyncio.Future[Holding] = asyncio.get_running_loop().create_future()
         self._waiting[came] = wanted
         self._serve()
-        self.waits += came in self._waiting
+        if came in self._waiting:
+            self.waits += 1
+            self._make_room(came, wanted)
         try:
             await asyncio.wait((came,), timeout=min(deadline.remaining_s(), WAIT_S))
         except asyncio.CancelledError:
@@ -157,18 +178,36 @@ class InstanceQueue:
             raise InvokeTimeout("the deadline passed while the call waited for memory")
         return self._hold(wanted)
 
+    def _make_room(self, came: asyncio.Future[Holding], wanted: _Wanted) -> None:
+        """Have idle instances leave memory while one waits, if that helps it."""
+        tenant = wanted.tenant if "memory_bytes" in wanted.limits else None
+        if self.idle is not None and self.idle.any_idle(tenant):
+            task = asyncio.get_running_loop().create_task(self._evict(self.idle, came, tenant))
+            self._evicting.add(task)
+            task.add_done_callback(self._evicting.discard)
+
+    async def _evict(self, idle: IdleInstances, came: asyncio.Future[Holding], tenant: int | None) -> None:
+        while came in self._waiting and await idle.evict_one(tenant):
+            self._serve()
+
     def _serve(self) -> None:
-        """Give those who wait what is there, until one finds the machine's memory short."""
+        """Give those who wait what is there, in order; behind one that finds the machine's memory short, a part."""
+        first: _Wanted | None = None
         for came, wanted in list(self._waiting.items()):
+            passing_bytes = sum(self._passed.values()) + wanted.memory_bytes
+            if first is not None and passing_bytes * PASSING > first.memory_bytes:
+                continue
             try:
                 holding = self._hold(wanted)
             except LimitError as short:
                 if self._is_to_come(wanted, short):
                     if isinstance(short, CapacityExhausted):
-                        return
+                        first = first or wanted
                     continue
                 came.set_exception(short)
             else:
+                if first is not None:
+                    self._passed[id(holding)] = wanted.memory_bytes
                 came.set_result(holding)
             del self._waiting[came]
 
@@ -179,6 +218,7 @@ class InstanceQueue:
         return holding
 
     def _give_back(self, tenant: int, holding: Holding) -> None:
+        self._passed.pop(id(holding), None)
         holding.release()
         self._count_off(tenant)
 
@@ -188,13 +228,17 @@ class InstanceQueue:
             del self._running[tenant]
 
     def _is_to_come(self, wanted: _Wanted, short: LimitError) -> bool:
-        """Return whether what is short is memory, and running guests hold some of it."""
+        """Return whether what is short is memory, and running guests or idle instances hold some of it."""
         tenant, limits, memory_bytes, instances = wanted
+        idle = self.idle
         if isinstance(short, CapacityExhausted):
-            return bool(self._running) and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
+            some = bool(self._running) or (idle is not None and idle.any_idle(None))
+            return some and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
         held = self._quotas.usage(tenant)["instances"] + instances
         if held > limits.get("instances", held):
             return False
         if "memory_bytes" in limits:
-            return memory_bytes <= limits["memory_bytes"] and tenant in self._running
-        return bool(self._running) and memory_bytes <= (self._quotas.most_bytes or memory_bytes)
+            idle_own = idle is not None and idle.any_idle(tenant)
+            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or idle_own)
+        held_by_any = bool(self._running) or (idle is not None and idle.any_idle(None))
+        return held_by_any and memory_bytes <= (self._quotas.most_bytes or memory_bytes)
