@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -194,6 +195,7 @@ def test_every_call_is_admitted_anew():
         admitted.append(True)
         if len(admitted) == 2:
             raise RateLimited("too many requests")
+        return SimpleNamespace(tenant=7)
 
     invocations = FakeInvocations(FakeStream([]), FakeStream([]))
     done, error = converse_in_turn(invocations, "{}", "{}", again=again)
