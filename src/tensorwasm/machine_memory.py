@@ -1,115 +1,71 @@
 """Host memory that this process may use: the machine's, or its control group's where that is less.
 
 A control group's limit holds for all processes in it and below it together, so every ancestor counts, in both versions
-of the interface. Elsewhere than on Linux only the machine is asked.
+of the interface. On other systems than Linux only the machine counts.
 
 Source: proc_meminfo(5), proc_pid_cgroup(5), proc_pid_mountinfo(5); Linux's documentation of cgroup-v2 ("Memory
-Interface Files") and of cgroup-v1's memory controller (section 5, stat file).
+Interface Files").
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path("/")
-_RECLAIMED: Final = {"v1": ("total_active_file", "total_inactive_file"), "v2": ("active_file", "inactive_file")}
 _LIMITS: Final = {
     # Above memory.high a group's processes are throttled until nothing moves, so it is a limit too.
     "v1": ("memory.limit_in_bytes",),
     "v2": ("memory.max", "memory.high"),
 }
-_USAGE: Final = {"v1": "memory.usage_in_bytes", "v2": "memory.current"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A control group of this process, or an ancestor of one.
-
-    Attributes:
-        folder: its interface files.
-        version: ``v1`` or ``v2``.
-    """
-
-    folder: Path
-    version: str
-
-    def limit_bytes(self) -> int | None:
-        """Return the limit, None without one."""
-        limits = (_read_number(self.folder / name) for name in _LIMITS[self.version])
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def free_bytes(self) -> int | None:
-        """Return what the group may still use, None without a limit; cached files are given up before that."""
-        limit, used = self.limit_bytes(), _read_number(self.folder / _USAGE[self.version])
-        if limit is None or used is None:
-            return limit
-        rows = _read_rows(self.folder / "memory.stat")
-        reclaimed = sum(rows.get(name, 0) for name in _RECLAIMED[self.version])
-        return max(0, limit - max(0, used - reclaimed))
 
 
 def limit_bytes(root: Path = _ROOT) -> int:
     """Return the most memory that this process may ever use, with its neighbours in the machine and control groups.
 
-    Args:
-        root: where ``proc`` and ``sys`` are.
+    ``root`` is the folder of ``proc`` and ``sys``.
     """
-    limits = (group.limit_bytes() for group in _groups(root))
-    return min([_machine_bytes(root)[0], *(limit for limit in limits if limit is not None)])
+    limits = (_read_number(folder / name) for folder, version in _groups(root) for name in _LIMITS[version])
+    return min([_machine_bytes(root), *(limit for limit in limits if limit is not None)])
 
 
-def available_bytes(root: Path = _ROOT) -> int:
-    """Return the memory that can be used now without swapping and without passing a control group's limit.
-
-    Another process may take it in the next moment.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
-    frees = (group.free_bytes() for group in _groups(root))
-    return min([_machine_bytes(root)[1], *(free for free in frees if free is not None)])
-
-
-def _machine_bytes(root: Path) -> tuple[int, int]:
-    """Return the machine's memory, and what of it is available; all of it where no system call says so."""
+def _machine_bytes(root: Path) -> int:
     if sys.platform == "win32":
         return _windows_bytes()
-    rows = _read_rows(root / "proc" / "meminfo")
-    if "MemTotal" in rows:
-        total = rows["MemTotal"] * 1024
-        return total, min(total, rows.get("MemAvailable", rows["MemTotal"]) * 1024)
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return total, total
+    for line in _read_lines(root / "proc" / "meminfo"):
+        words = line.replace(":", " ").split()
+        if len(words) > 1 and words[0] == "MemTotal" and words[1].isdecimal():
+            return int(words[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _windows_bytes() -> tuple[int, int]:  # pragma: no cover - only there
+def _windows_bytes() -> int:  # pragma: no cover - only there
     # MEMORYSTATUSEX: two 32-bit fields, of which the first is the structure's size, then seven of 64 bits.
     status = (ctypes.c_uint64 * 8)()
     status[0] = ctypes.sizeof(status)
     if not getattr(ctypes, "windll").kernel32.GlobalMemoryStatusEx(status):  # noqa: B009 - unknown elsewhere
         raise OSError("GlobalMemoryStatusEx failed")
-    return status[1], status[2]
+    return status[1]
 
 
 @cache
-def _groups(root: Path) -> tuple[_Group, ...]:
-    """Return the control groups that bound this process, found once: it does not change them while it runs."""
-    found: list[_Group] = []
+def _groups(root: Path) -> tuple[tuple[Path, str], ...]:
+    """Return folder and version (``v1``, ``v2``) of the control groups that bound this process, which do not change."""
+    found: list[tuple[Path, str]] = []
     for mount, version, group in _mounts(root):
         folder = root / mount.lstrip("/")
         names = [name for name in group.split("/") if name]
         if ".." not in names and folder.joinpath(*names).is_dir():
-            found += (_Group(folder.joinpath(*names[:depth]), version) for depth in range(len(names), -1, -1))
-        else:  # the group is outside of what is mounted here, so the mount is what is known
-            found.append(_Group(folder, version))
+            found += ((folder.joinpath(*names[:depth]), version) for depth in range(len(names), -1, -1))
+        else:  # the group is outside of what is mounted here, so only the mount is known
+            found.append((folder, version))
     return tuple(found)
 
 
@@ -143,10 +99,8 @@ def _group_paths(root: Path) -> dict[str, str]:
 
 
 def _unescape(text: str) -> str:
-    """Return a path of mountinfo's, where space, tab, newline and backslash are octal."""
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, char)
-    return text
+    """Return a path of mountinfo without its octal escapes, of space, tab, newline and backslash."""
+    return re.sub(r"\\(040|011|012|134)", lambda code: chr(int(code[1], 8)), text)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -156,12 +110,6 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a file; None if it says ``max``, or is not there."""
+    """Return the number in a file; None if it has ``max`` or does not exist."""
     word = "".join(_read_lines(path)[:1]).strip()
     return int(word) if word.isascii() and word.isdigit() else None
-
-
-def _read_rows(path: Path) -> dict[str, int]:
-    """Return the rows of a file of names and numbers."""
-    rows = (line.replace(":", " ").split() for line in _read_lines(path))
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()}

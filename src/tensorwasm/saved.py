@@ -1,25 +1,23 @@
-"""What a live instance is when it is saved: plain values, which every part that saves or restores it agrees on.
+"""A live instance when it is saved: plain values, shared by every part that saves or restores it.
 
-Nothing in here is an address or belongs to a process. A saved instance belongs to one module, known by its hash, and
+They contain no address and nothing of a process. A saved instance belongs to one module, known by its hash, and
 means nothing without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""Unit of what has changed: runs begin and end at multiples of it, but for the last of a buffer."""
+"""Unit of changes: runs begin and end at multiples of it, but for the last of a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Bytes at an offset.
+class SavedRun:
+    """Bytes at an offset from the beginning of a memory or buffer, at least one.
 
-    Attributes:
-        offset_bytes: from the beginning of the memory or buffer.
-        data: at least one byte. It may be a view of memory that is alive: whoever keeps it copies it.
+    They may be a view of a live memory: to keep them, copy them.
     """
 
     offset_bytes: int
@@ -28,23 +26,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SavedMemory:
-    """A linear memory.
+    """A linear memory of a multiple of 64 KiB.
 
-    Attributes:
-        size_bytes: its length, a multiple of 64 KiB.
-        runs: ascending and apart. What is between them is zero, or in a snapshot with a parent as it was there.
+    Its runs are ascending and apart. Between them are zeros, or in a snapshot with a parent the parent's bytes.
     """
 
     size_bytes: int
-    runs: tuple[Run, ...]
+    runs: tuple[SavedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedGlobal:
-    """A mutable global.
+    """A mutable global, by its index in the module.
 
     Attributes:
-        index: in the module's index space.
         kind: ``i32``, ``i64``, ``f32``, ``f64``, ``v128`` or ``funcref``.
         bits: its bits, unsigned; of a ``funcref`` the function's index, None for null.
     """
@@ -56,12 +51,7 @@ class SavedGlobal:
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """A table of functions.
-
-    Attributes:
-        index: in the module's index space.
-        functions: index of the function in each element, None for null.
-    """
+    """A table of functions, by its index in the module; of each element the function's index, None for null."""
 
     index: int
     functions: tuple[int | None, ...]
@@ -69,27 +59,21 @@ class SavedTable:
 
 @dataclass(frozen=True, slots=True)
 class SavedBuffer:
-    """A device buffer.
+    """A device buffer; its runs are as in `SavedMemory`.
 
-    Attributes:
-        handle: by which the guest knows it, 1 to 2^63 - 1; it stays the same.
-        size_bytes: its length.
-        runs: as in `SavedMemory`.
+    The handle is the guest's name for it, 1 to 2^63 - 1; it stays the same.
     """
 
     handle: int
     size_bytes: int
-    runs: tuple[Run, ...]
+    runs: tuple[SavedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedKernel:
-    """A loaded kernel.
+    """A loaded kernel: its PTX as the guest gave it, and the name of the entry point.
 
-    Attributes:
-        kernel_id: by which the guest knows it; it stays the same.
-        text: the PTX that it was loaded from, as the guest gave it.
-        entry: name of the entry point.
+    The id is the guest's name for it; it stays the same.
     """
 
     kernel_id: int
@@ -99,15 +83,13 @@ class SavedKernel:
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """A GPU session without work in flight.
+    """A GPU session without work in flight: buffers by ascending handle, kernels by ascending number.
 
     Attributes:
-        buffers: by ascending handle.
-        kernels: by ascending number.
         streams: numbers of the open streams beside the instance's own; they are idle.
         events: numbers of the events; all have been reached.
-        next_numbers: what the next handle, kernel, stream, event and graph would have been, by those names, so that no
-            number is given twice.
+        next_numbers: the next handle, kernel, stream, event and graph number, by those names, so that no number is
+            given twice.
         memory_kind: how kernels reached linear memory.
     """
 
@@ -121,18 +103,17 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True)
 class SavedInstance:
-    """A live instance between two calls.
+    """A live instance between two calls, of a module that is known by its BLAKE3 hash.
 
     Attributes:
-        module_hash: BLAKE3 of the module it runs, 32 bytes.
         memories: in the order of the index space; imported ones cannot be saved.
         globals: the mutable ones, by index.
         tables: those that differ from what the module makes, by index.
         dropped_data: indices of data segments that ``data.drop`` has dropped.
         dropped_elements: indices of element segments that ``elem.drop`` has dropped.
         input: what ``read-input`` has not read yet.
-        grants: names of what it was granted, as `tensorwasm.runtime.parse_grants` takes them. Whoever restores it
-            intersects them with the caller's own.
+        grants: names, as `tensorwasm.runtime.parse_grants` takes them; a restored instance gets only those among them
+            that its caller has too.
         session: of the GPU, None without the grant.
         parent: content hash of the snapshot that this one only adds to, None if it is whole.
         made_unix_ms: when it was captured, in milliseconds since 1970.
@@ -145,7 +126,7 @@ class SavedInstance:
     dropped_data: tuple[int, ...] = ()
     dropped_elements: tuple[int, ...] = ()
     input: bytes = b""
-    grants: tuple[str, ...] = field(default=())
+    grants: tuple[str, ...] = ()
     session: SavedSession | None = None
     parent: bytes | None = None
     made_unix_ms: int = 0

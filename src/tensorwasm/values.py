@@ -1,4 +1,4 @@
-"""Frozen values that cross package borders."""
+"""Immutable values that several packages share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal
 MIB: Final = 1 << 20
 OLDEST_PTX: Final = (6, 0)
 NEWEST_PTX: Final = (9, 5)
-"""The PTX ISA that is read: of the CUDA releases 9.0 to 13.5."""
+"""Accepted versions of the PTX ISA: those of the CUDA releases 9.0 to 13.5."""
 WASM_PAGE_BYTES: Final = 1 << 16
 
 Dim3 = tuple[int, int, int]
@@ -23,11 +23,7 @@ MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned", "mana
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on the monotonic clock after which work must have stopped.
-
-    Attributes:
-        at_ns: ``time.monotonic_ns()`` value, or None for no deadline.
-    """
+    """A point on the monotonic clock, in nanoseconds, by which work must have stopped; None for no deadline."""
 
     at_ns: int | None = None
 
@@ -35,7 +31,7 @@ class Deadline:
     def after(cls, seconds: float | None) -> Deadline:
         """Return the deadline ``seconds`` from now.
 
-        None or infinity, in nanoseconds too, means none; NaN or less than nothing means now.
+        None, or infinity in nanoseconds, is no deadline; NaN or less than 0 is now.
         """
         if seconds is None or seconds * 1e9 == math.inf:
             return cls()
@@ -44,14 +40,14 @@ class Deadline:
         return cls(time.monotonic_ns() + round(seconds * 1e9))
 
     def earlier(self, other: Deadline | None) -> Deadline:
-        """Return whichever of two deadlines comes first; None and no deadline never do."""
+        """Return the earlier of two deadlines; None is no deadline."""
         if other is None or other.at_ns is None:
             return self
         known = [each.at_ns for each in (self, other) if each is not None and each.at_ns is not None]
         return Deadline(min(known, default=None))
 
     def remaining_s(self) -> float:
-        """Return seconds left: 0.0 when passed, infinity without a deadline."""
+        """Return the seconds left: 0.0 when passed, infinity without a deadline."""
         if self.at_ns is None:
             return math.inf
         return max(0.0, (self.at_ns - time.monotonic_ns()) / 1e9)
@@ -70,10 +66,9 @@ class Limits:
     """What one sandbox may use.
 
     Attributes:
-        memory_bytes: linear memory, all memories together; growing past it answers -1.
+        memory_bytes: linear memory, all memories together; growing past it returns -1.
         table_elements: elements of each table.
         module_bytes: size of the module's binary.
-        stack_bytes: Wasm stack.
         wall_s: wall-clock seconds for the start function and for every call.
         output_bytes: standard output, and likewise standard error, captured or passed on; more fails in the guest.
         stdin_bytes: standard input that is given as a value; more is refused.
@@ -105,11 +100,9 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of addresses that a kernel may touch.
+    """A range of device addresses that a kernel may access, at least 1 byte.
 
     Attributes:
-        address: first byte, in the device's address space.
-        size_bytes: length, at least 1.
         host: True for registered host memory, whose device and host addresses are the same.
     """
 
@@ -119,7 +112,7 @@ class Region:
 
     @property
     def end(self) -> int:
-        """Address one past the last byte."""
+        """First address after it."""
         return self.address + self.size_bytes
 
 
@@ -128,8 +121,7 @@ class KernelParam:
     """One parameter of a kernel.
 
     Attributes:
-        name: as the PTX declares it.
-        size_bytes: bytes of the parameter, arrays included.
+        size_bytes: of the whole array, if it is one.
         align_bytes: alignment in the parameter buffer.
         scalar: False for an array parameter (a C structure passed by value).
         pointer: True when the kernel uses the value as an address of global memory.
@@ -146,11 +138,10 @@ class KernelParam:
 
 @dataclass(frozen=True, slots=True)
 class KernelSignature:
-    """What a caller must know of a kernel before launching it.
+    """What a caller needs to know of a kernel to launch it.
 
     Attributes:
         entry: name of the ``.entry``.
-        params: in declaration order.
         static_shared_bytes: shared memory declared by the module and reachable from the entry.
         max_threads: most threads of a block (``.maxntid``, ``.reqntid``), 1024 if unstated.
         required_block: ``.reqntid``, or None.
@@ -164,15 +155,14 @@ class KernelSignature:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a share of a GPU's multiprocessors lies, so that shares of several processes do not overlap.
+class SmPlacement:
+    """Position of a process's share of a GPU's multiprocessors, so that shares of several processes do not overlap.
 
-    Each process divides the GPU in the same way, into as many groups as there are, and passes over those of the shares
-    before its own.
+    Each process divides the GPU in the same way into groups, and skips the groups of the shares before its own.
 
     Attributes:
-        unit: multiprocessors of one group, at least, 1 or more; the driver rounds up.
-        before: the shares that lie before it, in order, each in multiprocessors, 1 or more.
+        unit: least multiprocessors of one group, 1 or more; the driver rounds up.
+        before: the shares before it, in order, each in multiprocessors, 1 or more.
     """
 
     unit: int
@@ -181,20 +171,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device, as told to people and to capability checks.
+    """A device's description, for people and for capability checks.
 
     Attributes:
-        kind: ``emulator`` or ``cuda``.
         ordinal: index among devices of its kind.
-        name: the vendor's name.
-        compute_capability: (major, minor).
         ptx_version: newest PTX ISA (major, minor) it accepts.
-        memory_bytes: device memory.
-        multiprocessors: count.
         max_shared_bytes: largest shared memory of a block, opt-in included.
-        concurrent_managed_access: whether CPU and GPU may touch managed memory at once.
+        concurrent_managed_access: whether CPU and GPU may access managed memory at once.
         driver: the driver's version, empty for the emulator.
-        max_streams: streams that sessions share among them, 0 if the device makes any number at any time.
+        max_streams: streams that all sessions share, 0 if the device makes any number at any time.
     """
 
     kind: DeviceKind

@@ -1,6 +1,6 @@
-"""Long work that the clock may end: loops over what a guest wrote look at it now and then.
+"""Deadlines of long loops over what a guest wrote, checked every few steps.
 
-Nothing else bounds them in time. Work in proportion to a text is still tens of seconds of it for the longest text.
+Nothing else bounds such work in time: work in proportion to a text takes tens of seconds for the longest text.
 """
 
 from __future__ import annotations
@@ -13,56 +13,40 @@ from tensorwasm.errors import InvokeTimeout
 from tensorwasm.values import NEVER, Deadline
 
 STRIDE: Final = 64
-"""Steps between two looks: few enough that a step may take a millisecond, enough to make the clock's price vanish."""
+"""Steps between two checks: few enough that a step may take a millisecond, enough to make a check's cost negligible."""
 
 _Item = TypeVar("_Item")
 
 
 class Watch:
-    """Ends one piece of work once its deadline has passed.
+    """Ends one piece of work with InvokeTimeout once its deadline has passed.
 
-    Every loop over what a guest wrote goes `over` it or counts a `step`. A text can nest short loops as well as it can
-    make long ones, so that either way the first turn looks.
-
-    Args:
-        deadline: when the work must have stopped.
-        work: what it is, as the error says it.
+    Every loop over what a guest wrote goes `over` it or counts a `step`. The first turn of each loop checks, since a
+    text can nest short loops as well as it can make long ones.
     """
 
     __slots__ = ("_deadline", "_left", "_work")
 
     def __init__(self, deadline: Deadline, work: str) -> None:
-        """Begin the work; the first step looks at the clock."""
+        """Begin work that the error calls ``work``; the first step checks the deadline."""
         self._deadline = deadline
         self._work = work
         self._left = 0
 
     def look(self) -> None:
-        """Look at the clock now.
-
-        Raises:
-            InvokeTimeout: the deadline has passed.
-        """
+        """Check the deadline now."""
         if self._deadline.expired():
             raise InvokeTimeout(f"the deadline passed {self._work}")
 
     def step(self) -> None:
-        """Count a step, of whatever loop; look at the clock at the first one and then every `STRIDE`.
-
-        Raises:
-            InvokeTimeout: the deadline has passed.
-        """
+        """Count a step, of any loop; check the deadline at the first one and then every `STRIDE`."""
         self._left -= 1
         if self._left < 0:
             self._left = STRIDE - 1
             self.look()
 
     def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items; look at the clock before the first one and then every `STRIDE`.
-
-        Raises:
-            InvokeTimeout: the deadline has passed.
-        """
+        """Yield the items; check the deadline before the first one and then every `STRIDE`."""
         waiting = iter(items)
         for item in waiting:
             self.look()
@@ -71,4 +55,4 @@ class Watch:
 
 
 UNLIMITED: Final = Watch(NEVER, "")
-"""Ends nothing. May be shared: its count means nothing."""
+"""Ends nothing. It may be shared: its count means nothing."""

@@ -16,7 +16,7 @@ from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.argv import encode_argv
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import NEVER, Deadline
 
 LONG_S = 30.0
@@ -141,7 +141,7 @@ def test_restored_memory_holds_nothing_of_anybody_else(device):
     with Session(device) as session:
         for _ in range(4):
             session.buffers.write(session.buffers.allocate(size), b"\xab" * size, NEVER)
-    buffers = tuple(SavedBuffer(handle, size, (Run(PAGE_BYTES, b"x" * PAGE_BYTES),)) for handle in range(1, 5))
+    buffers = tuple(SavedBuffer(handle, size, (SavedRun(PAGE_BYTES, b"x" * PAGE_BYTES),)) for handle in range(1, 5))
     with Session(device) as session:
         session.restore(SavedSession(buffers), NEVER)
         assert session.capture(NEVER).buffers == buffers

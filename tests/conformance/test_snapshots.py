@@ -16,8 +16,7 @@ from wasmtime import wat2wasm
 from conformance.rig import PTX
 from conformance.work import u64
 from strategies.kernels import NAP
-from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExceeded
 from tensorwasm.gpu.device.arguments import BufferOffset as Buffer
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
@@ -322,7 +321,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from conformance.test_snapshots import GUEST, LIMITS, RING, Player
-from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.keys import KeyRing
 from tensorwasm.runtime import Runtime
 with Runtime(device=sys.argv[1], limits=LIMITS) as runtime:
     function = runtime.load(GUEST, "gpu")

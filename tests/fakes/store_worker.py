@@ -6,9 +6,9 @@ import random
 import sys
 from pathlib import Path
 
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.errors import TensorWasmError
 
 POOL = tuple(bytes([n]) * 3000 for n in range(4))

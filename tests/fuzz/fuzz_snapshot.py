@@ -18,10 +18,9 @@ import traceback
 from pathlib import Path
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
+from tensorwasm.artifacts.keys import CipherKey, Ed25519Key, HmacKey, KeyRing
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, SIGNED_BYTES
-from tensorwasm.artifacts.snapshot import SnapshotFile
+from tensorwasm.artifacts.snapshot.file import SnapshotFile
 from tensorwasm.errors import InvalidSnapshot, SealRefused, TooLarge
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "snapshots"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedRun, SavedSession
 
 
 def contents(buffer: SavedBuffer, parent: SavedBuffer | None = None) -> bytes:
@@ -22,7 +22,7 @@ def flattened(saved: SavedSession, parent: SavedSession) -> SavedSession:
     return replace(
         saved,
         buffers=tuple(
-            replace(buffer, runs=(Run(0, contents(buffer, old.get(buffer.handle))),)) for buffer in saved.buffers
+            replace(buffer, runs=(SavedRun(0, contents(buffer, old.get(buffer.handle))),)) for buffer in saved.buffers
         ),
     )
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from tensorwasm import errors
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.kinds import KINDS
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.packing import KINDS
+from tensorwasm.artifacts.values import Quota
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from strategies.kernels import AFFINE, FILL
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 
 SIZES = st.sampled_from([1, 4, 100, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 5 * PAGE_BYTES, 70_000])
 NUMBERS = st.integers(1, 40)
@@ -36,7 +36,7 @@ def runs(draw, size):
     found = []
     for first, last in zip(edges[::2], edges[1::2], strict=False):
         start, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
-        found.append(Run(start, bytes([draw(st.integers(0, 255))]) * (end - start)))
+        found.append(SavedRun(start, bytes([draw(st.integers(0, 255))]) * (end - start)))
     return tuple(found)
 
 
@@ -109,7 +109,7 @@ def _spoil_run(draw, saved):
     runs = buffers[index].runs if isinstance(buffers[index].runs, tuple) else ()
     data = draw(st.sampled_from(_ODD_DATA))()
     at = draw(ODD | st.sampled_from([PAGE_BYTES, 2 * PAGE_BYTES, 100]))
-    buffers[index] = replace(buffers[index], runs=(*runs, Run(at, data)))
+    buffers[index] = replace(buffers[index], runs=(*runs, SavedRun(at, data)))
     return replace(saved, buffers=tuple(buffers))
 
 

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tensorwasm.saved import (
     PAGE_BYTES,
-    Run,
     SavedBuffer,
     SavedGlobal,
     SavedInstance,
     SavedKernel,
     SavedMemory,
+    SavedRun,
     SavedSession,
     SavedTable,
 )
@@ -39,7 +39,7 @@ def runs(draw, size_bytes, *, whole_pages=False):
     step = PAGE_BYTES if whole_pages or draw(st.booleans()) else 1
     edges = sorted(draw(st.sets(st.integers(0, -(-size_bytes // step)), max_size=8)))
     spans = [(a * step, min(b * step, size_bytes)) for a, b in zip(edges[::2], edges[1::2], strict=False)]
-    return tuple(Run(start, draw(data(end - start))) for start, end in spans if end > start)
+    return tuple(SavedRun(start, draw(data(end - start))) for start, end in spans if end > start)
 
 
 @st.composite

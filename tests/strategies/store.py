@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from oracles.store import Model, seen
-from tensorwasm.artifacts.content import ContentStore
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import TensorWasmError
 
 TENANTS = ("default", "../Default")

@@ -14,7 +14,7 @@ def test_more_time_than_a_clock_can_count_is_no_deadline(seconds):
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -1e300, -math.inf, math.nan])
-def test_no_time_at_all_has_passed_already(seconds):
+def test_a_deadline_of_no_time_has_passed(seconds):
     deadline = Deadline.after(seconds)
     assert deadline.expired()
     assert deadline.remaining_s() == 0.0

@@ -18,7 +18,7 @@ class Clock(Deadline):
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2, 5])
-def test_work_ends_at_the_first_look_after_the_deadline(looks):
+def test_work_ends_at_the_first_check_after_the_deadline(looks):
     watch = Watch(Clock(looks), "while it counted")
     items = watch.over(range(1000))
     assert [next(items) for _ in range(looks * STRIDE)] == list(range(looks * STRIDE))

@@ -1,21 +1,20 @@
 """What one tenant keeps, as one value: its artifacts, their references, its names. Every rule of the store is here.
 
-A store changes nothing but catalogs: it reads one, makes the next, and puts that in the place of the first if nobody
-else did meanwhile. Bytes are written before the catalog that tells of them and erased after the one that did. So
-whoever dies at whatever moment leaves the old state or the new one, and quotas are exact wherever a catalog can be
+A store changes nothing but catalogs: it reads one, makes the next, and exchanges the first for it if no other change
+was made meanwhile. Bytes are written before the catalog that contains them and erased after the one that did. So a
+process that dies at any moment leaves the old state or the new one, and quotas are exact wherever a catalog can be
 exchanged atomically.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
 
 from tensorwasm.artifacts.hashing import HASH_BYTES, blake3
-from tensorwasm.artifacts.store import Digest, Quota, Usage
+from tensorwasm.artifacts.values import Digest, Quota, TenantUsage
 from tensorwasm.errors import ArtifactCorrupt, ArtifactInUse, ArtifactNotFound, InvalidArgs, QuotaExceeded
 
 MAGIC: Final = b"TWCATLG1"
@@ -29,16 +28,12 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}-[0-9a-f]{16}\Z")]  # it becomes part of a path
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An artifact as a catalog tells of it.
+class CatalogEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An artifact in a catalog.
 
     Attributes:
-        kind: its kind.
-        size_bytes: its length.
-        stored_bytes: length of what is kept of it.
-        encoding: how that is packed.
-        blob: key of what is kept; no two puts have the same, so that nobody erases another's.
-        made_ns: when it was put, for the last time; nanoseconds since 1970.
+        blob: key of its bytes; each put has its own, so that no put erases another's bytes.
+        made_ns: when it was last put; nanoseconds since 1970.
         refers_to: the artifacts it needs.
     """
 
@@ -50,48 +45,46 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     made_ns: _Size
     refers_to: tuple[_Hash, ...]
 
-    def same_as(self, other: Entry) -> bool:
-        """Whether both tell of the same artifact."""
+    def same_as(self, other: CatalogEntry) -> bool:
+        """Whether both describe the same artifact."""
         return (self.kind, self.size_bytes, self.refers_to) == (other.kind, other.size_bytes, other.refers_to)
 
+    def renewed(self, made_ns: int) -> CatalogEntry:
+        """Return the entry as if put at that time; never older than it was, in case a clock was set back."""
+        return msgspec.structs.replace(self, made_ns=max(made_ns, self.made_ns))
 
-class Catalog(msgspec.Struct, frozen=True, array_like=True):
-    """A tenant's artifacts by hash, and its names. A value: what changes it returns another."""
 
-    artifacts: dict[_Hash, Entry] = {}
+class TenantCatalog(msgspec.Struct, frozen=True, array_like=True):
+    """A tenant's artifacts by hash, and its names. It is immutable: a change returns another catalog.
+
+    `ArtifactNotFound` says that an artifact or a name is not there.
+    """
+
+    artifacts: dict[_Hash, CatalogEntry] = {}
     names: dict[str, _Hash] = {}
 
-    def find(self, digest: Digest) -> Entry:
-        """Return an artifact.
-
-        Raises:
-            ArtifactNotFound: there is none.
-        """
+    def find(self, digest: Digest) -> CatalogEntry:
+        """Return an artifact."""
         if digest not in self.artifacts:
             raise ArtifactNotFound(f"no artifact {bytes(digest).hex()[:64]}")
         return self.artifacts[digest]
 
     def resolve(self, name: str) -> Digest:
-        """Return what a name leads to.
-
-        Raises:
-            ArtifactNotFound: there is no such name.
-        """
+        """Return the artifact that a name refers to."""
         if name not in self.names:
             raise ArtifactNotFound(f"no artifact is called {name[:64]!r}")
         return self.names[name]
 
-    def usage(self) -> Usage:
+    def usage(self) -> TenantUsage:
         """Return what is kept."""
         total = sum(entry.size_bytes for entry in self.artifacts.values())
-        return Usage(total, len(self.artifacts), len(self.names))
+        return TenantUsage(total, len(self.artifacts), len(self.names))
 
-    def adding(self, digest: Digest, entry: Entry, quota: Quota) -> Catalog:
-        """Return the catalog with an artifact, or with one that is there already made new and kept under this key.
+    def adding(self, digest: Digest, entry: CatalogEntry, quota: Quota) -> TenantCatalog:
+        """Return the catalog with an artifact added, or with this entry for one that is there already.
 
         Raises:
             InvalidArgs: it is there as something else.
-            ArtifactNotFound: it refers to what is not there.
             QuotaExceeded: there is no room for it.
         """
         if there := self.artifacts.get(digest):
@@ -108,49 +101,33 @@ class Catalog(msgspec.Struct, frozen=True, array_like=True):
                     f"{used.artifact_bytes} bytes are kept and {entry.size_bytes} more asked for: "
                     f"at most {quota.artifact_bytes}"
                 )
-        return Catalog({**self.artifacts, digest: entry}, self.names)
+        return TenantCatalog({**self.artifacts, digest: entry}, self.names)
 
-    def removing(self, digest: Digest) -> Catalog:
-        """Return the catalog without an artifact.
-
-        Raises:
-            ArtifactNotFound: there is none.
-            ArtifactInUse: a name or another artifact leads to it.
-        """
+    def removing(self, digest: Digest) -> TenantCatalog:
+        """Return the catalog without an artifact; ArtifactInUse if a name or another artifact refers to it."""
         self.find(digest)
         if digest in self.names.values():
-            raise ArtifactInUse("a name leads to this artifact")
+            raise ArtifactInUse("a name refers to this artifact")
         if any(digest in entry.refers_to for entry in self.artifacts.values()):
             raise ArtifactInUse("another artifact refers to this one")
         return self._without({digest})
 
-    def binding(self, name: str, digest: Digest, quota: Quota) -> Catalog:
-        """Return the catalog with a name that leads to an artifact.
-
-        Raises:
-            ArtifactNotFound: there is no such artifact.
-            QuotaExceeded: there is no room for another name.
-        """
+    def binding(self, name: str, digest: Digest, quota: Quota) -> TenantCatalog:
+        """Return the catalog with a name that refers to an artifact; QuotaExceeded if there is no room for another."""
         self.find(digest)
         if name not in self.names and len(self.names) >= quota.count:
             raise QuotaExceeded(f"{len(self.names)} names are kept: at most {quota.count}")
-        return Catalog(self.artifacts, {**self.names, name: digest})
+        return TenantCatalog(self.artifacts, {**self.names, name: digest})
 
-    def unbinding(self, name: str) -> Catalog:
-        """Return the catalog without a name.
-
-        Raises:
-            ArtifactNotFound: there is none.
-        """
+    def unbinding(self, name: str) -> TenantCatalog:
+        """Return the catalog without a name."""
         self.resolve(name)
-        return Catalog(self.artifacts, {other: digest for other, digest in self.names.items() if other != name})
+        return TenantCatalog(self.artifacts, {other: digest for other, digest in self.names.items() if other != name})
 
-    def replacing(self, old: Digest, new: Digest, entry: Entry) -> Catalog:
-        """Return the catalog with one artifact in the place of another, to which names and references now lead.
+    def replacing(self, old: Digest, new: Digest, entry: CatalogEntry) -> TenantCatalog:
+        """Return the catalog with one artifact in the place of another, for names and references too.
 
-        Raises:
-            ArtifactNotFound: the other is not there.
-            InvalidArgs: the one is there already, as something else.
+        InvalidArgs if the new one is there already, as something else.
         """
         entry = msgspec.structs.replace(entry, refers_to=self.find(old).refers_to)
         if (there := self.artifacts.get(new)) and not there.same_as(entry):
@@ -163,10 +140,10 @@ class Catalog(msgspec.Struct, frozen=True, array_like=True):
             if digest != old
         }
         names = {name: new if digest == old else digest for name, digest in self.names.items()}
-        return Catalog({**moved, new: entry}, names)
+        return TenantCatalog({**moved, new: entry}, names)
 
     def reached(self, roots: Iterable[Digest]) -> set[Digest]:
-        """Return what is there of the roots and of all that they refer to."""
+        """Return the existing artifacts among the roots and all that they refer to."""
         found: set[Digest] = set()
         waiting = list(roots)
         while waiting:
@@ -176,50 +153,27 @@ class Catalog(msgspec.Struct, frozen=True, array_like=True):
                 waiting.extend(self.artifacts[digest].refers_to)
         return found
 
-    def sweeping(self, before_ns: int) -> Catalog:
-        """Return the catalog without what was last put before then and is needed by no name and nothing younger."""
+    def sweeping(self, before_ns: int) -> TenantCatalog:
+        """Return the catalog without what was last put before that time and no name and no younger artifact needs."""
         young = [digest for digest, entry in self.artifacts.items() if entry.made_ns >= before_ns]
         garbage = self.artifacts.keys() - self.reached((*self.names.values(), *young))
         return self._without(garbage) if garbage else self
 
-    def _without(self, digests: set[Digest]) -> Catalog:
-        return Catalog({d: entry for d, entry in self.artifacts.items() if d not in digests}, self.names)
+    def _without(self, digests: set[Digest]) -> TenantCatalog:
+        return TenantCatalog({d: entry for d, entry in self.artifacts.items() if d not in digests}, self.names)
 
 
-def packed(entry: Entry, encoding: str, stored_bytes: int, blob: str, made_ns: int) -> Entry:
-    """Return an entry that tells of bytes that were just written."""
-    return Entry(entry.kind, entry.size_bytes, stored_bytes, encoding, blob, made_ns, entry.refers_to)
+EMPTY: Final = TenantCatalog()
 
 
-def renewed(entry: Entry, made_ns: int) -> Entry:
-    """Return an entry as if it was put now; never older than it was, for clocks that were set back."""
-    return msgspec.structs.replace(entry, made_ns=max(made_ns, entry.made_ns))
-
-
-def blobs_gone(before: Catalog, after: Catalog) -> tuple[str, ...]:
-    """Return the keys of which only the first catalog tells."""
+def blobs_gone(before: TenantCatalog, after: TenantCatalog) -> tuple[str, ...]:
+    """Return the keys that only the first catalog has."""
     kept = {entry.blob for entry in after.artifacts.values()}
     return tuple(entry.blob for entry in before.artifacts.values() if entry.blob not in kept)
 
 
-def horizon_ns(now_ns: int, grace_s: float) -> int:
-    """Return the time before which things are old.
-
-    Raises:
-        InvalidArgs: the grace is negative or no number of seconds.
-    """
-    if not math.isfinite(grace_s) or grace_s < 0:
-        raise InvalidArgs(f"a grace period is in seconds, 0 or more, not {grace_s:g}")
-    return now_ns - math.floor(grace_s * 1e9)
-
-
-def encode(catalog: Catalog, version: bytes) -> bytes:
-    """Return a catalog's bytes.
-
-    Args:
-        catalog: the catalog.
-        version: 16 bytes that no other has, by which it is known to be there still.
-    """
+def encode(catalog: TenantCatalog, version: bytes) -> bytes:
+    """Return a catalog's bytes under a version: 16 bytes that no other catalog has."""
     body = msgspec.msgpack.encode(catalog)
     return _head(version, body) + body
 
@@ -229,16 +183,12 @@ def _head(version: bytes, body: bytes | memoryview) -> bytes:
 
 
 def version_of(data: bytes | memoryview) -> bytes:
-    """Return a catalog's version; of what is no catalog, something that none has."""
+    """Return the version of a catalog's bytes; of other bytes, one that no catalog has."""
     return bytes(data[len(MAGIC) : len(MAGIC) + VERSION_BYTES]) if bytes(data[: len(MAGIC)]) == MAGIC else b""
 
 
-def decode(data: bytes | None) -> Catalog:
-    """Return the catalog that some bytes are; None is that of a tenant who never kept anything.
-
-    Raises:
-        ArtifactCorrupt: they are damaged. Nothing of the tenant's can be told from them then.
-    """
+def decode(data: bytes | None) -> TenantCatalog:
+    """Return the catalog that some bytes are, None an empty one; ArtifactCorrupt if they are damaged."""
     if data is None:
         return EMPTY
     view = memoryview(data)
@@ -246,9 +196,6 @@ def decode(data: bytes | None) -> Catalog:
     if bytes(view[:HEAD_BYTES]) != _head(version_of(view), body):
         raise ArtifactCorrupt("the catalog of a tenant's artifacts is damaged")
     try:
-        return msgspec.msgpack.decode(body, type=Catalog)
+        return msgspec.msgpack.decode(body, type=TenantCatalog)
     except msgspec.MsgspecError:
         raise ArtifactCorrupt("the catalog of a tenant's artifacts is none of this version") from None
-
-
-EMPTY: Final = Catalog()

@@ -1,4 +1,4 @@
-"""The hash by which everything that is stored is known."""
+"""The hash that identifies everything that is stored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,5 @@ def blake3(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def hasher(data: bytes | bytearray | memoryview = b"", *, threads: int = 1) -> Any:
-    """Return a hasher with ``update(data)`` and ``digest()``, which has taken some bytes already.
-
-    With more threads an update of a megabyte or more is hashed by several.
-    """
+    """Return a hasher with ``update(data)`` and ``digest()``; more threads hash updates of a megabyte or more."""
     return importlib.import_module("blake3").blake3(data, max_threads=threads)

@@ -1,86 +1,72 @@
-"""Where a store is: a folder, or a URL by its scheme."""
+"""Opens the store at a folder or a URL."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.artifacts.backend import Backend
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.backends.objects import SCHEMES, connect
+from tensorwasm.artifacts.backends.port import Backend
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.layered import Layered, NearFolder
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.objects import SCHEMES, connect
-from tensorwasm.artifacts.private import make_file, read_file
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.private_files import make_file, read_file
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import InvalidArgs, UnsafeFile
 from tensorwasm.values import MIB
 
-NEAR_BYTES: Final = 4096 * MIB
-_IDENTITY: Final = ".identity"
+CACHE_BYTES: Final = 4096 * MIB
 _IDENTITY_BYTES: Final = 16
 
 
-def _memory(_url: str) -> Backend:
-    return MemoryBackend()
+def _scheme(where: str) -> str:
+    """Return the scheme of a location; of a folder ``file``."""
+    scheme, colon, _ = where.partition(":")
+    return scheme.lower() if colon and "/" not in scheme else "file"
 
 
-def _folder(url: str) -> Backend:
-    return DiskBackend(Path(url.removeprefix("file://")).expanduser())
+def _folder(where: str) -> Path:
+    return Path(where.removeprefix("file://")).expanduser()
 
 
-def _objects(url: str) -> Backend:
-    return Layered(NearFolder(settings.cache_dir() / "artifacts", NEAR_BYTES), connect(url))
+def open_backend(where: str) -> Backend:
+    """Return the backend at a folder, ``file:///...``, ``memory:`` or the URL of an object store.
 
-
-_PLACES: Final[Mapping[str, Callable[[str], Backend]]] = MappingProxyType(
-    {"memory": _memory, "file": _folder, **dict.fromkeys(SCHEMES, _objects)}
-)
-
-
-def open_place(where: str) -> Backend:
-    """Return a place.
-
-    Args:
-        where: a folder, ``file:///...``, ``memory:`` or the URL of an object store, in front of which is a folder of
-            copies in the cache folder.
+    In front of an object store is a cache in the cache folder.
 
     Raises:
         InvalidArgs: no such scheme.
-        NotSupported: what it needs is not installed, or not there on this system.
+        NotSupported: what it needs is not installed, or this system lacks it.
         StoreUnavailable: it cannot be opened.
         UnsafeFile: others could write to it.
     """
-    scheme, colon, _ = where.partition(":")
-    if not colon or "/" in scheme:
-        return _folder(where)
-    if scheme.lower() not in _PLACES:
-        raise InvalidArgs(f"artifacts are in a folder, or at a URL of {', '.join(_PLACES)}, not {scheme[:16]!r}")
-    return _PLACES[scheme.lower()](where)
+    scheme = _scheme(where)
+    if scheme == "file":
+        return DiskBackend(_folder(where))
+    if scheme == "memory":
+        return MemoryBackend()
+    if scheme in SCHEMES:
+        return CachedBackend(DiskCache(settings.cache_dir() / "artifacts", CACHE_BYTES), connect(where))
+    schemes = ", ".join(("memory", "file", *SCHEMES))
+    raise InvalidArgs(f"artifacts are in a folder, or at a URL of {schemes}, not {scheme[:16]!r}")
 
 
 def identify(where: str) -> str:
-    """Return what tells a place from others, whatever it is called on a machine: 32 hexadecimal digits. Blocks.
+    """Return 32 hexadecimal digits that identify a location, opened before, under any name or mount. Blocks.
 
-    Args:
-        where: as `open_place` takes it, and opened before. In a folder it is a file, so that a mounted one is known.
-
-    Raises:
-        UnsafeFile: that file cannot be made or read.
+    In a folder the identity is a file; UnsafeFile if that cannot be made or read.
     """
-    scheme, colon, _ = where.partition(":")
-    if colon and "/" not in scheme and scheme.lower() != "file":
-        own = secrets.token_bytes(_IDENTITY_BYTES) if scheme.lower() == "memory" else where.encode()
-        return blake3(own)[:_IDENTITY_BYTES].hex()
-    path = Path(where.removeprefix("file://")).expanduser() / _IDENTITY
-    what = "the file of the artifacts' identity"
+    scheme, fresh = _scheme(where), secrets.token_bytes(_IDENTITY_BYTES)
+    if scheme != "file":
+        return blake3(fresh if scheme == "memory" else where.encode())[:_IDENTITY_BYTES].hex()
+    path, what = _folder(where) / ".identity", "the file of the artifacts' identity"
     try:
-        make_file(path, secrets.token_bytes(_IDENTITY_BYTES))
+        make_file(path, fresh)
     except OSError as error:
         raise UnsafeFile(f"{what} cannot be made: {error.strerror}") from None
     return read_file(path, what, _IDENTITY_BYTES).hex()
@@ -89,25 +75,19 @@ def identify(where: str) -> str:
 def open_store(
     where: str | None = None, *, recent_bytes: int = 0, cap: Callable[[str], int | None] = lambda _tenant: None
 ) -> ContentStore:
-    """Return the store that the settings say, or the one somewhere else, under the settings' quotas.
+    """Return the store at a location (see `open_backend`), by default that of the settings, under the settings' quotas.
 
     Args:
-        where: as `open_place` takes it.
-        recent_bytes: memory of this process for what was read lately.
-        cap: returns how many bytes a tenant may keep, None where the settings say; called on any thread.
-
-    Raises:
-        InvalidArgs: a setting makes no sense.
-        NotSupported: what it needs is not installed, or not there on this system.
-        StoreUnavailable: it cannot be opened.
-        UnsafeFile: others could write to it.
+        where: the location.
+        recent_bytes: memory of this process for recently read artifacts.
+        cap: returns how many bytes a tenant may keep, None for the settings' quota; called on any thread.
     """
-    said = settings.current()
-    quota = Quota(said.artifacts_quota_mib * MIB, said.artifacts_count)
-    place = where or said.artifacts or str(settings.state_dir() / "artifacts")
+    current = settings.current()
+    quota = Quota(current.artifacts_quota_mib * MIB, current.artifacts_count)
 
     def quota_of(tenant: str) -> Quota:
         most_bytes = cap(tenant)
         return quota if most_bytes is None else Quota(most_bytes, quota.count)
 
-    return ContentStore(open_place(place), quota_of, recent_bytes=recent_bytes)
+    backend = open_backend(where or current.artifacts or str(settings.state_dir() / "artifacts"))
+    return ContentStore(backend, quota_of, recent_bytes=recent_bytes)

@@ -1,338 +1,380 @@
-"""The port of the artifact store, and the values that it takes and gives.
+"""The artifact store: catalogs and bytes in a backend, with every rule in `catalog`.
 
-An artifact is bytes of some kind that belong to one tenant and are known to it by their BLAKE3 hash. Names lead to
-artifacts and artifacts refer to others; what no name leads to is garbage once it is old enough.
+An artifact is bytes of some kind that belong to one tenant and are identified within it by their BLAKE3 hash. Names
+refer to artifacts and artifacts refer to each other; an artifact that no name reaches is garbage once it is old enough.
 """
 
 from __future__ import annotations
 
+import math
+import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from threading import Lock
+from typing import Final
+from weakref import WeakValueDictionary
 
-from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import MIB
+import msgspec
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-Digest: TypeAlias = bytes
-"""BLAKE3 of an artifact's bytes as they were put: 32 bytes."""
-Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how much is done, and of how much; it may raise to stop the work."""
-Renew: TypeAlias = Callable[[str, memoryview], Buffer | None]
-"""Is given a tenant and an artifact's bytes, and returns the bytes that take their place; None leaves them."""
+from tensorwasm.artifacts import catalog, maintenance, packing
+from tensorwasm.artifacts.backends.port import NOTHING, Backend, Version
+from tensorwasm.artifacts.catalog import CatalogEntry, TenantCatalog
+from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.artifacts.packing import find_kind
+from tensorwasm.artifacts.read_cache import ReadCache
+from tensorwasm.artifacts.values import (
+    MAX_NAME_BYTES,
+    MAX_REFERENCES,
+    MAX_TENANT_BYTES,
+    Buffer,
+    CollectionReport,
+    Digest,
+    Progress,
+    Quota,
+    Renew,
+    RenewalReport,
+    Stat,
+    TenantUsage,
+    VerificationReport,
+    checked_text,
+)
+from tensorwasm.errors import (
+    ArtifactCorrupt,
+    ArtifactNotFound,
+    CallerError,
+    CapacityExhausted,
+    InvalidArgs,
+    LimitError,
+    QuotaExceeded,
+    TooLarge,
+)
 
-MAX_TENANT_BYTES: Final = 80
-MAX_NAME_BYTES: Final = 512
-MAX_REFERENCES: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What one tenant may keep.
-
-    Attributes:
-        artifact_bytes: sum of the artifacts' lengths as they were put.
-        count: artifacts, and likewise names.
-    """
-
-    artifact_bytes: int = 1024 * MIB
-    count: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one tenant keeps.
-
-    Attributes:
-        artifact_bytes: sum of the artifacts' lengths as they were put.
-        count: artifacts.
-        names: names.
-    """
-
-    artifact_bytes: int
-    count: int
-    names: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What is known of an artifact without reading it.
-
-    Attributes:
-        digest: its hash.
-        kind: one of `kinds.KINDS`.
-        size_bytes: its length.
-        stored_bytes: what it takes where it is kept.
-        made_ns: when it was put, for the last time; nanoseconds since 1970.
-        used_ns: when it was last read, to the minute; where that is not recorded, `made_ns`.
-        refers_to: the artifacts that stay as long as this one does.
-    """
-
-    digest: Digest
-    kind: str
-    size_bytes: int
-    stored_bytes: int
-    made_ns: int
-    used_ns: int
-    refers_to: tuple[Digest, ...]
+_TRIES: Final = 200  # exchanges lost to other processes before a change is given up
+_LONGEST_PAUSE_S: Final = 0.25
+_KNOWN_TENANTS: Final = 256  # whose catalogs are kept decoded
+_COPIES: Final = 8  # more than there are layers of caches: damaged copies are quarantined one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a collection, a verification or a renewal came upon.
+class ContentStore:
+    """Artifacts of many tenants in one backend. All methods may block, and may be called from any thread and process.
 
-    Attributes:
-        tenant: whose it is.
-        digest: which artifact; None where it is about the tenant's catalog.
-        state: ``corrupt``, ``missing``, ``dangling`` (it refers to what is not there), ``unreachable`` (no name leads
-            to it, which is no fault), ``unreadable`` or ``refused`` (by a renewal).
-        detail: for people.
-    """
-
-    tenant: str
-    digest: Digest | None
-    state: str
-    detail: str
-
-    @property
-    def bad(self) -> bool:
-        """Whether something must be done about it."""
-        return self.state != "unreachable"
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What a collection took away.
-
-    Attributes:
-        artifacts: tenant and hash of each artifact.
-        artifact_bytes: sum of their lengths as they were put.
-        leftovers: files of writers that died, and damaged ones that had been set aside.
-        findings: tenants of whom not all could be looked at: the others' went all the same.
-    """
-
-    artifacts: tuple[tuple[str, Digest], ...]
-    artifact_bytes: int
-    leftovers: int
-    findings: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What came of looking at everything.
-
-    Attributes:
-        count: artifacts that were looked at.
-        artifact_bytes: sum of their lengths.
-        findings: whatever is not as it should be.
-    """
-
-    count: int
-    artifact_bytes: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is bad."""
-        return not any(finding.bad for finding in self.findings)
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """What came of renewing artifacts.
-
-    Attributes:
-        renewed: how many got new bytes.
-        kept: how many were left as they are.
-        findings: those that could be neither read nor renewed.
-    """
-
-    renewed: int
-    kept: int
-    findings: tuple[Finding, ...]
-
-
-class Store(Protocol):
-    """Artifacts of many tenants. All methods may block, and may be called from any thread and process.
-
-    Two tenants that put the same bytes have two artifacts: neither learns of the other's by an answer, a charge or
+    Two tenants that put the same bytes have two artifacts: neither learns of the other's by a result, a charge or
     the time that something takes.
 
-    Every method also raises `StoreUnavailable` (it cannot be reached, or is full), `ArtifactCorrupt` (a tenant's
-    catalog is damaged), `UnsafeFile` (others can write to where it is) and `InvalidArgs` (a tenant, kind or name
-    that cannot be one). A change that raised `StoreUnavailable` may have been made; any other error changed nothing.
+    Every method raises `StoreUnavailable` (out of reach, or full), `ArtifactCorrupt` (a tenant's catalog is damaged),
+    `UnsafeFile` (others can write to where it is), `InvalidArgs` (an impossible tenant, kind or name) and
+    `ArtifactNotFound` (this tenant has no such artifact or name), every change also `CapacityExhausted` (too many
+    others change the same tenant's artifacts at once). A change that raised `StoreUnavailable` may have been made;
+    any other error changed nothing.
     """
 
-    def put(self, tenant: str, kind: str, data: Buffer, refers_to: Iterable[Digest] = ()) -> Digest:
-        """Keep some bytes, which must not change meanwhile, and return their hash; they are safe when this returns.
+    def __init__(
+        self,
+        backend: Backend,
+        quota: Callable[[str], Quota] = lambda _tenant: Quota(),
+        *,
+        recent_bytes: int = 0,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Open the store; nothing is read yet.
 
-        Putting the same again costs nothing, makes it new for `collect`, and mends it if it is damaged.
+        ``recent_bytes`` is memory for recently read artifacts; 0 reads and hashes at each `get`. ``now_ns`` returns
+        nanoseconds since 1970; machines that share a backend should agree on it to within a grace.
+        """
+        self._backend = backend
+        self._quota = quota
+        self._now_ns = now_ns
+        self._recent = ReadCache(recent_bytes)
+        self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
+        self._known: OrderedDict[str, tuple[Version, TenantCatalog]] = OrderedDict()
+        self._lock = Lock()  # of the two above
+
+    def put(self, tenant: str, kind: str, data: Buffer, refers_to: Iterable[Digest] = ()) -> Digest:
+        """Keep bytes, which must not change meanwhile, and return their hash; they are durable when this returns.
+
+        Putting the same bytes again costs nothing, makes them new for `collect`, and repairs them if damaged.
 
         Raises:
             QuotaExceeded: the tenant has no room for it.
             TooLarge: longer than its kind may be.
-            ArtifactNotFound: it refers to what is not there.
             InvalidArgs: the same bytes are kept as another kind or with other references; or too many references.
-            CapacityExhausted: too many others change the tenant's artifacts at once.
         """
-        ...
+        view = memoryview(data).cast("B")
+        digest, entry = self._describe(kind, view, refers_to)
+        if not self._make_new(tenant, digest, entry):
+            self._load(tenant)[1].adding(digest, entry, self._quota(tenant))  # what is refused is not written first
+            self._write(tenant, entry, view, lambda old, new: old.adding(digest, new, self._quota(tenant)))
+        return digest
+
+    def _describe(self, kind: str, view: memoryview, refers_to: Iterable[Digest]) -> tuple[Digest, CatalogEntry]:
+        limit_bytes = find_kind(kind).max_bytes
+        if view.nbytes > limit_bytes:
+            raise TooLarge(view.nbytes, limit_bytes)
+        references = tuple(sorted({bytes(digest) for digest in refers_to}))
+        if len(references) > MAX_REFERENCES:
+            raise InvalidArgs(f"an artifact refers to at most {MAX_REFERENCES} others, not {len(references)}")
+        digest = blake3(view)
+        key = f"{digest.hex()}-{secrets.token_hex(8)}"
+        return digest, CatalogEntry(kind, view.nbytes, 0, "raw", key, self._now_ns(), references)
+
+    def _make_new(self, tenant: str, digest: Digest, entry: CatalogEntry) -> bool:
+        """Give an intact artifact that exists the time of now; return False if there is none."""
+        there = self._load(tenant)[1].artifacts.get(digest)
+        if there is None or not there.same_as(entry):
+            return False
+        try:
+            self._fetch(tenant, digest)
+        except (ArtifactCorrupt, ArtifactNotFound):
+            return False
+
+        def renew(old: TenantCatalog) -> TenantCatalog:
+            found = old.artifacts.get(digest)
+            if found is None or not found.same_as(entry):
+                return old
+            return old.adding(digest, found.renewed(self._now_ns()), self._quota(tenant))
+
+        before, after = self._change(tenant, renew)
+        return before is not after
+
+    def _write(
+        self,
+        tenant: str,
+        entry: CatalogEntry,
+        view: memoryview,
+        change: Callable[[TenantCatalog, CatalogEntry], TenantCatalog],
+    ) -> None:
+        """Write an artifact's bytes, then change the catalog so that it has them."""
+        encoding, packed = packing.pack(find_kind(entry.kind), view)
+        stored = msgspec.structs.replace(entry, stored_bytes=memoryview(packed).nbytes, encoding=encoding)
+        with self._backend.write(tenant, entry.blob, packed):
+            try:
+                before, after = self._change(tenant, lambda old: change(old, stored.renewed(self._now_ns())))
+            except (CallerError, LimitError):  # certainly refused: after any other error the catalog may have it
+                self._backend.erase(tenant, (entry.blob,))
+                raise
+        self._erase(tenant, catalog.blobs_gone(before, after))
 
     def get(self, tenant: str, digest: Digest) -> memoryview:
-        """Return an artifact's bytes, read-only, after their hash was found right.
+        """Return an artifact's bytes, read-only, after verifying their hash.
 
-        They may be a mapping of a file, which stays whole until the view is gone, whatever happens to the artifact.
+        They may be a file mapping, which stays whole until the view is gone, whatever happens to the artifact.
 
         Raises:
-            ArtifactNotFound: this tenant has none.
-            ArtifactCorrupt: it is damaged; what is left of it was set aside.
+            ArtifactCorrupt: it is damaged; what is left of it was quarantined.
         """
-        ...
+        entry = self._load(tenant)[1].find(digest)
+        return self._recent.read((tenant, entry.blob), lambda: self._fetch(tenant, digest))
+
+    def _fetch(self, tenant: str, digest: Digest) -> memoryview:
+        """Return an artifact's bytes from the first intact copy, and quarantine those before it."""
+        missed = ""
+        for _ in range(_COPIES):
+            entry = self._load(tenant)[1].find(digest)
+            packed = self._backend.read(tenant, entry.blob, entry.stored_bytes)
+            if packed is None and missed == entry.blob:  # otherwise another put replaced it: read the catalog again
+                break
+            if packed is None:
+                missed = entry.blob
+                continue
+            try:
+                return packing.unpack(find_kind(entry.kind), entry.encoding, entry.size_bytes, digest, packed)
+            except ArtifactCorrupt:
+                self._backend.quarantine(tenant, entry.blob)
+        raise ArtifactCorrupt(f"what was stored for {digest.hex()} is damaged or missing; putting it again repairs it")
 
     def stat(self, tenant: str, digest: Digest) -> Stat:
-        """Return what is known of an artifact.
-
-        Raises:
-            ArtifactNotFound: this tenant has none.
-        """
-        ...
+        """Return what is known of an artifact."""
+        return self._stat(tenant, digest, self._load(tenant)[1].find(digest))
 
     def list(self, tenant: str) -> tuple[Stat, ...]:
         """Return all of a tenant's artifacts, by hash."""
-        ...
+        artifacts = self._load(tenant)[1].artifacts
+        return tuple(self._stat(tenant, digest, artifacts[digest]) for digest in sorted(artifacts))
+
+    def _stat(self, tenant: str, digest: Digest, entry: CatalogEntry) -> Stat:
+        used_ns = max(entry.made_ns, self._backend.used_ns(tenant, entry.blob) or 0)
+        return Stat(digest, entry.kind, entry.size_bytes, entry.stored_bytes, entry.made_ns, used_ns, entry.refers_to)
 
     def delete(self, tenant: str, digest: Digest) -> None:
-        """Take an artifact away now, however new it is.
-
-        Raises:
-            ArtifactNotFound: this tenant has none.
-            ArtifactInUse: a name or another artifact leads to it.
-            CapacityExhausted: too many others change the tenant's artifacts at once.
-        """
-        ...
+        """Delete an artifact now, however new it is; ArtifactInUse if a name or another artifact refers to it."""
+        before, after = self._change(tenant, lambda old: old.removing(digest))
+        self._erase(tenant, catalog.blobs_gone(before, after))
 
     def bind(self, tenant: str, name: str, digest: Digest) -> None:
-        """Let a name lead to an artifact, and no longer to what it led to.
-
-        Raises:
-            ArtifactNotFound: this tenant has no such artifact.
-            QuotaExceeded: the tenant has no room for another name.
-            CapacityExhausted: too many others change the tenant's artifacts at once.
-        """
-        ...
+        """Make a name refer to an artifact, and no longer to its previous one; QuotaExceeded if there are too many."""
+        checked_text("a name", name, MAX_NAME_BYTES)
+        self._change(tenant, lambda old: old.binding(name, bytes(digest), self._quota(tenant)))
 
     def resolve(self, tenant: str, name: str) -> Digest:
-        """Return the artifact that a name leads to.
-
-        Raises:
-            ArtifactNotFound: this tenant has no such name.
-        """
-        ...
+        """Return the artifact that a name refers to."""
+        return self._load(tenant)[1].resolve(name)
 
     def unbind(self, tenant: str, name: str) -> None:
-        """Take a name away.
-
-        Raises:
-            ArtifactNotFound: this tenant has no such name.
-            CapacityExhausted: too many others change the tenant's artifacts at once.
-        """
-        ...
+        """Delete a name."""
+        self._change(tenant, lambda old: old.unbinding(name))
 
     def names(self, tenant: str) -> Mapping[str, Digest]:
-        """Return all of a tenant's names and where they lead."""
-        ...
+        """Return all of a tenant's names and their artifacts."""
+        return dict(sorted(self._load(tenant)[1].names.items()))
 
     def tenants(self) -> tuple[str, ...]:
-        """Return the tenants that have kept something at some time."""
-        ...
+        """Return the tenants that have ever kept something."""
+        return tuple(sorted(self._backend.tenants()))
 
-    def usage(self, tenant: str) -> Usage:
+    def usage(self, tenant: str) -> TenantUsage:
         """Return what a tenant keeps."""
-        ...
+        return self._load(tenant)[1].usage()
 
-    def collect(self, grace_s: float, progress: Progress | None = None) -> Collected:
-        """Take away what no name leads to, directly or through references, and was last put that many seconds ago.
+    def collect(self, grace_s: float, progress: Progress | None = None) -> CollectionReport:
+        """Remove artifacts that no name reaches, directly or through references, and that are older than the grace.
 
-        What is younger keeps what it refers to. What is put meanwhile stays: to somebody who puts first and binds
-        then, the grace is the time between. Leftovers of writers that are no more go too. What cannot be read ends
-        nothing, it is a finding. Progress is in tenants.
+        Younger artifacts keep what they refer to. What is put meanwhile stays: a caller that puts and then binds has
+        the grace for it. Leftovers of dead writers are removed too. What cannot be read becomes a finding. Progress
+        counts tenants.
         """
-        ...
+        if not math.isfinite(grace_s) or grace_s < 0:
+            raise InvalidArgs(f"a grace period is in seconds, 0 or more, not {grace_s:g}")
+        before_ns = self._now_ns() - math.floor(grace_s * 1e9)
+        return maintenance.collect(self.tenants(), lambda tenant: self._collect(tenant, before_ns), progress)
 
-    def verify(self, progress: Progress | None = None) -> Verification:
-        """Read everything and hash it again; nothing is changed or set aside, and nothing that is found ends it.
+    def _collect(self, tenant: str, before_ns: int) -> CollectionReport:
+        # Listed before the catalog is read: what is published in between is in the catalog, what is not is held.
+        idle = self._backend.leftovers(tenant)
+        before, after = self._change(tenant, lambda old: old.sweeping(before_ns))
+        taken = [digest for digest in before.artifacts if digest not in after.artifacts]
+        garbage = set(idle) - {entry.blob for entry in before.artifacts.values()}
+        self._erase(tenant, (*catalog.blobs_gone(before, after), *garbage))
+        return CollectionReport(
+            tuple((tenant, digest) for digest in taken),
+            sum(before.artifacts[digest].size_bytes for digest in taken),
+            len(garbage) + self._backend.clear_quarantine(tenant, before_ns),
+        )
 
-        It reads what is the truth (the disk, the object store), not the copies above it. Progress is in bytes.
+    def verify(self, progress: Progress | None = None) -> VerificationReport:
+        """Read and hash everything; nothing is changed or quarantined, and no finding ends it.
+
+        It reads the original (the disk, the object store), not the copies in front of it. Progress counts bytes.
         """
-        ...
+        return maintenance.verify(self._backend.origin, progress)
 
-    def renew(self, kinds: Collection[str], renew: Renew, progress: Progress | None = None) -> Renewal:
-        """Put new bytes in the place of artifacts, such as the same under a new signature.
+    def renew(self, kinds: Collection[str], renew: Renew, progress: Progress | None = None) -> RenewalReport:
+        """Replace the bytes of artifacts, for example with the same content under a new signature.
 
-        Each changes as one: the new bytes are there, names and references lead to them and the old ones are gone, or
-        nothing is different. Quotas do not hold it up. When it is ended in the middle, it may be begun again. Progress
-        is in bytes.
+        Each artifact changes atomically: the new bytes are there, names and references lead to them and the old ones
+        are gone, or nothing is different. Quotas do not apply. If interrupted, it may be started again. Progress
+        counts bytes.
         """
-        ...
+        todo = [(tenant, stat) for tenant in self.tenants() for stat in self.list(tenant) if stat.kind in kinds]
+
+        def renew_one(tenant: str, digest: Digest) -> bool:
+            stat = self.stat(tenant, digest)  # not an earlier one: renewing another may have changed its references
+            data = renew(tenant, self.get(tenant, digest))
+            if data is not None:
+                self._replace(tenant, stat, data)
+            return data is not None
+
+        return maintenance.renew(todo, renew_one, progress)
+
+    def _replace(self, tenant: str, old: Stat, data: Buffer) -> None:
+        """Put other bytes in the place of an artifact's."""
+        view = memoryview(data).cast("B")
+        digest, entry = self._describe(old.kind, view, old.refers_to)
+        self._write(tenant, entry, view, lambda there, new: there.replacing(old.digest, digest, new))
+
+    def _load(self, tenant: str) -> tuple[Version, TenantCatalog]:
+        """Return a tenant's catalog as it is now."""
+        checked_text("a tenant", tenant, MAX_TENANT_BYTES)
+        with self._lock:
+            known = self._known.get(tenant)
+        loaded = self._backend.load(tenant, known[0] if known else None)
+        if loaded is None and known is not None:
+            return known
+        loaded = loaded or NOTHING
+        found = (loaded.version, catalog.decode(loaded.data))
+        self._remember(tenant, found)
+        return found
+
+    def _remember(self, tenant: str, found: tuple[Version, TenantCatalog]) -> None:
+        with self._lock:
+            self._known[tenant] = found
+            self._known.move_to_end(tenant)
+            if len(self._known) > _KNOWN_TENANTS:
+                self._known.popitem(last=False)
+
+    def _change(
+        self, tenant: str, change: Callable[[TenantCatalog], TenantCatalog]
+    ) -> tuple[TenantCatalog, TenantCatalog]:
+        """Exchange a tenant's catalog, repeatedly until no other change intervenes; return the old and the new one."""
+        with self._lock:
+            turn = self._turns.setdefault(tenant, Lock())
+        with turn:  # threads of one process would only cost each other attempts
+            for attempt in range(_TRIES):
+                version, before = self._load(tenant)
+                after = change(before)
+                if after is before:
+                    return before, before
+                data = catalog.encode(after, secrets.token_bytes(catalog.VERSION_BYTES))
+                if len(data) > catalog.MAX_BYTES:
+                    raise QuotaExceeded(f"a catalog of {len(data)} bytes: at most {catalog.MAX_BYTES}")
+                if swapped := self._backend.swap(tenant, version, data):
+                    self._remember(tenant, (swapped, after))
+                    return before, after
+                time.sleep(secrets.randbelow(1000) / 1000 * min(_LONGEST_PAUSE_S, 1e-4 * 2**attempt))
+        raise CapacityExhausted("too many others change this tenant's artifacts at once")
+
+    def _erase(self, tenant: str, keys: Collection[str]) -> None:
+        """Erase bytes that no catalog has any more; if that fails, `collect` finds them."""
+        for key in keys:
+            self._recent.drop((tenant, key))
+        if keys:
+            self._backend.erase(tenant, keys)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """One tenant's part of a store: the same methods without the tenant, who cannot be mistaken any more."""
+    """One tenant's part of a store: its methods without the tenant, which cannot be mixed up any more."""
 
-    store: Store
+    store: ContentStore
     tenant: str
 
     def put(self, kind: str, data: Buffer, refers_to: Iterable[Digest] = ()) -> Digest:
-        """As `Store.put`."""
+        """As `ContentStore.put`."""
         return self.store.put(self.tenant, kind, data, refers_to)
 
     def get(self, digest: Digest) -> memoryview:
-        """As `Store.get`."""
+        """As `ContentStore.get`."""
         return self.store.get(self.tenant, digest)
 
     def stat(self, digest: Digest) -> Stat:
-        """As `Store.stat`."""
+        """As `ContentStore.stat`."""
         return self.store.stat(self.tenant, digest)
 
     def list(self) -> tuple[Stat, ...]:
-        """As `Store.list`."""
+        """As `ContentStore.list`."""
         return self.store.list(self.tenant)
 
     def delete(self, digest: Digest) -> None:
-        """As `Store.delete`."""
+        """As `ContentStore.delete`."""
         self.store.delete(self.tenant, digest)
 
     def bind(self, name: str, digest: Digest) -> None:
-        """As `Store.bind`."""
+        """As `ContentStore.bind`."""
         self.store.bind(self.tenant, name, digest)
 
     def resolve(self, name: str) -> Digest:
-        """As `Store.resolve`."""
+        """As `ContentStore.resolve`."""
         return self.store.resolve(self.tenant, name)
 
     def unbind(self, name: str) -> None:
-        """As `Store.unbind`."""
+        """As `ContentStore.unbind`."""
         self.store.unbind(self.tenant, name)
 
     def names(self) -> Mapping[str, Digest]:
-        """As `Store.names`."""
+        """As `ContentStore.names`."""
         return self.store.names(self.tenant)
 
-    def usage(self) -> Usage:
-        """As `Store.usage`."""
+    def usage(self) -> TenantUsage:
+        """As `ContentStore.usage`."""
         return self.store.usage(self.tenant)
-
-
-def checked_text(what: str, text: str, limit_bytes: int) -> str:
-    """Return a tenant or a name that can be one: some text, of any characters, that has an UTF-8 form.
-
-    Raises:
-        InvalidArgs: it has none, is empty, or has more bytes than that.
-    """
-    try:
-        length = len(text.encode())
-    except UnicodeEncodeError:
-        length = 0
-    if not 1 <= length <= limit_bytes:
-        raise InvalidArgs(f"{what} is 1 to {limit_bytes} bytes of UTF-8, not {text[:32]!r}")
-    return text

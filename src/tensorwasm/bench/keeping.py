@@ -23,7 +23,7 @@ from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Function, Runtime
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
-from tensorwasm.saved import PAGE_BYTES, Run, SavedMemory
+from tensorwasm.saved import PAGE_BYTES, SavedMemory, SavedRun
 from tensorwasm.values import MIB, WASM_PAGE_BYTES, Limits
 from tensorwasm.wasm.edit import set_memory_minimum
 from tensorwasm.wasm.module import decode, encode
@@ -65,7 +65,7 @@ def resized(wasm: bytes, size_bytes: int) -> bytes:
 def filled(function: Function, data: bytes) -> Snapshot:
     """Return a snapshot of an instance whose memory has these contents."""
     with function.open() as live, live.captured() as saved:
-        return keep(replace(saved, memories=(SavedMemory(len(data), (Run(0, data),)),)))
+        return keep(replace(saved, memories=(SavedMemory(len(data), (SavedRun(0, data),)),)))
 
 
 def restoring(wasm: bytes, sizes_mib: Sequence[int], samples: int, count: int) -> Iterator[Figure]:

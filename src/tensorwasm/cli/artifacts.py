@@ -15,8 +15,8 @@ from tensorwasm.cli.places import owner
 from tensorwasm.cli.progress import progress
 
 if TYPE_CHECKING:
-    from tensorwasm.artifacts.content import ContentStore
-    from tensorwasm.artifacts.store import Finding
+    from tensorwasm.artifacts.store import ContentStore
+    from tensorwasm.artifacts.values import ArtifactFinding
 
 GRACE_S: Final = 86400.0
 
@@ -123,8 +123,8 @@ def renew(*, store: Where = None, as_json: AsJson = False) -> None:
     encrypts. Names, and what adds to what, stay as they are. The exit code is 1 if one could not be
     renewed; the others are.
     """
-    from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.artifacts.snapshot import renew_snapshot  # noqa: PLC0415 - the same
+    from tensorwasm.artifacts.keys import KeyRing  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.snapshot.file import renew_snapshot  # noqa: PLC0415 - the same
 
     ring = KeyRing.from_settings()
     with progress("renewing") as tell:
@@ -150,7 +150,7 @@ def unbind(
     _open(store).unbind(owner(tenant), name)
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: ArtifactFinding) -> dict[str, Any]:
     return {**asdict(finding), "digest": finding.digest.hex() if finding.digest else None, "bad": finding.bad}
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import InvalidArgs
 
 if TYPE_CHECKING:
-    from tensorwasm.artifacts.sealed import Digest
-    from tensorwasm.artifacts.snapshot import SnapshotFile
+    from tensorwasm.artifacts.sealed.writer import SealedInfo
+    from tensorwasm.artifacts.snapshot.file import SnapshotFile
     from tensorwasm.artifacts.store import TenantView
     from tensorwasm.runtime import Snapshot
     from tensorwasm.runtime.snapshots.archive import File
@@ -59,7 +59,7 @@ class Place:
             raise InvalidArgs("a snapshot in a file has no module with it: name one")
         return stored.fetch_module(self._view(), snapshot)
 
-    def save(self, live: LiveInstance, module: bytes | memoryview, parents: Sequence[str]) -> Digest:
+    def save(self, live: LiveInstance, module: bytes | memoryview, parents: Sequence[str]) -> SealedInfo:
         """Save an instance here.
 
         Args:
@@ -101,7 +101,7 @@ def open_place(place: Place, parents: Sequence[str] | None) -> SnapshotFile:
     Raises:
         TensorWasmError: what `Place.find` and `tensorwasm.runtime.snapshots.archive.open_file` raise.
     """
-    from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.keys import KeyRing  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime.snapshots.archive import open_file  # noqa: PLC0415 - the same
 
     first, *rest = place.find()
@@ -115,7 +115,7 @@ def read(place: Place, parents: Sequence[str]) -> Snapshot:
     Raises:
         TensorWasmError: what `Place.find` and `tensorwasm.runtime.snapshots.archive.read_file` raise.
     """
-    from tensorwasm.artifacts.ring import KeyRing  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.keys import KeyRing  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime.snapshots.archive import read_file  # noqa: PLC0415 - the same
 
     first, *rest = place.find()

@@ -23,7 +23,7 @@ from tensorwasm.values import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tensorwasm.artifacts.snapshot import Difference
+    from tensorwasm.artifacts.snapshot.inspection import Difference
     from tensorwasm.runtime import Runtime
     from tensorwasm.runtime.snapshots.live import LiveInstance
 
@@ -135,7 +135,7 @@ def restore(
 @app.command()
 def inspect(saved: Saved, *, tenant: Tenant = None, as_json: AsJson = False) -> None:
     """Say what a snapshot is: sizes, names, keys; nothing that a guest keeps to itself."""
-    from tensorwasm.artifacts.snapshot import summarize  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.snapshot.inspection import summarize  # noqa: PLC0415 - keeps --help quick
 
     with waiting("reading"), open_place(Place(saved, tenant), None) as snapshot:
         summary = asdict(summarize(snapshot))
@@ -169,7 +169,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say where two snapshots differ, and exit with 1 if they do."""
-    from tensorwasm.artifacts.snapshot import compare  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts.snapshot.inspection import compare  # noqa: PLC0415 - keeps --help quick
 
     with (
         waiting("comparing"),

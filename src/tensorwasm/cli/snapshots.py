@@ -51,10 +51,13 @@ def fetch(
     client: Client, snapshot: Id, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it is written.")]
 ) -> None:
     """Write a snapshot's file, which is there once it is whole."""
-    from tensorwasm.artifacts import durable  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.artifacts import private_files  # noqa: PLC0415 - keeps --help quick
 
     try:
-        with durable.replace(file) as out, client.open("GET", f"/snapshots/{checked_id(snapshot)}/content") as answer:
+        with (
+            private_files.replace_file(file) as out,
+            client.open("GET", f"/snapshots/{checked_id(snapshot)}/content") as answer,
+        ):
             for piece in answer.iter_bytes():
                 _write(out, piece, file)
     except OSError as error:

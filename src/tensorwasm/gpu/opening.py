@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.device.port import Device
-from tensorwasm.values import MIB, NEWEST_PTX, Place
+from tensorwasm.values import MIB, NEWEST_PTX, SmPlacement
 
 CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 """What `open_device` takes; N is an ordinal."""
@@ -41,7 +41,7 @@ def open_emulator(multiprocessors: int | None = None) -> Device:
 
 
 def open_gpu(
-    ordinal: int, multiprocessors: int | None = None, *, place: Place | None = None, jit: bool = True
+    ordinal: int, multiprocessors: int | None = None, *, place: SmPlacement | None = None, jit: bool = True
 ) -> Device:
     """Open a GPU, or a share of one.
 
@@ -63,7 +63,7 @@ def open_gpu(
 class GpuOpener(Protocol):
     """What `open_gpu` is."""
 
-    def __call__(self, ordinal: int, multiprocessors: int | None, *, place: Place | None, jit: bool) -> Device:
+    def __call__(self, ordinal: int, multiprocessors: int | None, *, place: SmPlacement | None, jit: bool) -> Device:
         """Open a GPU, or a share of one."""
 
 
@@ -85,7 +85,7 @@ def open_device(
     gpu: GpuOpener = open_gpu,
     *,
     multiprocessors: int | None = None,
-    place: Place | None = None,
+    place: SmPlacement | None = None,
     jit: bool = True,
 ) -> tuple[Device, str]:
     """Open the chosen device and say in a few words why it is this one.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from tensorwasm.collector import collector_paused
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gc_pause import gc_paused
 from tensorwasm.ptx.check import check
 from tensorwasm.ptx.declarations import SPACES, parse_attributes, parse_linkage, parse_params, parse_variables
 from tensorwasm.ptx.directives import IN_MODULE, parse_tuning
@@ -66,7 +66,7 @@ def _parse(text: str | bytes, deadline: Deadline, read: Callable[[Cursor, Watch]
     A text with a fault is read again in its smallest tokens: one may lie inside an instruction.
     """
     watch = Watch(deadline, "while the PTX was read")
-    with collector_paused():
+    with gc_paused():
         with suppress(MalformedPtx):
             return read(Cursor(text, watch, instructions=True), watch)
         return read(Cursor(text, watch), watch)

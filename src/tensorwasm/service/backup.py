@@ -12,7 +12,7 @@ from typing import Final
 from tensorwasm import settings as process
 from tensorwasm.artifacts.opening import open_store
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, read_header
-from tensorwasm.artifacts.store import Store, TenantView
+from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database.inventory import Inventory, take_inventory
 from tensorwasm.database.opening import read_database, sqlite_url
 from tensorwasm.doctor.rows import Row, Status
@@ -101,14 +101,14 @@ def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -
     yield _row("keys of saved states", unread, "saved states are under a key that is not here", len(states), _KEY_FIX)
 
 
-def _without_module(store: Store, inventory: Inventory) -> Iterator[tuple[str, str, int]]:
+def _without_module(store: ContentStore, inventory: Inventory) -> Iterator[tuple[str, str, int]]:
     kept = {tenant: {each.digest for each in store.list(tenant)} for tenant in {each[0] for each in inventory.modules}}
     for tenant, function, number, module in inventory.modules:
         if module not in kept[tenant]:
             yield tenant, function, number
 
 
-def _state(store: Store, seals: SnapshotKeys | None, tenant: int, name: str) -> str:
+def _state(store: ContentStore, seals: SnapshotKeys | None, tenant: int, name: str) -> str:
     """Return ``ok``, ``missing`` or ``key``, by a file's header: its content is for `tensor-wasm artifacts verify`."""
     try:
         head = bytes(stored.fetch(TenantView(store, str(tenant)), name).files[0][:HEADER_BYTES])

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.artifacts.store import Store
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.clock import Clock
@@ -76,7 +76,7 @@ async def open_instances(
     seals: SnapshotKeys,
     desk: DatabasePort,
     functions: Resolver,
-    store: Store,
+    store: ContentStore,
     admission: Admission,
     policy: Callable[[int], TenantPolicy],
     ledger: UsageLedger,

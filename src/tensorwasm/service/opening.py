@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from tensorwasm import settings as process
 from tensorwasm.artifacts.opening import identify, open_store
-from tensorwasm.artifacts.private import FOLDER_MODE, OTHERS, require_own
+from tensorwasm.artifacts.private_files import FOLDER_MODE, OTHERS, require_own
 from tensorwasm.database.desk import Desk
 from tensorwasm.database.opening import Database, open_database, sqlite_url
 from tensorwasm.database.owning import owning, succeeding

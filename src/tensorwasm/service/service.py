@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensorwasm.artifacts.store import Store
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.database.desk import Desk
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
@@ -75,7 +75,7 @@ class Service:
     tokens: Tokens
     tenants: Tenants
     first_token: NewToken | None = field(repr=False)
-    store: Store
+    store: ContentStore
     runtime: Runtime
     metrics: Metrics
     audit: AuditLog

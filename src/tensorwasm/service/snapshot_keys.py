@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.artifacts.keys import KEY_BYTES, HmacKey, Key, kept_key, make_key
-from tensorwasm.artifacts.private import STATE
-from tensorwasm.artifacts.ring import CipherKey, KeyRing, ciphers_from_settings, secret_of
+from tensorwasm.artifacts.keys import (
+    KEY_BYTES,
+    CipherKey,
+    HmacKey,
+    KeyRing,
+    SigningKey,
+    ciphers_from_settings,
+    load_key,
+    parse_secret,
+    store_key,
+)
+from tensorwasm.artifacts.private_files import STATE
 from tensorwasm.errors import InvalidKey, SnapshotKeyMissing, UnknownKey
 
 PURPOSE: Final = "service-snapshot"
@@ -59,7 +68,7 @@ def parse_hex_key(name: str, text: str) -> bytes:
 class SnapshotKeys:
     """The rings of all tenants. Thread-safe."""
 
-    def __init__(self, master: Key, ciphers: tuple[CipherKey, ...] = ()) -> None:
+    def __init__(self, master: SigningKey, ciphers: tuple[CipherKey, ...] = ()) -> None:
         """Take what the rings are made from.
 
         Args:
@@ -90,7 +99,7 @@ class SnapshotKeys:
         master = _move_key(folder)
         if master is None:
             _log.warning("snapshots are signed with a new key, keys/%s in the data folder", PURPOSE)
-            master = make_key(folder, PURPOSE, _FOLDER, secrets.token_bytes(KEY_BYTES))
+            master = store_key(folder, PURPOSE, _FOLDER, secrets.token_bytes(KEY_BYTES))
         return cls(master, ciphers_from_settings())
 
     @classmethod
@@ -102,7 +111,7 @@ class SnapshotKeys:
             UnsafeFile: a file of a key cannot be read.
         """
         setting = "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY"
-        master = secret_of(setting, hmac_key) if hmac_key else kept_key(folder, PURPOSE, _FOLDER)
+        master = parse_secret(setting, hmac_key) if hmac_key else load_key(folder, PURPOSE, _FOLDER)
         return None if master is None else cls(master, ciphers_from_settings())
 
     def ring(self, tenant: int, client_key: bytes = b"") -> KeyRing:
@@ -126,7 +135,7 @@ def _move_key(folder: Path) -> HmacKey | None:
     """Return the key that an earlier release made in the state folder, copied into the data folder; None if none."""
     if not (settings.state_dir() / "keys" / PURPOSE).exists():
         return None
-    found = kept_key(settings.state_dir(), PURPOSE, STATE)
+    found = load_key(settings.state_dir(), PURPOSE, STATE)
     if found is None:
         return None
     _log.warning("the key of snapshots is copied from the state folder: keys/%s in the data folder counts now", PURPOSE)

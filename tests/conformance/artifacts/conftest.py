@@ -7,11 +7,11 @@ import urllib.request
 import pytest
 
 from fakes import s3_server
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
-from tensorwasm.artifacts.layered import Layered, NearFolder
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.objects import ObjectBackend, connect
+from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.backends.objects import ObjectBackend, connect
+from tensorwasm.artifacts.store import ContentStore
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="artifacts on disk need flock")
 
@@ -30,7 +30,7 @@ def objects(_folder):
 
 
 def layered(folder):
-    return Layered(NearFolder(folder / "near", 300), objects(folder))
+    return CachedBackend(DiskCache(folder / "near", 300), objects(folder))
 
 
 def s3(folder):

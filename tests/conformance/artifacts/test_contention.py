@@ -3,8 +3,8 @@
 import itertools
 import threading
 
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import QuotaExceeded, TensorWasmError
 
 
@@ -49,7 +49,7 @@ def test_the_same_bytes_put_at_once_are_one_artifact(backend):
     assert _together(*(lambda s=s: s.put("t", "module", b"same" * 100) for s in stores * 2)) == []
     assert stores[0].usage("t").count == 1
     assert stores[0].verify().findings[0].state == "unreachable"
-    assert len(backend.truth.leftovers("t")) <= 1
+    assert len(backend.origin.leftovers("t")) <= 1
 
 
 def test_what_was_just_put_is_never_collected(backend):
@@ -84,7 +84,7 @@ def test_who_reads_what_is_mended_at_that_moment_gets_what_was_put_anew(backend)
     def race(tenant, key, stored_bytes):
         asked.append(key)
         if len(asked) == 1:
-            backend.truth.erase("t", [key])
+            backend.origin.erase("t", [key])
             backend.erase("t", [key])
             other.put("t", "module", b"m" * 100)
         return read(tenant, key, stored_bytes)

@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from strategies.store import outcome
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.memory import MemoryBackend
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.layered import Layered, NearFolder
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import ArtifactCorrupt, InvalidSnapshot
 
 
@@ -22,7 +22,7 @@ def _key(store, tenant="t"):
 
 def _damage(store, change, tenant="t"):
     """Change the bytes of a tenant's only artifact where they are kept, and in no copy of them."""
-    place, key = store._backend.truth, _key(store, tenant)
+    place, key = store._backend.origin, _key(store, tenant)
     if isinstance(place, DiskBackend):
         path = place._home(tenant) / "blobs" / key
         path.chmod(0o600)
@@ -45,7 +45,7 @@ DAMAGE = [_flip, lambda data: data[:-1], lambda data: data + b"\0", lambda _: b"
 @pytest.mark.parametrize("kind", ["module", "code"])
 @pytest.mark.parametrize("change", DAMAGE)
 def test_damaged_bytes_are_set_aside_reported_and_mended_by_putting_them_again(open_backend, change, kind):
-    backend = open_backend().truth
+    backend = open_backend().origin
     store = ContentStore(backend)
     data = b"precious" * 500
     digest = store.put("t", kind, data)
@@ -82,7 +82,7 @@ def test_whatever_bit_is_flipped_no_wrong_byte_is_given_out():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="copies on disk need flock")
 def test_a_damaged_copy_is_thrown_away_and_the_original_given_out(tmp_path):
-    backend = Layered(NearFolder(tmp_path / "near", 300), MemoryBackend())
+    backend = CachedBackend(DiskCache(tmp_path / "near", 300), MemoryBackend())
     store = ContentStore(backend)
     digest = store.put("t", "module", b"m" * 100)
     copy = tmp_path / "near" / "t" / _key(store)
@@ -97,7 +97,7 @@ def test_putting_again_mends_what_nobody_had_noticed(backend):
     store = ContentStore(backend)
     digest = store.put("t", "module", b"m" * 100)
     _damage(store, _flip)
-    if isinstance(backend, Layered):
+    if isinstance(backend, CachedBackend):
         backend._near.drop("t", _key(store))
     store.put("t", "module", b"m" * 100)
     assert store.verify().findings[0].state == "unreachable"

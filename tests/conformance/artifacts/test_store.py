@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from strategies.store import store_machine
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.kinds import KINDS
-from tensorwasm.artifacts.store import MAX_NAME_BYTES, MAX_REFERENCES, MAX_TENANT_BYTES, TenantView
+from tensorwasm.artifacts.packing import KINDS
+from tensorwasm.artifacts.store import ContentStore, TenantView
+from tensorwasm.artifacts.values import MAX_NAME_BYTES, MAX_REFERENCES, MAX_TENANT_BYTES
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, TooLarge
 
 
@@ -160,7 +160,7 @@ def test_what_was_got_stays_whole_when_the_artifact_goes(store):
 
 
 def test_a_longer_artifact_than_its_kind_may_be_is_refused_before_it_is_hashed(store, monkeypatch):
-    monkeypatch.setitem(vars(sys.modules["tensorwasm.artifacts.content"]), "blake3", lambda _: pytest.fail("hashed"))
+    monkeypatch.setitem(vars(sys.modules["tensorwasm.artifacts.store"]), "blake3", lambda _: pytest.fail("hashed"))
     with pytest.raises(TooLarge):
         store.put("t", "kernel", bytes(KINDS["kernel"].max_bytes + 1))
 

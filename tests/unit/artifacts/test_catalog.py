@@ -4,18 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.artifacts import catalog
-from tensorwasm.artifacts.backend import folder_of, tenant_of
-from tensorwasm.artifacts.catalog import Catalog, Entry
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.backends.port import folder_of, tenant_of
+from tensorwasm.artifacts.catalog import CatalogEntry, TenantCatalog
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import ArtifactCorrupt, QuotaExceeded
 
 HASHES = st.binary(min_size=32, max_size=32)
 KEYS = st.from_regex("[0-9a-f]{64}-[0-9a-f]{16}", fullmatch=True)
 SIZES = st.integers(0, (1 << 63) - 1)
 ENTRIES = st.builds(
-    Entry,
+    CatalogEntry,
     kind=st.text(max_size=9),
     size_bytes=SIZES,
     stored_bytes=SIZES,
@@ -25,7 +25,7 @@ ENTRIES = st.builds(
     refers_to=st.lists(HASHES, max_size=3).map(tuple),
 )
 CATALOGS = st.builds(
-    Catalog,
+    TenantCatalog,
     artifacts=st.dictionaries(HASHES, ENTRIES, max_size=4),
     names=st.dictionaries(st.text(), HASHES, max_size=4),
 )
@@ -33,7 +33,7 @@ VERSION = bytes(range(16))
 
 
 def entry(blob="0" * 64 + "-" + "0" * 16, made_ns=0, refers_to=(), size_bytes=1):
-    return Entry("module", size_bytes, size_bytes, "raw", blob, made_ns, refers_to)
+    return CatalogEntry("module", size_bytes, size_bytes, "raw", blob, made_ns, refers_to)
 
 
 @given(CATALOGS)
@@ -63,14 +63,14 @@ def test_what_is_no_catalog_is_refused(data):
 )
 def test_a_catalog_that_leads_out_of_its_folder_is_refused(blob):
     with pytest.raises(ArtifactCorrupt):
-        catalog.decode(catalog.encode(Catalog({bytes(32): entry(blob)}), VERSION))
+        catalog.decode(catalog.encode(TenantCatalog({bytes(32): entry(blob)}), VERSION))
 
 
 @pytest.mark.parametrize("change", [{"size_bytes": -1}, {"made_ns": "now"}, {"refers_to": (b"short",)}])
 def test_a_catalog_of_another_shape_is_refused(change):
     odd = msgspec.structs.replace(entry(), **change)
     with pytest.raises(ArtifactCorrupt):
-        catalog.decode(catalog.encode(Catalog({bytes(32): odd}), VERSION))
+        catalog.decode(catalog.encode(TenantCatalog({bytes(32): odd}), VERSION))
 
 
 @given(st.text(min_size=1, max_size=30).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text)))
@@ -81,13 +81,13 @@ def test_a_tenants_folder_is_plain_and_leads_back_to_it(tenant):
 
 
 @pytest.mark.parametrize("folder", ["", "_", "_4", "_zz", "A", "_61", "..", "_2E", "_ff", "a_"])
-def test_what_is_nobodys_folder_leads_to_nobody(folder):
+def test_other_folders_belong_to_no_tenant(folder):
     assert tenant_of(folder) is None
 
 
-def test_what_is_young_keeps_what_it_refers_to_and_old_rings_do_not_keep_themselves():
+def test_young_artifacts_keep_their_references_and_old_cycles_are_collected():
     a, b, c, d = (bytes([n]) * 32 for n in range(4))
-    kept = Catalog(
+    kept = TenantCatalog(
         {
             a: entry(made_ns=0),
             b: entry(made_ns=100, refers_to=(a,)),
@@ -101,15 +101,15 @@ def test_what_is_young_keeps_what_it_refers_to_and_old_rings_do_not_keep_themsel
 
 
 def test_making_an_artifact_new_never_makes_it_older():
-    assert catalog.renewed(entry(made_ns=100), 50).made_ns == 100
+    assert entry(made_ns=100).renewed(50).made_ns == 100
 
 
 def test_a_name_that_is_there_can_be_moved_when_no_more_fit():
-    kept = Catalog({bytes(32): entry()}, {"a": bytes(32)})
+    kept = TenantCatalog({bytes(32): entry()}, {"a": bytes(32)})
     assert kept.binding("a", bytes(32), Quota(count=1)) == kept
 
 
-def test_a_catalog_that_nobody_could_read_any_more_is_not_written(monkeypatch):
+def test_a_catalog_longer_than_its_cap_is_not_written(monkeypatch):
     store = ContentStore(MemoryBackend())
     digest = store.put("t", "module", b"m")
     monkeypatch.setattr(catalog, "MAX_BYTES", 500)

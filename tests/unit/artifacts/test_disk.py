@@ -14,11 +14,11 @@ import pytest
 from fakes import store_worker
 from fakes.calls import CountedCalls, Died, DyingCalls, FailingCalls
 from oracles.store import Model, seen
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
-from tensorwasm.artifacts.files import SystemCalls
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.files import SystemCalls
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import ArtifactCorrupt, StoreUnavailable, UnsafeFile
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="artifacts on disk need flock")
@@ -120,7 +120,7 @@ def test_dying_at_any_call_leaves_the_old_state_or_the_new_one(prepared, tmp_pat
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
-def test_no_room_at_any_call_is_said_and_leaves_the_old_state_or_the_new_one(prepared, tmp_path, action):
+def test_no_room_at_any_call_is_reported_and_leaves_the_old_state_or_the_new_one(prepared, tmp_path, action):
     before, after, _ = outcomes(prepared, tmp_path, action)
     for at in range(1, 1000):
         folder = shutil.copytree(prepared, tmp_path / str(at))
@@ -143,7 +143,7 @@ def failure(action, folder, calls):
     return ""
 
 
-def test_a_catalog_tells_of_nothing_that_is_not_on_the_disk(tmp_path):
+def test_bytes_are_on_the_disk_before_the_catalog_has_them(tmp_path):
     calls = CountedCalls()
     store = open_store(tmp_path / "store", calls)
     store.put("t", "module", A)
@@ -162,7 +162,7 @@ def test_a_catalog_tells_of_nothing_that_is_not_on_the_disk(tmp_path):
     ]
 
 
-def test_a_writer_that_is_alive_is_no_leftover(tmp_path):
+def test_files_of_a_live_writer_are_no_leftovers(tmp_path):
     backend = DiskBackend(tmp_path / "store")
     key = f"{bytes(32).hex()}-{bytes(8).hex()}"
     with backend.write("t", key, b"not told of yet"):
@@ -171,7 +171,7 @@ def test_a_writer_that_is_alive_is_no_leftover(tmp_path):
     assert backend.leftovers("t") == (key,)
 
 
-def test_nobody_can_look_for_leftovers_while_a_draft_is_not_locked_yet(tmp_path):
+def test_leftovers_cannot_be_listed_before_a_draft_is_locked(tmp_path):
     class Looking(CountedCalls):
         turns: ClassVar = []
 
@@ -185,7 +185,7 @@ def test_nobody_can_look_for_leftovers_while_a_draft_is_not_locked_yet(tmp_path)
     assert Looking.turns == [False, False]  # of the bytes and of the catalog
 
 
-def test_nobody_else_can_read_or_change_anything(tmp_path):
+def test_files_and_folders_are_closed_to_other_users(tmp_path):
     os.umask(old := os.umask(0))
     os.umask(0)
     try:
@@ -215,7 +215,7 @@ def test_a_folder_or_a_file_that_others_can_write_to_is_not_used(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["catalog", "blob"])
-def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, name):
+def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path, name):
     store = open_store(tmp_path / "store")
     digest = store.put("t", "module", A)
     (blob,) = (tmp_path / "store" / "t" / "blobs").iterdir()
@@ -252,7 +252,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
     [lambda data: b"", lambda data: data[:-1], lambda data: data + b"\0", lambda data: bytes(len(data))],
     ids=["empty", "cut", "longer", "zeros"],
 )
-def test_a_damaged_catalog_is_said_and_nothing_is_collected_by_it(tmp_path, change):
+def test_a_damaged_catalog_is_reported_and_nothing_of_it_is_collected(tmp_path, change):
     folder = tmp_path / "store"
     store = open_store(folder)
     digest = store.put("t", "module", A)
@@ -275,7 +275,7 @@ def test_a_damaged_catalog_is_said_and_nothing_is_collected_by_it(tmp_path, chan
     assert [(finding.digest, finding.state) for finding in fresh.verify().findings] == [(None, "corrupt")]
 
 
-def test_what_is_damaged_is_kept_for_a_grace(tmp_path):
+def test_damaged_bytes_are_quarantined_for_a_grace(tmp_path):
     folder = tmp_path / "store"
     store = ContentStore(DiskBackend(folder))
     digest = store.put("t", "code", A)
@@ -290,7 +290,7 @@ def test_what_is_damaged_is_kept_for_a_grace(tmp_path):
     assert list((folder / "t" / "aside").iterdir()) == []
 
 
-def test_reading_is_remembered_and_changes_nothing_else(tmp_path):
+def test_the_time_of_reading_is_recorded_and_nothing_else_changes(tmp_path):
     folder = tmp_path / "store"
     store = ContentStore(DiskBackend(folder))
     digest = store.put("t", "code", A)
@@ -309,9 +309,9 @@ FILL = """
 import sys
 from pathlib import Path
 from typing import ClassVar
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import QuotaExceeded
 
 store = ContentStore(DiskBackend(Path(sys.argv[1])), lambda _: Quota(artifact_bytes=250, count=1000))

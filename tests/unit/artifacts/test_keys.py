@@ -5,24 +5,33 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed448, ed25519, x25519
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm import settings
-from tensorwasm.artifacts import private
+from tensorwasm.artifacts import private_files
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import (
     SIGNATURE_BYTES,
     Algorithm,
+    CipherKey,
     Ed25519Key,
     Ed25519PublicKey,
     HmacKey,
+    KeyRing,
     machine_key,
 )
-from tensorwasm.errors import InvalidKey, UnsafeFile
+from tensorwasm.errors import InvalidKey, SigningNotConfigured, UnsafeFile
 
 KINDS = [HmacKey, Ed25519Key]
 SECRET = bytes(range(32))
+OLD, NEW, OTHER = (bytes([n]) * 32 for n in (1, 2, 3))
+PEM = serialization.Encoding.PEM
+PLAIN = serialization.NoEncryption()
+PKCS8 = serialization.PrivateFormat.PKCS8
+INFO = serialization.PublicFormat.SubjectPublicKeyInfo
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
 
@@ -67,7 +76,7 @@ def test_ed25519_is_that_of_rfc_8032():
     assert key.sign(b"\x72").hex().startswith("92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da")
 
 
-def test_a_key_is_known_by_the_hash_of_what_may_be_shown():
+def test_a_key_s_id_is_the_hash_of_its_public_bytes():
     assert HmacKey(SECRET).id == blake3(SECRET)[:8].hex()
     pair = Ed25519Key(SECRET)
     assert pair.id == pair.public.id == blake3(pair.public.raw)[:8].hex()
@@ -100,7 +109,7 @@ def test_the_machine_makes_a_key_once_for_each_purpose(state):
     assert names(path.parent) == ["code", "snapshot"]
 
 
-def test_all_who_ask_at_once_get_the_same_key(state):
+def test_concurrent_calls_get_the_same_key(state):
     with ThreadPoolExecutor(16) as threads:
         assert len({key.id for key in threads.map(machine_key, ["code"] * 64)}) == 1
     assert names(state / "keys") == ["code"]
@@ -148,14 +157,14 @@ def test_a_state_folder_may_be_read_by_others_but_not_written(state):
 
 
 @posix
-def test_what_belongs_to_somebody_else_is_refused(state, monkeypatch):
+def test_files_of_another_user_are_refused(state, monkeypatch):
     machine_key("code")
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     with pytest.raises(UnsafeFile, match=f"belongs to user {uid}.*chown"):
         machine_key("code")
     with pytest.raises(UnsafeFile, match="belongs to user"):
-        private.read_file(state / "keys" / "code", "the key", 32)
+        private_files.read_file(state / "keys" / "code", "the key", 32)
 
 
 @posix
@@ -174,7 +183,7 @@ def test_links_pipes_and_files_in_the_wrong_place_are_refused(state, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_key_that_was_cut_or_grew_is_refused_and_kept(state, length):
+def test_a_key_file_of_another_length_is_refused_and_kept(state, length):
     machine_key("code")
     path = state / "keys" / "code"
     path.write_bytes(bytes(length))
@@ -183,14 +192,14 @@ def test_a_key_that_was_cut_or_grew_is_refused_and_kept(state, length):
     assert path.stat().st_size == length
 
 
-def test_a_place_where_nothing_can_be_made_is_named_without_its_path(state, tmp_path):
+def test_an_unusable_state_folder_is_named_without_its_path(state, tmp_path):
     state.write_bytes(b"")
     with pytest.raises(UnsafeFile, match="state folder") as caught:
         machine_key("code")
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_where_the_state_is(monkeypatch, tmp_path):
+def test_the_state_folder_follows_the_environment(monkeypatch, tmp_path):
     unset = dataclasses.replace(settings.current(), state="")
     monkeypatch.setattr(settings, "current", lambda: unset)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -199,3 +208,151 @@ def test_where_the_state_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert settings.state_dir() == tmp_path / ".local" / "state" / "tensor-wasm"
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """Set the settings of keys; return their ring."""
+
+    def read(key="", trust="", cipher=""):
+        changed = dataclasses.replace(
+            settings.current(),
+            state=str(tmp_path / "state"),
+            snapshot_key=key,
+            snapshot_trust=trust,
+            snapshot_cipher_key=cipher,
+        )
+        monkeypatch.setattr(settings, "current", lambda: changed)
+        return KeyRing.from_settings()
+
+    return read
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Write a file with a mode; return its path as text."""
+
+    def write(name, data, mode=0o600):
+        path = tmp_path / name
+        path.write_bytes(data)
+        path.chmod(mode)
+        return str(path)
+
+    return write
+
+
+def pem(seed=NEW):
+    return ed25519.Ed25519PrivateKey.from_private_bytes(seed).private_bytes(PEM, PKCS8, PLAIN)
+
+
+def public_pem(seed=NEW):
+    return ed25519.Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes(PEM, INFO)
+
+
+def test_the_new_key_signs_and_both_verify():
+    ring = KeyRing.of(HmacKey(NEW), HmacKey(OLD))
+    assert ring.require_signer().id == HmacKey(NEW).id
+    assert set(ring.verifiers) == {HmacKey(NEW).id, HmacKey(OLD).id}
+    signature = HmacKey(OLD).sign(b"made before")
+    assert ring.verifiers[HmacKey(OLD).id].verify(b"made before", signature)
+
+
+def test_a_ring_may_only_verify():
+    ring = KeyRing.of(None, Ed25519Key(NEW).public)
+    with pytest.raises(SigningNotConfigured, match="TENSOR_WASM_SNAPSHOT_KEY"):
+        ring.require_signer()
+    with pytest.raises(SigningNotConfigured, match="TENSOR_WASM_SNAPSHOT_CIPHER_KEY"):
+        ring.require_cipher()
+
+
+def test_a_public_key_is_never_a_secret():
+    public = Ed25519Key(NEW).public
+    with pytest.raises(InvalidKey, match="two kinds"):
+        KeyRing.of(HmacKey(public.raw), public)
+
+
+def test_a_pair_and_its_public_half_are_one_key():
+    ring = KeyRing.of(Ed25519Key(NEW), Ed25519Key(NEW).public)
+    assert list(ring.verifiers) == [Ed25519Key(NEW).id]
+
+
+def test_without_settings_the_machine_s_key_signs(configured):
+    ring = configured()
+    assert ring.signer.id == machine_key("snapshot").id != machine_key("code").id
+    assert list(ring.verifiers) == [ring.signer.id]
+    assert not ring.ciphers
+
+
+def test_keys_are_read_from_text(configured):
+    ring = configured(f"hmac:{NEW.hex()}", f"{OLD.hex()}, ed25519:{OTHER.hex()} ,", f"{NEW.hex()},{OLD.hex()}")
+    assert ring.signer.id == HmacKey(NEW).id
+    assert set(ring.verifiers) == {HmacKey(NEW).id, HmacKey(OLD).id, Ed25519Key(OTHER).id}
+    assert ring.require_cipher().id == CipherKey(NEW).id
+    assert list(ring.ciphers) == [CipherKey(NEW).id, CipherKey(OLD).id]
+    assert configured(NEW.hex().upper()).signer.id == HmacKey(NEW).id
+
+
+@pytest.mark.parametrize("form", ["raw", "hex", "pem"])
+def test_keys_are_read_from_files(configured, kept, form):
+    secret = kept("secret", {"raw": NEW, "hex": NEW.hex().encode() + b"\n", "pem": pem()}[form])
+    raw = Ed25519Key(NEW).public.raw
+    public = kept("public", {"raw": raw, "hex": raw.hex().encode(), "pem": public_pem()}[form], 0o644)
+    assert configured(f"ed25519:{secret}").signer.id == Ed25519Key(NEW).id
+    trusting = configured(OLD.hex(), f"ed25519-public:{public}")
+    assert isinstance(trusting.verifiers[Ed25519Key(NEW).id], Ed25519PublicKey)
+    if form != "pem":
+        assert configured(secret).signer.id == configured(f"hmac:{secret}").signer.id == HmacKey(NEW).id
+        assert configured(cipher=secret).require_cipher().id == CipherKey(NEW).id
+
+
+@pytest.mark.parametrize("text", [OLD.hex()[:-1], OLD.hex() + "0", "hmac:", "ed25519:", "hmac:x\0y", "secret!" * 9])
+def test_an_invalid_key_is_refused_by_its_setting_s_name_and_not_shown(configured, text):
+    with pytest.raises((InvalidKey, UnsafeFile), match="TENSOR_WASM_SNAPSHOT_KEY") as caught:
+        configured(text)
+    assert OLD.hex()[:-1] not in str(caught.value)
+    assert "secret!" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("hmac", pem()),
+        ("ed25519", public_pem()),
+        ("ed25519", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
+        ("ed25519", ed448.Ed448PrivateKey.generate().private_bytes(PEM, PKCS8, PLAIN)),
+        ("ed25519", x25519.X25519PrivateKey.generate().private_bytes(PEM, PKCS8, PLAIN)),
+        (
+            "ed25519",
+            ed25519.Ed25519PrivateKey.generate().private_bytes(
+                PEM, PKCS8, serialization.BestAvailableEncryption(b"password")
+            ),
+        ),
+        ("ed25519", b""),
+        ("hmac", b"\n" * 20000),
+    ],
+)
+def test_a_file_with_another_kind_of_key_is_refused(configured, kept, kind, data):
+    with pytest.raises((InvalidKey, UnsafeFile), match="the file that TENSOR_WASM_SNAPSHOT_KEY names"):
+        configured(f"{kind}:{kept('key', data)}")
+
+
+@posix
+def test_a_secret_that_others_may_read_and_a_public_key_that_others_may_write_are_refused(configured, kept):
+    with pytest.raises(UnsafeFile, match="chmod 600"):
+        configured(kept("secret", NEW, 0o640))
+    with pytest.raises(UnsafeFile, match="chmod 600"):
+        configured(cipher=kept("secret", NEW, 0o604))
+    with pytest.raises(UnsafeFile, match="chmod"):
+        configured(trust=f"ed25519-public:{kept('public', public_pem(), 0o666)}")
+
+
+def test_a_public_key_cannot_sign(configured):
+    with pytest.raises(InvalidKey, match="public"):
+        configured(f"ed25519-public:{Ed25519Key(NEW).public.raw.hex()}")
+
+
+def test_a_cipher_key_shows_no_secret():
+    assert NEW.hex() not in repr(CipherKey(NEW))
+    assert repr(CipherKey(NEW).raw) not in repr(KeyRing.of(HmacKey(OLD), ciphers=[CipherKey(NEW)]))
+    with pytest.raises(InvalidKey, match="32"):
+        CipherKey(NEW[:31])

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from tensorwasm.artifacts import objects
+from tensorwasm.artifacts.backends import objects
+from tensorwasm.artifacts.backends.objects import ObjectBackend, connect
 from tensorwasm.artifacts.catalog import EMPTY, encode
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.objects import ObjectBackend, connect
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.errors import NotSupported, StoreUnavailable
 
 stores = pytest.importorskip("obstore.store", reason="obstore is not installed: pip install 'tensor-wasm[s3]'")
@@ -21,7 +21,7 @@ def place():
     return ObjectBackend(stores.MemoryStore())
 
 
-def test_an_exchange_whose_answer_was_lost_is_known_for_one_s_own(place):
+def test_an_exchange_whose_answer_was_lost_succeeds(place):
     """The library sends a put again when no answer comes; the second is refused because the first was done."""
     first = place.swap("t", None, FIRST)
     assert place.swap("t", None, FIRST) == first
@@ -29,7 +29,7 @@ def test_an_exchange_whose_answer_was_lost_is_known_for_one_s_own(place):
     assert place.swap("t", first, SECOND) == second
 
 
-def test_an_exchange_that_somebody_else_won_is_lost(place):
+def test_an_exchange_after_another_one_fails(place):
     first = place.swap("t", None, FIRST)
     assert place.swap("t", None, SECOND) is None
     assert place.swap("t", first, SECOND) is not None
@@ -37,13 +37,13 @@ def test_an_exchange_that_somebody_else_won_is_lost(place):
     assert place.load("t", None).data == SECOND
 
 
-def test_a_catalog_is_not_sent_again_to_who_has_it(place):
+def test_a_known_catalog_is_not_sent_again(place):
     version = place.swap("t", None, FIRST)
     assert place.load("t", version) is None
     assert place.load("t", None).version == version
 
 
-def test_bytes_of_a_writer_far_away_are_leftovers_only_when_they_are_old(place):
+def test_bytes_without_an_artifact_are_leftovers_only_when_they_are_old(place):
     with place.write("t", KEY, b"not told of"):
         assert place.leftovers("t") == ()
     assert place.leftovers("t") == ()
@@ -61,7 +61,7 @@ def test_longer_bytes_than_were_written_are_not_read(place):
     assert place.read("t", KEY, 9) == b""
 
 
-def test_a_store_that_does_not_answer_is_said_without_its_address(monkeypatch):
+def test_an_unreachable_store_is_reported_without_its_address(monkeypatch):
     monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
     for name, value in {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_is_said_without_its_address(monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["s3://", "gs:///", "az://", "s3:", "s3://bucket?nonsense=1\0"])
-def test_an_address_that_is_none_is_refused_or_not_reached(url, monkeypatch):
+def test_an_invalid_url_is_refused(url, monkeypatch):
     monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
@@ -89,7 +89,7 @@ def test_an_address_that_is_none_is_refused_or_not_reached(url, monkeypatch):
         ContentStore(connect(url)).list("t")
 
 
-def test_without_the_library_it_is_said_what_to_install(monkeypatch):
+def test_without_obstore_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NotSupported, match=r"tensor-wasm\[s3\]"):
         connect("s3://bucket")

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.kinds import KINDS, find_kind
-from tensorwasm.artifacts.packing import pack, unpack
+from tensorwasm.artifacts.packing import KINDS, find_kind, pack, unpack
 from tensorwasm.errors import ArtifactCorrupt, InvalidArgs
 
 MODULE = KINDS["module"]
@@ -50,7 +49,7 @@ def bomb():
 
 
 @pytest.mark.parametrize("packed", bomb(), ids=range(len(bomb())))
-def test_a_bomb_costs_nothing(packed):
+def test_a_decompression_bomb_allocates_nothing(packed):
     tracemalloc.start()
     try:
         with pytest.raises(ArtifactCorrupt):
@@ -70,12 +69,12 @@ def test_a_frame_that_holds_more_than_it_says_is_refused():
 
 
 @pytest.mark.parametrize("size_bytes", [MODULE.max_bytes + 1, 1 << 62])
-def test_reader_and_writer_have_one_cap(size_bytes):
+def test_reader_and_writer_have_the_same_cap(size_bytes):
     with pytest.raises(ArtifactCorrupt):
         unpack(MODULE, "raw", size_bytes, bytes(32), b"")
 
 
-def test_an_encoding_that_is_none_and_a_kind_that_is_none_are_refused():
+def test_unknown_encodings_and_kinds_are_refused():
     with pytest.raises(ArtifactCorrupt):
         unpack(MODULE, "brotli", 1, blake3(b"x"), b"x")
     with pytest.raises(InvalidArgs, match="module, code"):

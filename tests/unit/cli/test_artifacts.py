@@ -8,9 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.cli.app import app
 from tensorwasm.cli.artifacts import shown
 from tensorwasm.errors import InvalidArgs

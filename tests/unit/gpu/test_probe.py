@@ -10,7 +10,7 @@ from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.opening import CHOICES, open_device, open_emulator, parse_choice
 from tensorwasm.ptx import parse
 from tensorwasm.settings import Settings
-from tensorwasm.values import MIB, NEVER, NEWEST_PTX, Place
+from tensorwasm.values import MIB, NEVER, NEWEST_PTX, SmPlacement
 
 
 class Emulator:
@@ -107,9 +107,9 @@ def test_a_gpu_is_told_where_its_share_lies_and_who_compiles(choice):
         told.append((multiprocessors, options))
         return gpu(ordinal, multiprocessors)
 
-    open_device(choice, emulator, note, multiprocessors=16, place=Place(8, (24,)), jit=False)[0].close()
+    open_device(choice, emulator, note, multiprocessors=16, place=SmPlacement(8, (24,)), jit=False)[0].close()
     open_device(choice, emulator, note)[0].close()
-    assert told == [(16, {"place": Place(8, (24,)), "jit": False}), (None, {"place": None, "jit": True})]
+    assert told == [(16, {"place": SmPlacement(8, (24,)), "jit": False}), (None, {"place": None, "jit": True})]
 
 
 def test_a_gpu_that_was_asked_for_is_never_replaced():

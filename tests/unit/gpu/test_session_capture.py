@@ -22,7 +22,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.session.page_runs import Collector
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import NEVER, Deadline
 
 SOON = 0.002
@@ -176,7 +176,11 @@ def test_a_copy_that_is_not_begun_in_time_changes_nothing(fake):
 def test_a_parent_of_another_session_is_refused(world):
     with world.open() as session:
         handle = session.buffers.allocate(100)
-        for buffer in (SavedBuffer(handle, 99, ()), SavedBuffer(0, 100, ()), SavedBuffer(handle, 100, (Run(5, b"x"),))):
+        for buffer in (
+            SavedBuffer(handle, 99, ()),
+            SavedBuffer(0, 100, ()),
+            SavedBuffer(handle, 100, (SavedRun(5, b"x"),)),
+        ):
             with pytest.raises(InvalidSnapshot):
                 session.capture(NEVER, SavedSession((buffer,)))
         assert session.capture(NEVER, SavedSession()).buffers == (SavedBuffer(handle, 100, ()),)
@@ -203,7 +207,9 @@ def test_a_capture_has_nothing_of_a_session_before(world):
         for size in (5, 70_000, 9000):
             session.buffers.allocate(size)
         assert all(buffer.runs == () for buffer in session.capture(NEVER).buffers)
-    saved = SavedSession(tuple(SavedBuffer(handle, 70_000, (Run(PAGE_BYTES, b"x" * PAGE_BYTES),)) for handle in (1, 2)))
+    saved = SavedSession(
+        tuple(SavedBuffer(handle, 70_000, (SavedRun(PAGE_BYTES, b"x" * PAGE_BYTES),)) for handle in (1, 2))
+    )
     with world.open() as session:
         session.restore(saved, NEVER)
         assert session.capture(NEVER).buffers == saved.buffers

@@ -29,7 +29,7 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.session.saved_checks import MAX_NUMBER, check_session
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MIB, NEVER, Deadline, Region
 
 LIMITS = SessionLimits(allocations=8, device_bytes=1 << 20, kernels=3, streams=3, events=3)
@@ -120,13 +120,15 @@ NONSENSE = {
     "no room after a handle": SavedSession((replace(BUFFER, handle=MAX_NUMBER),)),
     "no bytes": SavedSession((replace(BUFFER, size_bytes=0),)),
     "more bytes than there are": SavedSession((replace(BUFFER, size_bytes=1 << 63),)),
-    "run past the end": SavedSession((replace(BUFFER, runs=(Run(2 * PAGE_BYTES, bytes(2 * PAGE_BYTES)),)),)),
-    "run before the beginning": SavedSession((replace(BUFFER, runs=(Run(-PAGE_BYTES, bytes(PAGE_BYTES)),)),)),
-    "run between pages": SavedSession((replace(BUFFER, runs=(Run(1, bytes(PAGE_BYTES - 1)),)),)),
-    "run of a part of a page": SavedSession((replace(BUFFER, runs=(Run(0, b"x"),)),)),
-    "empty run": SavedSession((replace(BUFFER, runs=(Run(0, b""),)),)),
-    "run twice": SavedSession((replace(BUFFER, runs=(Run(0, bytes(PAGE_BYTES)),) * 2),)),
-    "runs descend": SavedSession((replace(BUFFER, runs=(Run(PAGE_BYTES, bytes(PAGE_BYTES)), Run(0, bytes(4096)))),)),
+    "run past the end": SavedSession((replace(BUFFER, runs=(SavedRun(2 * PAGE_BYTES, bytes(2 * PAGE_BYTES)),)),)),
+    "run before the beginning": SavedSession((replace(BUFFER, runs=(SavedRun(-PAGE_BYTES, bytes(PAGE_BYTES)),)),)),
+    "run between pages": SavedSession((replace(BUFFER, runs=(SavedRun(1, bytes(PAGE_BYTES - 1)),)),)),
+    "run of a part of a page": SavedSession((replace(BUFFER, runs=(SavedRun(0, b"x"),)),)),
+    "empty run": SavedSession((replace(BUFFER, runs=(SavedRun(0, b""),)),)),
+    "run twice": SavedSession((replace(BUFFER, runs=(SavedRun(0, bytes(PAGE_BYTES)),) * 2),)),
+    "runs descend": SavedSession(
+        (replace(BUFFER, runs=(SavedRun(PAGE_BYTES, bytes(PAGE_BYTES)), SavedRun(0, bytes(4096)))),)
+    ),
     "kernel twice": SavedSession(kernels=(SavedKernel(1, FILL, "fill"),) * 2),
     "kernel 0": SavedSession(kernels=(SavedKernel(0, FILL, "fill"),)),
     "text of words": SavedSession(kernels=(SavedKernel(1, FILL.decode(), "fill"),)),
@@ -259,7 +261,7 @@ def test_a_deadline_that_passes_before_contents_are_on_their_way_changes_nothing
 def test_a_device_that_fails_on_the_way_leaves_nothing(method, nth, kind):
     world = World(lambda: FakeDevice(effects=True))
     device = world.devices[0]
-    pages = (Run(0, b"a" * PAGE_BYTES), Run(2 * PAGE_BYTES, b"b" * PAGE_BYTES))
+    pages = (SavedRun(0, b"a" * PAGE_BYTES), SavedRun(2 * PAGE_BYTES, b"b" * PAGE_BYTES))
     buffers = tuple(SavedBuffer(handle, 4 * PAGE_BYTES, pages) for handle in (1, 2))
     saved = SavedSession(buffers, (SavedKernel(8, FILL, "fill"), SavedKernel(9, AFFINE, "affine")), (1, 2), (1,))
     with world.open(pad=True) as session:

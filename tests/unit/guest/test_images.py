@@ -17,7 +17,7 @@ from tensorwasm.guest.memory import images
 from tensorwasm.guest.memory.images import Image, ImageWriter, make_image
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.saved import Run
+from tensorwasm.saved import SavedRun
 from tensorwasm.values import WASM_PAGE_BYTES, Limits
 
 PAGE = mmap.PAGESIZE
@@ -44,7 +44,7 @@ def spawn(prepared, image: Image) -> Instance:
         return Instance(prepared, limits=Limits(memory_bytes=LIMIT))
 
 
-def contents(size_bytes: int, runs: list[Run]) -> bytearray:
+def contents(size_bytes: int, runs: list[SavedRun]) -> bytearray:
     data = bytearray(size_bytes)
     for run in runs:
         data[run.offset_bytes : run.offset_bytes + len(run.data)] = run.data
@@ -63,10 +63,10 @@ def open_files() -> int:
 
 
 @st.composite
-def runs_of(draw, size_bytes: int) -> list[Run]:
+def runs_of(draw, size_bytes: int) -> list[SavedRun]:
     edges = draw(st.lists(st.integers(0, size_bytes), max_size=8, unique=True).map(sorted))
     pairs = zip(edges[::2], edges[1::2], strict=False)
-    return [Run(start, bytes([draw(st.integers(1, 255))]) * (end - start)) for start, end in pairs]
+    return [SavedRun(start, bytes([draw(st.integers(1, 255))]) * (end - start)) for start, end in pairs]
 
 
 @given(pages=st.integers(1, 20), data=st.data())
@@ -89,8 +89,8 @@ def test_a_sandbox_has_what_the_image_holds_to_the_byte(prepared, pages, data):
 @settings(max_examples=20)
 def test_what_one_sandbox_writes_no_other_sees_before_or_after(prepared, writes):
     size = 2 * WASM_PAGE_BYTES
-    image = make_image(size, [Run(100, b"seed"), Run(70_000, b"\xab" * 5000)])
-    before = contents(size, [Run(100, b"seed"), Run(70_000, b"\xab" * 5000)])
+    image = make_image(size, [SavedRun(100, b"seed"), SavedRun(70_000, b"\xab" * 5000)])
+    before = contents(size, [SavedRun(100, b"seed"), SavedRun(70_000, b"\xab" * 5000)])
     with spawn(prepared, image) as bystander:
         with spawn(prepared, image) as guest:
             address = guest.memory.address
@@ -104,7 +104,7 @@ def test_what_one_sandbox_writes_no_other_sees_before_or_after(prepared, writes)
 
 
 def test_memory_grows_to_the_limit_with_zeros_and_then_not(prepared):
-    image = make_image(WASM_PAGE_BYTES, [Run(0, b"x" * WASM_PAGE_BYTES)])
+    image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"x" * WASM_PAGE_BYTES)])
     for _ in range(2):
         with spawn(prepared, image) as guest:
             assert guest.call("grow", [2]) == [1]
@@ -120,7 +120,7 @@ def test_memory_grows_to_the_limit_with_zeros_and_then_not(prepared):
 
 
 def test_nobody_can_write_to_an_image(prepared):
-    image = make_image(WASM_PAGE_BYTES, [Run(0, b"seed")])
+    image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"seed")])
     with pytest.raises(PermissionError):
         os.pwrite(image._descriptor, b"other", 0)
     with pytest.raises(PermissionError):
@@ -132,7 +132,7 @@ def test_nobody_can_write_to_an_image(prepared):
 
 def test_zeros_between_runs_take_no_memory_and_few_mappings():
     step = 2 * images.GAP_BYTES
-    runs = [Run(index * step + 5, b"\x01") for index in range(40)]
+    runs = [SavedRun(index * step + 5, b"\x01") for index in range(40)]
     image = make_image(40 * step, runs)
     assert len(image.extents) == images.MAX_EXTENTS
     memory = image.map()
@@ -141,7 +141,7 @@ def test_zeros_between_runs_take_no_memory_and_few_mappings():
         assert ctypes.string_at(memory.address + run.offset_bytes, 1) == b"\x01"
     memory.close()
     image.close()
-    near = make_image(4 * step, [Run(0, b"a"), Run(3 * step, b"b" * 9000)])
+    near = make_image(4 * step, [SavedRun(0, b"a"), SavedRun(3 * step, b"b" * 9000)])
     assert near.extents == ((0, PAGE), (3 * step, 3 * PAGE))
     assert near.held_bytes == 4 * PAGE
     near.close()
@@ -151,7 +151,7 @@ def test_zeros_between_runs_take_no_memory_and_few_mappings():
 def test_runs_that_overlap_or_reach_past_the_end_are_refused(first, second, first_length, second_length):
     size = 2 * WASM_PAGE_BYTES
     fits = first + first_length <= second and second + second_length <= size
-    runs = [Run(first, b"a" * first_length), Run(second, b"b" * second_length)]
+    runs = [SavedRun(first, b"a" * first_length), SavedRun(second, b"b" * second_length)]
     if fits:
         make_image(size, runs).close()
     else:
@@ -166,7 +166,7 @@ def test_a_size_that_no_memory_has_is_refused_before_anything_is_allocated(size)
 
 
 def test_an_image_that_is_closed_makes_no_more_sandboxes_and_keeps_nothing(prepared):
-    image = make_image(WASM_PAGE_BYTES, [Run(0, b"seed")])
+    image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"seed")])
     held = open_files()
     with spawn(prepared, image) as guest:
         address = guest.memory.address
@@ -186,7 +186,7 @@ def test_a_writer_that_is_left_alone_keeps_no_descriptor():
 
 
 def test_threads_share_an_image_and_none_sees_anothers_writes(prepared):
-    image = make_image(WASM_PAGE_BYTES, [Run(0, b"s")])
+    image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"s")])
     wrong: list[object] = []
 
     def work(mark: int) -> None:
@@ -213,7 +213,7 @@ def test_threads_share_an_image_and_none_sees_anothers_writes(prepared):
 def test_no_more_is_kept_than_all_images_may_keep_together(monkeypatch):
     places: list[None] = [None] * 3
     monkeypatch.setattr(images, "_places", places)
-    made = [make_image(WASM_PAGE_BYTES, [Run(0, b"s")]) for _ in range(3)]
+    made = [make_image(WASM_PAGE_BYTES, [SavedRun(0, b"s")]) for _ in range(3)]
     for image in made:
         for memory in [image.map() for _ in range(2)]:
             memory.close()
@@ -226,7 +226,7 @@ def test_no_more_is_kept_than_all_images_may_keep_together(monkeypatch):
 
 
 def test_memory_that_cannot_be_rewound_is_not_kept(monkeypatch):
-    image = make_image(WASM_PAGE_BYTES, [Run(0, b"s")])
+    image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"s")])
     places = len(images._places)
     monkeypatch.setattr(images.mappings, "rewind", lambda *_: False)
     memory = image.map()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tensorwasm.guest.memory import pagemap
 from tensorwasm.guest.memory.images import make_image
-from tensorwasm.saved import PAGE_BYTES, Run
+from tensorwasm.saved import PAGE_BYTES, SavedRun
 
 PAGES = 600
 SIZE = PAGES * PAGE_BYTES
@@ -57,7 +57,7 @@ def test_what_differs_is_found_and_nothing_else(touched, changed):
 
 @given(read=pages, written=pages)
 def test_pages_that_were_only_read_are_not_taken_for_written(read, written):
-    image = make_image(-(-SIZE // 65536) * 65536, [Run(0, b"\x05" * SIZE)])
+    image = make_image(-(-SIZE // 65536) * 65536, [SavedRun(0, b"\x05" * SIZE)])
     memory = image.map()
     for page in read:
         assert ctypes.string_at(memory.address + page * PAGE_BYTES, 1) == b"\x05"

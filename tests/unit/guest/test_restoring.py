@@ -16,7 +16,7 @@ from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.snapshots.opening import Opening
 from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
-from tensorwasm.saved import Run, SavedGlobal, SavedInstance, SavedMemory, SavedTable
+from tensorwasm.saved import SavedGlobal, SavedInstance, SavedMemory, SavedRun, SavedTable
 from tensorwasm.values import MIB, Limits
 
 
@@ -38,7 +38,9 @@ def good(runtime, function) -> SavedInstance:
         for export, args in [("drop-late", ()), ("drop-spare", ()), ("table-grow", (2,)), ("set-i32", (5,))]:
             live.call(export, args)
         with live.captured() as saved:
-            return dataclasses.replace(saved, memories=(SavedMemory(saved.memories[0].size_bytes, (Run(0, b"x"),)),))
+            return dataclasses.replace(
+                saved, memories=(SavedMemory(saved.memories[0].size_bytes, (SavedRun(0, b"x"),)),)
+            )
 
 
 def restored(runtime, function, saved: SavedInstance) -> None:
@@ -60,7 +62,7 @@ changes = st.one_of(
     st.fixed_dictionaries({"module_hash": st.sampled_from([b"", bytes(32), bytes(31)])}),
     st.fixed_dictionaries({"memories": st.sampled_from([(), (SavedMemory(65536, ()),) * 2])}),
     st.builds(lambda size: {"memories": (SavedMemory(size, ()),)}, sizes),
-    st.builds(lambda at: {"memories": (SavedMemory(131_072, (Run(at, b"data"),)),)}, sizes),
+    st.builds(lambda at: {"memories": (SavedMemory(131_072, (SavedRun(at, b"data"),)),)}, sizes),
     st.builds(lambda index, value: {"global": (index, value)}, st.integers(0, 5), bits),
     st.fixed_dictionaries({"globals": st.sampled_from([(), (SavedGlobal(0, "i64", 1),)])}),
     st.builds(

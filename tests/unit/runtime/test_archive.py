@@ -12,8 +12,7 @@ from wasmtime import wat2wasm
 
 from oracles.live import outcome_of, state_now
 from strategies.live import GUEST, programs
-from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.snapshots import archive as archive_module

@@ -9,14 +9,14 @@ from wasmtime import wat2wasm
 
 from fakes.calls import Died, DyingCalls
 from strategies.live import GUEST
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.memory import MemoryBackend
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.snapshot import MAX_DEPTH, renew_snapshot
-from tensorwasm.artifacts.store import Quota, TenantView
+from tensorwasm.artifacts.keys import HmacKey, KeyRing
+from tensorwasm.artifacts.snapshot.file import renew_snapshot
+from tensorwasm.artifacts.snapshot.validation import MAX_DEPTH
+from tensorwasm.artifacts.store import ContentStore, TenantView
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import (
     ArtifactNotFound,
     InvalidArgs,

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.services import COUNTER, START, opened
-from tensorwasm.artifacts.keys import HmacKey, machine_key
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.snapshot import SnapshotFile
+from tensorwasm.artifacts.keys import CipherKey, HmacKey, KeyRing, machine_key
+from tensorwasm.artifacts.snapshot.file import SnapshotFile
 from tensorwasm.errors import (
     Conflict,
     InvalidKey,

@@ -1,8 +1,8 @@
-"""Blocks: what content is cut into, so that threads work on it at once, and a reader goes straight to any part.
+"""Blocks: the units of content that threads work on at once, and by which a reader goes straight to any part.
 
-Every block has 4 MiB but the last of the head and the last of the rest, which are cut each for itself. Blocks that are
-all zero, or equal to an earlier one, are not stored; what does not become smaller is stored as it is, and if it has a
-page or more, at a page of the file.
+Every block has 4 MiB but the last of the head and the last of the rest, which are cut separately. Blocks that are all
+zero, or equal to an earlier one, are not stored; a block that compression does not shorten is stored as it is, and if
+it has a page or more, at a page of the file.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib
+import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.ring import CipherKey
+from tensorwasm.artifacts.keys import CipherKey
 from tensorwasm.errors import Damaged
 
 BLOCK_BYTES: Final = 4 << 20
@@ -30,10 +33,15 @@ ENTRY_BYTES: Final = ENTRY.size
 DIRECTORY_INDEX: Final = (1 << 64) - 1
 """Of the directory, where a block has its number: no two things are encrypted under one nonce."""
 
+MAX_THREADS: Final = 16
+_AHEAD: Final = 2
+"""Results per thread that are ready before they are taken: what a save holds in memory beside what it saves."""
+
 _HASHED: Final = struct.Struct("<I32s")
-_TOTALS: Final = struct.Struct("<QQ")
 _NONCE: Final = struct.Struct("<4xQ")
-_FILE_KEY: Final = b"tensor-wasm sealed file\0"
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Codec(IntEnum):
@@ -44,16 +52,13 @@ class Codec(IntEnum):
     ZEROS = 2
 
 
-class Block(NamedTuple):
+class BlockEntry(NamedTuple):
     """An entry of the directory.
 
     Attributes:
         at_bytes: offset in the file, 0 if nothing is stored.
         stored_bytes: length there, with the tag if it is encrypted.
         raw_bytes: length of the content.
-        codec: a `Codec`.
-        stored_hash: of what is stored.
-        content_hash: of the content.
     """
 
     at_bytes: int
@@ -80,14 +85,17 @@ def cut(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield block
 
 
-def hash_content(head_bytes: int, content_bytes: int, blocks: Iterable[Block]) -> bytes:
+def hash_content(head_bytes: int, content_bytes: int, blocks: Iterable[BlockEntry]) -> bytes:
     """Return the content's hash: BLAKE3 of both lengths, and of the length and the hash of each block."""
     listed = b"".join(_HASHED.pack(block.raw_bytes, block.content_hash) for block in blocks)
-    return blake3(_TOTALS.pack(head_bytes, content_bytes) + listed)
+    return blake3(struct.pack("<QQ", head_bytes, content_bytes) + listed)
 
 
 class Coder:
-    """Encodes and decodes the blocks of one file, from any number of threads."""
+    """Encodes and decodes the blocks of one file, from any number of threads.
+
+    `Damaged` says that stored bytes are not those that were signed for.
+    """
 
     __slots__ = ("_aead", "_constant", "_level")
 
@@ -95,7 +103,7 @@ class Coder:
         """Take what the blocks of a file have in common.
 
         Args:
-            constant: what encrypted blocks are bound to: the constant part of the header.
+            constant: the constant part of the header, which encrypted blocks are bound to.
             level: of zstd; None stores content as it is.
             cipher: key to encrypt under, or None.
             salt: of the file's own key.
@@ -104,18 +112,16 @@ class Coder:
         self._level = level
         self._aead = None if cipher is None else _aead(cipher, salt)
 
-    def encode(self, index: int, parts: Sequence[memoryview]) -> tuple[Block, bytes | memoryview]:
-        """Return the entry of a block, without its place, and what is to be stored of it."""
+    def encode(self, index: int, parts: Sequence[memoryview]) -> tuple[BlockEntry, bytes | memoryview]:
+        """Return the entry of a block, without its offset, and what is to be stored of it."""
         raw = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         content_hash = blake3(raw)
         if content_hash == hash_zeros(len(raw)):
-            return Block(0, 0, len(raw), Codec.ZEROS, hash_zeros(0), content_hash), b""
-        codec, stored = self._compress(raw)
-        if self._aead is not None:
-            stored = self.encrypt(index, stored)
-        same = codec is Codec.RAW and self._aead is None
-        stored_hash = content_hash if same else blake3(stored)
-        return Block(0, len(stored), len(raw), codec, stored_hash, content_hash), stored
+            return BlockEntry(0, 0, len(raw), Codec.ZEROS, hash_zeros(0), content_hash), b""
+        codec, packed = self._compress(raw)
+        stored = self.encrypt(index, packed)
+        stored_hash = content_hash if stored is raw else blake3(stored)
+        return BlockEntry(0, len(stored), len(raw), codec, stored_hash, content_hash), stored
 
     def _compress(self, raw: memoryview) -> tuple[Codec, bytes | memoryview]:
         if self._level is not None:
@@ -124,18 +130,14 @@ class Coder:
                 return Codec.ZSTD, packed
         return Codec.RAW, raw
 
-    def encrypt(self, index: int, data: bytes | memoryview) -> bytes:
+    def encrypt(self, index: int, data: bytes | memoryview) -> bytes | memoryview:
         """Return data encrypted, 16 bytes longer; as it is without a key."""
         if self._aead is None:
-            return bytes(data)
+            return data
         return bytes(self._aead.encrypt(_NONCE.pack(index), data, self._constant))
 
     def decrypt(self, index: int, data: bytes | memoryview) -> bytes | memoryview:
-        """Return what `encrypt` took.
-
-        Raises:
-            Damaged: it took something else, or in another file or place.
-        """
+        """Return what `encrypt` took, with the same index, in the same file."""
         if self._aead is None:
             return data
         invalid = importlib.import_module("cryptography.exceptions").InvalidTag
@@ -144,35 +146,23 @@ class Coder:
         except invalid:
             raise Damaged("what is encrypted was changed, or belongs to another file") from None
 
-    def open_stored(self, index: int, block: Block, stored: memoryview) -> bytes | memoryview:
-        """Return what is stored of a block, decrypted.
-
-        Raises:
-            Damaged: it is not what was signed for.
-        """
+    def open_stored(self, index: int, block: BlockEntry, stored: memoryview) -> bytes | memoryview:
+        """Return the stored bytes of a block, decrypted."""
         if blake3(stored) != block.stored_hash:
             raise Damaged("the file was changed while it was read")
         return self.decrypt(index, stored)
 
-    def seal_stored(self, index: int, block: Block, data: bytes | memoryview) -> tuple[Block, bytes | memoryview]:
-        """Return the entry of a block, without its place, and what `open_stored` gave of it under this file's key."""
+    def seal_stored(
+        self, index: int, block: BlockEntry, data: bytes | memoryview
+    ) -> tuple[BlockEntry, bytes | memoryview]:
+        """Return the entry of a block, without its offset, and the result of `open_stored` under this file's key."""
         if self._aead is None or not block.stored_bytes:
             return block, data
         stored = self.encrypt(index, data)
         return block._replace(stored_bytes=len(stored), stored_hash=blake3(stored)), stored
 
-    def decode(self, index: int, block: Block, stored: memoryview, into: memoryview) -> None:
-        """Write the content of a block that is stored.
-
-        Args:
-            index: its number.
-            block: its entry, from a directory that was verified.
-            stored: its bytes, where nobody else can change them.
-            into: as many bytes as its content has.
-
-        Raises:
-            Damaged: they are not the bytes that were signed for.
-        """
+    def decode(self, index: int, block: BlockEntry, stored: memoryview, into: memoryview) -> None:
+        """Write the content of a stored block, whose bytes are in memory that nothing else can change."""
         data = self.open_stored(index, block, stored)
         if block.codec == Codec.ZSTD:
             _decompress(data, into)
@@ -183,7 +173,7 @@ class Coder:
 
 
 def _decompress(data: bytes | memoryview, into: memoryview) -> None:
-    """Fill a buffer from one frame, never more than that, and check that it has no more."""
+    """Fill a buffer from one frame, which must have exactly that content; never write more."""
     zstd = _zstd()
     with (
         suppress(zstd.ZstdError),
@@ -196,20 +186,55 @@ def _decompress(data: bytes | memoryview, into: memoryview) -> None:
 
 @lru_cache(maxsize=8)
 def hash_zeros(length: int) -> bytes:
-    """Return the hash of so many zeros."""
+    """Return the hash of that many zeros."""
     return blake3(bytes(length))
 
 
 def _aead(cipher: CipherKey, salt: bytes) -> Any:
-    """Return ChaCha20-Poly1305 under a key for this file alone, so that numbers will do for nonces.
+    """Return ChaCha20-Poly1305 under a key for this file alone, so that block numbers can be nonces.
 
-    Random nonces of 12 bytes under one key would meet after some 2^48 blocks, and be feared from 2^32 on.
+    Random nonces of 12 bytes under one key would collide after some 2^48 blocks, with a relevant risk from 2^32 on.
 
     Source: RFC 8439, 2.8; the key is HMAC-SHA256 of the salt, as in RFC 5869, 2.2.
     """
-    key = hmac.digest(cipher.secret, _FILE_KEY + salt, hashlib.sha256)
+    key = hmac.digest(cipher.raw, b"tensor-wasm sealed file\0" + salt, hashlib.sha256)
     return importlib.import_module("cryptography.hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key)
 
 
 def _zstd() -> Any:
     return importlib.import_module("zstandard")
+
+
+def count_threads(asked: int | None, content_bytes: int) -> int:
+    """Return how many threads to use: as asked, or one for each processor; at most `MAX_THREADS`.
+
+    Content of one block is not worth a thread.
+    """
+    if content_bytes <= BLOCK_BYTES:
+        return 1
+    if asked is None:
+        asked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(asked, MAX_THREADS))
+
+
+def map_in_order(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
+    """Yield the results of work on each item, in order; threads compute them a little ahead.
+
+    Threads help because zstd and BLAKE3 release the interpreter's lock. When the iteration is abandoned, or the work
+    raises, work in progress is awaited and no other is started.
+    """
+    if threads == 1 or len(items) < 2:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="seal") as pool:
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > _AHEAD * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

@@ -8,34 +8,32 @@ from enum import IntEnum
 from typing import Any, Final
 
 from tensorwasm.artifacts.hashing import HASH_BYTES, blake3
-from tensorwasm.artifacts.keys import ID_BYTES, SIGNATURE_BYTES, Algorithm, Key
-from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts.keys import ID_BYTES, SIGNATURE_BYTES, Algorithm, KeyRing, SigningKey
 from tensorwasm.artifacts.sealed.blocks import BLOCK_BYTES, ENTRY_BYTES, PAGE_BYTES, TAG_BYTES
 from tensorwasm.errors import NotSealed, SignatureInvalid, TooLarge, UnknownKey, UnknownVersion, Unsigned, WrongKeyKind
 
 MAGIC: Final = b"\x89TWS\r\n\x1a\n"
-"""As in PNG: a byte above 127, both kinds of line end and an end of file show what a transfer as text has done."""
+"""As in PNG: a byte above 127, both kinds of line end and an end of file reveal a transfer as text."""
 
 VERSION: Final = 1
 HEADER_BYTES: Final = 256
 SIGNED_BYTES: Final = 192
 CONSTANT_BYTES: Final = 96
-"""What is known before the first byte of the content: what is encrypted is bound to it."""
+"""What is known before the first byte of the content: encrypted parts are bound to it."""
 
 MAX_CONTENT_BYTES: Final = 256 << 30
 """More than a GPU and its guest's memories have together."""
 
 MAX_HEAD_BYTES: Final = 128 << 20
 MAX_BLOCKS: Final = MAX_CONTENT_BYTES // BLOCK_BYTES + 2
-"""Head and rest are cut into blocks each for itself, so there are at most two that are not full."""
+"""Head and rest are cut into blocks separately, so there are at most two that are not full."""
 
 MAX_DIRECTORY_BYTES: Final = MAX_BLOCKS * ENTRY_BYTES + TAG_BYTES
 MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_CONTENT_BYTES + MAX_BLOCKS * (TAG_BYTES + PAGE_BYTES) + MAX_DIRECTORY_BYTES
-"""What a content of `MAX_CONTENT_BYTES` comes to if nothing of it can be compressed."""
+"""Length of a file with `MAX_CONTENT_BYTES` that cannot be compressed."""
 
 _CONSTANT: Final = struct.Struct("<8sHHBBBx8s8s32s32s")
 _SIZES: Final = struct.Struct("<QQQQ32s32s")
-_NO_ID: Final = bytes(ID_BYTES)
 _NO_HASH: Final = bytes(HASH_BYTES)
 
 
@@ -53,7 +51,7 @@ class Compression(IntEnum):
 
 
 class Cipher(IntEnum):
-    """How they are encrypted."""
+    """How its blocks and its directory are encrypted."""
 
     NONE = 0
     CHACHA20_POLY1305 = 1
@@ -64,19 +62,14 @@ class Header:
     """What the header says.
 
     Attributes:
-        content: what the file holds.
-        compression: of its blocks.
-        cipher: of its blocks and its directory.
         algorithm: of its signature, None without one.
         key_id: of the key that signed, empty without one.
         cipher_id: of the key that it is encrypted under, empty if it is not.
         module_hash: of the module it belongs to, 32 bytes.
         salt: 32 random bytes that its own key is made from; zeros if it is not encrypted.
-        content_bytes: length of the uncompressed content.
-        head_bytes: so many of them are its structured part, which has blocks of its own.
+        head_bytes: length of the first, structured part of the content, which has blocks of its own.
         directory_bytes: length of the directory as stored, the last part of the body.
         body_bytes: length of the file without the header.
-        body_hash: of all that follows the header.
         content_hash: of the uncompressed content; zeros if it is encrypted.
     """
 
@@ -104,25 +97,21 @@ class Header:
             self.compression,
             self.cipher,
             self.algorithm or 0,
-            bytes.fromhex(self.key_id) or _NO_ID,
-            bytes.fromhex(self.cipher_id) or _NO_ID,
+            bytes.fromhex(self.key_id) or bytes(ID_BYTES),
+            bytes.fromhex(self.cipher_id) or bytes(ID_BYTES),
             self.module_hash,
             self.salt,
         )
 
-    def sign(self, key: Key | None) -> bytes:
-        """Return the 256 bytes; without a key, those that show damage and prove nothing."""
+    def sign(self, key: SigningKey | None) -> bytes:
+        """Return the 256 bytes; without a key they have a hash that reveals damage and proves nothing."""
         sizes = (self.content_bytes, self.head_bytes, self.directory_bytes, self.body_bytes)
         message = self.constant() + _SIZES.pack(*sizes, self.body_hash, self.content_hash)
         return (message + (blake3(message) if key is None else key.sign(message))).ljust(HEADER_BYTES, b"\0")
 
 
 def require_sizes(content_bytes: int, head_bytes: int, body_bytes: int = 0, directory_bytes: int = 0) -> None:
-    """Check what both writer and reader bound: a writer the first two, from which the others follow.
-
-    Raises:
-        TooLarge: more content, or more of its structured part, than a file may have.
-    """
+    """Check the caps of writer and reader; a writer gives two sizes, from which the others follow."""
     caps = (
         (content_bytes, MAX_CONTENT_BYTES),
         (head_bytes, MAX_HEAD_BYTES),
@@ -135,23 +124,18 @@ def require_sizes(content_bytes: int, head_bytes: int, body_bytes: int = 0, dire
 
 
 def read_header(data: bytes, ring: KeyRing, *, allow_unsigned: bool = False) -> Header:
-    """Return what the first 256 bytes of a file say, once their signature was checked.
+    """Return the header that a file's first 256 bytes, or all if it has fewer, are, after checking its signature.
 
-    Before that nothing is looked at but what says which key it is of.
-
-    Args:
-        data: those bytes, or fewer if the file has fewer.
-        ring: keys whose signatures count.
-        allow_unsigned: whether a file without a signature will do.
+    Before that check only the magic, the version and the signing key's id are used.
 
     Raises:
         NotSealed: no sealed file, or one that contradicts itself.
         UnknownVersion: of another version.
-        Unsigned: it has no signature.
-        UnknownKey: of a key that is not on the ring.
+        Unsigned: it has no signature, and ``allow_unsigned`` is not set.
+        UnknownKey: signed with a key that is not on the ring.
         WrongKeyKind: the key of that id is of another kind.
         SignatureInvalid: the signature is not that key's.
-        TooLarge: it says more than `require_sizes` allows.
+        TooLarge: it has more than a writer makes.
     """
     if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
         raise NotSealed("this is no sealed file, or the beginning of one")
@@ -165,7 +149,7 @@ def read_header(data: bytes, ring: KeyRing, *, allow_unsigned: bool = False) -> 
 
 
 def _verify(data: bytes, algorithm: int, key_id: str, ring: KeyRing, *, allow_unsigned: bool) -> None:
-    """Check the signature, or without one that the header is whole."""
+    """Check the signature, or without one the header's hash."""
     message, signature = data[:SIGNED_BYTES], data[SIGNED_BYTES:HEADER_BYTES]
     if not algorithm:
         if not allow_unsigned:
@@ -184,11 +168,7 @@ def _verify(data: bytes, algorithm: int, key_id: str, ring: KeyRing, *, allow_un
 
 
 def _decode(data: bytes, fields: tuple[Any, ...]) -> Header:
-    """Return the fields of a header that was verified.
-
-    Raises:
-        NotSealed: a number has no meaning, the sizes contradict each other, or what means nothing is not zero.
-    """
+    """Return the fields of a verified header, if they have a meaning and do not contradict each other."""
     _, _, content, compression, cipher, algorithm, key_id, cipher_id, module_hash, salt = fields
     try:
         header = Header(
@@ -203,10 +183,10 @@ def _decode(data: bytes, fields: tuple[Any, ...]) -> Header:
             *_SIZES.unpack_from(data, CONSTANT_BYTES),
         )
     except ValueError as error:
-        raise NotSealed(f"the header names what this release does not know: {error}") from None
+        raise NotSealed(f"the header has a value that this release does not know: {error}") from None
     unused = header.content_hash if header.cipher else header.salt
     if header.constant() != data[:CONSTANT_BYTES] or unused != _NO_HASH:
-        raise NotSealed("the header has something where nothing belongs")
+        raise NotSealed("an unused field of the header is not zero")
     if header.head_bytes > header.content_bytes or header.directory_bytes > header.body_bytes:
         raise NotSealed("the sizes in the header contradict each other")
     return header

@@ -1,4 +1,4 @@
-"""Writes sealed files."""
+"""Writes sealed files, and signs and encrypts existing ones again under other keys."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from tensorwasm.artifacts import durable, hashing
-from tensorwasm.artifacts.ring import KeyRing
+from tensorwasm.artifacts import hashing, private_files
+from tensorwasm.artifacts.keys import CipherKey, KeyRing, SigningKey
 from tensorwasm.artifacts.sealed.blocks import (
     DIRECTORY_INDEX,
     ENTRY,
     PAGE_BYTES,
     SALT_BYTES,
-    Block,
+    BlockEntry,
     Codec,
     Coder,
+    count_threads,
     cut,
     hash_content,
+    map_in_order,
 )
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, Cipher, Compression, Content, Header, require_sizes
-from tensorwasm.artifacts.sealed.threads import count_threads, map_in_order
+from tensorwasm.artifacts.sealed.reader import SealedFile, Source
 from tensorwasm.errors import InvalidArgs
 
 _MAX_LEVEL: Final = 22
-_NO_SALT: Final = bytes(SALT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,10 @@ class Sealing:
     """How a file is sealed.
 
     Attributes:
-        level: of zstd, 1 to 22; None does not compress.
+        level: of zstd, 1 to 22, InvalidArgs otherwise; None does not compress.
         encrypted: None encrypts if the ring has a key for it.
-        signed: False makes a file that only those take who ask for unsigned ones.
-        threads: None takes one for each processor.
-
-    Raises:
-        InvalidArgs: there is no such level.
+        signed: False makes a file that only readers that allow unsigned files accept.
+        threads: None uses one for each processor.
     """
 
     level: int | None = 3
@@ -59,13 +57,11 @@ DEFAULT: Final = Sealing()
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class SealedInfo:
     """What a file was written as.
 
     Attributes:
-        content_hash: of the content, whatever it was compressed, signed or encrypted with.
-        content_bytes: its length.
-        file_bytes: the file's length.
+        content_hash: independent of compression, signature and encryption.
         key_id: of the key that signed it, empty without one.
     """
 
@@ -84,69 +80,89 @@ def write_sealed(
     *,
     content: Content,
     module_hash: bytes,
-) -> Digest:
-    """Write a sealed file; at a path whole or not at all, and it is on the disk when this returns.
+) -> SealedInfo:
+    """Write a sealed file, to a path as `private_files.replace_file` does, or to a new file that is open.
 
-    Args:
-        to: the path that it replaces or becomes, or a new file that is open.
-        head: the structured part of the content.
-        rest: what follows it. Nobody may change it meanwhile.
-        ring: its signer signs, its first cipher encrypts.
-        sealing: how.
-        content: what it is.
-        module_hash: of the module it belongs to, 32 bytes.
+    The content is the head and the rest, which must not change meanwhile. The ring's signer signs, its first cipher
+    encrypts.
 
     Raises:
         SigningNotConfigured: the ring has no key for what is asked.
-        TooLarge: there is more than a reader takes.
-        OSError: it cannot be written; the path has what it had before (`durable.replace`).
+        TooLarge: there is more than a reader accepts.
+        OSError: it cannot be written.
     """
     parts = [memoryview(part).cast("B") for part in rest]
     content_bytes = len(head) + sum(map(len, parts))
     require_sizes(content_bytes, len(head))
-    signer = ring.require_signer() if sealing.signed else None
     encrypted = bool(ring.ciphers) if sealing.encrypted is None else sealing.encrypted
+    signer = ring.require_signer() if sealing.signed else None
     cipher = ring.require_cipher() if encrypted else None
-    header = Header(
-        content,
-        Compression.NONE if sealing.level is None else Compression.ZSTD,
-        Cipher.CHACHA20_POLY1305 if encrypted else Cipher.NONE,
-        signer.algorithm if signer else None,
-        signer.id if signer else "",
-        cipher.id if cipher else "",
-        module_hash,
-        secrets.token_bytes(SALT_BYTES) if encrypted else _NO_SALT,
-        content_bytes,
-        len(head),
-    )
+    compression = Compression.NONE if sealing.level is None else Compression.ZSTD
+    plain = Header(content, compression, Cipher.NONE, None, "", "", module_hash, b"", content_bytes, len(head))
+    header = _with_keys(plain, signer, cipher)
     coder = Coder(header.constant(), sealing.level, cipher, header.salt)
     blocks = list(enumerate([*cut([memoryview(head)]), *cut(parts)]))
     threads = count_threads(sealing.threads, content_bytes)
-    with durable.replace(to) if isinstance(to, Path) else nullcontext(to) as file:
-        body = Body(file, coder, aligned=not encrypted)
+    with private_files.replace_file(to) if isinstance(to, Path) else nullcontext(to) as file:
+        body = BodyWriter(file, coder, aligned=not encrypted)
         for block, stored in map_in_order(lambda item: coder.encode(*item), blocks, threads):
             body.add(block, stored)
-        header, content_hash = body.finish(header)
-        file.seek(0)
-        file.write(header.sign(signer))
-    return Digest(content_hash, content_bytes, HEADER_BYTES + header.body_bytes, header.key_id)
+        return body.finish(header, signer)
 
 
-class Body:
-    """What follows the header, as it grows."""
+def renew_sealed(source: Source, file: BinaryIO, ring: KeyRing, *, content: Content) -> SealedInfo | None:
+    """Write a file again: signed by the ring's signer and, if it was encrypted, encrypted under its first cipher.
+
+    Nothing is decompressed; content and content hash stay the same. All of the file is verified first, under the keys
+    of the ring. Returns None, and writes nothing, if the file is under these keys already.
+
+    Raises:
+        SealRefused: one of its kinds says why.
+        SigningNotConfigured: the ring has no key that signs.
+        TooLarge: the file says, or is, more than a writer makes.
+        OSError: a file cannot be read or written.
+    """
+    signer = ring.require_signer()
+    with SealedFile.open(source, ring, content=content) as sealed:
+        old = sealed.header
+        cipher = ring.require_cipher() if old.cipher else None
+        if (old.key_id, old.cipher_id) == (signer.id, cipher.id if cipher else ""):
+            return None
+        header = _with_keys(old, signer, cipher)
+        coder = Coder(header.constant(), None, cipher, header.salt)
+        body = BodyWriter(file, coder, aligned=cipher is None)
+        for index, (block, data) in enumerate(sealed.load_stored()):
+            body.add(*coder.seal_stored(index, block, data))
+        return body.finish(header, signer)
+
+
+def _with_keys(header: Header, signer: SigningKey | None, cipher: CipherKey | None) -> Header:
+    """Return a header that names the keys of a file, with a new salt if it is encrypted."""
+    return dataclasses.replace(
+        header,
+        cipher=Cipher.CHACHA20_POLY1305 if cipher else Cipher.NONE,
+        algorithm=signer.algorithm if signer else None,
+        key_id=signer.id if signer else "",
+        cipher_id=cipher.id if cipher else "",
+        salt=secrets.token_bytes(SALT_BYTES) if cipher else bytes(SALT_BYTES),
+    )
+
+
+class BodyWriter:
+    """Writes what follows the header, and the header at the end."""
 
     def __init__(self, file: BinaryIO, coder: Coder, *, aligned: bool) -> None:
         self._file = file
         self._coder = coder
         self._aligned = aligned
         self._hasher: Any = hashing.hasher()
-        self._blocks: list[Block] = []
-        self._known: dict[tuple[bytes, int], Block] = {}
+        self._blocks: list[BlockEntry] = []
+        self._known: dict[tuple[bytes, int], BlockEntry] = {}
         self._at_bytes = HEADER_BYTES
         file.seek(HEADER_BYTES)
 
-    def add(self, block: Block, stored: bytes | memoryview) -> None:
-        """Store a block, unless one like it is stored already; of what is encrypted nobody shall know that."""
+    def add(self, block: BlockEntry, stored: bytes | memoryview) -> None:
+        """Store a block, unless an equal one is stored already; an encrypted file must not reveal which are equal."""
         if block.codec == Codec.ZEROS:
             self._blocks.append(block)
             return
@@ -164,10 +180,9 @@ class Body:
         self._hasher.update(data)
         self._at_bytes += len(data)
 
-    def finish(self, header: Header) -> tuple[Header, bytes]:
-        """Write the directory; return the complete header, and the content's hash."""
-        entries = b"".join(ENTRY.pack(*block) for block in self._blocks)
-        directory = self._coder.encrypt(DIRECTORY_INDEX, entries)
+    def finish(self, header: Header, signer: SigningKey | None) -> SealedInfo:
+        """Write the directory and the header; the file is complete then."""
+        directory = self._coder.encrypt(DIRECTORY_INDEX, b"".join(ENTRY.pack(*block) for block in self._blocks))
         self._write(directory)
         content_hash = hash_content(header.head_bytes, header.content_bytes, self._blocks)
         complete = dataclasses.replace(
@@ -177,4 +192,6 @@ class Body:
             body_hash=self._hasher.digest(),
             content_hash=header.content_hash if header.cipher else content_hash,
         )
-        return complete, content_hash
+        self._file.seek(0)
+        self._file.write(complete.sign(signer))
+        return SealedInfo(content_hash, header.content_bytes, self._at_bytes, header.key_id)

@@ -1,42 +1,64 @@
-"""Reads snapshots: a file, and all that it adds to."""
+"""Snapshots as files: written, signed again, and read with the chain of those that they add to."""
 
 from __future__ import annotations
 
 import dataclasses
-import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Self
+from pathlib import Path
+from typing import BinaryIO, Self
 
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import Header, Source
-from tensorwasm.artifacts.snapshot.head import Layout
-from tensorwasm.artifacts.snapshot.layer import Layer, with_runs
-from tensorwasm.artifacts.snapshot.pages import Span, cover, find_pages
-from tensorwasm.artifacts.snapshot.sense import Place
-from tensorwasm.errors import WrongParent
-from tensorwasm.saved import Run, SavedInstance
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.private_files import map_scratch, scratch
+from tensorwasm.artifacts.sealed.header import Content
+from tensorwasm.artifacts.sealed.reader import SealedFile, Source
+from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing, renew_sealed, write_sealed
+from tensorwasm.artifacts.snapshot.head import Layout, decode_head, encode_head, list_bytes
+from tensorwasm.artifacts.snapshot.validation import ExtentMap
+from tensorwasm.errors import InvalidSnapshot, WrongParent
+from tensorwasm.saved import PAGE_BYTES, SavedInstance, SavedRun
 
+Span = tuple[int, int]
+"""Begin and end."""
 FindParent = Callable[[bytes], Source | None]
 """From the content hash of a snapshot to its file, or its bytes; None if there is none."""
 
-_Parts = list[tuple[Layer, Place]]
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One snapshot file by itself, verified and with its head read; its instance has no runs."""
+
+    sealed: SealedFile
+    layout: Layout
+    instance: SavedInstance
+
+
+_Extents = list[tuple[Layer, ExtentMap]]
 
 
 class SnapshotFile:
-    """A snapshot that was verified, and those that it adds to. Any number of threads may read from it.
+    """A verified snapshot, and those that it adds to. Any number of threads may read from it.
+
+    Reading raises `Damaged` if a file was changed since it was opened, OSError, and `WrongParent` if the parent is
+    needed and was not opened.
 
     Attributes:
         instance: what was saved, without runs: those are placed (`place`) or loaded (`load`).
-        layers: its file, that of what it adds to, and so on.
+        layers: its file, that of its parent, and so on.
+        content_hash: by which snapshots that add to it refer to it.
+        depth: length of the chain of snapshots that it adds to.
     """
 
-    __slots__ = ("instance", "layers")
-
     def __init__(self, layers: tuple[Layer, ...]) -> None:
-        """Take files that were verified, each of which adds to the next."""
+        """Take verified files, each of which adds to the next."""
         self.layers = layers
         self.instance = layers[0].instance
+        self.header = layers[0].sealed.header
+        self.content_hash = layers[0].sealed.content_hash
+        self.depth = layers[0].layout.depth
+        self.file_bytes = layers[0].sealed.file_bytes
 
     @classmethod
     def open(
@@ -49,138 +71,80 @@ class SnapshotFile:
         allow_unsigned: bool = False,
         threads: int | None = None,
     ) -> Self:
-        """Open a snapshot and all that it adds to; each is verified before a byte of it is decompressed or parsed.
+        """Open a snapshot and its chain; each file is verified before any of it is decompressed or parsed.
 
-        Args:
-            source: its file's path, or the file's bytes.
-            ring: keys whose signatures count, and keys to decrypt with.
-            module_hash: of the module that it must belong to; None takes any.
-            find_parent: where other snapshots are; without it only what the file itself has can be read.
-            allow_unsigned: whether files without a signature will do.
-            threads: for hashing and decompressing; None takes one for each processor.
+        ``find_parent`` finds other snapshots; without it only what the file itself has can be read. The rest is as for
+        `SealedFile.open`.
 
         Raises:
             SealRefused: one of its kinds says why.
-            InvalidSnapshot: what is in it makes no sense, although it was signed.
+            InvalidSnapshot: its content is invalid, although it was signed.
             TooLarge: it says, or is, more than a writer makes.
             OSError: it cannot be read.
         """
+        with ExitStack() as opened:
 
-        def open_layer(source: Source, module_hash: bytes | None) -> Layer:
-            return Layer.open(source, ring, module_hash=module_hash, allow_unsigned=allow_unsigned, threads=threads)
+            def open_layer(source: Source, module_hash: bytes | None) -> Layer:
+                sealed = SealedFile.open(
+                    source,
+                    ring,
+                    content=Content.SNAPSHOT,
+                    module_hash=module_hash,
+                    allow_unsigned=allow_unsigned,
+                    threads=threads,
+                )
+                return _read_layer(opened.enter_context(sealed))
 
-        layers: list[Layer] = []
-        try:
-            layers.append(open_layer(source, module_hash))
+            layers = [open_layer(source, module_hash)]
             while find_parent is not None and layers[-1].instance.parent is not None:
-                found = _find(layers[-1].instance.parent, find_parent)
-                layers.append(_open_parent(found, layers[-1], open_layer))
-                _require_parent(layers[-2], layers[-1])
-        except BaseException:
-            for layer in layers:
-                layer.sealed.close()
-            raise
+                layers.append(_open_parent(layers[-1], find_parent, open_layer))
+            opened.pop_all()  # from here on the snapshot closes them
         return cls(tuple(layers))
 
-    @property
-    def content_hash(self) -> bytes:
-        """By which snapshots that add to it know it."""
-        return self.layers[0].sealed.content_hash
-
-    @property
-    def depth(self) -> int:
-        """How many snapshots it adds to, one after the other."""
-        return self.layers[0].layout.depth
-
-    @property
-    def header(self) -> Header:
-        """What the file says of itself."""
-        return self.layers[0].sealed.header
-
-    @property
-    def file_bytes(self) -> int:
-        """Length of the file."""
-        return self.layers[0].sealed.file_bytes
-
     def place(self, index: int, into: memoryview) -> None:
-        """Write a memory to where it is to be.
+        """Write a memory into a buffer of at least its length, all zero: zeros of the memory may not be written.
 
-        Args:
-            index: of the memory.
-            into: at least as many writable bytes as it has, all zero: what is zero in it may not be written.
-
-        Raises:
-            IndexError: there is no such memory, or it is longer than ``into``.
-            WrongParent: what it adds to was not opened.
-            Damaged: a file was changed since it was opened; then ``into`` has anything.
-            OSError: it cannot be read; likewise.
+        IndexError if there is no such memory or it is longer. After another error the buffer's content is undefined.
         """
         self._fill(self._memory(index), into)
 
     def place_buffer(self, handle: int, into: memoryview) -> None:
-        """Write a device buffer to where it is to be; as `place`.
-
-        Raises:
-            KeyError: there is no such buffer.
-            IndexError: it is longer than ``into``.
-            WrongParent: what it adds to was not opened.
-            Damaged: a file was changed since it was opened; then ``into`` has anything.
-            OSError: it cannot be read; likewise.
-        """
+        """Write a device buffer, as `place` does; KeyError if there is none."""
         self._fill(self._buffer(handle), into)
 
     def load(self) -> SavedInstance:
-        """Return what was written, runs included: of a snapshot with a parent, what it adds.
+        """Return what was written, runs included: of a snapshot with a parent, what it adds."""
+        layout, session = self.layers[0].layout, self.instance.session
+        memories = tuple(
+            dataclasses.replace(memory, runs=self._load_runs(extents))
+            for memory, extents in zip(self.instance.memories, layout.memories, strict=True)
+        )
+        if session is not None:
+            buffers = (dataclasses.replace(b, runs=self._load_runs(layout.buffers[b.handle])) for b in session.buffers)
+            session = dataclasses.replace(session, buffers=tuple(buffers))
+        return dataclasses.replace(self.instance, memories=memories, session=session)
 
-        Raises:
-            Damaged: the file was changed since it was opened.
-            OSError: it cannot be read.
-        """
-        return self.layers[0].load()
+    def _load_runs(self, extents: ExtentMap) -> tuple[SavedRun, ...]:
+        pairs = [(run, bytearray(run[1])) for run in extents.runs]
+        self.layers[0].sealed.read_into((at, memoryview(data)) for (_, _, at), data in pairs)
+        return tuple(SavedRun(offset, bytes(data)) for (offset, _, _), data in pairs)
 
-    def load_whole(self) -> SavedInstance:
-        """Return the instance with everything that it adds to, as one without a parent; its memory is this process's.
+    def memory_spans(self, index: int) -> list[Span]:
+        """Return the ascending spans of pages outside of which a memory is zero."""
+        return cover(run for _, extents in self._memory(index) for run in extents.runs)
 
-        Raises:
-            WrongParent: what it adds to was not opened.
-            Damaged: a file was changed since it was opened.
-            OSError: it cannot be read.
-        """
-        layout = self.layers[0].layout
-        memories = [self._gather(self._memory(index)) for index in range(len(layout.memories))]
-        buffers = {handle: self._gather(self._buffer(handle)) for handle in layout.buffers}
-        return dataclasses.replace(with_runs(self.instance, memories, buffers), parent=None)
-
-    def cover_memory(self, index: int) -> list[Span]:
-        """Return the spans of a memory outside of which all is zero, in pages, ascending.
-
-        Raises:
-            WrongParent: what it adds to was not opened.
-        """
-        return cover(run for _, place in self._memory(index) for run in place.runs)
-
-    def cover_buffer(self, handle: int) -> list[Span]:
-        """Return the same of a buffer.
-
-        Raises:
-            WrongParent: what it adds to was not opened.
-        """
-        return cover(run for _, place in self._buffer(handle) for run in place.runs)
+    def buffer_spans(self, handle: int) -> list[Span]:
+        """Return the same of a device buffer."""
+        return cover(run for _, extents in self._buffer(handle) for run in extents.runs)
 
     def check_content(self) -> None:
-        """Decompress everything, of all that it adds to as well, and compare it with the hashes that were signed.
-
-        Raises:
-            WrongParent: what it adds to was not opened.
-            Damaged: something differs.
-            OSError: it cannot be read.
-        """
+        """Decompress everything, of its chain too, and compare it with the hashes that were signed."""
         self._require_chain()
         for layer in self.layers:
             layer.sealed.check_content()
 
     def close(self) -> None:
-        """Close its file and those of all that it adds to; doing so twice is once."""
+        """Close its file and those of its chain; a second call does nothing."""
         for layer in self.layers:
             layer.sealed.close()
 
@@ -195,44 +159,67 @@ class SnapshotFile:
         if missing is not None:
             raise WrongParent(f"the snapshot adds to {missing.hex()}, which was not opened")
 
-    def _memory(self, index: int) -> _Parts:
+    def _memory(self, index: int) -> _Extents:
         """Return what each layer has of a memory, newest first."""
         self._require_chain()
         return [(layer, layer.layout.memories[index]) for layer in self.layers]
 
-    def _buffer(self, handle: int) -> _Parts:
-        """Return the same of a buffer: back to where it was made."""
+    def _buffer(self, handle: int) -> _Extents:
+        """Return what each layer has of a buffer, newest first, back to the one where it was made."""
         self._require_chain()
         size_bytes = self.layers[0].layout.buffers[handle].size_bytes
         found = ((layer, layer.layout.buffers.get(handle)) for layer in self.layers)
         held = takewhile(lambda pair: pair[1] is not None and pair[1].size_bytes == size_bytes, found)
-        return [(layer, place) for layer, place in held if place is not None]
+        return [(layer, extents) for layer, extents in held if extents is not None]
 
-    def _fill(self, parts: _Parts, into: memoryview) -> None:
+    def _fill(self, parts: _Extents, into: memoryview) -> None:
         """Write a memory's or buffer's runs, oldest first."""
         view = memoryview(into).cast("B")
         if len(view) < parts[0][1].size_bytes:
             raise IndexError("there is not enough room for it")
-        for layer, place in reversed(parts):
-            layer.fill(place, view)
-
-    def _gather(self, parts: _Parts) -> tuple[Run, ...]:
-        """Put a memory or buffer together and return the runs of what is not zero."""
-        size_bytes = parts[0][1].size_bytes
-        if not size_bytes:
-            return ()
-        view = memoryview(mmap.mmap(-1, size_bytes))
-        self._fill(parts, view)
-        spans = cover(run for _, place in parts for run in place.runs)
-        return tuple(Run(start, view[start:end]) for start, end in find_pages(view, None, spans))
+        for layer, extents in reversed(parts):
+            layer.sealed.read_into((at, view[offset : offset + size]) for offset, size, at in extents.runs)
 
 
-def require_base(layout: Layout, parent: Layer) -> None:
-    """Check that a snapshot can add to another: of the same module, with as many memories, none of them longer.
+def write_snapshot(
+    to: Path | BinaryIO,
+    instance: SavedInstance,
+    ring: KeyRing,
+    sealing: Sealing = DEFAULT,
+    *,
+    parent: SnapshotFile | None = None,
+) -> SealedInfo:
+    """Write a snapshot as `write_sealed` does; ``parent`` is the snapshot that the instance adds to, if it does.
+
+    Blocks while it hashes, compresses and waits for the disk. Nothing of the instance may change meanwhile; its
+    runs are not copied.
 
     Raises:
-        WrongParent: it cannot.
+        InvalidSnapshot: the instance contradicts itself, or exceeds a cap.
+        WrongParent: its parent is not the one that is given.
     """
+    if (None if parent is None else parent.content_hash) != instance.parent:
+        raise WrongParent("the instance adds to another snapshot than the one that is given")
+    head, rest = encode_head(instance, 0 if parent is None else parent.depth + 1), list_bytes(instance)
+    layout = decode_head(head, len(head) + sum(map(len, rest)))
+    if parent is not None:
+        _require_base(layout, parent.layers[0])
+    return write_sealed(to, head, rest, ring, sealing, content=Content.SNAPSHOT, module_hash=instance.module_hash)
+
+
+def renew_snapshot(data: memoryview, ring: KeyRing) -> memoryview | None:
+    """Return a snapshot's bytes signed, and encrypted if they were, with the current keys; None if they are already.
+
+    Content hashes do not change, so the links to its parent and from its children hold. Errors are as for
+    `renew_sealed`, and StoreUnavailable if there is no room for it.
+    """
+    with scratch() as file:
+        done = renew_sealed(data, file, ring, content=Content.SNAPSHOT)
+        return None if done is None else map_scratch(file)
+
+
+def _require_base(layout: Layout, parent: Layer) -> None:
+    """Check that a snapshot can add to another: of the same module, with as many memories, none of them longer."""
     if parent.instance.module_hash != layout.instance.module_hash:
         raise WrongParent("a snapshot adds to one of the same module")
     older, newer = parent.layout.memories, layout.memories
@@ -240,22 +227,46 @@ def require_base(layout: Layout, parent: Layer) -> None:
         raise WrongParent("a snapshot adds to one with as many memories, none of them longer")
 
 
-def _find(wanted: bytes, find_parent: FindParent) -> Source:
-    source = find_parent(wanted)
-    if source is None:
-        raise WrongParent(f"the snapshot adds to {wanted.hex()}, which is not there")
-    return source
+def _read_layer(sealed: SealedFile) -> Layer:
+    """Read the head, the input and the texts of the kernels."""
+    header = sealed.header
+    layout = decode_head(sealed.read(0, header.head_bytes), header.content_bytes)
+    instance = dataclasses.replace(layout.instance, input=sealed.read(*layout.input_at))
+    if instance.module_hash != header.module_hash:
+        raise InvalidSnapshot("the snapshot is of another module than its file")
+    if (session := instance.session) is not None:
+        pairs = zip(session.kernels, layout.texts_at, strict=True)
+        kernels = tuple(dataclasses.replace(kernel, text=sealed.read(*where)) for kernel, where in pairs)
+        instance = dataclasses.replace(instance, session=dataclasses.replace(session, kernels=kernels))
+    return Layer(sealed, layout, instance)
 
 
-def _open_parent(source: Source, child: Layer, open_layer: Callable[[Source, bytes], Layer]) -> Layer:
-    try:
-        return open_layer(source, child.instance.module_hash)
-    except FileNotFoundError:
-        raise WrongParent(f"the snapshot adds to {(child.instance.parent or b'').hex()}, which is not there") from None
-
-
-def _require_parent(child: Layer, parent: Layer) -> None:
-    """Check that a file is the one that another adds to."""
-    if parent.sealed.content_hash != child.instance.parent or parent.layout.depth != child.layout.depth - 1:
+def _open_parent(child: Layer, find_parent: FindParent, open_layer: Callable[[Source, bytes], Layer]) -> Layer:
+    """Return the parent of a snapshot; WrongParent if it is missing, or the file that was found is another."""
+    wanted, parent = child.instance.parent or b"", None
+    if (source := find_parent(wanted)) is not None:
+        with suppress(FileNotFoundError):
+            parent = open_layer(source, child.instance.module_hash)
+    if parent is None:
+        raise WrongParent(f"the snapshot adds to {wanted.hex()}, which is missing")
+    if parent.sealed.content_hash != wanted or parent.layout.depth != child.layout.depth - 1:
         raise WrongParent(f"the snapshot adds to another than {parent.sealed.content_hash.hex()}")
-    require_base(child.layout, parent)
+    _require_base(child.layout, parent)
+    return parent
+
+
+def cover(runs: Iterable[tuple[int, int, int]]) -> list[Span]:
+    """Return the spans, in multiples of a page, that runs lie in: ascending and apart."""
+    pages = sorted((offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)) for offset, size, _ in runs)
+    return merge((first * PAGE_BYTES, end * PAGE_BYTES) for first, end in pages)
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """Return ascending spans with those joined that touch or overlap."""
+    merged: list[Span] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged

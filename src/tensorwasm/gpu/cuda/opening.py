@@ -28,7 +28,7 @@ from tensorwasm.gpu.cuda.versions import (
     parse_version,
     spell_version,
 )
-from tensorwasm.values import DeviceInfo, Dim3, Place
+from tensorwasm.values import DeviceInfo, Dim3, SmPlacement
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 _NAME_BYTES: Final = 256
@@ -41,7 +41,7 @@ _PROHIBITED: Final = 2
 
 
 def open_cuda(
-    ordinal: int = 0, multiprocessors: int | None = None, *, place: Place | None = None, jit: bool = True
+    ordinal: int = 0, multiprocessors: int | None = None, *, place: SmPlacement | None = None, jit: bool = True
 ) -> CudaDevice:
     """Open a GPU of this machine, or a share of it.
 
@@ -83,7 +83,7 @@ def open_with(
     find: Callable[[], Assembler | None] = lambda: None,
     multiprocessors: int | None = None,
     *,
-    place: Place | None = None,
+    place: SmPlacement | None = None,
     jit: bool = True,
 ) -> CudaDevice:
     """Open a GPU through a given driver.
@@ -114,7 +114,7 @@ def _open(
     ordinal: int,
     find: Callable[[], Assembler | None],
     multiprocessors: int | None,
-    place: Place | None,
+    place: SmPlacement | None,
     *,
     jit: bool,
 ) -> CudaDevice:

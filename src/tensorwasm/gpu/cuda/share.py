@@ -21,7 +21,7 @@ from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.context import PrimaryContext
 from tensorwasm.gpu.cuda.results import DriverFailure, Scope, describe, meaning
-from tensorwasm.values import Place
+from tensorwasm.values import SmPlacement
 
 MINIMUM_CUDA: Final = (12, 5)
 """First release with streams that belong to a green context; driver 555 is the first."""
@@ -36,7 +36,7 @@ class Share:
     """
 
     def __init__(
-        self, driver: Driver, primary: PrimaryContext, device: Any, multiprocessors: int, place: Place | None
+        self, driver: Driver, primary: PrimaryContext, device: Any, multiprocessors: int, place: SmPlacement | None
     ) -> None:
         """Take a share.
 
@@ -135,7 +135,7 @@ class Share:
             return self._split(whole, 1, self._asked)
         return self._groups_at(self._place, whole)
 
-    def _groups_at(self, place: Place, whole: Any) -> list[Any]:
+    def _groups_at(self, place: SmPlacement, whole: Any) -> list[Any]:
         """Return this share's groups of the split that all shares are cut from."""
         _, most, _ = self._driver.call("cuDevSmResourceSplitByCount", 0, whole, 0, place.unit)  # how many there are
         groups = self._split(whole, int(most), place.unit)
@@ -169,7 +169,7 @@ def take_share(
     device: Any,
     multiprocessors: int,
     cuda: tuple[int, int],
-    place: Place | None = None,
+    place: SmPlacement | None = None,
 ) -> Share:
     """Return a share of a GPU of at least that many multiprocessors.
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from tensorwasm.collector import collector_paused
+from tensorwasm.gc_pause import gc_paused
 from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.device.port import DeviceStatistics, LoadedModule, Stream
 from tensorwasm.gpu.emulator.allocations import Allocations
@@ -205,7 +205,7 @@ class EmulatorDevice:
             InvokeTimeout: the deadline passed; nothing was loaded.
         """
         check_compatible(module, self._info.compute_capability, self._info.ptx_version)
-        with collector_paused():
+        with gc_paused():
             return self._kernels.load(module, deadline, output)
 
     def unload(self, loaded: LoadedModule) -> None:

@@ -20,7 +20,7 @@ from tensorwasm.gpu.state.streams import OWN
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
 from tensorwasm.ptx.lexer import shown
-from tensorwasm.saved import Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MIB, Deadline, Region
 
 CHUNK_BYTES: Final = 16 * MIB
@@ -154,7 +154,9 @@ class Capture:
             saved.append(SavedBuffer(handle, region.size_bytes, runs))
         return tuple(saved)
 
-    def _runs(self, region: Region, stage: memoryview, base: tuple[Run, ...], deadline: Deadline) -> tuple[Run, ...]:
+    def _runs(
+        self, region: Region, stage: memoryview, base: tuple[SavedRun, ...], deadline: Deadline
+    ) -> tuple[SavedRun, ...]:
         collector = Collector(base)
         for offset in range(0, region.size_bytes, CHUNK_BYTES):
             chunk = stage[: min(CHUNK_BYTES, region.size_bytes - offset)]

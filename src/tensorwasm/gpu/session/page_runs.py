@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Final
 
-from tensorwasm.saved import PAGE_BYTES, Run
+from tensorwasm.saved import PAGE_BYTES, SavedRun
 
 _BLOCK_BYTES: Final = 16 * PAGE_BYTES
 """Compared at once, before its pages are."""
@@ -24,9 +24,9 @@ class Collector:
 
     __slots__ = ("_base", "_end", "_offset", "_open", "_runs")
 
-    def __init__(self, base: Sequence[Run] = ()) -> None:
+    def __init__(self, base: Sequence[SavedRun] = ()) -> None:
         self._base = Base(base)
-        self._runs: list[Run] = []
+        self._runs: list[SavedRun] = []
         self._open: BytesIO | None = None
         self._offset = 0
         self._end = 0
@@ -46,10 +46,10 @@ class Collector:
                 for page, data in _changed(block, base):
                     self._put(at + page, data)
 
-    def finish(self) -> tuple[Run, ...]:
+    def finish(self) -> tuple[SavedRun, ...]:
         """Return the runs, ascending, no two of which touch."""
         if self._open is not None:
-            self._runs.append(Run(self._offset, self._open.getvalue()))
+            self._runs.append(SavedRun(self._offset, self._open.getvalue()))
             self._open = None
         return tuple(self._runs)
 
@@ -70,7 +70,7 @@ class Base:
 
     __slots__ = ("_runs", "_starts")
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[SavedRun]) -> None:
         self._runs = runs
         self._starts = [run.offset_bytes for run in runs]
 

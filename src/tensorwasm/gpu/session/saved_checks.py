@@ -12,7 +12,7 @@ from tensorwasm.errors import InvalidSnapshot
 from tensorwasm.gpu.native.layout import STREAM_ROWS
 from tensorwasm.gpu.session.handles import NAMES
 from tensorwasm.gpu.state.streams import OWN
-from tensorwasm.saved import PAGE_BYTES, Run, SavedBuffer, SavedKernel, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MEMORY_KINDS
 
 MAX_NUMBER: Final = (1 << 63) - (1 << 16)
@@ -53,8 +53,8 @@ def check_buffers(buffers: Sequence[SavedBuffer]) -> None:
         _check_runs(buffer.runs, buffer.size_bytes, what)
 
 
-def _check_runs(runs: Sequence[Run], size_bytes: int, what: str) -> None:
-    _check_all(runs, Run, f"run of {what}")
+def _check_runs(runs: Sequence[SavedRun], size_bytes: int, what: str) -> None:
+    _check_all(runs, SavedRun, f"run of {what}")
     end = 0
     for run in runs:
         _require(isinstance(run.data, (bytes, memoryview)), f"the bytes of {what}")

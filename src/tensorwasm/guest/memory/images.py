@@ -27,7 +27,7 @@ from tensorwasm.guest.memory import mappings
 from tensorwasm.values import WASM_PAGE_BYTES
 
 if TYPE_CHECKING:
-    from tensorwasm.saved import Run
+    from tensorwasm.saved import SavedRun
 
 MAX_IDLE: Final = 16
 """Reservations that an image keeps for later sandboxes of one tenant."""
@@ -308,7 +308,7 @@ def _take_place() -> bool:
     return True
 
 
-def make_image(size_bytes: int, runs: Iterable[Run]) -> Image:
+def make_image(size_bytes: int, runs: Iterable[SavedRun]) -> Image:
     """Return the image of a memory.
 
     Args:

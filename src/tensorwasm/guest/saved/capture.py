@@ -12,7 +12,7 @@ from tensorwasm.guest.memory.images import Image
 from tensorwasm.guest.memory.pagemap import Span, clip, find_different, find_nonzero, find_written, join
 from tensorwasm.guest.sandbox.exports import Exports
 from tensorwasm.guest.saved.instrumented import Drop, InstrumentedModule
-from tensorwasm.saved import Run, SavedGlobal, SavedMemory, SavedTable
+from tensorwasm.saved import SavedGlobal, SavedMemory, SavedRun, SavedTable
 
 MAX_RUN_BYTES: Final = 64 << 20
 """Longest run: longer ones are cut, so that nobody has to hold more than that of a memory at once."""
@@ -85,7 +85,7 @@ def _memories(
         known = [] if parent is origin.image and origin.plain else [*made, *_spans(parent)]
         spans = _changes(address, parent, clip(join(sorted([*written, *known])), 0, size_bytes), size_bytes)
     window = memoryview((ctypes.c_ubyte * size_bytes).from_address(address)).cast("B").toreadonly()
-    return (SavedMemory(size_bytes, tuple(Run(start, window[start:end]) for start, end in _cut(spans))),)
+    return (SavedMemory(size_bytes, tuple(SavedRun(start, window[start:end]) for start, end in _cut(spans))),)
 
 
 def _changes(address: int, parent: Image, spans: list[Span], size_bytes: int) -> list[Span]:

@@ -9,7 +9,7 @@ from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
 from tensorwasm.gpu.opening import open_device, parse_choice
-from tensorwasm.values import Place
+from tensorwasm.values import SmPlacement
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
@@ -23,7 +23,7 @@ class LateDevice:
     """
 
     def __init__(
-        self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: Place | None, jit: bool
+        self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: SmPlacement | None, jit: bool
     ) -> None:
         """Open nothing yet.
 

@@ -31,12 +31,12 @@ from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.loaded_module import Host
 from tensorwasm.runtime.warm.pool import WarmPool
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, Place
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
-    from tensorwasm.artifacts.ring import KeyRing
-    from tensorwasm.artifacts.sealed import Digest
+    from tensorwasm.artifacts.keys import KeyRing
+    from tensorwasm.artifacts.sealed.writer import SealedInfo
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
     from tensorwasm.runtime.snapshots.archive import Archive, Filing
@@ -66,7 +66,7 @@ class Runtime:
         multiprocessors: int | None = None,
         slots: int | None = None,
         gpu_bytes: int | None = None,
-        place: Place | None = None,
+        place: SmPlacement | None = None,
         jit: bool = True,
     ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
@@ -212,9 +212,11 @@ class Runtime:
     def snapshot(self, live: LiveInstance, path: None = None, **options: Unpack[Filing]) -> Snapshot: ...
 
     @overload
-    def snapshot(self, live: LiveInstance, path: Name, **options: Unpack[Filing]) -> Digest: ...
+    def snapshot(self, live: LiveInstance, path: Name, **options: Unpack[Filing]) -> SealedInfo: ...
 
-    def snapshot(self, live: LiveInstance, path: Name | None = None, **options: Unpack[Filing]) -> Snapshot | Digest:
+    def snapshot(
+        self, live: LiveInstance, path: Name | None = None, **options: Unpack[Filing]
+    ) -> Snapshot | SealedInfo:
         """Save an instance between two calls; it goes on as before. Blocks, and nobody can call it meanwhile.
 
         Args:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.keys import Key
+from tensorwasm.artifacts.keys import SigningKey
 
 SUFFIX: Final = ".cwasm"
 DRAFT_SUFFIX: Final = ".draft"
@@ -87,7 +87,7 @@ class CodeFolder:
         cap_bytes: most bytes of files.
     """
 
-    def __init__(self, path: Path, key: Key, cap_bytes: int) -> None:
+    def __init__(self, path: Path, key: SigningKey, cap_bytes: int) -> None:
         self._path = path
         self._key = key
         self._cap_bytes = cap_bytes

@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypedDict
 
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing, Source
-from tensorwasm.artifacts.snapshot import SnapshotFile, write_snapshot
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.sealed.reader import Source
+from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing
+from tensorwasm.artifacts.snapshot.file import SnapshotFile, write_snapshot
 from tensorwasm.errors import InvalidArgs, InvalidSnapshot
 from tensorwasm.guest.memory.images import Image, ImageWriter
 from tensorwasm.runtime.deploy.shelf import Shelf
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
-from tensorwasm.saved import Run, SavedBuffer, SavedMemory, SavedSession
+from tensorwasm.saved import SavedBuffer, SavedMemory, SavedRun, SavedSession
 from tensorwasm.values import Deadline
 
 Name = str | os.PathLike[str]
@@ -52,7 +53,7 @@ def save_file(
     keys: KeyRing | None = None,
     sealing: Sealing = DEFAULT,
     deadline: Deadline | None = None,
-) -> Digest:
+) -> SealedInfo:
     """Do what `tensorwasm.runtime.Runtime.snapshot` does with a path."""
     ring = keys or KeyRing.from_settings()
     try:
@@ -68,7 +69,7 @@ def write_live(
     parents: Sequence[File],
     sealing: Sealing,
     deadline: Deadline | None,
-) -> Digest:
+) -> SealedInfo:
     """Save an instance to a path, or to a new file that is open.
 
     Raises:
@@ -210,7 +211,7 @@ def _read(file: SnapshotFile) -> Snapshot:
 
 def _read_image(file: SnapshotFile, memory: SavedMemory) -> Image:
     with ImageWriter(memory.size_bytes) as writer:
-        with writer.mapped(file.cover_memory(0)) as view:
+        with writer.mapped(file.memory_spans(0)) as view:
             file.place(0, view)
         return writer.finish()
 
@@ -222,6 +223,6 @@ def _read_session(file: SnapshotFile, session: SavedSession) -> SavedSession:
 def _read_buffer(file: SnapshotFile, buffer: SavedBuffer) -> SavedBuffer:
     data = bytearray(buffer.size_bytes)
     file.place_buffer(buffer.handle, memoryview(data))
-    spans = file.cover_buffer(buffer.handle)
+    spans = file.buffer_spans(buffer.handle)
     held = memoryview(data).toreadonly()
-    return replace(buffer, runs=tuple(Run(start, held[start : min(end, len(held))]) for start, end in spans))
+    return replace(buffer, runs=tuple(SavedRun(start, held[start : min(end, len(held))]) for start, end in spans))

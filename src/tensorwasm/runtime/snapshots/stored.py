@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.scratch import map_scratch, scratch
-from tensorwasm.artifacts.sealed import DEFAULT, Digest, Sealing
-from tensorwasm.artifacts.snapshot import MAX_DEPTH, SnapshotFile
-from tensorwasm.artifacts.store import Buffer, TenantView
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.private_files import map_scratch, scratch
+from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing
+from tensorwasm.artifacts.snapshot.file import SnapshotFile
+from tensorwasm.artifacts.snapshot.validation import MAX_DEPTH
+from tensorwasm.artifacts.store import TenantView
+from tensorwasm.artifacts.values import Buffer
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, InvalidSnapshot, WrongModule, WrongParent
 from tensorwasm.runtime.snapshots.archive import Name, open_file, read_file, write_live
 from tensorwasm.runtime.snapshots.live import LiveInstance
@@ -113,7 +115,7 @@ def keep(
     keys: KeyRing | None = None,
     sealing: Sealing = DEFAULT,
     deadline: Deadline | None = None,
-) -> Digest:
+) -> SealedInfo:
     """Put an instance, or a snapshot file, into a store together with its module, and let a name lead to it. Blocks.
 
     The name is changed last: whoever dies meanwhile leaves it as it was, and what was put by then to `Store.collect`.
@@ -167,9 +169,9 @@ def _copy(source: Name, file: BinaryIO) -> None:
         raise InvalidArgs(f"cannot copy {source}: {getattr(error, 'strerror', 'no such path')}") from None
 
 
-def _verify(file: SnapshotFile, *, adds: bool) -> Digest:
+def _verify(file: SnapshotFile, *, adds: bool) -> SealedInfo:
     with file:
         if adds and file.instance.parent is None:
             raise WrongParent("the snapshot is whole: it adds to no other")
         file.check_content()
-        return Digest(file.content_hash, file.header.content_bytes, file.file_bytes, file.header.key_id)
+        return SealedInfo(file.content_hash, file.header.content_bytes, file.file_bytes, file.header.key_id)

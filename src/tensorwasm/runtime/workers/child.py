@@ -34,7 +34,7 @@ from tensorwasm.runtime.workers.frames import (
 from tensorwasm.runtime.workers.introduction import introduce
 from tensorwasm.runtime.workers.outcomes import clean
 from tensorwasm.runtime.workers.parent_link import ParentLink
-from tensorwasm.values import Place
+from tensorwasm.values import SmPlacement
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not isinstance(setup, Setup) or setup.protocol != PROTOCOL:
         return 2
     try:
-        place = Place(*setup.place) if setup.place is not None else None
+        place = SmPlacement(*setup.place) if setup.place is not None else None
         runtime = Runtime(setup.device, multiprocessors=setup.multiprocessors, place=place, jit=setup.jit)
         info = runtime.device
     except TensorWasmError as error:

@@ -63,7 +63,7 @@ class Setup(Frame, frozen=True):
         protocol: `PROTOCOL` of the sender.
         device: ``emulator`` or ``cuda:N``.
         multiprocessors: its share of the device's, None for all.
-        place: where the share lies, `tensorwasm.values.Place` as unit and what is before; None for wherever.
+        place: where the share lies, `tensorwasm.values.SmPlacement` as unit and what is before; None for wherever.
         jit: whether the device's driver may compile PTX of guests in the worker's process.
         places: calls at a time.
         beat_s: seconds between its heartbeats.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tensorwasm.values import Place
+from tensorwasm.values import SmPlacement
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Shares:
         self._unit = math.gcd(*sizes)
         self._cells: list[_Cell] = []
 
-    def take(self, owner: int, multiprocessors: int) -> Place:
+    def take(self, owner: int, multiprocessors: int) -> SmPlacement:
         """Return a place for a worker's share: the smallest gap that is large enough, else behind all others.
 
         Whether the GPU is large enough for it, its process finds out.
@@ -42,7 +42,7 @@ class Shares:
             self._cells.append(_Cell(multiprocessors, owner))
         for cell in self._cells[start:end]:
             cell.owner = owner
-        return Place(self._unit, tuple(cell.multiprocessors for cell in self._cells[:start]))
+        return SmPlacement(self._unit, tuple(cell.multiprocessors for cell in self._cells[:start]))
 
     def leave(self, owner: int) -> None:
         """Note that a worker has gone; one without a share is fine."""

@@ -31,7 +31,7 @@ from tensorwasm.runtime.workers.introduction import read_introduction
 from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
 from tensorwasm.runtime.workers.outcomes import rebuild_error
 from tensorwasm.runtime.workers.process import PROGRAM, Process, make_environment
-from tensorwasm.values import DeviceInfo, Place
+from tensorwasm.values import DeviceInfo, SmPlacement
 
 _LONGEST_WAIT_S: Final = 3600.0
 
@@ -57,7 +57,7 @@ class WorkerOptions:
 
     device: str = "emulator"
     multiprocessors: int | None = None
-    place: Place | None = None
+    place: SmPlacement | None = None
     pipes: str | None = None
     places: int = PLACES
     requests: int = 256

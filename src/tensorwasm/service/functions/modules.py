@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from tensorwasm.artifacts.store import Digest, Store
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Digest
 from tensorwasm.errors import ArtifactNotFound, InvalidRequest, ModuleTooLarge, NotFound, TensorWasmError
 from tensorwasm.guest.engine.yielding import be_courteous
 from tensorwasm.service.functions.oci import is_image, read_image
@@ -43,7 +44,7 @@ class Modules:
         threads: most of them.
     """
 
-    def __init__(self, store: Store, threads: int | None = None) -> None:
+    def __init__(self, store: ContentStore, threads: int | None = None) -> None:
         """Start nothing yet."""
         self._store = store
         most = threads or (os.cpu_count() or 1) + 2
@@ -101,7 +102,7 @@ class Modules:
 
         Raises:
             QuotaExceeded: the tenant has no room for it.
-            TensorWasmError: what else `Store.put` and `Store.bind` raise.
+            TensorWasmError: what else `ContentStore.put` and `ContentStore.bind` raise.
         """
         digest = self._store.put(str(tenant), _KIND, module)
         self._store.bind(str(tenant), name_of(function_id, digest), digest)

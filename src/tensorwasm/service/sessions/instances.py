@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from tensorwasm.artifacts.store import Store, TenantView
+from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database.sessions import SessionOptions
 from tensorwasm.errors import (
     ArtifactCorrupt,
@@ -96,7 +96,7 @@ class InstanceFactory:
         seals: what signs them.
     """
 
-    def __init__(self, store: Store, seals: SnapshotKeys) -> None:
+    def __init__(self, store: ContentStore, seals: SnapshotKeys) -> None:
         """Take both; they outlive it."""
         self._store = store
         self._seals = seals

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.scratch import map_scratch, scratch
-from tensorwasm.artifacts.sealed import DEFAULT
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.private_files import map_scratch, scratch
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, VERSION, Header, read_header
-from tensorwasm.artifacts.snapshot import renew_snapshot
-from tensorwasm.artifacts.store import Store, TenantView
+from tensorwasm.artifacts.sealed.writer import DEFAULT
+from tensorwasm.artifacts.snapshot.file import renew_snapshot
+from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.errors import (
     ArtifactCorrupt,
     ArtifactNotFound,
@@ -62,7 +62,7 @@ class Files:
         max_content_bytes: longest content of a file that somebody brings.
     """
 
-    def __init__(self, store: Store, seals: SnapshotKeys, max_content_bytes: int = MAX_CONTENT_BYTES) -> None:
+    def __init__(self, store: ContentStore, seals: SnapshotKeys, max_content_bytes: int = MAX_CONTENT_BYTES) -> None:
         """Take all of it; store and seals outlive it."""
         self._store = store
         self._seals = seals

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.sealed import BLOCK_BYTES, Content, SealedFile, Sealing, renew_sealed, write_sealed
+from tensorwasm.artifacts.keys import CipherKey, Ed25519Key, HmacKey, KeyRing
+from tensorwasm.artifacts.sealed.blocks import BLOCK_BYTES
+from tensorwasm.artifacts.sealed.header import Content
+from tensorwasm.artifacts.sealed.reader import SealedFile
+from tensorwasm.artifacts.sealed.writer import Sealing, renew_sealed, write_sealed
 from tensorwasm.errors import Damaged, SealRefused, SigningNotConfigured, UnknownKey, Unsigned
 
 OLD, NEW, PAIR = HmacKey(b"o" * 32), HmacKey(b"n" * 32), Ed25519Key(b"p" * 32)
@@ -79,7 +81,7 @@ def test_nothing_is_signed_that_was_not_verified(at):
         renewed(memoryview(data), KeyRing.of(NEW, OLD))
 
 
-def test_what_nobody_trusts_or_nobody_signed_is_not_renewed():
+def test_untrusted_and_unsigned_files_are_not_renewed():
     with pytest.raises(UnknownKey):
         renewed(written([b"x"], KeyRing.of(OLD)), KeyRing.of(NEW))
     with pytest.raises(Unsigned):
@@ -108,7 +110,7 @@ def test_bytes_that_change_after_they_were_verified_are_noticed():
             list(sealed.load_stored())
 
 
-def test_closing_lets_go_of_the_bytes():
+def test_closing_releases_the_bytes():
     ring = KeyRing.of(OLD)
     data = bytearray(written([b"x"], ring))
     sealed = SealedFile.open(memoryview(data), ring, content=Content.SNAPSHOT)

@@ -2,6 +2,7 @@ import dataclasses
 import os
 import struct
 import tempfile
+import threading
 import time
 import tracemalloc
 from contextlib import contextmanager
@@ -14,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.artifacts.keys import Algorithm, Ed25519Key, HmacKey
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.sealed import BLOCK_BYTES, Content, SealedFile, Sealing, blocks, header, reader, write_sealed
+from tensorwasm.artifacts.keys import Algorithm, CipherKey, Ed25519Key, HmacKey, KeyRing
+from tensorwasm.artifacts.sealed import blocks, header, reader
+from tensorwasm.artifacts.sealed.blocks import BLOCK_BYTES, MAX_THREADS, count_threads, map_in_order
+from tensorwasm.artifacts.sealed.header import Content
+from tensorwasm.artifacts.sealed.reader import SealedFile
+from tensorwasm.artifacts.sealed.writer import Sealing, write_sealed
 from tensorwasm.errors import (
     Damaged,
     InvalidArgs,
@@ -178,7 +182,7 @@ def test_damage_shows_without_a_signature_too(path, untouched, encrypted):
             open_(path, ring, allow_unsigned=True)
 
 
-def test_an_unsigned_file_is_made_and_taken_only_if_asked_for(path):
+def test_unsigned_files_are_written_and_accepted_only_if_asked_for(path):
     with pytest.raises(SigningNotConfigured):
         write(path, KeyRing.of(None))
     assert not path.exists()
@@ -265,7 +269,7 @@ class _Other(IntEnum):
     CODE = 2
 
 
-def test_who_may_not_read_can_verify(path):
+def test_a_file_can_be_verified_without_the_cipher_key(path):
     write(path, RINGS["encrypted"])
     assert b"rest of it" not in path.read_bytes()
     with pytest.raises(UnknownKey, match=CIPHER.id):
@@ -275,7 +279,7 @@ def test_who_may_not_read_can_verify(path):
         open_(path)
 
 
-def test_what_is_encrypted_says_nothing_of_its_content(path, tmp_path):
+def test_encrypted_files_reveal_nothing_of_their_content(path, tmp_path):
     ring, again = RINGS["encrypted"], tmp_path / "again"
     zeros = bytes(40_000)
     one, two = write(path, ring, PLAIN, rest=[zeros]), write(again, ring, PLAIN, rest=[zeros])
@@ -297,7 +301,7 @@ def test_encrypted_parts_belong_to_one_file(path):
         open_(path, ring, allow_unsigned=True, module_hash=b"n" * 32)
 
 
-def test_a_ring_with_a_key_that_encrypts_does_unless_told_otherwise(path):
+def test_a_ring_with_a_cipher_key_encrypts_by_default(path):
     write(path, RINGS["encrypted"], Sealing(encrypted=False))
     assert content_of(path) == HEAD + b"".join(REST)
     with pytest.raises(SigningNotConfigured):
@@ -319,7 +323,7 @@ def quickly(use, error):
 @pytest.mark.parametrize("field", ["content_bytes", "head_bytes", "directory_bytes", "body_bytes"])
 @pytest.mark.parametrize("value", [1 << 62, 1 << 63, (1 << 64) - 1])
 @pytest.mark.parametrize("key", [HMAC, HmacKey(b"x" * 32)], ids=["signed", "forged"])
-def test_sizes_without_end_cost_nothing(path, field, value, key):
+def test_huge_sizes_allocate_nothing(path, field, value, key):
     write(path)
     forge(path, key, **{field: value})
     quickly(lambda: open_(path), (TooLarge, SealRefused))
@@ -337,7 +341,7 @@ def test_sizes_without_end_cost_nothing(path, field, value, key):
     {"salt": b"s" * 32},
     {"body_hash": bytes(32)},
 ])  # fmt: skip
-def test_signed_nonsense_is_refused(path, fields):
+def test_signed_contradictions_are_refused(path, fields):
     write(path)
     forge(path, **fields)
     quickly(lambda: open_(path), SealRefused)
@@ -370,13 +374,13 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_signed_directory_without_sense_is_refused(path, monkeypatch, name):
+def test_a_signed_directory_that_contradicts_itself_is_refused(path, monkeypatch, name):
     pack = blocks.ENTRY.pack
 
     class Entry:
         @staticmethod
         def pack(*fields):
-            return pack(*blocks.Block(*fields)._replace(**ENTRIES[name]))
+            return pack(*blocks.BlockEntry(*fields)._replace(**ENTRIES[name]))
 
     with monkeypatch.context() as patch:
         patch.setattr("tensorwasm.artifacts.sealed.writer.ENTRY", Entry)
@@ -401,7 +405,7 @@ def test_a_signed_bomb_fills_no_more_than_its_block(path, monkeypatch, frame):
     quickly(lambda: content_of(path), SealRefused)
 
 
-def test_a_window_without_end_is_refused(path, monkeypatch):
+def test_a_huge_decompression_window_is_refused(path, monkeypatch):
     parameters = blocks._zstd().ZstdCompressionParameters(window_log=27, compression_level=1)
     packer = blocks._zstd().ZstdCompressor(compression_params=parameters).compressobj()
     frame = packer.compress(b"ab" * 10_000) + packer.flush()
@@ -541,3 +545,30 @@ def test_extents_go_where_they_belong_from_any_number_of_threads(path):
             cuts = [0, 5, 4096, BLOCK_BYTES - 1, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 7, len(content)]
             sealed.read_into((a, view[a:b]) for a, b in pairwise(cuts))
             assert into == content
+
+
+@given(st.lists(st.integers(), max_size=40), st.integers(1, 5))
+def test_results_come_in_order(items, threads):
+    assert list(map_in_order(lambda n: n * 2, items, threads)) == [n * 2 for n in items]
+
+
+def test_an_error_ends_the_rest():
+    done = []
+    gate = threading.Barrier(2, timeout=10)
+
+    def work(n):
+        if n < 2:
+            gate.wait()
+        if n == 0:
+            raise KeyError(n)
+        done.append(n)
+
+    with pytest.raises(KeyError):
+        list(map_in_order(work, range(1000), 2))
+    assert len(done) < 100
+
+
+def test_threads_are_bounded():
+    assert [count_threads(n, 1 << 30) for n in (-1, 0, 1, 3, 10**9)] == [1, 1, 1, 3, MAX_THREADS]
+    assert 1 <= count_threads(None, 1 << 30) <= MAX_THREADS
+    assert count_threads(3, BLOCK_BYTES) == 1

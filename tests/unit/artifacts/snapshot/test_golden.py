@@ -13,19 +13,18 @@ import zstandard
 
 from oracles.snapshot_format import read_file
 from oracles.snapshots import contents
-from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.sealed import Sealing
+from tensorwasm.artifacts.keys import CipherKey, Ed25519Key, HmacKey, KeyRing
 from tensorwasm.artifacts.sealed.header import VERSION
-from tensorwasm.artifacts.snapshot import SnapshotFile, verify_snapshot, write_snapshot
+from tensorwasm.artifacts.sealed.writer import Sealing
+from tensorwasm.artifacts.snapshot.file import SnapshotFile, write_snapshot
 from tensorwasm.saved import (
     PAGE_BYTES,
-    Run,
     SavedBuffer,
     SavedGlobal,
     SavedInstance,
     SavedKernel,
     SavedMemory,
+    SavedRun,
     SavedSession,
     SavedTable,
 )
@@ -50,8 +49,8 @@ FULL = SavedInstance(
         SavedMemory(
             2 * WASM_PAGE_BYTES,
             (
-                Run(0, bytes(i % 251 for i in range(PAGE_BYTES))),
-                Run(5 * PAGE_BYTES, b"\x5a" * PAGE_BYTES),
+                SavedRun(0, bytes(i % 251 for i in range(PAGE_BYTES))),
+                SavedRun(5 * PAGE_BYTES, b"\x5a" * PAGE_BYTES),
             ),
         ),
         SavedMemory(0, ()),
@@ -71,7 +70,7 @@ FULL = SavedInstance(
     b"what was not read yet",
     ("cuda", "tensor"),
     SavedSession(
-        (SavedBuffer(1, 1024, (Run(0, bytes(i * 17 % 253 for i in range(1024))),)), SavedBuffer(7, 0, ())),
+        (SavedBuffer(1, 1024, (SavedRun(0, bytes(i * 17 % 253 for i in range(1024))),)), SavedBuffer(7, 0, ())),
         (SavedKernel(3, b".version 7.0\n.target sm_70\n.address_size 64\n", "saxpy"),),
         (2, 5),
         (1,),
@@ -102,7 +101,7 @@ CHILD = "child-hmac-raw"
 
 def child_of(parent):
     """FULL with a page written, a page cleared and a global changed."""
-    runs = (Run(0, bytes(PAGE_BYTES)), Run(9 * PAGE_BYTES, b"\x01" * PAGE_BYTES))
+    runs = (SavedRun(0, bytes(PAGE_BYTES)), SavedRun(9 * PAGE_BYTES, b"\x01" * PAGE_BYTES))
     memories = (SavedMemory(3 * WASM_PAGE_BYTES, runs), SavedMemory(0, ()))
     return SavedInstance(
         MODULE, memories, (SavedGlobal(0, "i32", 7),), parent=parent.content_hash, made_unix_ms=MADE_UNIX_MS + 1
@@ -174,7 +173,7 @@ def test_every_versions_child_is_read(version):
         assert into[:PAGE_BYTES] == bytes(PAGE_BYTES)
         assert into[5 * PAGE_BYTES : 6 * PAGE_BYTES] == b"\x5a" * PAGE_BYTES
         assert into[9 * PAGE_BYTES : 10 * PAGE_BYTES] == b"\x01" * PAGE_BYTES
-        verify_snapshot(folder / f"{CHILD}.tws", HMAC, find_parent=found.get)
+        child.check_content()
 
 
 if __name__ == "__main__":

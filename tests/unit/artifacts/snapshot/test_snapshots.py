@@ -7,30 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracles.snapshots import contents, freeze
+from oracles.snapshots import contents
 from strategies.snapshots import INSTANCES, data, runs
-from tensorwasm.artifacts.keys import Ed25519Key, HmacKey
-from tensorwasm.artifacts.ring import CipherKey, KeyRing
-from tensorwasm.artifacts.sealed import Content, Sealing, write_sealed
-from tensorwasm.artifacts.snapshot import (
-    SnapshotFile,
-    compare,
-    flatten,
-    leave_out,
-    summarize,
-    verify_snapshot,
-    write_snapshot,
-)
+from tensorwasm.artifacts.keys import CipherKey, Ed25519Key, HmacKey, KeyRing
+from tensorwasm.artifacts.sealed.header import Content
+from tensorwasm.artifacts.sealed.writer import Sealing, write_sealed
+from tensorwasm.artifacts.snapshot.file import SnapshotFile, write_snapshot
 from tensorwasm.artifacts.snapshot.head import decode_head, encode_head
+from tensorwasm.artifacts.snapshot.inspection import compare, summarize
 from tensorwasm.errors import InvalidSnapshot, SealRefused, UnknownVersion, WrongParent
 from tensorwasm.saved import (
     PAGE_BYTES,
-    Run,
     SavedBuffer,
     SavedGlobal,
     SavedInstance,
     SavedKernel,
     SavedMemory,
+    SavedRun,
     SavedSession,
     SavedTable,
 )
@@ -59,9 +52,58 @@ def by_hash(*paths, ring=RING):
     return known.get
 
 
+def load_whole(snapshot):
+    """The instance with all that it adds to, each memory and buffer as one run."""
+
+    def load(size_bytes, place, which):
+        into = bytearray(size_bytes)
+        place(which, memoryview(into))
+        return (SavedRun(0, bytes(into)),) if size_bytes else ()
+
+    instance = snapshot.instance
+    memories = tuple(
+        dataclasses.replace(memory, runs=load(memory.size_bytes, snapshot.place, index))
+        for index, memory in enumerate(instance.memories)
+    )
+    session = instance.session
+    if session is not None:
+        buffers = (
+            dataclasses.replace(buffer, runs=load(buffer.size_bytes, snapshot.place_buffer, buffer.handle))
+            for buffer in session.buffers
+        )
+        session = dataclasses.replace(session, buffers=tuple(buffers))
+    return dataclasses.replace(instance, memories=memories, session=session, parent=None)
+
+
+def subtract(instance, parent):
+    """The instance as one that adds to a snapshot: runs of the pages that differ."""
+    then, now = contents(load_whole(parent)), contents(instance)
+
+    def differing(old, new):
+        old = old.ljust(len(new), b"\0")
+        pages = (slice(at, at + PAGE_BYTES) for at in range(0, len(new), PAGE_BYTES))
+        return tuple(SavedRun(page.start, new[page]) for page in pages if new[page] != old[page])
+
+    memories = tuple(
+        dataclasses.replace(memory, runs=differing(old, new))
+        for memory, old, new in zip(instance.memories, then["memories"], now["memories"], strict=True)
+    )
+    session = instance.session
+    if session is not None:
+        olds = ((buffer, then["buffers"].get(buffer.handle, b"")) for buffer in session.buffers)
+        buffers = (
+            dataclasses.replace(buffer, runs=differing(old, now["buffers"][buffer.handle]))
+            if len(old) == buffer.size_bytes
+            else buffer
+            for buffer, old in olds
+        )
+        session = dataclasses.replace(session, buffers=tuple(buffers))
+    return dataclasses.replace(instance, memories=memories, session=session, parent=parent.content_hash)
+
+
 def whole(path, *others, ring=RING):
     with SnapshotFile.open(path, ring, find_parent=by_hash(*others, ring=ring)) as snapshot:
-        return contents(snapshot.load_whole())
+        return contents(load_whole(snapshot))
 
 
 @st.composite
@@ -92,7 +134,7 @@ def test_what_is_written_is_read(instance, ring, sealing):
             assert snapshot.load() == instance
             assert snapshot.content_hash == digest.content_hash
             assert snapshot.file_bytes == digest.file_bytes == path.stat().st_size
-            assert contents(snapshot.load_whole()) == contents(instance)
+            assert contents(load_whole(snapshot)) == contents(instance)
             for index, memory in enumerate(instance.memories):
                 into = bytearray(memory.size_bytes)
                 snapshot.place(index, memoryview(into))
@@ -101,7 +143,7 @@ def test_what_is_written_is_read(instance, ring, sealing):
                 into = bytearray(buffer.size_bytes)
                 snapshot.place_buffer(buffer.handle, memoryview(into))
                 assert into == contents(instance)["buffers"][buffer.handle]
-        verify_snapshot(path, ring)
+            snapshot.check_content()
 
 
 @given(instance=INSTANCES, one=SEALINGS, two=SEALINGS)
@@ -120,7 +162,7 @@ def test_the_hash_is_of_the_content_and_nothing_else(instance, one, two):
 
 @given(data=st.data(), first=INSTANCES, ring=RINGS)
 @settings(deadline=None)
-def test_a_chain_is_what_its_last_instance_was(data, first, ring):
+def test_a_chain_reads_as_its_last_instance(data, first, ring):
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         write_snapshot(root / "0", first, ring)
@@ -129,15 +171,15 @@ def test_a_chain_is_what_its_last_instance_was(data, first, ring):
             parent = stack.enter_context(SnapshotFile.open(root / str(step - 1), ring, find_parent=known.get))
             known[parent.content_hash] = root / str(step - 1)
             now = data.draw(changed(now))
-            added = freeze(leave_out(now, parent))
-            assert contents(added, contents(parent.load_whole())) == contents(now)
+            added = subtract(now, parent)
+            assert contents(added, contents(load_whole(parent))) == contents(now)
             write_snapshot(root / str(step), added, ring, parent=parent)
             with SnapshotFile.open(root / str(step), ring, find_parent=known.get) as snapshot:
                 assert snapshot.depth == step
                 assert snapshot.load() == added
-                assert contents(snapshot.load_whole()) == contents(now)
-                flatten(root / "flat", snapshot, ring)
-                verify_snapshot(root / str(step), ring, find_parent=known.get)
+                assert contents(load_whole(snapshot)) == contents(now)
+                write_snapshot(root / "flat", load_whole(snapshot), ring)
+                snapshot.check_content()
                 with SnapshotFile.open(root / "flat", ring) as flat:
                     assert flat.depth == 0
                     assert contents(flat.load()) == contents(now)
@@ -146,28 +188,15 @@ def test_a_chain_is_what_its_last_instance_was(data, first, ring):
 
 
 def filled(pages=8, fill=b"x", **others):
-    memory = SavedMemory(WASM_PAGE_BYTES, (Run(0, fill * (pages * PAGE_BYTES)),))
+    memory = SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, fill * (pages * PAGE_BYTES)),))
     return SavedInstance(MODULE, (memory,), **others)
 
 
-def test_only_pages_that_differ_are_saved(folder):
-    write_snapshot(folder / "a", filled(16), RING)
-    with SnapshotFile.open(folder / "a", RING) as parent:
-        data = bytearray(b"x" * (16 * PAGE_BYTES))
-        data[5 * PAGE_BYTES + 7] ^= 1
-        now = SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, bytes(data)),)),))
-        added = leave_out(now, parent)
-        assert [(run.offset_bytes, len(run.data)) for run in added.memories[0].runs] == [(5 * PAGE_BYTES, PAGE_BYTES)]
-        assert leave_out(filled(16), parent).memories[0].runs == ()
-        cleared = leave_out(filled(3), parent).memories[0].runs
-        assert [(r.offset_bytes, bytes(r.data)) for r in cleared] == [(3 * PAGE_BYTES, bytes(13 * PAGE_BYTES))]
-
-
-def test_a_parent_is_the_one_that_was_meant(folder):
+def test_another_parent_is_refused(folder):
     write_snapshot(folder / "a", filled(), RING)
     write_snapshot(folder / "b", filled(fill=b"y"), RING)
     with SnapshotFile.open(folder / "a", RING) as a, SnapshotFile.open(folder / "b", RING) as b:
-        child = freeze(leave_out(filled(fill=b"z"), a))
+        child = subtract(filled(fill=b"z"), a)
         with pytest.raises(WrongParent):
             write_snapshot(folder / "c", child, RING)
         with pytest.raises(WrongParent):
@@ -177,8 +206,8 @@ def test_a_parent_is_the_one_that_was_meant(folder):
         with pytest.raises(WrongParent):
             SnapshotFile.open(folder / "c", RING, find_parent=wrong)
     with SnapshotFile.open(folder / "c", RING) as alone:
-        assert freeze(alone.load()) == child
-        for use in (lambda: alone.place(0, bytearray(WASM_PAGE_BYTES)), alone.load_whole, alone.check_content):
+        assert alone.load() == child
+        for use in (lambda: alone.place(0, bytearray(WASM_PAGE_BYTES)), lambda: load_whole(alone), alone.check_content):
             with pytest.raises(WrongParent, match="not opened"):
                 use()
 
@@ -192,29 +221,25 @@ def test_a_parent_is_of_the_same_module_and_no_larger(folder):
         for memories in ((), (SavedMemory(0, ()),)):
             with pytest.raises(WrongParent, match="memories"):
                 write_snapshot(folder / "c", SavedInstance(MODULE, memories, parent=a.content_hash), RING, parent=a)
-            with pytest.raises(InvalidSnapshot):
-                leave_out(SavedInstance(MODULE, memories), a)
-        with pytest.raises(InvalidSnapshot, match="already"):
-            leave_out(dataclasses.replace(filled(), parent=b"p" * 32), a)
 
 
 def test_a_chain_has_an_end_that_writer_and_reader_agree_on(folder, monkeypatch):
-    monkeypatch.setattr("tensorwasm.artifacts.snapshot.sense.MAX_DEPTH", 3)
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.validation.MAX_DEPTH", 3)
     known = {}
     write_snapshot(folder / "0", filled(), RING)
     for step in range(1, 5):
         with SnapshotFile.open(folder / str(step - 1), RING, find_parent=known.get) as parent:
             known[parent.content_hash] = folder / str(step - 1)
-            child = dataclasses.replace(freeze(leave_out(filled(), parent)), made_unix_ms=step)
+            child = dataclasses.replace(subtract(filled(), parent), made_unix_ms=step)
             if step == 4:
-                with pytest.raises(InvalidSnapshot, match="flatten"):
+                with pytest.raises(InvalidSnapshot, match="save a whole one"):
                     write_snapshot(folder / "4", child, RING, parent=parent)
-                flatten(folder / "4", parent, RING)
+                write_snapshot(folder / "4", load_whole(parent), RING)
             else:
                 write_snapshot(folder / str(step), child, RING, parent=parent)
     assert whole(folder / "4") == whole(folder / "3", *(folder / str(n) for n in range(3)))
-    monkeypatch.setattr("tensorwasm.artifacts.snapshot.sense.MAX_DEPTH", 2)
-    with pytest.raises(InvalidSnapshot, match="flatten"):
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.validation.MAX_DEPTH", 2)
+    with pytest.raises(InvalidSnapshot, match="save a whole one"):
         SnapshotFile.open(folder / "3", RING, find_parent=known.get)
 
 
@@ -222,10 +247,10 @@ def test_a_buffer_of_another_size_is_another_buffer(folder):
     def held(size_bytes, *runs):
         return SavedInstance(MODULE, session=SavedSession((SavedBuffer(1, size_bytes, runs),)))
 
-    write_snapshot(folder / "a", held(100, Run(0, b"x" * 100)), RING)
+    write_snapshot(folder / "a", held(100, SavedRun(0, b"x" * 100)), RING)
     with SnapshotFile.open(folder / "a", RING) as a:
-        child = leave_out(held(200, Run(150, b"y")), a)
-        assert child.session.buffers[0].runs == (Run(150, b"y"),)
+        child = subtract(held(200, SavedRun(150, b"y")), a)
+        assert child.session.buffers[0].runs == (SavedRun(150, b"y"),)
         write_snapshot(folder / "b", child, RING, parent=a)
     assert whole(folder / "b", folder / "a")["buffers"][1] == bytes(150) + b"y" + bytes(49)
 
@@ -233,11 +258,15 @@ def test_a_buffer_of_another_size_is_another_buffer(folder):
 NONSENSE = {
     "a short hash": SavedInstance(b"m" * 31),
     "part of a page": SavedInstance(MODULE, (SavedMemory(1000, ()),)),
-    "a run beyond the end": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(WASM_PAGE_BYTES - 1, b"xx"),)),)),
-    "an empty run": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b""),)),)),
-    "runs that overlap": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b"xx"), Run(1, b"x"))),)),
-    "runs out of order": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(9, b"x"), Run(1, b"x"))),)),
-    "a run before the beginning": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(-1, b"xx"),)),)),
+    "a run beyond the end": SavedInstance(
+        MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(WASM_PAGE_BYTES - 1, b"xx"),)),)
+    ),
+    "an empty run": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, b""),)),)),
+    "runs that overlap": SavedInstance(
+        MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, b"xx"), SavedRun(1, b"x"))),)
+    ),
+    "runs out of order": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(9, b"x"), SavedRun(1, b"x"))),)),
+    "a run before the beginning": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(-1, b"xx"),)),)),
     "a memory without end": SavedInstance(MODULE, (SavedMemory(1 << 62, ()),)),
     "a size without sense": SavedInstance(MODULE, (SavedMemory(1 << 64, ()),)),
     "a kind without name": SavedInstance(MODULE, globals=(SavedGlobal(0, "i16", 0),)),
@@ -259,20 +288,22 @@ NONSENSE = {
     "a handle too high": SavedInstance(MODULE, session=SavedSession((SavedBuffer(1 << 63, 1, ()),))),
     "a kernel of no number": SavedInstance(MODULE, session=SavedSession(kernels=(SavedKernel(-1, b"", "k"),))),
     "no such memory": SavedInstance(MODULE, session=SavedSession(memory_kind="swap")),
-    "bytes in pieces": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, memoryview(bytes(8))[::2]),)),)),
-    "text for bytes": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, "x"),)),)),
+    "bytes in pieces": SavedInstance(
+        MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, memoryview(bytes(8))[::2]),)),)
+    ),
+    "text for bytes": SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, "x"),)),)),
     "a number as text": SavedInstance(MODULE, session=SavedSession(streams=("1",))),
 }
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_not_written(folder, name):
+def test_invalid_instances_are_not_written(folder, name):
     with pytest.raises(InvalidSnapshot):
         write_snapshot(folder / "a", NONSENSE[name], RING)
     assert not list(folder.iterdir())
 
 
-def test_a_depth_without_a_parent_is_nonsense(folder):
+def test_a_parent_that_is_not_given_is_refused(folder):
     with pytest.raises(WrongParent):
         write_snapshot(folder / "a", SavedInstance(MODULE, parent=b"p" * 32), RING)
 
@@ -282,7 +313,9 @@ def test_a_depth_without_a_parent_is_nonsense(folder):
     [
         (
             "MAX_RUNS",
-            SavedInstance(MODULE, (SavedMemory(WASM_PAGE_BYTES, (Run(0, b"x"), Run(2, b"x"), Run(4, b"x"))),)),
+            SavedInstance(
+                MODULE, (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, b"x"), SavedRun(2, b"x"), SavedRun(4, b"x"))),)
+            ),
         ),
         ("MAX_BLOB_BYTES", SavedInstance(MODULE, input=b"xxx")),
         ("MAX_FUNCTIONS", SavedInstance(MODULE, tables=(SavedTable(0, (1, 2, None)),))),
@@ -290,7 +323,7 @@ def test_a_depth_without_a_parent_is_nonsense(folder):
     ],
 )
 def test_writer_and_reader_keep_the_same_caps(folder, monkeypatch, cap, instance):
-    place = f"tensorwasm.artifacts.snapshot.sense.{cap}"
+    place = f"tensorwasm.artifacts.snapshot.validation.{cap}"
     monkeypatch.setattr(place, 3)
     write_snapshot(folder / "a", instance, RING)
     with SnapshotFile.open(folder / "a", RING) as snapshot:
@@ -302,7 +335,7 @@ def test_writer_and_reader_keep_the_same_caps(folder, monkeypatch, cap, instance
         SnapshotFile.open(folder / "a", RING)
 
 
-def test_a_place_is_large_enough_and_there(folder):
+def test_placing_needs_an_existing_part_and_enough_room(folder):
     instance = SavedInstance(
         MODULE, (SavedMemory(WASM_PAGE_BYTES, ()),), session=SavedSession((SavedBuffer(7, 9, ()),))
     )
@@ -323,7 +356,7 @@ def test_a_comparison_names_what_differs(folder):
     two = dataclasses.replace(
         filled(9, input=b"x"),
         globals=(SavedGlobal(0, "i32", 1), SavedGlobal(2, "i64", 3), SavedGlobal(5, "i32", 0)),
-        session=SavedSession((SavedBuffer(3, 5000, (Run(4500, b"x"),)),)),
+        session=SavedSession((SavedBuffer(3, 5000, (SavedRun(4500, b"x"),)),)),
     )
     write_snapshot(folder / "a", one, RING)
     write_snapshot(folder / "b", two, RING)
@@ -336,15 +369,15 @@ def test_a_comparison_names_what_differs(folder):
         assert compare(a, a) == type(found)()
 
 
-def test_a_summary_tells_no_secrets(folder):
+def test_a_summary_contains_no_secrets(folder):
     secret = b"correct horse"
     instance = SavedInstance(
         MODULE,
-        (SavedMemory(WASM_PAGE_BYTES, (Run(0, secret),)),),
+        (SavedMemory(WASM_PAGE_BYTES, (SavedRun(0, secret),)),),
         (SavedGlobal(0, "v128", int.from_bytes(secret, "little")),),
         input=secret,
         grants=("cuda",),
-        session=SavedSession((SavedBuffer(1, 64, (Run(0, secret),)),), (SavedKernel(1, secret, "saxpy"),)),
+        session=SavedSession((SavedBuffer(1, 64, (SavedRun(0, secret),)),), (SavedKernel(1, secret, "saxpy"),)),
         made_unix_ms=1_767_225_600_000,
     )
     ring = KeyRing.of(Ed25519Key(SECRET), ciphers=[CipherKey(SECRET)])
@@ -365,8 +398,8 @@ def test_a_summary_tells_no_secrets(folder):
 @settings(max_examples=10)
 def test_large_and_small_runs_go_to_their_places(content, threads):
     size_bytes = 3 * (4 << 20)
-    spans = [Run(i * 3 * PAGE_BYTES, content[: PAGE_BYTES + i]) for i in range(64)]
-    spans.append(Run(4 << 20, content * 80))
+    spans = [SavedRun(i * 3 * PAGE_BYTES, content[: PAGE_BYTES + i]) for i in range(64)]
+    spans.append(SavedRun(4 << 20, content * 80))
     instance = SavedInstance(MODULE, (SavedMemory(size_bytes, tuple(spans)),))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
@@ -395,7 +428,7 @@ def test_no_damaged_snapshot_is_parsed_or_decompressed(instance, ring, sealing, 
             }[damage]
         )
         seen = []
-        patch.setattr("tensorwasm.artifacts.snapshot.layer.decode_head", lambda *_: seen.append("parsed"))
+        patch.setattr("tensorwasm.artifacts.snapshot.file.decode_head", lambda *_: seen.append("parsed"))
         patch.setattr("tensorwasm.artifacts.sealed.blocks._decompress", lambda *_: seen.append("decompressed"))
         patch.setattr("tensorwasm.artifacts.sealed.blocks.Coder.decrypt", lambda *_: seen.append("decrypted"))
         with pytest.raises(SealRefused):
@@ -403,7 +436,7 @@ def test_no_damaged_snapshot_is_parsed_or_decompressed(instance, ring, sealing, 
         assert not seen
 
 
-def test_a_head_of_a_later_way_or_of_none_is_refused(folder):
+def test_a_head_of_a_later_version_or_of_none_is_refused(folder):
     instance = SavedInstance(MODULE)
     head = encode_head(instance, 0)
     for changed, error in (
@@ -441,10 +474,10 @@ def test_a_signed_head_of_any_bytes_is_only_ever_refused(data):
 def test_a_signed_head_with_other_bytes_in_it_makes_sense_or_is_refused(at, other):
     instance = SavedInstance(
         MODULE,
-        (SavedMemory(WASM_PAGE_BYTES, (Run(1, b"x"),)),),
+        (SavedMemory(WASM_PAGE_BYTES, (SavedRun(1, b"x"),)),),
         (SavedGlobal(0, "funcref", None),),
         (SavedTable(0, (1, None)),),
-        session=SavedSession((SavedBuffer(1, 2, (Run(0, b"x"),)),), (SavedKernel(1, b"k", "k"),)),
+        session=SavedSession((SavedBuffer(1, 2, (SavedRun(0, b"x"),)),), (SavedKernel(1, b"k", "k"),)),
     )
     head = encode_head(instance, 0)
     changed = head[:at] + other + head[at + len(other) :]

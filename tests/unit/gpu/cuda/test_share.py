@@ -10,7 +10,7 @@ from tensorwasm.gpu.cuda.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse
-from tensorwasm.values import NEVER, LaunchConfig, Place
+from tensorwasm.values import NEVER, LaunchConfig, SmPlacement
 
 from .conftest import KERNEL
 
@@ -89,7 +89,7 @@ def test_a_share_that_cannot_be_had_says_what_to_do(asked, options, words):
     ],
 )
 @pytest.mark.parametrize("how", ["fails", "is missing"])
-@pytest.mark.parametrize("place", [None, Place(4, (8,))])
+@pytest.mark.parametrize("place", [None, SmPlacement(4, (8,))])
 def test_a_driver_that_does_not_divide_the_device_leaves_nothing_behind(driver, fake, function, how, place):
     fake.missing |= {function} if how == "is missing" else set()
     fake.fail |= {function: 801} if how == "fails" else {}
@@ -117,7 +117,7 @@ def test_shares_of_one_gpu_do_not_overlap_whatever_process_takes_them(shares):
     unit, taken = math.gcd(*shares), set()
     size = -(-unit // 8) * 8
     for index, asked in enumerate(shares):
-        place = Place(unit, tuple(shares[:index]))
+        place = SmPlacement(unit, tuple(shares[:index]))
         needed = sum(-(-share // size) for share in shares[: index + 1])
         if needed > 132 // size and not (index == 0 and asked == 132):
             with pytest.raises(DeviceUnavailable, match=r"no room|another number"):
@@ -133,25 +133,25 @@ def test_shares_of_one_gpu_do_not_overlap_whatever_process_takes_them(shares):
 def test_equal_shares_take_the_groups_of_one_split_in_order(asked):
     size = -(-asked // 8) * 8
     for index in range(132 // size):
-        own, _ = processors_of(asked, Place(asked, (asked,) * index))
+        own, _ = processors_of(asked, SmPlacement(asked, (asked,) * index))
         assert own == set(range(index * size, (index + 1) * size))
     with pytest.raises(DeviceUnavailable, match=f"no room for {asked} more; give smaller shares or fewer workers"):
-        processors_of(asked, Place(asked, (asked,) * (132 // size)))
+        processors_of(asked, SmPlacement(asked, (asked,) * (132 // size)))
 
 
 def test_a_share_of_several_groups_is_as_small_as_they_allow():
-    own, told = processors_of(20, Place(4, (8, 9)))
+    own, told = processors_of(20, SmPlacement(4, (8, 9)))
     assert own == set(range(24, 48))
     assert told == 24
 
 
 def test_the_whole_device_may_be_the_first_share_and_no_other():
-    assert processors_of(132, Place(132)) == (set(range(132)), 132)
+    assert processors_of(132, SmPlacement(132)) == (set(range(132)), 132)
     with pytest.raises(DeviceUnavailable, match="no room"):
-        processors_of(8, Place(4, (132,)))
+        processors_of(8, SmPlacement(4, (132,)))
 
 
-@pytest.mark.parametrize("place", [Place(0), Place(-1), Place(8, (0,)), Place(8, (8, -8))])
+@pytest.mark.parametrize("place", [SmPlacement(0), SmPlacement(-1), SmPlacement(8, (0,)), SmPlacement(8, (8, -8))])
 def test_a_place_that_is_none_is_refused(driver, place):
     with pytest.raises(InvalidArgs, match="at least 1"):
         open_with(driver, 0, multiprocessors=8, place=place)
@@ -159,11 +159,11 @@ def test_a_place_that_is_none_is_refused(driver, place):
 
 def test_only_a_share_has_a_place(driver):
     with pytest.raises(InvalidArgs, match="share"):
-        open_with(driver, 0, place=Place(8))
+        open_with(driver, 0, place=SmPlacement(8))
 
 
 def test_a_share_keeps_its_place_over_a_reset(driver, fake):
-    device = open_with(driver, 0, multiprocessors=16, place=Place(16, (16,)))
+    device = open_with(driver, 0, multiprocessors=16, place=SmPlacement(16, (16,)))
     fake.reset()
     use(device)
     (green,) = (handle for handle in fake.handles if handle.kind == "green")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.runtime.workers.shares import Shares
-from tensorwasm.values import Place
+from tensorwasm.values import SmPlacement
 
 
 def groups(place, multiprocessors, size):
@@ -38,10 +38,10 @@ def test_no_two_shares_overlap_whoever_comes_and_goes_and_whatever_the_driver_ro
 
 def test_equal_shares_lie_side_by_side_and_a_gap_is_filled_first():
     shares = Shares([16])
-    assert [shares.take(owner, 16) for owner in range(3)] == [Place(16, (16,) * before) for before in range(3)]
+    assert [shares.take(owner, 16) for owner in range(3)] == [SmPlacement(16, (16,) * before) for before in range(3)]
     shares.leave(1)
-    assert shares.take(3, 16) == Place(16, (16,))
-    assert shares.take(4, 16) == Place(16, (16, 16, 16))
+    assert shares.take(3, 16) == SmPlacement(16, (16,))
+    assert shares.take(4, 16) == SmPlacement(16, (16, 16, 16))
 
 
 def test_the_smallest_gap_that_is_large_enough_is_taken_and_gaps_that_touch_are_one():
@@ -50,14 +50,14 @@ def test_the_smallest_gap_that_is_large_enough_is_taken_and_gaps_that_touch_are_
         shares.take(owner, asked)
     for owner in (0, 2, 4):
         shares.leave(owner)
-    assert shares.take(6, 8) == Place(8, (64, 8, 16, 8))
-    assert shares.take(7, 8) == Place(8, (64, 8))
-    assert shares.take(8, 8) == Place(8)
+    assert shares.take(6, 8) == SmPlacement(8, (64, 8, 16, 8))
+    assert shares.take(7, 8) == SmPlacement(8, (64, 8))
+    assert shares.take(8, 8) == SmPlacement(8)
     for owner in (7, 3, 6):
         shares.leave(owner)
-    assert shares.take(9, 16) == Place(8, (64, 8))
+    assert shares.take(9, 16) == SmPlacement(8, (64, 8))
     shares.leave(9)
-    assert shares.take(10, 32) == Place(8, (64, 8))
+    assert shares.take(10, 32) == SmPlacement(8, (64, 8))
 
 
 def test_what_nobody_is_behind_is_free_for_a_share_of_any_size():
@@ -66,6 +66,6 @@ def test_what_nobody_is_behind_is_free_for_a_share_of_any_size():
         shares.take(owner, asked)
     shares.leave(1)
     shares.leave(2)
-    assert shares.take(3, 64) == Place(8, (8,))
+    assert shares.take(3, 64) == SmPlacement(8, (8,))
     shares.leave(5)
-    assert shares.take(4, 8) == Place(8, (8, 64))
+    assert shares.take(4, 8) == SmPlacement(8, (8, 64))

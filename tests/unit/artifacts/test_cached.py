@@ -7,12 +7,12 @@ import pytest
 
 from fakes.calls import FailingCalls
 from tensorwasm import settings
-from tensorwasm.artifacts.content import ContentStore
-from tensorwasm.artifacts.disk import DiskBackend
-from tensorwasm.artifacts.layered import Layered, NearFolder
-from tensorwasm.artifacts.memory import MemoryBackend
-from tensorwasm.artifacts.opening import open_place, open_store
-from tensorwasm.artifacts.store import Quota
+from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
+from tensorwasm.artifacts.backends.disk import DiskBackend
+from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.opening import open_backend, open_store
+from tensorwasm.artifacts.store import ContentStore
+from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, QuotaExceeded
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="artifacts on disk need flock")
@@ -33,19 +33,19 @@ def far():
     return Far()
 
 
-def test_what_is_near_is_not_read_from_afar(tmp_path, far):
-    store = ContentStore(Layered(NearFolder(tmp_path / "near", 1000), far))
+def test_cached_bytes_are_not_read_from_the_remote_backend(tmp_path, far):
+    store = ContentStore(CachedBackend(DiskCache(tmp_path / "near", 1000), far))
     digest = store.put("t", "code", b"x" * 100)
     assert store.get("t", digest) == b"x" * 100
     assert far.reads == 0
-    elsewhere = ContentStore(Layered(NearFolder(tmp_path / "other", 1000), far))
+    elsewhere = ContentStore(CachedBackend(DiskCache(tmp_path / "other", 1000), far))
     for _ in range(3):
         assert elsewhere.get("t", digest) == b"x" * 100
     assert far.reads == 1
 
 
-def test_what_is_deleted_elsewhere_is_gone_here_though_there_is_a_copy(tmp_path, far):
-    here, there = (ContentStore(Layered(NearFolder(tmp_path / name, 1000), far)) for name in ("here", "there"))
+def test_what_another_process_deleted_is_gone_despite_a_copy(tmp_path, far):
+    here, there = (ContentStore(CachedBackend(DiskCache(tmp_path / name, 1000), far)) for name in ("here", "there"))
     digest = here.put("t", "code", b"x" * 100)
     there.delete("t", digest)
     assert here.list("t") == ()
@@ -53,8 +53,8 @@ def test_what_is_deleted_elsewhere_is_gone_here_though_there_is_a_copy(tmp_path,
         here.get("t", digest)
 
 
-def test_copies_take_no_more_room_than_they_may_and_the_oldest_go(tmp_path):
-    near = NearFolder(tmp_path / "near", 1000)
+def test_the_cache_keeps_its_capacity_and_deletes_the_oldest(tmp_path):
+    near = DiskCache(tmp_path / "near", 1000)
     for n in range(8):
         near.keep("t", f"key{n}", bytes([n]) * 100)
         os.utime(tmp_path / "near" / "t" / f"key{n}", (n, n))
@@ -68,40 +68,40 @@ def test_copies_take_no_more_room_than_they_may_and_the_oldest_go(tmp_path):
 
 @pytest.mark.parametrize("at", range(1, 15))
 def test_a_copy_that_cannot_be_made_is_no_error(tmp_path, far, at):
-    near = NearFolder(tmp_path / "near", 1000)
+    near = DiskCache(tmp_path / "near", 1000)
     near._calls = FailingCalls(at)
-    store = ContentStore(Layered(near, far))
+    store = ContentStore(CachedBackend(near, far))
     digest = store.put("t", "code", b"x" * 100)
     assert store.get("t", digest) == b"x" * 100
     assert near._calls.opened == {}
 
 
 @pytest.mark.parametrize("where", ["{}/a/b", "file://{}/a/b"])
-def test_a_folder_is_where_it_is_said_to_be(tmp_path, where):
-    place = open_place(where.format(tmp_path))
+def test_a_folder_is_opened_by_path_or_url(tmp_path, where):
+    place = open_backend(where.format(tmp_path))
     assert isinstance(place, DiskBackend)
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_memory_is_a_place_too():
-    assert isinstance(open_place("memory:"), MemoryBackend)
+def test_memory_is_a_backend():
+    assert isinstance(open_backend("memory:"), MemoryBackend)
 
 
 @pytest.mark.parametrize("where", ["ftp://host/x", "http://host/x", ":x", "data:x"])
-def test_a_place_that_is_none_is_refused(where):
+def test_an_unknown_scheme_is_refused(where):
     with pytest.raises(InvalidArgs):
-        open_place(where)
+        open_backend(where)
 
 
-def test_an_object_store_has_copies_in_the_cache_folder(tmp_path, monkeypatch):
+def test_an_object_store_is_cached_in_the_cache_folder(tmp_path, monkeypatch):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'tensor-wasm[s3]'")
     monkeypatch.setattr(settings, "cache_dir", lambda: tmp_path)
-    place = open_place("s3://bucket/prefix")
-    assert isinstance(place, Layered)
+    place = open_backend("s3://bucket/prefix")
+    assert isinstance(place, CachedBackend)
     assert (tmp_path / "artifacts").is_dir()
 
 
-def test_the_settings_say_where_and_how_much(tmp_path, monkeypatch):
+def test_location_and_quotas_come_from_the_settings(tmp_path, monkeypatch):
     said = settings.Settings.from_environment(
         {
             "TENSOR_WASM_ARTIFACTS": str(tmp_path / "said"),

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tensorwasm.artifacts import durable, private
+from tensorwasm.artifacts import private_files
 
 KILLS = """
 import os, signal, sys
 from pathlib import Path
 from tensorwasm.artifacts.keys import HmacKey
-from tensorwasm.artifacts.ring import KeyRing
-from tensorwasm.artifacts.sealed import Sealing
-from tensorwasm.artifacts.snapshot import write_snapshot
-from tensorwasm.saved import Run, SavedInstance, SavedMemory
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.sealed.writer import Sealing
+from tensorwasm.artifacts.snapshot.file import write_snapshot
+from tensorwasm.saved import SavedInstance, SavedMemory, SavedRun
 
 ring = KeyRing.of(HmacKey(bytes(32)))
 def write(path, fill):
-    memory = SavedMemory(65536, (Run(0, fill * 9000),))
+    memory = SavedMemory(65536, (SavedRun(0, fill * 9000),))
     write_snapshot(path, SavedInstance(bytes(32), (memory,)), ring, Sealing(threads=1))
 
 folder = Path(sys.argv[1])
@@ -90,7 +90,7 @@ def test_a_call_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     def replace():
-        with durable.replace(path) as file:
+        with private_files.replace_file(path) as file:
             file.write(b"new")
             if call == "write":
                 fail()
@@ -104,10 +104,10 @@ def test_a_call_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkey
     assert leftovers(tmp_path) == ["file"]
 
 
-def test_a_folder_that_cannot_be_made_to_last_is_said(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_synchronised_is_reported(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    monkeypatch.setattr(durable, "sync_folder", lambda folder: os.close(1 << 20))
-    with pytest.raises(OSError, match="Bad file descriptor"), durable.replace(path) as file:
+    monkeypatch.setattr(private_files, "sync_folder", lambda folder: os.close(1 << 20))
+    with pytest.raises(OSError, match="Bad file descriptor"), private_files.replace_file(path) as file:
         file.write(b"new")
     assert path.read_bytes() == b"new"
 
@@ -117,15 +117,15 @@ def test_the_file_and_its_folder_are_on_the_disk_when_it_returns(tmp_path, monke
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), fsync(handle)))
-    with durable.replace(tmp_path / "file") as file:
+    with private_files.replace_file(tmp_path / "file") as file:
         file.write(b"new")
         inode = os.fstat(file.fileno()).st_ino
     assert synced == [inode, tmp_path.stat().st_ino]
-    assert (tmp_path / "file").stat().st_mode & 0o777 == private.FILE_MODE
+    assert (tmp_path / "file").stat().st_mode & 0o777 == private_files.FILE_MODE
 
 
-def test_a_name_as_long_as_names_get_will_do(tmp_path):
-    with durable.replace(tmp_path / ("n" * 255)) as file:
+def test_the_longest_file_name_is_accepted(tmp_path):
+    with private_files.replace_file(tmp_path / ("n" * 255)) as file:
         file.write(b"new")
     assert leftovers(tmp_path) == ["n" * 255]
 
@@ -138,15 +138,15 @@ def test_what_is_no_file_is_not_replaced(tmp_path, way):
     if way == "link":
         (tmp_path / "link").symlink_to(path)
         path = tmp_path / "link"
-    with pytest.raises(OSError, match="no file"), durable.replace(path):
+    with pytest.raises(OSError, match="no file"), private_files.replace_file(path):
         pass
     assert (tmp_path / "pipe").is_fifo()
     assert leftovers(tmp_path) == sorted({"pipe", path.name})
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "."])
-def test_a_path_that_can_be_no_file_is_an_error_of_the_system_s_kind(tmp_path, monkeypatch, name):
+def test_an_impossible_path_raises_oserror(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="Invalid argument"), durable.replace(Path(name)):
+    with pytest.raises(OSError, match="Invalid argument"), private_files.replace_file(Path(name)):
         pass
     assert leftovers(tmp_path) == []

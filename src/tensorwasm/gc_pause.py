@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept from looking at what is being built: large trees of objects that have none."""
+"""Pauses Python's cyclic garbage collector while large trees of objects without cycles are built."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _pausing: Final = threading.Lock()
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Have no collection begin until the end of the block, whatever thread makes objects.
+def gc_paused() -> Iterator[None]:
+    """Let no collection begin until the end of the block, on any thread.
 
     Reading PTX and building its kernels makes a hundred thousand objects a megabyte, and every collection on the way
-    looks at all of them: half of the time that it takes. One block pauses at a time, and one that begins meanwhile does
+    visits all of them: half of the time that it takes. One block pauses at a time, and one that begins meanwhile does
     not make the pause longer: however many there are, collections go on between them.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""A place in this process's memory: for tests, and for what need not outlive the process."""
+"""A backend in this process's memory: for tests, and for what need not outlive the process."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from tensorwasm.artifacts.backend import NOTHING, Loaded, Version
+from tensorwasm.artifacts.backends.port import NOTHING, Backend, StoredCatalog, Version
 from tensorwasm.artifacts.catalog import version_of
-from tensorwasm.artifacts.store import Buffer
+from tensorwasm.artifacts.values import Buffer
 
 
-class MemoryBackend:
-    """Catalogs and bytes in dictionaries, copied in. One process's own; what it keeps is gone with it."""
+class MemoryBackend(Backend):
+    """Catalogs and copies of bytes in dictionaries."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
-        self._catalogs: dict[str, Loaded] = {}
+        """Begin empty."""
+        self._catalogs: dict[str, StoredCatalog] = {}
         self._blobs: dict[tuple[str, str], bytes] = {}
         self._used_ns: dict[tuple[str, str], int] = {}
         self._held: set[tuple[str, str]] = set()
         self._aside: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
 
-    @property
-    def truth(self) -> MemoryBackend:
-        """Itself."""
-        return self
-
     def tenants(self) -> Iterable[str]:
         """As `Backend.tenants`."""
         return tuple(self._catalogs)
 
-    def load(self, tenant: str, known: Version) -> Loaded | None:
+    def load(self, tenant: str, known: Version) -> StoredCatalog | None:
         """As `Backend.load`."""
         loaded = self._catalogs.get(tenant, NOTHING)
         return None if known is not None and loaded.version == known else loaded
@@ -43,7 +38,7 @@ class MemoryBackend:
         with self._lock:
             if self._catalogs.get(tenant, NOTHING).version != known:
                 return None
-            self._catalogs[tenant] = Loaded(version_of(data), data)
+            self._catalogs[tenant] = StoredCatalog(version_of(data), data)
             return version_of(data)
 
     @contextmanager
@@ -76,8 +71,8 @@ class MemoryBackend:
                 self._blobs.pop((tenant, key), None)
                 self._used_ns.pop((tenant, key), None)
 
-    def set_aside(self, tenant: str, key: str) -> None:
-        """As `Backend.set_aside`: the bytes are dropped, and that is counted."""
+    def quarantine(self, tenant: str, key: str) -> None:
+        """As `Backend.quarantine`: the bytes are dropped, and counted."""
         with self._lock:
             if self._blobs.pop((tenant, key), None) is not None:
                 self._aside[tenant, key] = time.time_ns()
@@ -85,10 +80,10 @@ class MemoryBackend:
     def leftovers(self, tenant: str) -> tuple[str, ...]:
         """As `Backend.leftovers`."""
         with self._lock:
-            return tuple(key for whose, key in self._blobs if whose == tenant and (whose, key) not in self._held)
+            return tuple(key for owner, key in self._blobs if owner == tenant and (owner, key) not in self._held)
 
-    def clear_aside(self, tenant: str, before_ns: int) -> int:
-        """As `Backend.clear_aside`."""
+    def clear_quarantine(self, tenant: str, before_ns: int) -> int:
+        """As `Backend.clear_quarantine`."""
         with self._lock:
             old = [at for at, since_ns in self._aside.items() if at[0] == tenant and since_ns < before_ns]
             for at in old:

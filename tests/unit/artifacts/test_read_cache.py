@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tensorwasm.artifacts.recent import Recent
+from tensorwasm.artifacts.read_cache import ReadCache
 
 
 def read(recent, name, data=b"x" * 10):
@@ -17,8 +17,8 @@ def read(recent, name, data=b"x" * 10):
     return bool(asked)
 
 
-def test_what_was_not_read_for_longest_goes_first():
-    recent = Recent(40)
+def test_the_least_recently_read_goes_first():
+    recent = ReadCache(40)
     assert [read(recent, name) for name in "abcd"] == [True] * 4
     assert not read(recent, "a")
     assert read(recent, "e")
@@ -26,8 +26,8 @@ def test_what_was_not_read_for_longest_goes_first():
     assert read(recent, "b")
 
 
-def test_what_is_too_large_is_not_kept_and_pushes_nothing_out():
-    recent = Recent(40)
+def test_what_is_too_large_is_not_kept_and_displaces_nothing():
+    recent = ReadCache(40)
     read(recent, "a")
     assert read(recent, "large", b"y" * 11)
     assert read(recent, "large", b"y" * 11)
@@ -35,13 +35,13 @@ def test_what_is_too_large_is_not_kept_and_pushes_nothing_out():
 
 
 def test_without_room_everything_is_read_each_time():
-    recent = Recent(0)
+    recent = ReadCache(0)
     assert read(recent, "a")
     assert read(recent, "a")
 
 
 def test_what_is_dropped_is_read_again_and_makes_room():
-    recent = Recent(40)
+    recent = ReadCache(40)
     for name in "abcd":
         read(recent, name)
     recent.drop(("t", "b"))
@@ -52,7 +52,7 @@ def test_what_is_dropped_is_read_again_and_makes_room():
 
 
 def test_a_view_that_a_caller_releases_is_its_own():
-    recent = Recent(40)
+    recent = ReadCache(40)
     recent.read(("t", "a"), lambda: memoryview(b"abc")).release()
     assert recent.read(("t", "a"), lambda: pytest.fail("read again")) == b"abc"
 
@@ -60,7 +60,7 @@ def test_a_view_that_a_caller_releases_is_its_own():
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_threads_that_want_the_same_read_it_once(error):
     """Whoever comes second waits; an error is everybody's, an interruption only its own thread's."""
-    recent = Recent(40)
+    recent = ReadCache(40)
     inside, go_on = threading.Event(), threading.Event()
     results, loads = [], []
 

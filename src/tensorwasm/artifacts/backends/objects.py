@@ -1,7 +1,7 @@
-"""A place in an object store: S3, Google Cloud Storage, Azure, and what speaks like them.
+"""A backend in an object store: S3, Google Cloud Storage, Azure, and what is compatible with them.
 
 Catalogs are exchanged by conditional puts (``If-Match``, ``If-None-Match``), so any number of machines may share one
-place and quotas are exact. The requests are signed by `obstore`, which finds credentials as each cloud's own tools do.
+store and quotas are exact. `obstore` signs the requests, and finds credentials as each cloud's own tools do.
 """
 
 from __future__ import annotations
@@ -10,90 +10,72 @@ import importlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from tensorwasm.artifacts import catalog
-from tensorwasm.artifacts.backend import NOTHING, Loaded, Version, folder_of, tenant_of
-from tensorwasm.artifacts.store import Buffer
-from tensorwasm.errors import ArtifactCorrupt, NotSupported, StoreUnavailable
+from tensorwasm.artifacts.backends.port import NOTHING, Backend, StoredCatalog, Version, folder_of, tenant_of
+from tensorwasm.artifacts.values import Buffer, store_errors
+from tensorwasm.errors import ArtifactCorrupt, NotSupported
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
-_PLAIN: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+_ALLOW_HTTP: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
 _RETRY: Final[Mapping[str, object]] = {"max_retries": 4}
 LEFT_S: Final = 86400.0
-"""Nobody can tell whether a writer far away is alive: bytes without an artifact are garbage when they are this old."""
+"""Whether a remote writer is alive cannot be known: bytes without an artifact are garbage at this age."""
 
 
 def connect(url: str) -> ObjectBackend:
-    """Return the place at a URL: a scheme of `SCHEMES`, a bucket or container, a path.
+    """Return the backend at a URL: a scheme of `SCHEMES`, a bucket or container, a path.
 
     Raises:
         NotSupported: `obstore` is not installed.
-        StoreUnavailable: the URL or the settings of its cloud make no sense.
+        StoreUnavailable: the URL or the settings of its cloud are invalid.
     """
     try:
-        obstore = importlib.import_module("obstore")
-        stores = importlib.import_module("obstore.store")
+        obstore, stores = importlib.import_module("obstore"), importlib.import_module("obstore.store")
     except ImportError:
         raise NotSupported("an object store needs obstore: pip install 'tensor-wasm[s3]'") from None
-    with _told(obstore, "opened"):
-        return ObjectBackend(stores.from_url(url, client_options=_client(os.environ), retry_config=_RETRY))
+    # These options replace the library's own variables. Putting one artifact may take minutes.
+    plain = any(os.environ.get(variable, "").lower() == "true" for variable in _ALLOW_HTTP)
+    options = {"connect_timeout": "5s", "timeout": "300s", "allow_http": plain}
+    with store_errors("opened", *_library_errors(obstore)):
+        return ObjectBackend(stores.from_url(url, client_options=options, retry_config=_RETRY))
 
 
-def _client(environment: Mapping[str, str]) -> dict[str, object]:
-    """Return how to speak: an artifact may take minutes, and options take the place of the library's own variables."""
-    plain = any(environment.get(variable, "").lower() == "true" for variable in _PLAIN)
-    return {"connect_timeout": "5s", "timeout": "300s", "allow_http": plain}
+def _library_errors(obstore: Any) -> tuple[type[Exception], ...]:
+    return obstore.exceptions.BaseError, ValueError, TypeError
 
 
-@contextmanager
-def _told(obstore: Any, doing: str) -> Iterator[None]:
-    """Let the library's errors inside be `StoreUnavailable`; its texts have host names and belong into a log."""
-    try:
-        yield
-    except (obstore.exceptions.BaseError, OSError, ValueError, TypeError) as error:
-        raise StoreUnavailable(f"the artifact store cannot be {doing}: {type(error).__name__}") from error
-
-
-class ObjectBackend:
-    """Catalogs and bytes as objects. When something was last read is not recorded: each read would be a write too.
-
-    Args:
-        place: an `obstore.store.ObjectStore`, with conditional puts.
-        left_s: age at which bytes without an artifact are garbage.
-    """
+class ObjectBackend(Backend):
+    """Catalogs and bytes as objects. The time of the last read is not recorded: each read would be a write too."""
 
     def __init__(self, place: Any, left_s: float = LEFT_S) -> None:
-        """Open the place; nothing is asked of it yet."""
+        """Take an `obstore.store.ObjectStore` with conditional puts, without a request to it.
+
+        ``left_s`` is the age at which bytes without an artifact are garbage.
+        """
         self._obstore = importlib.import_module("obstore")
         self._place = place
         self._left_s = left_s
 
-    @property
-    def truth(self) -> ObjectBackend:
-        """Itself."""
-        return self
-
     def tenants(self) -> Iterable[str]:
         """As `Backend.tenants`."""
-        with self._told("listed"):
+        with self._errors("listed"):
             folders = self._obstore.list_with_delimiter(self._place)["common_prefixes"]
         found = (tenant_of(folder.rsplit("/", 1)[-1]) for folder in folders)
         return tuple(tenant for tenant in found if tenant and self._has_catalog(tenant))
 
     def _has_catalog(self, tenant: str) -> bool:
-        with self._told("listed"):
-            try:
-                self._obstore.head(self._place, self._catalog(tenant))
-            except FileNotFoundError:
-                return False
+        with self._errors("listed"), suppress(FileNotFoundError):
+            self._obstore.head(self._place, self._catalog(tenant))
             return True
+        return False
 
-    def load(self, tenant: str, known: Version) -> Loaded | None:
+    def load(self, tenant: str, known: Version) -> StoredCatalog | None:
         """As `Backend.load`."""
         options = {"if_none_match": known} if isinstance(known, str) else None
-        with self._told("read"):
+        with self._errors("read"):
             try:
                 answer = self._obstore.get(self._place, self._catalog(tenant), options=options)
             except self._obstore.exceptions.NotModifiedError:
@@ -102,39 +84,34 @@ class ObjectBackend:
                 return NOTHING
             if answer.meta["size"] > catalog.MAX_BYTES:
                 raise ArtifactCorrupt("the catalog of a tenant's artifacts is longer than one can be")
-            return Loaded(answer.meta["e_tag"], bytes(answer.bytes()))
+            return StoredCatalog(answer.meta["e_tag"], bytes(answer.bytes()))
 
     def swap(self, tenant: str, known: Version, data: bytes) -> Version:
         """As `Backend.swap`."""
         errors = self._obstore.exceptions
         mode = "create" if known is None else {"e_tag": known}
-        with self._told("written"):
+        with self._errors("written"):
             try:
                 answer = self._obstore.put(self._place, self._catalog(tenant), data, mode=mode, use_multipart=False)
             except (errors.AlreadyExistsError, errors.PreconditionError):
-                return self._mine(tenant, data)
+                # This very catalog may be there: then an answer was lost and the library sent the put again.
+                there = self.load(tenant, None)
+                return there.version if there and there.data == data else None
             return str(answer["e_tag"])
-
-    def _mine(self, tenant: str, data: bytes) -> Version:
-        """Return a version after all if this very catalog is there: an answer was lost, and the put sent again."""
-        there = self.load(tenant, None)
-        return there.version if there and there.data == data else None
 
     @contextmanager
     def write(self, tenant: str, key: str, data: Buffer) -> Iterator[None]:
         """As `Backend.write`."""
-        with self._told("written"):
+        with self._errors("written"):
             self._obstore.put(self._place, self._blob(tenant, key), memoryview(data).cast("B"))
         yield  # `left_s` keeps it from being a leftover
 
     def read(self, tenant: str, key: str, stored_bytes: int) -> Buffer | None:
         """As `Backend.read`."""
-        with self._told("read"):
-            try:
-                answer = self._obstore.get(self._place, self._blob(tenant, key))
-            except FileNotFoundError:
-                return None
+        with self._errors("read"), suppress(FileNotFoundError):
+            answer = self._obstore.get(self._place, self._blob(tenant, key))
             return memoryview(answer.bytes()) if answer.meta["size"] == stored_bytes else b""
+        return None
 
     def used_ns(self, tenant: str, key: str) -> int | None:  # noqa: ARG002 - not recorded
         """As `Backend.used_ns`."""
@@ -144,32 +121,29 @@ class ObjectBackend:
         """As `Backend.erase`."""
         self._delete([self._blob(tenant, key) for key in keys])
 
-    def set_aside(self, tenant: str, key: str) -> None:
-        """As `Backend.set_aside`."""
-        with self._told("written"):
-            try:
-                self._obstore.copy(self._place, self._blob(tenant, key), f"{folder_of(tenant)}/aside/{key}")
-            except FileNotFoundError:
-                return
-        self._delete([self._blob(tenant, key)])
+    def quarantine(self, tenant: str, key: str) -> None:
+        """As `Backend.quarantine`."""
+        with self._errors("written"), suppress(FileNotFoundError):
+            self._obstore.copy(self._place, self._blob(tenant, key), f"{folder_of(tenant)}/aside/{key}")
+            self._obstore.delete(self._place, [self._blob(tenant, key)])
 
     def leftovers(self, tenant: str) -> tuple[str, ...]:
         """As `Backend.leftovers`."""
         return tuple(path.rsplit("/", 1)[-1] for path in self._older(tenant, "blobs", time.time() - self._left_s))
 
-    def clear_aside(self, tenant: str, before_ns: int) -> int:
-        """As `Backend.clear_aside`."""
+    def clear_quarantine(self, tenant: str, before_ns: int) -> int:
+        """As `Backend.clear_quarantine`."""
         old = list(self._older(tenant, "aside", before_ns / 1e9))
         self._delete(old)
         return len(old)
 
     def _older(self, tenant: str, part: str, before_s: float) -> Iterator[str]:
-        with self._told("listed"):
+        with self._errors("listed"):
             for some in self._obstore.list(self._place, f"{folder_of(tenant)}/{part}"):
                 yield from (found["path"] for found in some if found["last_modified"].timestamp() < before_s)
 
     def _delete(self, paths: list[str]) -> None:
-        with self._told("written"):
+        with self._errors("written"):
             if paths:
                 self._obstore.delete(self._place, paths)
 
@@ -181,5 +155,5 @@ class ObjectBackend:
     def _blob(tenant: str, key: str) -> str:
         return f"{folder_of(tenant)}/blobs/{key}"
 
-    def _told(self, doing: str) -> Any:
-        return _told(self._obstore, doing)
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return store_errors(doing, *_library_errors(self._obstore))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tensorwasm.collector import collector_paused
+from tensorwasm.gc_pause import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +16,11 @@ def enabled():
     (gc.enable if before else gc.disable)()
 
 
-def test_it_is_off_inside_and_on_afterwards_even_after_an_error():
+def test_collection_is_off_inside_and_on_afterwards_even_after_an_error():
     found = []
 
     def fail():
-        with collector_paused():
+        with gc_paused():
             found.append(gc.isenabled())
             raise KeyError
 
@@ -30,9 +30,9 @@ def test_it_is_off_inside_and_on_afterwards_even_after_an_error():
     assert gc.isenabled()
 
 
-def test_one_that_was_off_before_stays_off():
+def test_a_collector_that_was_off_stays_off():
     gc.disable()
-    with collector_paused():
+    with gc_paused():
         assert not gc.isenabled()
     assert not gc.isenabled()
 
@@ -41,17 +41,17 @@ def test_a_block_that_begins_inside_another_does_not_make_the_pause_longer():
     entered, may_end = threading.Event(), threading.Event()
 
     def second():
-        with collector_paused():
+        with gc_paused():
             entered.set()
             may_end.wait(10)
 
     thread = threading.Thread(target=second)
-    with collector_paused():
+    with gc_paused():
         thread.start()
         assert entered.wait(10)
     assert gc.isenabled()
     may_end.set()
     thread.join()
     assert gc.isenabled()
-    with collector_paused():
+    with gc_paused():
         assert not gc.isenabled()
