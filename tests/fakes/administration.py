@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import msgspec
 
 from fakes.rsgi import SentHeaders
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import Unauthorized
 from tensorwasm.server.routes import tenants, tokens
 from tensorwasm.server.routing import Call
@@ -45,7 +45,7 @@ class Office:
 
     def __init__(self, url):
         self.loop = asyncio.new_event_loop()
-        self.desk = Desk(open_database(url))
+        self.desk = DatabaseExecutor(open_database(url))
         settings = ServiceSettings.from_environment({})
         self.identity = self.loop.run_until_complete(open_identity(settings, self.desk))
         self.token = self.identity.first_token.text

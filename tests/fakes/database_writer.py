@@ -9,8 +9,8 @@ import sys
 
 from sqlalchemy import insert
 
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database
 from tensorwasm.database.schema import META
 from tensorwasm.errors import TensorWasmError
 
@@ -46,7 +46,7 @@ async def write_until_full(desk, limit_bytes):
 
 
 async def main(url, limit_bytes=None):
-    desk = Desk(open_database(url))
+    desk = DatabaseExecutor(open_database(url))
     if limit_bytes:
         await write_until_full(desk, int(limit_bytes))
     else:

@@ -10,7 +10,7 @@ from tensorwasm.errors import DatabaseUnavailable
 
 
 class InlineDesk:
-    """What `tensorwasm.database.desk.Desk` is to those who call it.
+    """What `tensorwasm.database.engine.executor.DatabaseExecutor` is to those who call it.
 
     Attributes:
         failing: every call is refused.

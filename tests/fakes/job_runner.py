@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 
 from fakes.jobs import invocation, resolved
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.jobs import Jobs, Terms
 from tensorwasm.service.jobs.options import JobOptions
@@ -20,7 +20,7 @@ def say(*words):
 
 
 async def main(url):
-    desk = Desk(open_database(url))
+    desk = DatabaseExecutor(open_database(url))
 
     async def invoke(job, ask):
         say("run", job.id, job.attempts)

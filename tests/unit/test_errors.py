@@ -31,7 +31,7 @@ def test_leaves_have_kinds_of_their_own():
     assert len(set(kinds)) == len(kinds)
 
 
-def test_status_and_exit_code_follow_the_fault():
+def test_status_and_exit_code_follow_the_cause():
     for error in tree():
         if issubclass(error, errors.CallerError):
             assert 400 <= error.http_status < 500
@@ -40,21 +40,21 @@ def test_status_and_exit_code_follow_the_fault():
             assert error.exit_code in {1, 3, 4, 124, 134}
 
 
-def test_a_malformed_ptx_says_where():
+def test_malformed_ptx_has_a_position():
     error = errors.MalformedPtx("unexpected ';'", 3, 14)
     assert (error.line, error.column) == (3, 14)
     assert error.message == "3:14: unexpected ';'"
     assert errors.MalformedPtx("no .version").message == "no .version"
 
 
-def test_what_is_refused_for_now_or_lost_with_a_device_or_a_store_may_be_tried_again():
+def test_temporary_refusals_and_outages_are_retryable():
     retryable = {c for c in tree() if c.retryable}
     away = errors.StoreUnavailable, errors.DatabaseUnavailable, errors.StorageFull
     passing = errors.LimitError, errors.DeviceLost, errors.Draining, errors.SessionElsewhere, errors.NotReady
     assert retryable == {c for c in tree() if issubclass(c, (*passing, *away))}
 
 
-def test_a_device_fault_is_a_lost_device_that_says_so():
+def test_a_device_fault_is_a_lost_device_with_advice():
     fault = errors.DeviceFault("a worker was killed by SIGKILL")
     assert (fault.kind, fault.http_status) == (errors.DeviceLost.kind, 503)
     assert fault.message.startswith("a worker was killed by SIGKILL;")
@@ -72,7 +72,7 @@ def made_of(kind, text):
 
 @given(HOSTILE)
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
-def test_no_message_has_control_characters_or_is_longer_than_it_may_be(kind, text):
+def test_messages_are_printable_and_bounded(kind, text):
     error = made_of(kind, text)
     for shown in (error.message, str(error)):
         assert shown.isprintable()
@@ -89,6 +89,6 @@ def test_a_quoted_name_leaves_room_for_the_rest(name, names):
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["C"]), max_size=100))
-def test_an_ordinary_text_stays_as_it_is(text):
+def test_an_ordinary_text_is_unchanged(text):
     assert errors.plain(text) == text
     assert errors.HostError(text).message == (text or "")

@@ -47,12 +47,12 @@ def test_a_bad_value_is_refused_by_name(variable, text):
         Settings.from_environment({variable: text})
 
 
-def test_white_space_is_not_a_value():
+def test_white_space_counts_as_unset():
     assert Settings.from_environment({"TENSOR_WASM_DEVICE": "  "}).device == "auto"
     assert Settings.from_environment({"TENSOR_WASM_DEVICE": " cuda:1 "}).device == "cuda:1"
 
 
-def test_every_setting_changes_what_it_says():
+def test_every_setting_changes_its_field():
     changed = {
         "device": ("cuda:1", "cuda:1"),
         "timeout_s": ("2.5", 2.5),
@@ -98,7 +98,7 @@ def test_every_setting_changes_what_it_says():
     )
 
 
-def test_the_package_says_its_version_even_from_a_tree_that_is_not_installed(monkeypatch):
+def test_the_package_has_a_version_even_if_it_is_not_installed(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -107,7 +107,7 @@ def test_the_package_says_its_version_even_from_a_tree_that_is_not_installed(mon
     assert package_version() == "source"
 
 
-def test_settings_show_no_key():
+def test_settings_show_no_keys():
     variables = [setting.variable for setting in SETTINGS if "_KEY" in setting.variable or "TRUST" in setting.variable]
     settings = Settings.from_environment(dict.fromkeys(variables, "ab" * 32))
     assert len(variables) == 3

@@ -1,1 +1,5 @@
-"""What must survive: tables, migrations and queries over SQLite or PostgreSQL. SQLAlchemy lives here only."""
+"""Persistent state: tables, migrations and queries over SQLite or PostgreSQL. Only this package imports SQLAlchemy."""
+
+from sqlalchemy import Connection
+
+__all__ = ["Connection"]

@@ -1,18 +1,16 @@
-"""Jobs: what was accepted, and what came of it. Who runs them is in `tensorwasm.database.leases`."""
+"""Jobs: accepting, listing, cancelling and removing them. `tensorwasm.database.leases` runs them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from sqlalchemy import delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, tuple_, update
 
+from tensorwasm.database.rows import decode, encode, find
 from tensorwasm.database.schema import JOBS
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Row
 
 JobStatus = Literal["pending", "running", "completed", "failed", "cancelled", "dead"]
 JOB_STATUSES: Final[tuple[JobStatus, ...]] = ("pending", "running", "completed", "failed", "cancelled", "dead")
@@ -21,12 +19,7 @@ ENDED: Final[frozenset[JobStatus]] = frozenset({"completed", "failed", "cancelle
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job, or its last attempt, failed.
-
-    Attributes:
-        kind: of the error, as on the wire.
-        message: for people.
-    """
+    """Why a job or its last attempt failed: the error's kind as on the wire, and a message for people."""
 
     kind: str
     message: str
@@ -34,27 +27,18 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job, but for what it asks.
+    """A job without its request.
 
     Attributes:
-        id: UUID.
-        tenant: whose it is.
-        function_id: what it calls.
-        version: of the function, as it was when the job was accepted.
+        version: of the function when the job was accepted.
         status: ``pending`` until it is claimed, and between attempts; ``dead`` once the last attempt has failed for a
-            reason that another one might have mended.
-        attempts: that were begun.
-        max_attempts: that there are at most.
+            reason that another attempt might have mended.
         due_unix_ms: when it may be claimed.
-        lease_owner: the process that runs it.
-        lease_unix_ms: until when that process alone may.
-        result: JSON of what it gave, or of what its guest wrote before it failed; None else, and in lists.
-        error: of the last attempt that failed.
-        cancelled: it is to end.
-        created_unix_ms: when it was accepted.
-        ended_unix_ms: when its end was recorded.
+        lease_unix_ms: when the owner's exclusive right to run it ends.
+        result: JSON of the result, or of the guest's output before it failed; None else, and in lists.
+        cancelled: whether it was asked to end.
         expires_unix_ms: when it is given up if it has not begun; once it has ended, when it is removed.
-        trace_id: of the request that brought it, 32 hex digits or empty.
+        trace_id: of the request that made it, 32 hex digits or empty.
     """
 
     id: str
@@ -78,7 +62,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that is to be. Attributes as in `JobRecord`; ``request`` is the encoded call."""
+    """A job before it is accepted; attributes as in `JobRecord`, and the encoded call in ``request``."""
 
     id: str
     tenant: int
@@ -94,14 +78,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs of a tenant, newest first.
-
-    Attributes:
-        status: only those.
-        function_id: only those of this function.
-        before: creation time and id of the last one seen; None begins with the newest.
-        limit: how many at most, 1 or more.
-    """
+    """Which jobs of a tenant are listed, newest first; ``before`` has creation time and id of the last job seen."""
 
     status: JobStatus | None = None
     function_id: str | None = None
@@ -111,15 +88,7 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ends.
-
-    Attributes:
-        status: one of `ENDED`.
-        at_unix_ms: now.
-        remove_unix_ms: when it is removed.
-        result: JSON of what it gave, where it completed, or of what its guest wrote before it failed.
-        error: why not, where it did not.
-    """
+    """How a job ends: with a status of `ENDED`, and a result or output as JSON; it is removed at ``remove_unix_ms``."""
 
     status: JobStatus
     at_unix_ms: int
@@ -128,7 +97,7 @@ class JobEnd:
     error: JobError | None = None
 
     def values(self) -> dict[str, Any]:
-        """Return the columns that this sets: what the job asked goes, for nobody makes it again."""
+        """Return the columns that this sets. The request is erased, since it is never needed again."""
         return {
             "request": b"",
             "status": self.status,
@@ -147,45 +116,25 @@ _RECORD: Final = tuple(column for column in JOBS.c if column.name not in ("reque
 
 def insert_job(connection: Connection, job: NewJob) -> JobRecord:
     """Add a pending job, and return it."""
-    row = connection.execute(
-        insert(JOBS)
-        .values(
-            id=job.id,
-            tenant=str(job.tenant),
-            function_id=job.function_id,
-            version=job.version,
-            request=job.request,
-            status="pending",
-            attempts=0,
-            max_attempts=job.max_attempts,
-            due_unix_ms=job.due_unix_ms,
-            cancelled=False,
-            created_unix_ms=job.created_unix_ms,
-            expires_unix_ms=job.expires_unix_ms,
-            trace_id=job.trace_id,
-        )
-        .returning(*_RECORD)
-    ).one()
-    return record_of(row)
+    row = encode(job, status="pending", attempts=0, cancelled=False)
+    return record_of(connection.execute(insert(JOBS).values(row).returning(*_RECORD)).one())
 
 
 def count_pending(connection: Connection, tenant: int, most: int) -> int:
-    """Return how many jobs of a tenant wait, and no more than ``most``: counting ends there."""
+    """Return how many jobs of a tenant are pending, counting no further than ``most``."""
     waiting = select(JOBS.c.id).where(JOBS.c.status == "pending", JOBS.c.tenant == str(tenant)).limit(most)
     return connection.execute(select(func.count()).select_from(waiting.subquery())).scalar_one()
 
 
 def count_active(connection: Connection) -> int:
     """Return how many jobs have not ended."""
-    return connection.execute(
-        select(func.count()).select_from(JOBS).where(JOBS.c.status.in_(("pending", "running")))
-    ).scalar_one()
+    active = select(func.count()).select_from(JOBS).where(JOBS.c.status.in_(("pending", "running")))
+    return connection.execute(active).scalar_one()
 
 
 def get_job(connection: Connection, job_id: str) -> JobRecord | None:
     """Return a job with its result; None if there is none."""
-    row = connection.execute(select(*_RECORD, JOBS.c.result).where(JOBS.c.id == job_id)).one_or_none()
-    return None if row is None else record_of(row)
+    return find(connection, select(*_RECORD, JOBS.c.result).where(JOBS.c.id == job_id), record_of)
 
 
 def list_jobs(connection: Connection, tenant: int, wanted: JobFilter) -> list[JobRecord]:
@@ -208,17 +157,12 @@ def ended_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
 
 
 def cancel_job(connection: Connection, job_id: str, end: JobEnd) -> tuple[JobRecord | None, bool]:
-    """End a job that waits, at once; have one that runs end; leave one that has ended as it is.
-
-    Args:
-        connection: in a transaction.
-        job_id: which.
-        end: what is written where it waits; its status is ``cancelled``.
+    """Write ``end`` to a pending job, mark a running one as cancelled, and leave an ended one as it is.
 
     Returns:
         The job as it is now, None if there is none, and whether it had not ended before.
     """
-    # The row is locked first: between looking and writing it could be claimed.
+    # The row is locked first: between reading and writing it could be claimed.
     row = connection.execute(select(*_RECORD).where(JOBS.c.id == job_id).with_for_update()).one_or_none()
     if row is None or row.status in ENDED:
         return None if row is None else record_of(row), False
@@ -228,46 +172,22 @@ def cancel_job(connection: Connection, job_id: str, end: JobEnd) -> tuple[JobRec
 
 
 def expire_jobs(connection: Connection, end: JobEnd, limit: int) -> list[str]:
-    """End jobs that wait longer than they were to, ``limit`` at most, and return their ids."""
-    late = (
-        select(JOBS.c.id)
-        .where(JOBS.c.expires_unix_ms <= end.at_unix_ms, JOBS.c.status == "pending")
-        .order_by(JOBS.c.expires_unix_ms)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    found = list(connection.execute(late).scalars())
+    """End at most ``limit`` pending jobs whose time has run out, and return their ids."""
+    found = _expired(connection, end.at_unix_ms, JOBS.c.status == "pending", limit)
     if found:
         connection.execute(update(JOBS).where(JOBS.c.id.in_(found)).values(end.values()))
     return found
 
 
 def remove_jobs(connection: Connection, now_unix_ms: int, limit: int) -> int:
-    """Remove jobs that ended long enough ago, ``limit`` at most, and return how many."""
-    old = (
-        select(JOBS.c.id)
-        .where(JOBS.c.expires_unix_ms <= now_unix_ms, JOBS.c.status.in_(ENDED))
-        .order_by(JOBS.c.expires_unix_ms)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    found = list(connection.execute(old).scalars())
-    if found:
-        connection.execute(delete(JOBS).where(JOBS.c.id.in_(found)))
-    return len(found)
+    """Delete at most ``limit`` ended jobs whose time of removal has come, and return how many."""
+    return _delete(connection, _expired(connection, now_unix_ms, JOBS.c.status.in_(ENDED), limit))
 
 
 def trim_jobs(connection: Connection, most: int, most_bytes: int, limit: int) -> int:
-    """Remove jobs of tenants that have more ended ones than they may, those first that ended first.
+    """Delete at most ``limit`` ended jobs of tenants over ``most`` jobs or ``most_bytes`` results; return how many.
 
-    Args:
-        connection: in a transaction.
-        most: ended jobs of one tenant.
-        most_bytes: results of one tenant.
-        limit: jobs that are removed at most.
-
-    Returns:
-        How many were removed.
+    Those that ended first are deleted first.
     """
     ended, size = JOBS.c.ended_unix_ms.is_not(None), func.sum(JOBS.c.result_bytes)
     over = (
@@ -285,33 +205,26 @@ def trim_jobs(connection: Connection, most: int, most_bytes: int, limit: int) ->
         .subquery()
     )
     old = select(ranked.c.id).where(or_(ranked.c.count > most, ranked.c.size > most_bytes))
-    found = list(connection.execute(old.order_by(ranked.c.ended_unix_ms).limit(limit)).scalars())
-    if found:
-        connection.execute(delete(JOBS).where(JOBS.c.id.in_(found)))
-    return len(found)
+    return _delete(connection, connection.execute(old.order_by(ranked.c.ended_unix_ms).limit(limit)).scalars().all())
 
 
-def look_ahead(connection: Connection, now_unix_ms: int) -> tuple[bool, int | None]:
-    """Return whether a pending job is due, and when the next one that is not will be."""
+def check_due(connection: Connection, now_unix_ms: int) -> tuple[bool, int | None]:
+    """Return whether a pending job is due now, and when the next later one is."""
     pending = select(func.min(JOBS.c.due_unix_ms)).where(JOBS.c.status == "pending")
     first = connection.execute(pending).scalar_one()
     later = connection.execute(pending.where(JOBS.c.due_unix_ms > now_unix_ms)).scalar_one()
     return first is not None and first <= now_unix_ms, later
 
 
-def unexpired(now_unix_ms: int) -> Any:
-    """Return the condition that a job is not to be given up yet."""
+def unexpired(now_unix_ms: int) -> ColumnElement[bool]:
+    """Return the condition that a pending job is not given up yet."""
     return or_(JOBS.c.expires_unix_ms.is_(None), JOBS.c.expires_unix_ms > now_unix_ms)
 
 
 def record_of(row: Row[*tuple[Any, ...]]) -> JobRecord:
-    """Return what a row says; without a result where the query did not ask for one."""
-    values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
-    values.pop("request", None)
-    values.pop("result_bytes", None)
-    values["tenant"] = int(values["tenant"])
-    values["error"] = _decode_error(values["error"])
-    return JobRecord(**{"result": None, **values})
+    """Return the record of a row, which may lack the result."""
+    error = None if row.error is None else JobError(*json.loads(row.error))
+    return decode(JobRecord, row, error=error, result=row._mapping.get("result"))  # noqa: SLF001 - SQLAlchemy's documented name
 
 
 def encode_error(error: JobError | None) -> str | None:
@@ -319,5 +232,19 @@ def encode_error(error: JobError | None) -> str | None:
     return None if error is None else json.dumps([error.kind, error.message])
 
 
-def _decode_error(text: str | None) -> JobError | None:
-    return None if text is None else JobError(*cast("Sequence[str]", json.loads(text)))
+def _expired(connection: Connection, now_unix_ms: int, status: ColumnElement[bool], limit: int) -> list[str]:
+    """Lock expired jobs, and return their ids; those that another process has locked are skipped."""
+    query = (
+        select(JOBS.c.id)
+        .where(JOBS.c.expires_unix_ms <= now_unix_ms, status)
+        .order_by(JOBS.c.expires_unix_ms)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def _delete(connection: Connection, job_ids: Collection[str]) -> int:
+    if job_ids:
+        connection.execute(delete(JOBS).where(JOBS.c.id.in_(job_ids)))
+    return len(job_ids)

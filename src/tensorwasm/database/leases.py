@@ -1,7 +1,7 @@
-"""Who runs which job: claims, leases, and the one record of what came of each attempt.
+"""Running jobs: claims, leases, and the single record of each attempt's outcome.
 
-A job that runs has an owner and a time until which that owner alone may run it. Whatever an owner writes about it is
-written only where it is still the owner, of that very attempt: what a lost lease brings is dropped.
+A running job has an owner and a time until which only that owner may run it. An owner's writes take effect only while
+it is still the owner, of the same attempt; the outcome of an attempt whose lease was lost is dropped.
 """
 
 from __future__ import annotations
@@ -9,35 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Connection, Row, Select, func, select, update
 
-from tensorwasm.database.jobs import (
-    JobEnd,
-    JobRecord,
-    JobStatus,
-    encode_error,
-    record_of,
-    unexpired,
-)
+from tensorwasm.database.jobs import JobEnd, JobRecord, JobStatus, encode_error, record_of, unexpired
 from tensorwasm.database.schema import JOBS
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Row, Select
 
 _FREE: Final = {"lease_owner": None, "lease_unix_ms": None}
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One attempt of one job by one process.
-
-    Attributes:
-        job_id: UUID.
-        owner: the process, a UUID.
-        attempt: its number, from 1.
-    """
+    """One attempt, numbered from 1, of one job by one process; job and owner are UUIDs."""
 
     job_id: str
     owner: str
@@ -45,8 +29,8 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """A job that is this process's to run."""
+class ClaimedJob:
+    """A job that this process may run."""
 
     job: JobRecord
     lease: Lease
@@ -55,16 +39,13 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a process would run.
+    """What a process can run.
 
     Attributes:
-        owner: the process, a UUID.
-        now_unix_ms: jobs are due by then.
-        lease_unix_ms: how long they are its own.
-        places: how many it can take, 1 or more.
-        share: how many of one tenant's it runs at most.
-        busy: how many of whose it runs already.
-        after: the tenant that was last served, in decimal; those after it come first, then the others.
+        places: most jobs to claim, 1 or more.
+        share: most jobs of one tenant that the process runs.
+        busy: by tenant, how many it runs already.
+        after: the tenant that was served last, in decimal; the turns continue after it and then wrap around.
     """
 
     owner: str
@@ -76,10 +57,10 @@ class Claim:
     after: str = ""
 
 
-def claim_jobs(connection: Connection, claim: Claim) -> tuple[list[Claimed], str]:
-    """Take due jobs, of each tenant in turn, and return them with the tenant that was served last.
+def claim_jobs(connection: Connection, claim: Claim) -> tuple[list[ClaimedJob], str]:
+    """Claim due jobs, one of each tenant in turn, and return them with the tenant that was served last.
 
-    Jobs that another process is taking at the moment are passed over.
+    Jobs that another process is claiming at the moment are skipped.
     """
     offers = {tenant: _due(connection, claim, tenant) for tenant in _tenants(connection, claim)}
     in_turn = (each for each in chain.from_iterable(zip_longest(*offers.values())) if each is not None)
@@ -98,15 +79,14 @@ def claim_jobs(connection: Connection, claim: Claim) -> tuple[list[Claimed], str
         .returning(JOBS)
     ).all()
     claimed = {
-        row.id: Claimed(replace(record_of(row), result=None), Lease(row.id, claim.owner, row.attempts), row.request)
+        row.id: ClaimedJob(replace(record_of(row), result=None), Lease(row.id, claim.owner, row.attempts), row.request)
         for row in rows
     }
-    served = list(offers)[-1]
-    return [claimed[each] for each in chosen if each in claimed], served
+    return [claimed[each] for each in chosen if each in claimed], list(offers)[-1]
 
 
 def _tenants(connection: Connection, claim: Claim) -> Iterator[str]:
-    """Return tenants with a due job and room for it, as many as there are places, in the order of their turns."""
+    """Return tenants with a due job that may run more, at most as many as there are places, in turn."""
     full = [str(tenant) for tenant, count in claim.busy.items() if count >= claim.share]
     after = list(connection.execute(_ring(claim, full, claim.after, claim.places)).scalars())
     yield from after
@@ -116,7 +96,7 @@ def _tenants(connection: Connection, claim: Claim) -> Iterator[str]:
 
 
 def _ring(claim: Claim, full: Sequence[str], after: str, limit: int) -> Select[str]:
-    """Return the query for tenants in order, one look into an index for each: never a walk through a tenant's jobs."""
+    """Return the query for tenants in order: one index look-up for each, never a scan of a tenant's jobs."""
     pending = select(func.min(JOBS.c.tenant)).where(JOBS.c.status == "pending")
     ring = pending.where(JOBS.c.tenant > after).cte("ring", recursive=True)
     ring = ring.union_all(
@@ -132,8 +112,7 @@ def _ring(claim: Claim, full: Sequence[str], after: str, limit: int) -> Select[s
 
 
 def _due(connection: Connection, claim: Claim, tenant: str) -> list[str]:
-    """Return a tenant's due jobs, the longest due first, as many as it has room for."""
-    room = min(claim.places, claim.share - claim.busy.get(int(tenant), 0))
+    """Lock and return a tenant's due jobs, the longest due first, as many as it may run."""
     query = (
         select(JOBS.c.id)
         .where(
@@ -143,14 +122,14 @@ def _due(connection: Connection, claim: Claim, tenant: str) -> list[str]:
             unexpired(claim.now_unix_ms),
         )
         .order_by(JOBS.c.due_unix_ms)
-        .limit(room)
+        .limit(min(claim.places, claim.share - claim.busy.get(int(tenant), 0)))
         .with_for_update(skip_locked=True)
     )
     return list(connection.execute(query).scalars())
 
 
 def renew_leases(connection: Connection, leases: Collection[Lease], lease_unix_ms: int) -> dict[Lease, bool]:
-    """Renew the leases that are still held, and return for each whether its job is to end."""
+    """Renew the leases that are still held, and return for each whether its job is to be cancelled."""
     held = {(lease.job_id, lease.owner, lease.attempt): lease for lease in leases}
     rows = connection.execute(
         update(JOBS)
@@ -166,28 +145,16 @@ def renew_leases(connection: Connection, leases: Collection[Lease], lease_unix_m
 
 
 def end_attempt(connection: Connection, lease: Lease, end: JobEnd) -> JobStatus | None:
-    """Record how a job ended, if the lease is still held: ``cancelled`` where that was asked for meanwhile.
-
-    Returns:
-        What it ended as; None where the lease is lost and nothing was recorded.
-    """
+    """Record a job's end and return its status, ``cancelled`` if that was requested; None if the lease is lost."""
     return _write(connection, lease, end, end.status, end.values())
 
 
 def retry_attempt(
     connection: Connection, lease: Lease, end: JobEnd, due_unix_ms: int, *, counts: bool = True
 ) -> JobStatus | None:
-    """Have a job tried again, if the lease is still held; end it where that was asked for meanwhile.
+    """Make a job pending again, or end it if it was cancelled; return its status, None if the lease is lost.
 
-    Args:
-        connection: in a transaction.
-        lease: the attempt that came to nothing.
-        end: why; without an error that of an earlier attempt stays.
-        due_unix_ms: when it may be claimed again.
-        counts: it was one of the job's attempts.
-
-    Returns:
-        What it is now; None where the lease is lost and nothing was recorded.
+    An ``end`` without an error keeps that of an earlier attempt. An attempt that does not count may be made again.
     """
     again: dict[str, Any] = {"status": "pending", "due_unix_ms": due_unix_ms, **_FREE}
     if end.error is not None:
@@ -215,17 +182,10 @@ def _write(
 def reclaim_jobs(
     connection: Connection, end: JobEnd, mine: Collection[str], limit: int, *, alone: bool = False
 ) -> list[tuple[str, JobStatus]]:
-    """Take jobs from processes that went down: have them tried again, or end those that had their last attempt.
+    """Take jobs from dead processes, and return their ids and new statuses: pending, or ``end`` after the last attempt.
 
-    Args:
-        connection: in a transaction.
-        end: what is written of those that had their last attempt.
-        mine: jobs that the caller runs at the moment; they are left alone, whatever the clock says.
-        limit: how many at most.
-        alone: no other process runs jobs: no lease need run out first.
-
-    Returns:
-        Their ids, and what each is now.
+    The caller's own jobs, ``mine``, are left alone whatever the clock says. If it is ``alone``, no other process runs
+    jobs, and leases need not have expired.
     """
     query = select(JOBS.c.id, JOBS.c.attempts, JOBS.c.max_attempts, JOBS.c.cancelled).where(
         JOBS.c.status == "running", JOBS.c.id.not_in(mine)
@@ -233,20 +193,20 @@ def reclaim_jobs(
     if not alone:
         query = query.where(JOBS.c.lease_unix_ms <= end.at_unix_ms)
     lost = connection.execute(query.limit(limit).with_for_update(skip_locked=True)).all()
-    fates: dict[JobStatus, dict[str, Any]] = {
+    values_of: dict[JobStatus, dict[str, Any]] = {
         "cancelled": JobEnd("cancelled", end.at_unix_ms, end.remove_unix_ms).values(),
         "dead": end.values(),
         "pending": {"status": "pending", "due_unix_ms": end.at_unix_ms, "error": encode_error(end.error), **_FREE},
     }
-    now: list[tuple[str, JobStatus]] = [(row.id, _fate(row)) for row in lost]
-    for status, values in fates.items():
-        chosen = [job_id for job_id, fate in now if fate == status]
+    now: list[tuple[str, JobStatus]] = [(row.id, _status_of_lost(row)) for row in lost]
+    for status, values in values_of.items():
+        chosen = [job_id for job_id, its_status in now if its_status == status]
         if chosen:
             connection.execute(update(JOBS).where(JOBS.c.id.in_(chosen)).values(**values))
     return now
 
 
-def _fate(row: Row[*tuple[Any, ...]]) -> JobStatus:
+def _status_of_lost(row: Row[*tuple[Any, ...]]) -> JobStatus:
     if row.cancelled:
         return "cancelled"
     return "dead" if row.attempts >= row.max_attempts else "pending"

@@ -1,6 +1,6 @@
-"""Every table. A tenant is its number in decimal, because 2**64 - 1 fits no integer of SQLite; times are Unix ms.
+"""All tables. A tenant is its number as decimal text, since 2**64 - 1 fits no integer of SQLite; times are Unix ms.
 
-JSON columns hold text that the queries of the noun encode and decode; they are never searched.
+Columns of JSON are text that the module of the table encodes and decodes; they are never searched.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ JOBS: Final = Table(
     Index("jobs_in_turn", "status", "tenant", "due_unix_ms"),
     Index("jobs_by_tenant", "tenant", "created_unix_ms", "id"),
     Index("jobs_expired", "expires_unix_ms"),
-    Index("jobs_ended", "tenant", "ended_unix_ms", "result_bytes"),  # how many and how much, from the index alone
+    Index("jobs_ended", "tenant", "ended_unix_ms", "result_bytes"),  # the index alone answers how many and how much
 )
 
 IDEMPOTENCY: Final = Table(
@@ -202,4 +202,4 @@ META: Final = Table(
     Column("key", String(64), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""The schema's version, and facts of the installation."""
+"""The schema version, and other values of the installation."""

@@ -1,35 +1,22 @@
-"""What tenants used, by the hour."""
+"""Hourly usage of tenants."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
+from tensorwasm.database.rows import encode, insert_into
 from tensorwasm.database.schema import USAGE
-from tensorwasm.database.upsert import insert_into
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
-    """What was used.
-
-    Attributes:
-        requests: that were answered.
-        errors: those of them that failed.
-        cpu_us: microseconds that guests ran.
-        gpu_us: microseconds that their kernels ran.
-        launches: of kernels.
-        bytes_in: of requests' bodies.
-        bytes_out: of answers' bodies.
-    """
+class UsageAmounts:
+    """Amounts used in a time: ``cpu_us`` by guests, ``gpu_us`` by their kernels; bytes are those of HTTP bodies."""
 
     requests: int = 0
     errors: int = 0
@@ -40,19 +27,16 @@ class Amounts:
     bytes_out: int = 0
 
 
-AMOUNTS: Final = tuple(each.name for each in fields(Amounts))
+AMOUNTS: Final = tuple(each.name for each in fields(UsageAmounts))
 _COLUMNS: Final = tuple(USAGE.c[name] for name in AMOUNTS)
 
 
-def add_usage(connection: Connection, hour_unix_ms: int, used: Mapping[int, Amounts]) -> None:
-    """Add to what tenants used in an hour."""
+def add_usage(connection: Connection, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
+    """Add amounts to tenants' usage of an hour."""
     if not used:
         return
-    rows = [
-        {"tenant": str(tenant), "hour_unix_ms": hour_unix_ms, **{name: getattr(each, name) for name in AMOUNTS}}
-        # In one order everywhere, so that two processes that add at once do not wait for each other in a circle.
-        for tenant, each in sorted(used.items())
-    ]
+    # The same order everywhere, so that two processes that add at the same time cannot deadlock.
+    rows = [encode(each, tenant=str(tenant), hour_unix_ms=hour_unix_ms) for tenant, each in sorted(used.items())]
     statement = insert_into(connection, USAGE)
     added: dict[str, Any] = {column.name: column + statement.excluded[column.name] for column in _COLUMNS}
     connection.execute(
@@ -62,7 +46,7 @@ def add_usage(connection: Connection, hour_unix_ms: int, used: Mapping[int, Amou
 
 
 def list_device_usage(connection: Connection, since_unix_ms: int) -> list[tuple[int, int, int, int]]:
-    """Return hour, tenant, microseconds of GPU time and launches, since a time, by the hour; where there were any."""
+    """Return hour, tenant, microseconds of GPU time and launches since a time, by hour, where there were any."""
     query = (
         select(USAGE.c.hour_unix_ms, USAGE.c.tenant, USAGE.c.gpu_us, USAGE.c.launches)
         .where(USAGE.c.hour_unix_ms >= since_unix_ms, (USAGE.c.gpu_us > 0) | (USAGE.c.launches > 0))
@@ -73,15 +57,9 @@ def list_device_usage(connection: Connection, since_unix_ms: int) -> list[tuple[
 
 def list_usage(
     connection: Connection, tenant: int, since_unix_ms: int, until_unix_ms: int
-) -> list[tuple[int, Amounts]]:
-    """Return what a tenant used in each hour that begins within a time, in order; hours without any are left out."""
-    query = (
-        select(USAGE.c.hour_unix_ms, *_COLUMNS)
-        .where(
-            USAGE.c.tenant == str(tenant),
-            USAGE.c.hour_unix_ms >= since_unix_ms,
-            USAGE.c.hour_unix_ms < until_unix_ms,
-        )
-        .order_by(USAGE.c.hour_unix_ms)
-    )
-    return [(row[0], Amounts(*row[1:])) for row in connection.execute(query)]
+) -> list[tuple[int, UsageAmounts]]:
+    """Return a tenant's usage in each hour that begins in ``[since, until)``, in order, without unused hours."""
+    hour = USAGE.c.hour_unix_ms
+    chosen = (USAGE.c.tenant == str(tenant), hour >= since_unix_ms, hour < until_unix_ms)
+    query = select(hour, *_COLUMNS).where(*chosen).order_by(hour)
+    return [(row[0], UsageAmounts(*row[1:])) for row in connection.execute(query)]

@@ -1,25 +1,20 @@
-"""The root of the tree, and its four branches: whose fault it is."""
+"""The root of the tree, and its four branches by cause."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
 MAX_MESSAGE: Final = 2000
-"""Longest text of an error, in characters."""
+"""Longest message of an error, in characters."""
 
 MAX_NAME: Final = 80
-"""Longest name that a text quotes, in characters: a guest, a module or a client may have chosen it."""
+"""Longest quoted name in a message, in characters: a guest, a module or a client may have chosen it."""
 
 
 def plain(text: str, most: int = MAX_MESSAGE) -> str:
-    """Return a text as one line that is safe on a terminal and in a log: escaped what does not print, and bounded.
+    """Return a text from outside, such as a name or path, as one line of at most ``most`` characters for messages.
 
-    Text from outside reaches messages through this: names of exports, imports, functions and kernels,
-    excerpts, paths.
-
-    Args:
-        text: any.
-        most: longest result, in characters.
+    Characters that do not print are escaped, so that the line is safe on a terminal and in a log.
     """
     if len(text) > most:
         text = text[: most - 1] + "…"
@@ -30,12 +25,12 @@ def plain(text: str, most: int = MAX_MESSAGE) -> str:
 
 
 def quote(name: str) -> str:
-    """Return a name from outside, in quotation marks, as messages show it."""
+    """Return a name from outside in quotation marks, for messages."""
     return repr(plain(name, MAX_NAME))
 
 
 def quote_all(names: tuple[str, ...] | list[str], most: int = 10) -> str:
-    """Return the first of several names, as messages list them; empty without one."""
+    """Return the first names of a list, for messages."""
     shown = ", ".join(plain(name, MAX_NAME) for name in names[:most])
     return f"{shown}, ..." if len(names) > most else shown
 
@@ -45,10 +40,10 @@ class TensorWasmError(Exception):
 
     Attributes:
         kind: stable identifier, part of the contract; messages are not.
-        http_status: status the HTTP edge answers with.
-        exit_code: code the command line exits with.
-        retryable: whether the same request may succeed if it is made again. It may have had effects already: only its
-            maker knows whether they may happen twice, so nothing here tries again unasked.
+        http_status: of the HTTP response.
+        exit_code: of the command line.
+        retryable: whether the same request may succeed later. It may have had effects already, and only the caller
+            knows whether these may happen twice; so nothing here retries on its own.
     """
 
     kind: ClassVar[str] = "internal"
@@ -56,8 +51,22 @@ class TensorWasmError(Exception):
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(
+        cls,
+        *,
+        kind: str | None = None,
+        http_status: int | None = None,
+        exit_code: int | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        """Set the attributes that are given in the head of a subclass; it inherits the others."""
+        super().__init_subclass__()
+        given = {"kind": kind, "http_status": http_status, "exit_code": exit_code, "retryable": retryable}
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(self, *args: object) -> None:
-        """Keep the text as `plain` makes it."""
         super().__init__(*(plain(each) if isinstance(each, str) else each for each in args))
 
     @property
@@ -66,38 +75,20 @@ class TensorWasmError(Exception):
         return str(self.args[0]) if self.args else self.kind
 
 
-class CallerError(TensorWasmError):
-    """The caller's mistake: retrying unchanged cannot help."""
-
-    kind = "invalid_request"
-    http_status = 400
-    exit_code = 2
+class CallerError(TensorWasmError, kind="invalid_request", http_status=400, exit_code=2):
+    """The caller's mistake: an unchanged retry cannot succeed."""
 
 
-class GuestError(TensorWasmError):
-    """The guest program's own doing.
-
-    Attributes:
-        stdout: what the guest had written until then, where that was captured.
-        stderr: likewise.
-    """
+class GuestError(TensorWasmError, kind="wasm_error", http_status=500):
+    """Caused by the guest program; ``stdout`` and ``stderr`` are what it had written, if that was captured."""
 
     stdout: bytes = b""
     stderr: bytes = b""
 
-    kind = "wasm_error"
-    http_status = 500
 
-
-class LimitError(TensorWasmError):
+class LimitError(TensorWasmError, kind="capacity_exhausted", http_status=429, retryable=True):
     """Refused for now; the same request may succeed later."""
 
-    kind = "capacity_exhausted"
-    http_status = 429
-    retryable = True
 
-
-class HostError(TensorWasmError):
-    """This machine or this program."""
-
-    kind = "internal"
+class HostError(TensorWasmError, kind="internal"):
+    """Caused by this machine or this program."""

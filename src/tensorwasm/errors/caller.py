@@ -1,191 +1,172 @@
-"""What callers of a sandbox or a device ask for in vain."""
+"""Mistakes of callers of a sandbox or a device, and refused keys and sealed files."""
 
 from __future__ import annotations
 
 from tensorwasm.errors.base import CallerError
 
 
-class InvalidWasm(CallerError):
-    """Not a valid module under the enabled proposals."""
-
-    kind = "invalid_wasm"
+class InvalidWasm(CallerError, kind="invalid_wasm"):
+    """The module is not valid under the enabled proposals."""
 
 
-class UnsupportedProposal(InvalidWasm):
-    """The module uses a proposal of WebAssembly that is off; the message names it and says what to do instead."""
-
-    kind = "unsupported_proposal"
+class UnsupportedProposal(InvalidWasm, kind="unsupported_proposal"):
+    """The module uses a disabled WebAssembly proposal; the message names it and an alternative."""
 
 
-class ModuleTooLarge(CallerError):
-    """The module has more bytes, or more of something that it declares, than the limit."""
-
-    kind = "module_too_large"
-    http_status = 413
+class ModuleTooLarge(CallerError, kind="module_too_large", http_status=413):
+    """The module has more bytes, or declares more of something, than the limit."""
 
 
-class ModuleMemoryTooLarge(CallerError):
-    """The module declares more memory, or more that every sandbox must keep, than the limit."""
-
-    kind = "module_memory_too_large"
-    http_status = 413
+class ModuleMemoryTooLarge(CallerError, kind="module_memory_too_large", http_status=413):
+    """The module declares more memory, or more state of every sandbox, than the limit."""
 
 
-class StdinTooLarge(CallerError):
+class StdinTooLarge(CallerError, kind="stdin_too_large", http_status=413):
     """Standard input has more bytes than the limit."""
 
-    kind = "stdin_too_large"
-    http_status = 413
+
+class CompileFailed(CallerError, kind="compile_failed", http_status=422):
+    """The compiler crashed on the module or exceeded a limit; the message has the module's hash."""
 
 
-class CompileFailed(CallerError):
-    """The compiler crashed on the module, or took more than it may; the message names the module by its hash."""
-
-    kind = "compile_failed"
-    http_status = 422
+class CompileTimeout(CompileFailed, kind="compile_timeout"):
+    """Compiling the module took too long; this time is not part of the guest's own."""
 
 
-class CompileTimeout(CompileFailed):
-    """Compiling the module took longer than it may: apart from the guest's own time, which begins after that."""
-
-    kind = "compile_timeout"
+class CompileMemory(CompileFailed, kind="compile_memory"):
+    """Compiling the module needs more memory than the limit in the message."""
 
 
-class CompileMemory(CompileFailed):
-    """Compiling the module takes more memory than it may; the message says how much that is."""
-
-    kind = "compile_memory"
-
-
-class UnknownImport(CallerError):
+class UnknownImport(CallerError, kind="unknown_import"):
     """The module imports a host function that does not exist."""
 
-    kind = "unknown_import"
+
+class MissingExport(CallerError, kind="missing_export"):
+    """The module has no exported function of that name."""
 
 
-class MissingExport(CallerError):
-    """No exported function of that name."""
-
-    kind = "missing_export"
+class InvalidArgs(CallerError, kind="invalid_args"):
+    """Arguments do not match the export's signature."""
 
 
-class InvalidArgs(CallerError):
-    """Arguments do not fit the export's signature."""
-
-    kind = "invalid_args"
-
-
-class MalformedPtx(CallerError):
-    """PTX text that does not parse or is inconsistent.
+class MalformedPtx(CallerError, kind="malformed_ptx"):
+    """PTX text has a syntax error or is inconsistent.
 
     Attributes:
-        line: 1-based line of the fault, 0 if it has none.
-        column: 1-based column, 0 if it has none.
+        line: of the fault, from 1; 0 if unknown.
+        column: of the fault, from 1; 0 if unknown.
     """
 
-    kind = "malformed_ptx"
-
     def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
-        """Remember where the fault is; the text says it too."""
         super().__init__(f"{line}:{column}: {message}" if line else message)
         self.line = line
         self.column = column
 
 
-class UnsupportedPtx(MalformedPtx):
-    """Valid PTX that asks for something the device lacks; the message names it."""
-
-    kind = "unsupported_ptx"
+class UnsupportedPtx(MalformedPtx, kind="unsupported_ptx"):
+    """Valid PTX uses a feature that the device lacks; the message names it."""
 
 
-class InvalidKernel(CallerError):
-    """No such kernel or entry."""
-
-    kind = "invalid_kernel"
+class InvalidKernel(CallerError, kind="invalid_kernel"):
+    """There is no such kernel or entry."""
 
 
-class InvalidDimensions(CallerError):
-    """A launch geometry outside the limits."""
-
-    kind = "invalid_dimensions"
+class InvalidDimensions(CallerError, kind="invalid_dimensions"):
+    """The geometry of a launch is outside the limits."""
 
 
-class InvalidKernelArgs(CallerError):
-    """Arguments do not fit the kernel's parameters."""
-
-    kind = "invalid_kernel_args"
+class InvalidKernelArgs(CallerError, kind="invalid_kernel_args"):
+    """Arguments do not match the kernel's parameters."""
 
 
-class KernelArgsUnsupported(CallerError):
-    """More arguments than a launch may carry, or a parameter shape that argv cannot express."""
-
-    kind = "kernel_args_unsupported"
+class KernelArgsUnsupported(CallerError, kind="kernel_args_unsupported"):
+    """A launch has too many arguments, or a parameter that argv cannot express."""
 
 
-class InvalidPointer(CallerError):
-    """A region outside linear memory."""
-
-    kind = "invalid_pointer"
+class InvalidPointer(CallerError, kind="invalid_pointer"):
+    """A region is outside linear memory."""
 
 
-class InvalidHandle(CallerError):
-    """No such device buffer, stream, event or graph."""
-
-    kind = "invalid_handle"
+class InvalidHandle(CallerError, kind="invalid_handle"):
+    """There is no such device buffer, stream, event or graph."""
 
 
-class LaunchRefused(CallerError):
-    """A kernel argument is a pointer that is not the caller's, or misaligned. The device never saw it."""
-
-    kind = "launch_failed"
+class LaunchRefused(CallerError, kind="launch_failed"):
+    """A pointer argument of a kernel is not the caller's, or misaligned; the kernel was not launched."""
 
 
-class NotSupported(CallerError):
-    """This kind of memory, or this device, cannot do that; the message names both."""
-
-    kind = "not_supported"
+class NotSupported(CallerError, kind="not_supported"):
+    """A kind of memory or a device does not support the operation; the message names both."""
 
 
-class NotCapturable(CallerError):
-    """Something that is live cannot be saved; the message names it and says why. It goes on as before."""
-
-    kind = "not_capturable"
-    http_status = 409
+class NotCapturable(CallerError, kind="not_capturable", http_status=409):
+    """Live state cannot be saved; the message says what and why. It continues unchanged."""
 
 
-class InvalidSnapshot(CallerError):
-    """A saved state contradicts itself, or does not fit what it is restored into. Nothing of it was restored."""
-
-    kind = "invalid_snapshot"
+class InvalidSnapshot(CallerError, kind="invalid_snapshot"):
+    """A saved state is inconsistent, or does not match its target. Nothing was restored."""
 
 
-class ArtifactNotFound(CallerError):
-    """This tenant has no such artifact, or no such name; another's are the same as none."""
-
-    kind = "artifact_not_found"
-    http_status = 404
+class ArtifactNotFound(CallerError, kind="artifact_not_found", http_status=404):
+    """The tenant has no such artifact or name; other tenants' do not count."""
 
 
-class ArtifactInUse(CallerError):
-    """A name or another artifact still leads to it, so it stays."""
-
-    kind = "artifact_in_use"
-    http_status = 409
+class ArtifactInUse(CallerError, kind="artifact_in_use", http_status=409):
+    """A name or another artifact still refers to the artifact."""
 
 
-class TooLarge(CallerError):
-    """More memory at once than there can be.
-
-    Attributes:
-        requested_bytes: asked for.
-        limit_bytes: the most there can be.
-    """
-
-    kind = "too_large"
-    http_status = 413
+class TooLarge(CallerError, kind="too_large", http_status=413):
+    """A request for memory exceeds what is possible: ``requested_bytes`` and ``limit_bytes``."""
 
     def __init__(self, requested_bytes: int, limit_bytes: int) -> None:
-        """Remember both; the text says them too."""
         super().__init__(f"{requested_bytes} bytes at once: at most {limit_bytes}")
         self.requested_bytes = requested_bytes
         self.limit_bytes = limit_bytes
+
+
+class InvalidKey(CallerError, kind="invalid_key"):
+    """A key has the wrong length, kind or format. The message does not contain it."""
+
+
+class SealRefused(CallerError, kind="snapshot_refused"):
+    """A sealed file is refused, without decompressing or parsing its content."""
+
+
+class NotSealed(SealRefused, kind="snapshot_malformed"):
+    """The file is not a sealed file, or its header is inconsistent."""
+
+
+class UnknownVersion(SealRefused, kind="snapshot_version_unknown"):
+    """This release does not read the file's version."""
+
+
+class Unsigned(SealRefused, kind="snapshot_unsigned", http_status=403):
+    """The file has no signature, and unsigned files are not allowed."""
+
+
+class UnknownKey(SealRefused, kind="snapshot_key_unknown", http_status=403):
+    """The file is signed or encrypted with a key that is not on the ring; the message has its id."""
+
+
+class WrongKeyKind(SealRefused, kind="snapshot_key_kind", http_status=403):
+    """The file names a key of the ring, and a signature method of another kind of key."""
+
+
+class SignatureInvalid(SealRefused, kind="snapshot_signature_invalid", http_status=403):
+    """The signature is not valid under the key that the file names."""
+
+
+class Damaged(SealRefused, kind="snapshot_damaged"):
+    """The file was cut, extended or changed after it was signed."""
+
+
+class WrongContent(SealRefused, kind="snapshot_content_kind"):
+    """The file has another kind of content."""
+
+
+class WrongModule(SealRefused, kind="snapshot_module_mismatch", http_status=409):
+    """The file belongs to another module."""
+
+
+class WrongParent(SealRefused, kind="snapshot_parent_mismatch", http_status=409):
+    """The parent of an incremental snapshot is missing, another one, or too far up the chain."""

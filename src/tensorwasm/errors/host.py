@@ -1,167 +1,99 @@
-"""What this machine, this program or a limit refuses."""
+"""Refusals by limits, and faults of this machine or program."""
 
 from __future__ import annotations
 
 from tensorwasm.errors.base import HostError, LimitError
 
 
-class QuotaExceeded(LimitError):
-    """Over a quota."""
-
-    kind = "quota_exceeded"
+class QuotaExceeded(LimitError, kind="quota_exceeded"):
+    """A quota is exceeded."""
 
 
-class CapacityExhausted(LimitError):
-    """No free slot in the pool."""
-
-    kind = "capacity_exhausted"
-    http_status = 503
+class CapacityExhausted(LimitError, kind="capacity_exhausted", http_status=503):
+    """There is no free capacity."""
 
 
-class DeviceUnavailable(HostError):
-    """There is no such device here; the message says why and what to do."""
-
-    kind = "device_unavailable"
-    http_status = 503
-    exit_code = 4
+class DeviceUnavailable(HostError, kind="device_unavailable", http_status=503, exit_code=4):
+    """There is no such device; the message says why and what to do."""
 
 
-class DeviceLost(HostError):
-    """The device stopped answering; nothing on it can be trusted any more.
-
-    Attributes:
-        stdout: what the guest had written until then, as far as that is known.
-        stderr: likewise.
-    """
+class DeviceLost(HostError, kind="device_lost", http_status=503, exit_code=4, retryable=True):
+    """The device stopped answering; its state is lost. ``stdout`` and ``stderr`` are the guest's, as far as known."""
 
     stdout: bytes = b""
     stderr: bytes = b""
 
-    kind = "device_lost"
-    http_status = 503
-    exit_code = 4
-    retryable = True
-
 
 class DeviceFault(DeviceLost):
-    """A worker process went down with its device while it had the request; another worker takes its place."""
+    """A worker process died with its device during the request; another worker replaces it."""
 
     def __init__(self, message: str) -> None:
-        """Say what happened, and that the request may be made again."""
         super().__init__(f"{message}; the worker is replaced: the request may be tried again")
 
 
-class TickerNotRunning(HostError):
-    """Deadlines cannot be kept, so nothing is started."""
-
-    kind = "epoch_ticker_not_running"
+class TickerNotRunning(HostError, kind="epoch_ticker_not_running"):
+    """Deadlines cannot be enforced, so no guest is started."""
 
 
-class OutputClosed(HostError):
-    """Nobody takes what is written any more: the reader has gone, or the disk is full."""
-
-    kind = "output_closed"
+class OutputClosed(HostError, kind="output_closed"):
+    """Output cannot be written: the reader is gone, or the disk is full."""
 
 
-class ArtifactCorrupt(HostError):
-    """What was stored is not what was put, or is gone. It is never given out, and putting it again mends it."""
-
-    kind = "artifact_corrupt"
+class ArtifactCorrupt(HostError, kind="artifact_corrupt"):
+    """A stored artifact is damaged or gone. It is not returned; storing it again repairs it."""
 
 
-class StoreUnavailable(HostError):
-    """The place where artifacts are kept does not answer, refuses or has no room; the message says which."""
-
-    kind = "store_unavailable"
-    http_status = 503
-    retryable = True
+class StoreUnavailable(HostError, kind="store_unavailable", http_status=503, retryable=True):
+    """The artifact store does not answer, refuses or is full; the message says which."""
 
 
-class StorageFull(HostError):
-    """The data folder cannot be written, or has less room than its reserve."""
-
-    kind = "storage_full"
-    http_status = 503
-    retryable = True
+class StorageFull(HostError, kind="storage_full", http_status=503, retryable=True):
+    """The data folder cannot be written, or has less free space than its reserve."""
 
 
-class SigningNotConfigured(HostError):
-    """There is no key that signs, or none that encrypts, where one was asked for."""
-
-    kind = "snapshot_signing_not_configured"
-    http_status = 503
+class SigningNotConfigured(HostError, kind="snapshot_signing_not_configured", http_status=503):
+    """Signing or encryption was requested, and there is no key for it."""
 
 
-class SnapshotKeyMissing(HostError):
-    """Saved state is signed or encrypted under a key that is not here; bringing the key back mends it."""
-
-    kind = "snapshot_key_missing"
-    http_status = 503
+class SnapshotKeyMissing(HostError, kind="snapshot_key_missing", http_status=503):
+    """The key of saved state is missing; the state is readable again once the key is restored."""
 
 
-class UnsafeFile(HostError):
-    """A file or folder that must be this user's alone is not; the message says why and what to do."""
-
-    kind = "unsafe_file"
+class UnsafeFile(HostError, kind="unsafe_file"):
+    """A file or folder that must be private is not; the message says why and what to do."""
 
 
-class EngineMismatch(HostError):
-    """The installed wasmtime is not the one this release is written for."""
-
-    kind = "engine_mismatch"
+class EngineMismatch(HostError, kind="engine_mismatch"):
+    """The installed wasmtime is not the version that this release requires."""
 
 
 class InternalError(HostError):
-    """A bug here."""
+    """A bug in this program."""
 
 
-class RateLimited(LimitError):
-    """Too many requests; the answer says when to come again.
-
-    Attributes:
-        retry_after_s: seconds until the same request may be let through, at least 1.
-    """
-
-    kind = "rate_limited"
+class RateLimited(LimitError, kind="rate_limited"):
+    """Too many requests; ``retry_after_s`` is the time until the next one may succeed, at least 1."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        """Remember when to come again."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class DatabaseUnavailable(HostError):
-    """The database does not answer, is locked by somebody else, or has no room."""
-
-    kind = "database_unavailable"
-    http_status = 503
-    retryable = True
+class DatabaseUnavailable(HostError, kind="database_unavailable", http_status=503, retryable=True):
+    """The database does not answer, is locked by another process, or is full."""
 
 
-class SchemaTooNew(HostError):
-    """A later release has changed the database in ways that this one does not know; the message has both versions."""
-
-    kind = "schema_too_new"
+class SchemaTooNew(HostError, kind="schema_too_new"):
+    """A later release has changed the database's schema; the message has both versions."""
 
 
-class KernelRegistryNotConfigured(HostError):
-    """There is no key that kernels are verified with."""
-
-    kind = "kernel_registry_not_configured"
-    http_status = 503
+class KernelRegistryNotConfigured(HostError, kind="kernel_registry_not_configured", http_status=503):
+    """There is no key for verifying kernels."""
 
 
-class NotReady(HostError):
-    """The server has just begun, and makes or loads what it needs to be quick; what is asked of it waits for that."""
-
-    kind = "not_ready"
-    http_status = 503
-    retryable = True
+class NotReady(HostError, kind="not_ready", http_status=503, retryable=True):
+    """The server has just started, and is still loading compiled functions."""
 
 
-class Draining(HostError):
-    """The server is going down and takes nothing new."""
-
-    kind = "draining"
-    http_status = 503
-    retryable = True
+class Draining(HostError, kind="draining", http_status=503, retryable=True):
+    """The server is shutting down and accepts no new requests."""

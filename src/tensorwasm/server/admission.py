@@ -16,7 +16,7 @@ from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
 from tensorwasm.server.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
-from tensorwasm.tenancy.buckets import Standing
+from tensorwasm.tenancy.buckets import LimitState
 from tensorwasm.tenancy.principal import MAX_TENANT
 
 _DIGITS: Final = len(str(MAX_TENANT))
@@ -50,7 +50,7 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
         tenant = _usual_tenant(principal.tenants, acts=route.tenant)
     exchange.tenant = tenant
 
-    def tell(standings: Sequence[Standing]) -> None:
+    def tell(standings: Sequence[LimitState]) -> None:
         exchange.limits = limit_fields(standings)
 
     return admission.admit(principal, tenant, route.scope or "", tell, acts=route.tenant or bool(named))
@@ -77,7 +77,7 @@ def _usual_tenant(covered: frozenset[int] | None, *, acts: bool) -> int:
     return 0
 
 
-def limit_fields(standings: Sequence[Standing]) -> tuple[tuple[str, str], ...]:
+def limit_fields(standings: Sequence[LimitState]) -> tuple[tuple[str, str], ...]:
     """Return the headers of an answer, none where nothing limits it. Every request pays for this, so it is short."""
     if len(standings) == 1:
         ((name, qps, burst, left),) = standings

@@ -26,7 +26,7 @@ from tensorwasm.service.opening import folder_of, open_service
 from tensorwasm.service.storage import lacks_room
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
-from tensorwasm.tenancy.exposure import decide, is_loopback
+from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
 
 if TYPE_CHECKING:
     from tensorwasm.server.supervisor import Order
@@ -84,7 +84,7 @@ async def _run(order: Order, tell: Callable[[], object]) -> None:
             tell()
 
     try:
-        exposure = decide(
+        exposure = decide_exposure(
             host,
             dev_mode=settings.allow_dev_mode,
             allow_public=settings.allow_plaintext_public,

@@ -13,8 +13,8 @@ from tensorwasm import settings as process
 from tensorwasm.artifacts.opening import open_store
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, read_header
 from tensorwasm.artifacts.store import ContentStore, TenantView
+from tensorwasm.database.engine.opening import read_database, sqlite_url
 from tensorwasm.database.inventory import Inventory, take_inventory
-from tensorwasm.database.opening import read_database, sqlite_url
 from tensorwasm.doctor.rows import Row, Status
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, SealRefused, TensorWasmError, UnknownKey
 from tensorwasm.runtime.snapshots import stored

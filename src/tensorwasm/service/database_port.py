@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from tensorwasm.database.connection import Connection
+    from tensorwasm.database import Connection
 
 _Params = ParamSpec("_Params")
 _Value = TypeVar("_Value")
 
 
 class DatabasePort(Protocol):
-    """The database; `tensorwasm.database.desk.Desk` is one."""
+    """The database; `tensorwasm.database.engine.executor.DatabaseExecutor` is one."""
 
     async def read(
         self, fn: Callable[Concatenate[Connection, _Params], _Value], *args: _Params.args, **kwargs: _Params.kwargs

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.database.census import Census, take_census
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.inventory import RecordCounts, count_records
 from tensorwasm.runtime.warm.pool import WarmStatistics
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.telemetry.metrics import Metrics, Source
+from tensorwasm.telemetry.metrics import Metrics, MetricSource
 from tensorwasm.tenancy.audit import AuditLog
 from tensorwasm.tenancy.fairness import GateStatistics
 from tensorwasm.tenancy.quotas import Quotas
@@ -34,13 +34,13 @@ class Gauges:
         census: what there was at the last look.
     """
 
-    desk: Desk
+    desk: DatabaseExecutor
     audit: AuditLog
     quotas: Quotas
     invocations: Invocations
     loader: Loader
     warm: Callable[[], WarmStatistics]
-    census: Census = Census()  # noqa: RUF009 - frozen
+    census: RecordCounts = RecordCounts()  # noqa: RUF009 - frozen
 
     async def refresh(self) -> None:
         """Look how many functions, jobs and sessions there are; if that fails, what there was stays.
@@ -48,7 +48,7 @@ class Gauges:
         Raises:
             TensorWasmError: what reading the database does.
         """
-        self.census = await self.desk.read(take_census)
+        self.census = await self.desk.read(count_records)
 
     def watch(self, metrics: Metrics) -> None:
         """Have all of it read; see `tensorwasm.telemetry.metrics.Metrics.read`."""
@@ -58,7 +58,7 @@ class Gauges:
         metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: self.quotas.held("memory_bytes"))
         metrics.read_tenants("tensor_wasm_gpu_memory_bytes_per_tenant", self._device_bytes)
 
-    def _invoking(self) -> dict[str, Source]:
+    def _invoking(self) -> dict[str, MetricSource]:
         said = self.invocations.statistics
         return {
             "instance_spawns_total": lambda: said().begun,
@@ -77,7 +77,7 @@ class Gauges:
             "gpu_memory_used_bytes": lambda: sum(self._device_bytes().values()),
         }
 
-    def _holding(self) -> dict[str, Source]:
+    def _holding(self) -> dict[str, MetricSource]:
         return {
             "active_instances": lambda: sum(self.quotas.held("instances").values()),
             "streams_active": lambda: sum(self.quotas.held("streams").values()),
@@ -87,7 +87,7 @@ class Gauges:
             "sessions": lambda: _labelled(self.census.sessions),
         }
 
-    def _keeping(self) -> dict[str, Source]:
+    def _keeping(self) -> dict[str, MetricSource]:
         log, desk = self.audit.statistics, self.desk.statistics
         return {
             "audit_lines_total": lambda: log().written,

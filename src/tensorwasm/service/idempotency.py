@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.artifacts.hashing import hasher
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
+from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.idempotency import KeyRecord, drop_key, get_key, put_key, remove_keys, trim_keys
 from tensorwasm.errors import IdempotencyMismatch, InvalidRequest
 from tensorwasm.service.clock import SYSTEM, Clock
@@ -121,7 +121,7 @@ def _subject_of(found: KeyRecord, key: IdempotencyKey, now_unix_ms: int) -> str 
 class Idempotency:
     """Looks keys up before anything costly is begun."""
 
-    def __init__(self, desk: Desk, clock: Clock = SYSTEM) -> None:
+    def __init__(self, desk: DatabaseExecutor, clock: Clock = SYSTEM) -> None:
         self._desk = desk
         self._clock = clock
 

@@ -22,7 +22,7 @@ from tensorwasm.service.snapshots.files import Files
 from tensorwasm.service.snapshots.snapshots import Snapshots
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import Holding
+from tensorwasm.tenancy.quotas import QuotaHold
 from tensorwasm.values import Deadline
 
 GRACE_S: Final = 3600.0
@@ -102,7 +102,7 @@ async def open_instances(
         DatabaseUnavailable: sessions cannot be taken back to their last saves.
     """
 
-    def hold(tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
+    def hold(tenant: int, memory_bytes: int, instances: int = 1) -> QuotaHold:
         return admission.quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
     workshop, files = InstanceFactory(store, seals), Files(store, seals)

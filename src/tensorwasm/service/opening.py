@@ -26,10 +26,10 @@ from typing import Any, Final
 from tensorwasm import settings as process
 from tensorwasm.artifacts.opening import identify, open_store
 from tensorwasm.artifacts.private_files import FOLDER_MODE, OTHERS, require_own
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import Database, open_database, sqlite_url
-from tensorwasm.database.owning import owning, succeeding
-from tensorwasm.database.revisions import read_revision
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import Database, open_database, sqlite_url
+from tensorwasm.database.engine.ownership import claim_data_folder, own_database
+from tensorwasm.database.identity import read_revision
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
@@ -105,9 +105,9 @@ async def open_service(
     async with AsyncExitStack() as stack:
         folder = await asyncio.to_thread(open_folder, settings.data)
         url = settings.database or sqlite_url(folder / "service.db")
-        alone = await asyncio.to_thread(stack.enter_context, owning(url))
+        alone = await asyncio.to_thread(stack.enter_context, own_database(url))
         database = await asyncio.to_thread(open_database, url)
-        desk = Desk(database)
+        desk = DatabaseExecutor(database)
         stack.push_async_callback(desk.close)
         seals = await asyncio.to_thread(SnapshotKeys.from_settings, settings.snapshot_hmac_key, folder)
         kernels = Kernels.from_settings(desk, settings)
@@ -234,7 +234,7 @@ def _share(
 ) -> Sharing:
     """Return how the database is shared with other servers, and whose place this one takes. Blocks."""
     process_id = str(uuid.uuid4())
-    before = stack.enter_context(succeeding(folder, process_id))
+    before = stack.enter_context(claim_data_folder(folder, process_id))
     name = settings.server_name or f"{socket.gethostname()} process {os.getpid()}"
     shown = name.encode("ascii", "replace").decode()[:_NAME]
     server = ServerRecord(process_id, shown, snapshot_key, identify(artifacts))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tensorwasm.artifacts.store import ContentStore
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
@@ -69,7 +69,7 @@ class Service:
     settings: ServiceSettings
     folder: Path
     clock: Clock
-    desk: Desk
+    desk: DatabaseExecutor
     authenticator: Authenticator
     directory: IdentityCache
     tokens: Tokens

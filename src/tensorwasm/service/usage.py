@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.usage import AMOUNTS, HOUR_MS, Amounts, add_usage, list_device_usage, list_usage
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.usage import AMOUNTS, HOUR_MS, UsageAmounts, add_usage, list_device_usage, list_usage
 from tensorwasm.errors import InvalidRequest, TensorWasmError
 from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.tenancy.quotas import Quotas
@@ -40,8 +40,8 @@ class UsageReport:
     tenant: int
     since_unix_ms: int
     until_unix_ms: int
-    hours: tuple[tuple[int, Amounts], ...]
-    total: Amounts
+    hours: tuple[tuple[int, UsageAmounts], ...]
+    total: UsageAmounts
 
 
 class UsageMeter:
@@ -53,7 +53,7 @@ class UsageMeter:
         flush_s: seconds between flushes.
     """
 
-    def __init__(self, desk: Desk, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
+    def __init__(self, desk: DatabaseExecutor, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
         """Count from nothing."""
         self._desk = desk
         self._clock = clock
@@ -101,7 +101,7 @@ class UsageMeter:
         bytes_in: int = 0,
         bytes_out: int = 0,
     ) -> None:
-        """Count what a tenant used, in less than a microsecond. Amounts as in `Amounts`."""
+        """Count what a tenant used, in less than a microsecond. Amounts as in `UsageAmounts`."""
         counts = self._counts.get(tenant)
         if counts is None:
             if not self._counts:
@@ -133,7 +133,7 @@ class UsageMeter:
         try:
             self._put_aside()
             for hour in sorted(self._unwritten):
-                used = {tenant: Amounts(*counts) for tenant, counts in self._unwritten[hour].items()}
+                used = {tenant: UsageAmounts(*counts) for tenant, counts in self._unwritten[hour].items()}
                 await self._desk.write(add_usage, hour, used)
                 del self._unwritten[hour]
         finally:
@@ -168,7 +168,7 @@ class UsageMeter:
         if self._counts or self._unwritten:
             await self.flush()
         hours = await self._desk.read(list_usage, tenant, since, until)
-        total = Amounts(*(sum(getattr(each, name) for _, each in hours) for name in AMOUNTS))
+        total = UsageAmounts(*(sum(getattr(each, name) for _, each in hours) for name in AMOUNTS))
         return UsageReport(tenant, since, until, tuple(hours), total)
 
     def _this_hour(self) -> int:

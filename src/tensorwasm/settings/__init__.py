@@ -1,10 +1,10 @@
-"""Every setting, once: name, default, meaning. Command-line options and documents are made from this table."""
+"""The settings of every process: names, defaults and meanings, for command-line options and documentation too."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,8 @@ from tensorwasm.settings.parsing import (
     ptx_version,
     read,
     seconds,
+    setting,
+    settings_of,
     size,
     text,
 )
@@ -28,271 +30,196 @@ from tensorwasm.values import MIB, Limits, MemoryKind
 _DEFAULTS: Final = Limits()
 
 
-SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("device", "TENSOR_WASM_DEVICE", text, "auto", "Device: auto, emulator, cuda or cuda:N."),
-    Setting(
-        "timeout_s",
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one process."""
+
+    device: str = setting("TENSOR_WASM_DEVICE", text, "auto", "Device: auto, emulator, cuda or cuda:N.")
+    timeout_s: float = setting(
         "TENSOR_WASM_TIMEOUT",
         seconds,
         _DEFAULTS.wall_s,
-        "Wall-clock seconds for the start function and for every call.",
-    ),
-    Setting(
-        "memory_mib",
+        "Wall-clock seconds for the start function, and for each call.",
+    )
+    memory_mib: int = setting(
         "TENSOR_WASM_MEMORY",
         memory,
         _DEFAULTS.memory_bytes // MIB,
         "Linear memory of one sandbox in MiB, at most 4096.",
-    ),
-    Setting(
-        "stack_kib",
+    )
+    stack_kib: int = setting(
         "TENSOR_WASM_STACK",
         count,
         _DEFAULTS.stack_bytes >> 10,
         "Wasm stack of each call in KiB, 16 to 65536.",
-    ),
-    Setting("module_mib", "TENSOR_WASM_MODULE", count, _DEFAULTS.module_bytes // MIB, "Longest module in MiB."),
-    Setting(
-        "output_mib",
+    )
+    module_mib: int = setting(
+        "TENSOR_WASM_MODULE", count, _DEFAULTS.module_bytes // MIB, "Maximum size of a module in MiB."
+    )
+    output_mib: int = setting(
         "TENSOR_WASM_OUTPUT",
         size,
         _DEFAULTS.output_bytes // MIB,
-        "Standard output of a call in MiB, and likewise standard error; what is more fails, and the answer says so.",
-    ),
-    Setting(
-        "stdin_mib",
+        "Maximum standard output of a call in MiB, and likewise standard error; writing more fails, and the response "
+        "says so.",
+    )
+    stdin_mib: int = setting(
         "TENSOR_WASM_STDIN",
         size,
         _DEFAULTS.stdin_bytes // MIB,
-        "Standard input that a caller gives a call, in MiB; more is refused.",
-    ),
-    Setting(
-        "pool_slots",
+        "Maximum standard input of a call in MiB; more is refused.",
+    )
+    pool_slots: int | None = setting(
         "TENSOR_WASM_POOL_SLOTS",
         count,
         None,
-        "Sandboxes alive at once in one process; empty takes 1000, or as many as vm.max_map_count allows.",
-    ),
-    Setting(
-        "guest_threads",
+        "Sandboxes alive at once in one process; by default 1000, or as many as vm.max_map_count allows.",
+    )
+    guest_threads: int | None = setting(
         "TENSOR_WASM_GUEST_THREADS",
         count,
         None,
-        "Threads for submitted guests without a GPU that run long; empty takes the number of processors.",
-    ),
-    Setting(
-        "warm_sandboxes",
+        "Threads for long-running guests without a GPU; by default the number of processors.",
+    )
+    warm_sandboxes: int = setting(
         "TENSOR_WASM_WARM_SANDBOXES",
         count,
         64,
-        "Sandboxes kept ready at a time in one process, of all functions that are to be warm together.",
-    ),
-    Setting(
-        "emulator_memory_mib",
-        "TENSOR_WASM_EMULATOR_MEMORY",
-        count,
-        1024,
-        "Device memory of the emulator in MiB.",
-    ),
-    Setting(
-        "emulator_arch",
+        "Sandboxes kept ready at a time in one process, for all warm functions together.",
+    )
+    emulator_memory_mib: int = setting(
+        "TENSOR_WASM_EMULATOR_MEMORY", count, 1024, "Device memory of the emulator in MiB."
+    )
+    emulator_arch: tuple[int, int] | None = setting(
         "TENSOR_WASM_EMULATOR_ARCH",
         architecture,
         None,
-        "Compute capability that the emulator claims, such as sm_100; empty takes sm_90.",
-    ),
-    Setting(
-        "emulator_ptx",
+        "Compute capability that the emulator reports, such as sm_100; by default sm_90.",
+    )
+    emulator_ptx: tuple[int, int] | None = setting(
         "TENSOR_WASM_EMULATOR_PTX",
         ptx_version,
         None,
-        "Newest PTX ISA that the emulator takes, such as 8.4; empty takes the newest that is read at all.",
-    ),
-    Setting(
-        "cuda_arch",
+        "Newest PTX ISA version that the emulator accepts, such as 8.4; by default the newest that can be parsed.",
+    )
+    cuda_arch: tuple[int, int] | None = setting(
         "CUDA_ARCH",
         architecture,
         None,
-        "Compute capability that PTX is chosen for, such as sm_80; empty takes the device's.",
-    ),
-    Setting(
-        "gpu_memory",
+        "Compute capability for which PTX is selected, such as sm_80; by default the device's.",
+    )
+    gpu_memory: MemoryKind = setting(  # noqa: RUF009 - a declaration
         "TENSOR_WASM_GPU_MEMORY",
         checked_memory_kind,
         "auto",
         "How kernels reach a guest's linear memory: auto, staged, pinned, managed or vmm.",
-    ),
-    Setting(
-        "gpu_quota_mib",
+    )
+    gpu_quota_mib: int | None = setting(
         "TENSOR_WASM_GPU_QUOTA",
         count,
         None,
-        "Device memory in MiB that a tenant may hold unless a caller sets its cap; empty takes what a process may.",
-    ),
-    Setting(
-        "multiprocessors",
-        "TENSOR_WASM_MULTIPROCESSORS",
-        count,
-        None,
-        "Share of the GPU, in multiprocessors; empty takes all of it.",
-    ),
-    Setting(
-        "native",
+        "Device memory in MiB that a tenant may hold unless its own cap is set; by default what the process may hold.",
+    )
+    multiprocessors: int | None = setting(
+        "TENSOR_WASM_MULTIPROCESSORS", count, None, "Share of the GPU, in multiprocessors; by default all of it."
+    )
+    native: str = setting(
         "TENSOR_WASM_NATIVE",
         native,
         "auto",
         "Compiled host functions for guests with a GPU: auto (on CUDA devices), on or off.",
-    ),
-    Setting(
-        "cache",
+    )
+    cache: str = setting(
         "TENSOR_WASM_CACHE",
         text,
         "",
-        "Folder where compiled code is kept; empty takes tensor-wasm in the user's cache folder.",
-    ),
-    Setting(
-        "code_cache_mib",
-        "TENSOR_WASM_CODE_CACHE",
-        size,
-        1024,
-        "Compiled modules that are kept there, in MiB; 0 keeps none.",
-    ),
-    Setting(
-        "compile_timeout_s",
+        "Folder for compiled code; by default tensor-wasm in the user's cache folder.",
+    )
+    code_cache_mib: int = setting(
+        "TENSOR_WASM_CODE_CACHE", size, 1024, "Maximum size of the compiled modules in the cache in MiB; 0 keeps none."
+    )
+    compile_timeout_s: float = setting(
         "TENSOR_WASM_COMPILE_TIMEOUT",
         seconds,
         60.0,
-        "Wall-clock seconds for compiling one module; a guest's own time begins after that.",
-    ),
-    Setting(
-        "compile_memory_mib",
+        "Wall-clock seconds for compiling one module; the guest's own time begins after that.",
+    )
+    compile_memory_mib: int = setting(
         "TENSOR_WASM_COMPILE_MEMORY",
         count,
         4096,
-        "Address space in MiB for compiling one module; wasmtime itself takes 256.",
-    ),
-    Setting(
-        "compile_room_mib",
+        "Address space for compiling one module in MiB; wasmtime itself takes 256.",
+    )
+    compile_room_mib: int | None = setting(
         "TENSOR_WASM_COMPILE_ROOM",
         count,
         None,
-        "Memory in MiB of all compilations of a process together; empty takes a quarter of the machine's or its "
-        "control group's, 512 at least.",
-    ),
-    Setting(
-        "state",
+        "Memory for all compilations of a process together in MiB; by default a quarter of the machine's or its "
+        "control group's, at least 512.",
+    )
+    state: str = setting(
         "TENSOR_WASM_STATE_DIR",
         text,
         "",
-        "Folder of this machine's keys and artifacts; empty takes tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
-    ),
-    Setting(
-        "snapshot_cache_mib",
+        "Folder for this machine's keys and artifacts; by default tensor-wasm in XDG_STATE_HOME or ~/.local/state.",
+    )
+    snapshot_cache_mib: int = setting(
         "TENSOR_WASM_SNAPSHOT_CACHE",
         size,
         1024,
-        "Memory for snapshots that were read from files, in MiB, so that they are read once; 0 keeps only the last.",
-    ),
-    Setting(
-        "snapshot_key",
+        "Memory for caching snapshots that were read from files, in MiB; 0 keeps only the last one.",
+    )
+    snapshot_key: str = setting(
         "TENSOR_WASM_SNAPSHOT_KEY",
         text,
         "",
-        "Key that signs snapshots: hmac: or ed25519: and 64 hex digits or a file; empty takes the machine's own.",
-    ),
-    Setting(
-        "snapshot_trust",
+        "Key that signs snapshots: hmac: or ed25519:, then 64 hex digits or a file; by default the machine's own.",
+        secret=True,
+    )
+    snapshot_trust: str = setting(
         "TENSOR_WASM_SNAPSHOT_TRUST",
         text,
         "",
-        "Further keys whose snapshots are taken, separated by commas; ed25519-public: too.",
-    ),
-    Setting(
-        "snapshot_cipher_key",
+        "Further keys whose snapshots are accepted, separated by commas; ed25519-public: is possible too.",
+        secret=True,
+    )
+    snapshot_cipher_key: str = setting(
         "TENSOR_WASM_SNAPSHOT_CIPHER_KEY",
         text,
         "",
-        "Keys that encrypt snapshots at rest, 64 hex digits or files, separated by commas; the first encrypts.",
-    ),
-    Setting(
-        "artifacts",
+        "Keys that encrypt snapshots at rest, 64 hex digits or files, separated by commas; the first one encrypts.",
+        secret=True,
+    )
+    artifacts: str = setting(
         "TENSOR_WASM_ARTIFACTS",
         text,
         "",
-        "Where artifacts are kept: a folder or a URL (s3:, gs:, az:, memory:); empty takes the state folder's own.",
-    ),
-    Setting(
-        "artifacts_quota_mib",
-        "TENSOR_WASM_ARTIFACTS_QUOTA",
-        count,
-        1024,
-        "Artifacts that a tenant may keep, in MiB as they were put.",
-    ),
-    Setting(
-        "artifacts_count",
+        "Where artifacts are stored: a folder or a URL (s3:, gs:, az:, memory:); by default in the state folder.",
+    )
+    artifacts_quota_mib: int = setting(
+        "TENSOR_WASM_ARTIFACTS_QUOTA", count, 1024, "Maximum size of a tenant's artifacts in MiB, before compression."
+    )
+    artifacts_count: int = setting(
         "TENSOR_WASM_ARTIFACTS_COUNT",
         count,
         10_000,
-        "Artifacts that a tenant may keep, and likewise names of them.",
-    ),
-    Setting("ptxas", "TENSOR_WASM_PTXAS", text, "", "Path of ptxas; empty looks on the PATH and in the toolkit."),
-    Setting(
-        "traceback",
-        "TENSOR_WASM_TRACEBACK",
-        flag,
-        False,
-        "1 shows Python's traceback when an error is a bug of this program.",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one process; `SETTINGS` says what each means."""
-
-    device: str
-    timeout_s: float
-    memory_mib: int
-    stack_kib: int
-    module_mib: int
-    output_mib: int
-    stdin_mib: int
-    pool_slots: int | None
-    guest_threads: int | None
-    warm_sandboxes: int
-    emulator_memory_mib: int
-    emulator_arch: tuple[int, int] | None
-    emulator_ptx: tuple[int, int] | None
-    cuda_arch: tuple[int, int] | None
-    gpu_memory: MemoryKind
-    gpu_quota_mib: int | None
-    multiprocessors: int | None
-    native: str
-    cache: str
-    code_cache_mib: int
-    compile_timeout_s: float
-    compile_memory_mib: int
-    compile_room_mib: int | None
-    state: str
-    snapshot_cache_mib: int
-    snapshot_key: str = field(repr=False)
-    snapshot_trust: str = field(repr=False)
-    snapshot_cipher_key: str = field(repr=False)
-    artifacts: str
-    artifacts_quota_mib: int
-    artifacts_count: int
-    ptxas: str
-    traceback: bool
+        "Maximum number of a tenant's artifacts, and likewise of their names.",
+    )
+    ptxas: str = setting(
+        "TENSOR_WASM_PTXAS", text, "", "Path of ptxas; by default it is searched on the PATH and in the toolkit."
+    )
+    traceback: bool = setting(
+        "TENSOR_WASM_TRACEBACK", flag, False, "1 shows Python's traceback for errors that are bugs of this program."
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read the variables of `SETTINGS`.
+        """Read the environment variables.
 
         Raises:
-            InvalidArgs: a variable does not parse; the message names it and the value that was found.
+            InvalidArgs: a variable is invalid; the message has its name and value.
         """
-        # The table's readers return what the fields say; their common type cannot say so.
-        return cls(**{setting.field: read(setting, environment) for setting in SETTINGS})  # type: ignore[arg-type]
+        return cls(**{each.field: read(each, environment) for each in SETTINGS})
 
     def limits(self) -> Limits:
         """Return the limits of a sandbox under these settings."""
@@ -306,8 +233,10 @@ class Settings:
         )
 
 
+SETTINGS: Final[tuple[Setting, ...]] = settings_of(Settings)
+
 _given: Final[dict[str, str]] = {}
-"""Variables that a command's options stand for, before the environment's."""
+"""Variables set by a command's options, which precede the environment's."""
 
 
 @cache
@@ -317,13 +246,10 @@ def current() -> Settings:
 
 
 def give(variables: Mapping[str, object]) -> Settings:
-    """Read the settings anew, with a command's options before the environment.
-
-    Args:
-        variables: values by the names of variables; None is not given.
+    """Read the settings again, with values of a command's options, unless None, before the environment.
 
     Raises:
-        InvalidArgs: a value does not parse; the message names the variable.
+        InvalidArgs: a value is invalid; the message names the variable.
     """
     _given.update((name, str(value)) for name, value in variables.items() if value is not None)
     current.cache_clear()
@@ -331,25 +257,22 @@ def give(variables: Mapping[str, object]) -> Settings:
 
 
 def cache_dir() -> Path:
-    """Return the folder of what can be made again, compiled code above all; it may not be there yet."""
+    """Return the folder for reproducible files, such as compiled code; it may not exist yet."""
     return Path(current().cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tensor-wasm").expanduser()
 
 
 def state_dir() -> Path:
-    """Return the folder of what this machine keeps to itself, keys above all; it may not be there yet."""
+    """Return the folder for files that only this machine has, such as keys; it may not exist yet."""
     return Path(
         current().state or Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "tensor-wasm"
     ).expanduser()
 
 
 def package_version() -> str:
-    """Return the version of this package, ``source`` where it runs from a tree that is not installed."""
-    from importlib import metadata  # noqa: PLC0415 - slow to import, and a guest does not ask
+    """Return the version of this package; ``source`` for a tree that is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and rarely needed
 
     try:
         return metadata.version("tensor-wasm")
     except metadata.PackageNotFoundError:
         return "source"
-
-
-assert tuple(field.name for field in fields(Settings)) == tuple(setting.field for setting in SETTINGS)  # noqa: S101 - the table and the class are one list

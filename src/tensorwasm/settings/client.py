@@ -9,7 +9,7 @@ from tensorwasm.settings.parsing import Setting, flag, read, text
 
 SERVER: Final = "http://127.0.0.1:8080"
 
-CLIENT_SETTINGS: Final[tuple[Setting, ...]] = (
+CLIENT_SETTINGS: Final = (
     Setting("server", "TENSOR_WASM_SERVER", text, SERVER, "URL of the server that the client commands talk to."),
     Setting("token", "TENSOR_WASM_TOKEN", text, "", "Bearer token that the client commands send."),
     Setting(
@@ -17,37 +17,22 @@ CLIENT_SETTINGS: Final[tuple[Setting, ...]] = (
         "TENSOR_WASM_REQUIRE_KEY_PERMS",
         flag,
         False,
-        "1 refuses files of keys that others of this machine may read, instead of warning of them.",
+        "1 refuses key files that other users of this machine can read, instead of printing a warning.",
     ),
 )
+_SERVER, _TOKEN, _KEY_PERMS = CLIENT_SETTINGS
 
 
 def server() -> str:
-    """Return the URL of the server that this process's environment names.
-
-    Raises:
-        InvalidArgs: it is no text.
-    """
-    return str(_read("server"))
+    """Return the server's URL from the environment."""
+    return str(read(_SERVER, os.environ))
 
 
 def bearer() -> str:
-    """Return the token of this process's environment; empty for none.
-
-    Raises:
-        InvalidArgs: it is no text.
-    """
-    return str(_read("token"))
+    """Return the token from the environment; empty for none."""
+    return str(read(_TOKEN, os.environ))
 
 
 def require_key_perms() -> bool:
-    """Return whether files of keys must be closed to others.
-
-    Raises:
-        InvalidArgs: it is no flag.
-    """
-    return bool(_read("require_key_perms"))
-
-
-def _read(field: str) -> object:
-    return read(next(each for each in CLIENT_SETTINGS if each.field == field), os.environ)
+    """Return whether key files must be unreadable for others, or raise InvalidArgs for an invalid flag."""
+    return bool(read(_KEY_PERMS, os.environ))

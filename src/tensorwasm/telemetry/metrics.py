@@ -1,15 +1,15 @@
-"""Metrics: counted in plain lists, since a request may cost a microsecond of it at most; rendered by prometheus_client.
+"""Metrics: counted in plain lists, at most a microsecond for a request, and rendered by prometheus_client.
 
-What happens is counted by whoever makes it happen, through a child got once; what is, is read when somebody asks::
+Events are counted through a child that is fetched once; states are read from a source when they are rendered::
 
     metrics = Metrics([(route.method, route.path) for route in ROUTES])
     metrics.begin(index); ...; metrics.request(index, status, seconds)   # the server's loop, for every request
     refused = metrics.counter("tensor_wasm_quota_refusals_total", "requests"); refused.add()
     metrics.read("tensor_wasm_workers_alive", lambda: pool.statistics().alive)
     metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
-    metrics.render()   # on a thread, where there are many routes: a millisecond for every 150 samples
+    metrics.render()   # on a thread, if there are many routes: a millisecond for 150 samples
 
-`begin` and `request` are for one thread; everything else for any.
+`begin` and `request` are for one thread; everything else is thread-safe.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -29,17 +30,17 @@ from tensorwasm.settings import package_version
 from tensorwasm.telemetry.families import BY_NAME, FAMILIES, HTTP_BUCKETS_S, Family, family_of
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry, Metric
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 UNKNOWN: Final = -1
-"""Index of what is no route of the table."""
+"""Index of a request without a route."""
 
 TENANTS: Final = 100
-"""Tenants that a family tells apart, those with most; the others are one, ``other``."""
+"""Tenants with their own label in a family, those with the highest values; the sum of the rest is ``other``."""
 
-Source = Callable[[], "float | Mapping[tuple[str, ...], float]"]
+MetricSource = Callable[[], "float | Mapping[tuple[str, ...], float]"]
 
 _LOG: Final = logging.getLogger(__name__)
 _STATUSES: Final = range(100, 600)
@@ -48,37 +49,31 @@ _DURATION: Final = "tensor_wasm_http_request_duration_seconds"
 _IN_FLIGHT: Final = "tensor_wasm_http_requests_in_flight"
 
 
-class Number:
-    """One number of a counter or a gauge. Thread-safe."""
+class MetricValue:
+    """The value of a counter or gauge, from 0. Thread-safe."""
 
-    __slots__ = ("_lock", "_value")
+    __slots__ = ("_lock", "value")
 
     def __init__(self) -> None:
-        """Start at 0."""
         self._lock = threading.Lock()
-        self._value: float = 0
+        self.value: float = 0
 
     def add(self, amount: float = 1) -> None:
-        """Add an amount; less than 0 only to a gauge."""
+        """Add an amount, which is negative only for a gauge."""
         with self._lock:
-            self._value += amount
+            self.value += amount
 
     def set(self, value: float) -> None:
-        """Let a gauge be something else."""
-        self._value = value
-
-    def value(self) -> float:
-        """Return it."""
-        return self._value
+        """Set a gauge."""
+        self.value = value
 
 
 class Histogram:
-    """One histogram. Thread-safe."""
+    """The counts of a histogram. Thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_lock")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """Start without observations."""
         self._lock = threading.Lock()
         self._bounds = bounds
         self._counts = _no_counts(bounds)
@@ -90,120 +85,104 @@ class Histogram:
             self._counts[-1] += value
 
     def counts(self) -> list[float]:
-        """Return how many fell below each bound and not the one before, above the last, and the sum of all."""
+        """Return the count of each bucket, of the values above the last bound, and the sum of all values."""
         with self._lock:
             return list(self._counts)
 
 
-class _Line:
-    """What is counted of one route: requests that have no answer, and a histogram by status."""
+@dataclass(slots=True, eq=False)
+class _RouteCounts:
+    """The counts of one route: requests without an answer, and by status a histogram of durations."""
 
-    __slots__ = ("in_flight", "labels", "series")
-
-    def __init__(self, method: str, path: str) -> None:
-        self.labels = (path, method)
-        self.in_flight = 0
-        self.series: dict[int, list[float]] = {}
+    labels: tuple[str, str]
+    in_flight: int = 0
+    series: dict[int, list[float]] = field(default_factory=dict)
 
 
 class Metrics:
-    """All that one service counts, in a registry of its own.
+    """All metrics of a service, in a registry of its own.
 
     Args:
         routes: method and path of each, in the order that `request` numbers them.
     """
 
     def __init__(self, routes: Sequence[tuple[str, str]] = ()) -> None:
-        """Start with everything at 0."""
-        lines = [_Line(method, re.sub(r"\{(\w+)\}", r":\1", path)) for method, path in routes]
-        self._lines = [*lines, _Line("unknown", "unknown")]
-        self._numbers: dict[str, dict[tuple[str, ...], Number]] = {family.name: {} for family in FAMILIES}
+        labels = [(re.sub(r"\{(\w+)\}", r":\1", path), method) for method, path in routes]
+        self._lines = [_RouteCounts(each) for each in (*labels, ("unknown", "unknown"))]
+        self._values: dict[str, dict[tuple[str, ...], MetricValue]] = {family.name: {} for family in FAMILIES}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {family.name: {} for family in FAMILIES}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, MetricSource] = {}
         self._lock = threading.Lock()
-        self._render: Callable[[], bytes] | None = None
+        self._registry: CollectorRegistry | None = None
         for family in FAMILIES:
             if not family.labels and family.kind == "histogram":
                 self.histogram(family.name)
             elif not family.labels:
-                self._number(family)
+                self._value(family.name, family.kind)
         target = f"{platform.machine()}-{platform.system().lower()}"
         self.gauge("tensor_wasm_build_info", package_version(), "unknown", "", "release", target).set(1)
 
     def begin(self, route: int) -> None:
-        """Count a request that has come."""
+        """Count the start of a request."""
         self._lines[route].in_flight += 1
 
     def request(self, route: int, status: int, seconds: float) -> None:
-        """Count a request that was answered, and had begun.
+        """Count the end of a request.
 
         Args:
             route: its index in the table, or `UNKNOWN`.
             status: of HTTP.
-            seconds: from its head to the end of its answer.
+            seconds: from the request's head to the end of its answer.
         """
-        line = self._lines[route]
-        line.in_flight -= 1
-        series = line.series.get(status)
+        counts = self._lines[route]
+        counts.in_flight -= 1
+        series = counts.series.get(status)
         if series is None:
-            series = line.series.setdefault(status if status in _STATUSES else 0, _no_counts(HTTP_BUCKETS_S))
+            series = counts.series.setdefault(status if status in _STATUSES else 0, _no_counts(HTTP_BUCKETS_S))
         series[bisect_left(HTTP_BUCKETS_S, seconds)] += 1
         series[-1] += seconds
 
-    def counter(self, name: str, *labels: str) -> Number:
-        """Return the child of a counter with these labels; keep it, and add to it.
+    def counter(self, name: str, *labels: str) -> MetricValue:
+        """Return the child of a counter with these label values, to be kept; for an unknown one, raise InvalidArgs."""
+        return self._value(name, "counter", *labels)
 
-        Raises:
-            InvalidArgs: there is no such counter, or it has other labels.
-        """
-        return self._number(family_of(name, "counter"), *labels)
-
-    def gauge(self, name: str, *labels: str) -> Number:
-        """Return the child of a gauge with these labels; keep it, and set it.
-
-        Raises:
-            InvalidArgs: there is no such gauge, or it has other labels.
-        """
-        return self._number(family_of(name, "gauge"), *labels)
+    def gauge(self, name: str, *labels: str) -> MetricValue:
+        """Return the child of a gauge, as `counter` does."""
+        return self._value(name, "gauge", *labels)
 
     def histogram(self, name: str, *labels: str) -> Histogram:
-        """Return the child of a histogram with these labels; keep it, and have it observe.
-
-        Raises:
-            InvalidArgs: there is no such histogram, or it has other labels.
-        """
-        family = _labelled(family_of(name, "histogram"), labels)
+        """Return the child of a histogram, as `counter` does."""
+        family = family_of(name, "histogram", labels)
         with self._lock:
             return self._histograms[name].setdefault(labels, Histogram(family.buckets))
 
-    def read(self, name: str, source: Source) -> None:
-        """Have a counter or a gauge read from somewhere whenever somebody asks, instead of what was counted.
+    def read(self, name: str, source: MetricSource) -> None:
+        """Read a counter or gauge, or with labels its values by label values, from a source at each rendering.
 
-        Args:
-            name: of the family.
-            source: returns its value, or with labels the values by label values. It must not block; one that raises
-                leaves its family out, and the log says so.
-
-        Raises:
-            InvalidArgs: there is no such counter or gauge, or it is counted from the requests.
+        The source must not block; if it raises, its family is left out, and the error is logged. For an unknown family,
+        or one that is counted from the requests, InvalidArgs is raised.
         """
         if name not in BY_NAME or BY_NAME[name].kind == "histogram" or name in {_REQUESTS, _IN_FLIGHT}:
             raise InvalidArgs(f"there is no counter or gauge {name} to read")
         self._sources[name] = source
 
     def read_tenants(self, name: str, source: Callable[[], Mapping[int, float]]) -> None:
-        """Have a family with the label of a tenant read, as `read` does; those with most are told apart."""
+        """Read a family with a tenant label, as `read` does; see `TENANTS`."""
         self.read(name, lambda: _by_tenant(source()))
 
     def render(self) -> bytes:
-        """Return everything in the text format, version 0.0.4; `CONTENT_TYPE` is its type."""
-        if self._render is None:
-            self._render = self._register()
-        return self._render()
+        """Return everything in the text format of `CONTENT_TYPE`."""
+        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - 30 ms, once
+
+        if self._registry is None:
+            self._registry = CollectorRegistry()
+            self._registry.register(self)
+            ProcessCollector(registry=self._registry)
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, as a collector of prometheus_client does."""
-        from prometheus_client import core  # noqa: PLC0415 - 30 ms, for the first who asks
+        from prometheus_client import core  # noqa: PLC0415 - the same
 
         for family in FAMILIES:
             try:
@@ -211,58 +190,44 @@ class Metrics:
                     yield _histogram(core, family, self._counts_of(family.name))
                 else:
                     yield _plain(core, family, self._values_of(family.name))
-            except Exception:  # noqa: BLE001 - a source is anybody's, and must not take the others with it
+            except Exception:  # noqa: BLE001 - a failing source must not take the other families with it
                 _LOG.exception("the source of %s failed: it is left out", family.name)
 
-    def _number(self, family: Family, *labels: str) -> Number:
-        _labelled(family, labels)
+    def _value(self, name: str, kind: str, *labels: str) -> MetricValue:
+        family_of(name, kind, labels)
         with self._lock:
-            return self._numbers[family.name].setdefault(labels, Number())
-
-    def _register(self) -> Callable[[], bytes]:
-        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - the same
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        ProcessCollector(registry=registry)
-        return lambda: generate_latest(registry)
+            return self._values[name].setdefault(labels, MetricValue())
 
     def _values_of(self, name: str) -> Iterable[tuple[tuple[str, ...], float]]:
         if name == _REQUESTS:
             return [(labels, sum(counts[:-1])) for labels, counts in self._counts_of(_DURATION)]
         if name == _IN_FLIGHT:
-            return [(line.labels, line.in_flight) for line in self._lines]
+            return [(counts.labels, counts.in_flight) for counts in self._lines]
         source = self._sources.get(name)
         if source is not None:
             found = source()
             return found.items() if isinstance(found, Mapping) else [((), found)]
         with self._lock:
-            return [(labels, number.value()) for labels, number in self._numbers[name].items()]
+            return [(labels, child.value) for labels, child in self._values[name].items()]
 
     def _counts_of(self, name: str) -> list[tuple[tuple[str, ...], list[float]]]:
         if name == _DURATION:
             return [
-                ((*line.labels, str(status or "unknown")), list(counts))
-                for line in self._lines
-                for status, counts in sorted(line.series.items())
+                ((*route.labels, str(status or "unknown")), list(counts))
+                for route in self._lines
+                for status, counts in sorted(route.series.items())
             ]
         with self._lock:
             return [(labels, histogram.counts()) for labels, histogram in self._histograms[name].items()]
 
 
 def _no_counts(bounds: tuple[float, ...]) -> list[float]:
-    """Return a count for each bound, one for what is above the last, and the sum."""
+    """Return a zero for each bound, for the values above the last one, and for the sum."""
     return [0] * (len(bounds) + 1) + [0.0]
 
 
-def _labelled(family: Family, labels: tuple[str, ...]) -> Family:
-    if len(labels) != len(family.labels):
-        raise InvalidArgs(f"{family.name} has the labels {', '.join(family.labels) or 'none'}")
-    return family
-
-
 def _by_tenant(values: Mapping[int, float]) -> dict[tuple[str, ...], float]:
-    """Return the values of the tenants that have most, and of all others together."""
+    """Return the highest values by tenant, and the sum of the others."""
     order = sorted(values, key=values.__getitem__, reverse=True)
     found: dict[tuple[str, ...], float] = {(f"T#{tenant}",): values[tenant] for tenant in order[:TENANTS]}
     if order[TENANTS:]:

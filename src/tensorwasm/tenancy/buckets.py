@@ -1,14 +1,4 @@
-"""Token buckets: how often somebody may ask. No clock in here: who calls says what time it is.
-
-How the server uses them, once for each request after it has been authenticated::
-
-    limiter = RateLimiter.from_settings(settings)
-    wait_s = limiter.take(principal.id, tenant, policy.qps, policy.burst, time.monotonic_ns())
-    if wait_s:
-        raise RateLimited("too many requests", retry_after_s(wait_s))
-
-All of it is for one thread, the event loop's, and never blocks.
-"""
+"""Token buckets: rate limits of requests. For one thread, the event loop's. The caller has the clock."""
 
 from __future__ import annotations
 
@@ -21,53 +11,46 @@ from typing import Final
 from tensorwasm.settings.service import ServiceSettings
 
 KEYS: Final = 1 << 16
-"""Buckets kept at a time, unless said otherwise: some 15 MiB."""
+"""Most buckets by default: some 15 MiB."""
 
 MAX_RETRY_AFTER_S: Final = 86_400
-"""What is said where nobody knows when there will be a token again: where none ever comes back."""
+"""The advice to a client whose bucket never refills."""
 
-_ONE: Final = 1 - 1e-9  # a token, up to what rounding loses on the way
-_LOOKS: Final = 2  # buckets looked at for each new one: more than come, so that what is idle is found
+_ONE: Final = 1 - 1e-9  # a token, up to rounding errors
+_LOOKS: Final = 2  # buckets checked for each new one: more than are added, so that full ones are found
 _LAST_LOOKS: Final = 32  # and where there is no room
 _BACKSTOP_BURST: Final = 200
 _BACKSTOP_QPS: Final = 100
 
 
+@dataclass(slots=True)
 class _Bucket:
-    """What is left of one key's tokens, as of a time, and how they come back."""
+    """The tokens of one key at a time, and how they come back."""
 
-    __slots__ = ("at_ns", "burst", "qps", "tokens")
-
-    def __init__(self, qps: float, burst: float, now_ns: int) -> None:
-        self.tokens = float(burst)
-        self.at_ns = now_ns
-        self.qps = qps
-        self.burst = burst
+    tokens: float
+    at_ns: int
+    qps: float
+    burst: float
 
     def lacks(self, now_ns: int) -> float:
-        """Return how many tokens it is short of being full; 0.0 if nothing is lost with it."""
+        """Return how many tokens are missing until it is full; 0.0 if it can be dropped without loss."""
         return max(0.0, self.burst - self.tokens - max(0, now_ns - self.at_ns) * self.qps * 1e-9)
 
 
 class Buckets:
-    """Token buckets by key, refilled when they are looked at, so that an idle one costs nothing.
+    """At most ``keys`` token buckets by key, refilled when they are used, so that an idle one costs nothing.
 
-    There are never more than a fixed number. A full bucket is as good as none: each new key lets two old ones be looked
-    at, and those that are full again are dropped. Where there is still no room, the one that lacks least is dropped,
-    which gives its owner back no more than that; one that never refills is kept, and a new key waits instead.
-
-    Args:
-        keys: how many are kept at most.
+    A full bucket is equivalent to none: each new key makes two old ones be checked, and full ones are dropped. If there
+    is still no room, the bucket that lacks least is dropped, which gives its owner back no more than that. A bucket
+    that never refills is kept, and a new key waits instead.
     """
 
     def __init__(self, keys: int = KEYS) -> None:
-        """Start without any: a key's bucket is full when it is first asked for."""
         self._keys = keys
         self._latest_ns = 0
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many are kept."""
         return len(self._buckets)
 
     def take(self, key: Hashable, qps: float, burst: float, now_ns: int) -> float:
@@ -76,18 +59,18 @@ class Buckets:
         A change of ``qps`` or ``burst`` counts from this call on: tokens over the new burst are lost.
 
         Args:
-            key: whose bucket.
-            qps: tokens that come back in a second; 0 for none ever, so that the burst is all there will be.
-            burst: most tokens that it holds, at least 1; 0 or less for no limit at all.
-            now_ns: the time on a clock that does not go back; where it does, no time has passed for anybody.
+            key: of the bucket, which is full at first.
+            qps: tokens that come back in a second; 0 for none ever.
+            burst: most tokens that it holds, at least 1; 0 or less for no limit.
+            now_ns: time of a monotonic clock; if it goes back, no time has passed for any key.
 
         Returns:
-            0.0 if a token was taken; else the seconds after which there will be one, infinity for never.
+            0.0 if a token was taken; else the seconds until there is one, infinity for never.
         """
         if burst <= 0:
             return 0.0
         if now_ns < self._latest_ns:
-            now_ns = self._latest_ns  # for everybody: a bucket that was full by then may be gone
+            now_ns = self._latest_ns  # for all keys: a bucket that was full by then may be gone
         else:
             self._latest_ns = now_ns
         bucket = self._buckets.get(key)
@@ -111,33 +94,29 @@ class Buckets:
         return (1.0 - tokens) / qps if qps > 0 else math.inf
 
     def left(self, key: Hashable) -> float:
-        """Return how many tokens a key had when it was last asked for; 0.0 if nothing is known of it."""
+        """Return how many tokens a key had at its last use; 0.0 for an unknown key."""
         bucket = self._buckets.get(key)
         return 0.0 if bucket is None else bucket.tokens
 
     def give_back(self, key: Hashable) -> None:
-        """Give back a token that was taken for what then did not happen."""
+        """Return a token that was taken for a request that was then refused."""
         bucket = self._buckets.get(key)
         if bucket is not None:
-            bucket.tokens += 1.0  # the next look cuts what is over the burst
+            bucket.tokens += 1.0  # the next use cuts what is over the burst
 
     def _add(self, key: Hashable, qps: float, burst: float, now_ns: int) -> _Bucket | None:
-        """Return a new full bucket; None if there is no room and nothing that may go."""
+        """Return a new full bucket; None if there is no room, and no bucket that may be dropped."""
         for _ in range(min(_LOOKS, len(self._buckets))):
-            self._look(now_ns)
+            oldest, bucket = self._buckets.popitem(last=False)
+            if bucket.lacks(now_ns) > 0:
+                self._buckets[oldest] = bucket
         if len(self._buckets) >= self._keys and not self._make_room(now_ns):
             return None
-        bucket = self._buckets[key] = _Bucket(qps, burst, now_ns)
+        bucket = self._buckets[key] = _Bucket(float(burst), now_ns, qps, burst)
         return bucket
 
-    def _look(self, now_ns: int) -> None:
-        """Look at the bucket that was not looked at longest, and drop it if it is full."""
-        key, bucket = self._buckets.popitem(last=False)
-        if bucket.lacks(now_ns) > 0:
-            self._buckets[key] = bucket
-
     def _make_room(self, now_ns: int) -> bool:
-        """Drop the bucket that lacks least of some; False if all of them are such as never refill."""
+        """Drop the bucket of some that lacks least; return False if none of them ever refills."""
         best: Hashable = None
         least = math.inf
         for _ in range(min(_LAST_LOOKS, len(self._buckets))):
@@ -152,18 +131,15 @@ class Buckets:
         return True
 
 
-Standing = tuple[str, float, float, float]
-"""How a token stands with one limit: its name, requests that come back in a second, most at once, how many are left."""
+LimitState = tuple[str, float, float, float]
+"""State of a token's limit: its name, requests in a second, burst, and tokens left."""
 
 
 @dataclass(slots=True)
 class RateLimiter:
-    """The two limits of a request: of its token for its tenant, and of its token for all tenants together.
+    """The two limits of a request: of its token for its tenant, and of its token for all tenants together (backstop).
 
-    Attributes:
-        buckets: of both.
-        backstop_qps: requests a second of one token; 0 with a burst of 0 for no such limit.
-        backstop_burst: requests of one token at once; 0 for no such limit.
+    A ``backstop_burst`` of 0 is no limit.
     """
 
     buckets: Buckets
@@ -172,24 +148,16 @@ class RateLimiter:
 
     @classmethod
     def from_settings(cls, settings: ServiceSettings) -> RateLimiter:
-        """Read the backstop from the settings: if only one of its two numbers is set, the other has a default."""
+        """Read the limit for all tenants from the settings; if only one number is set, the other has a default."""
         qps, burst = settings.rate_qps, settings.rate_burst
         if qps == 0 or burst == 0 or (qps is None and burst is None):
             return cls(Buckets())
         return cls(Buckets(), _BACKSTOP_QPS if qps is None else qps, _BACKSTOP_BURST if burst is None else burst)
 
     def take(self, token_id: str, tenant: int, qps: float, burst: float, now_ns: int) -> float:
-        """Count one request against both limits, or against neither.
+        """Count one request against both limits, or against neither, and return 0.0 or the seconds to wait.
 
-        Args:
-            token_id: the principal's; nobody's requests share a bucket with those of others.
-            tenant: for whom it acts.
-            qps: of the tenant's policy, as in `Buckets.take`.
-            burst: likewise; 0 for no such limit.
-            now_ns: as in `Buckets.take`.
-
-        Returns:
-            0.0 if the request is let through; else the seconds after which it would be.
+        ``qps`` and ``burst`` are the tenant's; they and ``now_ns`` are as in `Buckets.take`.
         """
         if not self.backstop_burst:
             return self.buckets.take((token_id, tenant), qps, burst, now_ns)
@@ -201,15 +169,15 @@ class RateLimiter:
             self.buckets.give_back(token_id)
         return wait_s
 
-    def standing(self, token_id: str, tenant: int, qps: float, burst: float) -> tuple[Standing, ...]:
-        """Return how a token stands with each limit that there is, after `take`; the arguments are the same."""
-        own: Standing = ("tenant", qps, burst, self.buckets.left((token_id, tenant)))
+    def standing(self, token_id: str, tenant: int, qps: float, burst: float) -> tuple[LimitState, ...]:
+        """Return the state of each limit of a token, after `take` with the same arguments."""
+        own: LimitState = ("tenant", qps, burst, self.buckets.left((token_id, tenant)))
         if not self.backstop_burst:
             return (own,) if burst > 0 else ()
-        whole: Standing = ("token", self.backstop_qps, self.backstop_burst, self.buckets.left(token_id))
+        whole: LimitState = ("token", self.backstop_qps, self.backstop_burst, self.buckets.left(token_id))
         return (whole, own) if burst > 0 else (whole,)
 
 
 def retry_after_s(wait_s: float) -> int:
-    """Return what the header Retry-After says of a wait: whole seconds, at least 1."""
+    """Return the value of the header Retry-After for a wait: whole seconds, at least 1."""
     return max(1, min(MAX_RETRY_AFTER_S, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))

@@ -1,4 +1,4 @@
-"""Admin capabilities: who holds one may administer, and what, is known to the registry that gave it alone."""
+"""Admin capabilities: unforgeable rights to administer, whose extent only the registry that gave them knows."""
 
 from __future__ import annotations
 
@@ -16,34 +16,24 @@ ADMIN: Final = "admin"
 
 @final
 class AdminCapability:
-    """The right to administer. There is nothing in it to be changed or copied: it is known by its identity."""
+    """The right to administer. It has no content that could be changed or copied: only its identity counts."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """What a capability stands for.
-
-    Attributes:
-        tenants: that may be administered; None for all.
-        scopes: that may be passed on.
-    """
+    """The extent of a capability: tenants that it administers, None for all, and scopes that it may pass on."""
 
     tenants: frozenset[int] | None
     scopes: frozenset[str]
 
     def covers(self, tenants: Iterable[int] | None) -> bool:
-        """Return whether it reaches all of these tenants; None is all there are."""
+        """Return whether it covers all of these tenants; None means every tenant."""
         return self.tenants is None or (tenants is not None and self.tenants.issuperset(tenants))
 
     def require(self, tenants: Iterable[int] | None, scopes: Iterable[str] = ()) -> None:
-        """Hold what is to be administered, or passed on, against it.
-
-        Raises:
-            TenantScopeDenied: it does not reach one of the tenants.
-            ScopeDenied: it has not one of the scopes itself.
-        """
+        """Raise TenantScopeDenied unless it covers the tenants, ScopeDenied unless it has the scopes to pass on."""
         if not self.covers(tenants):
             raise TenantScopeDenied("the token is not for these tenants")
         if lacking := sorted(set(scopes) - self.scopes):
@@ -51,10 +41,9 @@ class Authority:
 
 
 class Registry:
-    """What one installation's tenants and tokens are administered through. Thread-safe.
+    """Issues the capabilities for one installation's tenants and tokens. Thread-safe.
 
-    Whoever opens it gets the one capability for everything; all others come from principals, and can do no
-    more than they.
+    Opening it gives the one capability for everything; all others come from principals, and allow no more than those.
     """
 
     def __init__(self) -> None:
@@ -68,20 +57,12 @@ class Registry:
         return registry, registry._give(Authority(None, frozenset(SCOPES)))
 
     def admit(self, principal: Principal) -> AdminCapability:
-        """Return a capability for what a principal may administer.
-
-        Raises:
-            ScopeDenied: it may not administer.
-        """
+        """Return a capability for what a principal may administer; without the admin scope, raise ScopeDenied."""
         principal.require(ADMIN)
         return self._give(Authority(principal.tenants, principal.scopes.intersection(SCOPES)))
 
     def authority(self, capability: AdminCapability) -> Authority:
-        """Return what a capability stands for.
-
-        Raises:
-            ScopeDenied: this registry did not give it.
-        """
+        """Return the extent of a capability; for one of another registry, raise ScopeDenied."""
         with self._lock:
             found = self._given.get(capability) if type(capability) is AdminCapability else None
         if found is None:

@@ -1,32 +1,20 @@
-"""Weighted fair shares of a number of slots: a flood stays its sender's problem.
+"""Weighted fair shares of a number of slots, so that one tenant's flood of requests does not delay the others.
 
-Start-time fair queueing. Each tenant has a tag in virtual time, which moves on by cost over weight with each turn it
-gets; a free slot goes to the tenant whose tag is lowest, and virtual time is the tag of whoever got a slot last. Who
-comes after a pause starts at virtual time: pauses are not saved up, and he is before all who have had more than their
-share since. So a tenant's single request is behind those that hold the slots, and never behind another's queue.
+Start-time fair queueing. Each tenant has a tag in virtual time, which advances by cost over weight with each turn; a
+free slot goes to the waiting tenant with the lowest tag, and virtual time is the tag of the latest turn. A tenant that
+comes after a pause starts at virtual time: pauses are not saved up, and it is before all that have had more than their
+share since. So a tenant's single request waits for the running turns, and never for another tenant's queue.
 
-That is no help where those that hold the slots keep them: nothing takes a slot away. So a gate may be one that yields:
-no tenant takes more slots than it leaves free, and the last quarter of them goes to tenants that have none. So for as
-many tenants as that, however much those before them keep, there is a slot at once.
+That does not help where running turns keep their slots, since nothing takes a slot away. So in a gate that yields, no
+tenant takes more slots than it leaves free, and the last quarter is only for tenants that have none: that many tenants
+get a slot at once, however long the others keep theirs.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, "Start-Time Fair Queueing" (SIGCOMM 1996); for more than one slot W. Jin,
-J. S. Chase, J. Kaur, "Interposed Proportional Sharing for a Storage Service Utility" (SIGMETRICS 2004); for what is
+J. S. Chase, J. Kaur, "Interposed Proportional Sharing for a Storage Service Utility" (SIGMETRICS 2004); for the slots
 left free A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998).
 
-How a server uses it. Where there is a free slot, without a coroutine::
-
-    if gate.try_enter(tenant, weight):
-        try:
-            ...  # begin the call; if it ends at once, so does the turn
-        finally:
-            gate.leave(tenant, spent=measured)
-    else:
-        async with gate.turn(tenant, weight, deadline=deadline) as turn:
-            ...
-            turn.spent = measured
-
-The unit of cost is the caller's, one and the same for a gate; a millisecond of the slot is a good one, since what was
-spent can be measured. All of it is for one thread, the event loop's.
+`FairGate.try_enter` takes a free slot without a coroutine, else `FairGate.turn` waits for one. The caller chooses one
+unit of cost for a gate, such as a millisecond of the slot. All of it is for one thread, the event loop's.
 """
 
 from __future__ import annotations
@@ -34,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -42,15 +30,17 @@ from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, Inv
 from tensorwasm.values import NEVER, Deadline
 
 NEWCOMERS: Final = 4
-"""Where tenants yield, one part of so many of the slots is for those that have none."""
+"""In a gate that yields, one part of so many of the slots is only for tenants that have none."""
 
 FLOWS: Final = 1 << 16
-"""Tenants remembered at most; one who is forgotten starts at virtual time."""
-
-_LOOKS: Final = 2  # flows looked at for each new one: more than come, so that what no longer counts is found
-_SLACK: Final = 64  # entries of the heap that may be out of date, besides as many as are not
+"""Most tenants that are remembered; a forgotten one starts at virtual time."""
 
 
+_LOOKS: Final = 2  # flows checked for each new one: more than are added, so that obsolete ones are found
+_SLACK: Final = 64  # outdated entries that the heap may have, besides as many as there are valid ones
+
+
+@dataclass(slots=True, eq=False)
 class _Flow:
     """One tenant.
 
@@ -59,29 +49,19 @@ class _Flow:
         held: slots that it has.
         weight: of its latest request.
         waiting: its requests' futures in the order they came, each with its cost and with virtual time when it came.
-        entry: number of its entry in the heap; 0 for none that counts.
+        entry: number of its valid entry in the heap; 0 for none.
     """
 
-    __slots__ = ("entry", "finish", "held", "waiting", "weight")
-
-    def __init__(self, finish: float) -> None:
-        self.finish = finish
-        self.held = 0
-        self.weight = 1.0
-        self.waiting: OrderedDict[asyncio.Future[None], tuple[float, float]] = OrderedDict()
-        self.entry = 0
+    finish: float
+    held: int = 0
+    weight: float = 1.0
+    waiting: OrderedDict[asyncio.Future[None], tuple[float, float]] = field(default_factory=OrderedDict)
+    entry: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GateStatistics:
-    """A snapshot of a gate.
-
-    Attributes:
-        slots: how many there are.
-        free: how many nobody has.
-        waiting: requests that wait for one.
-        tenants: whose requests those are.
-    """
+    """Numbers of a gate's slots and free slots, and of waiting requests and their tenants."""
 
     slots: int
     free: int
@@ -92,27 +72,25 @@ class GateStatistics:
 class FairGate:
     """A number of slots, shared between tenants by weight.
 
-    Nobody waits while a slot is free that he may have. Of one tenant's requests the first to come is the first to go.
+    No request waits while a slot is free that its tenant may have. One tenant's requests are first in, first out.
 
     Args:
         slots: turns at a time.
         queue_per_tenant: requests of one tenant that may wait.
         queue: requests of all tenants together that may wait; None for no limit but each tenant's.
-        yields: no tenant takes more slots than it leaves free, so one alone has half of them; and none that has any
-            takes of the last quarter.
+        yields: whether a tenant takes no more slots than it leaves free, and the last quarter only if it has none.
     """
 
     def __init__(
         self, slots: int, *, queue_per_tenant: int = 1024, queue: int | None = None, yields: bool = False
     ) -> None:
-        """Start with all slots free."""
         self._slots = self._free = slots
         self._yields = yields
         self._kept = slots // NEWCOMERS
         self._queue_per_tenant = queue_per_tenant
         self._queue = queue
         self._waiting = 0  # requests
-        self._tenants = 0  # whose requests those are
+        self._tenants = 0  # with waiting requests
         self._now = 0.0  # virtual time: the tag of the latest turn
         self._latest = 0.0  # no tag is above it
         self._flows: OrderedDict[int, _Flow] = OrderedDict()
@@ -120,12 +98,9 @@ class FairGate:
         self._entries = 0
 
     def try_enter(self, tenant: int, weight: float = 1.0, cost: float = 1.0) -> bool:
-        """Begin a turn if there is a free slot that the tenant may have; whoever does must `leave`.
+        """Begin a turn, to be ended by `leave`, and return True if there is a free slot that the tenant may have.
 
-        Args:
-            tenant: whose turn.
-            weight: its share beside others'; more than 0.
-            cost: what the turn is expected to spend; more than 0.
+        The weight is the tenant's share relative to others', and the cost that which is expected.
 
         Raises:
             InvalidArgs: the weight or the cost is not more than 0.
@@ -144,15 +119,12 @@ class FairGate:
         return free > 0 and (flow is None or not flow.held or not self._yields or self._leaves_enough(flow))
 
     def charge(self, tenant: int, weight: float, spent: float) -> None:
-        """Count a turn that began and ended before anybody else could have had one, and so took no slot.
+        """Account for a turn that took no slot, since it began and ended without an interruption.
 
-        Args:
-            tenant: whose turn it was; `may_enter` said that it may.
-            weight: as for `try_enter`.
-            spent: what it spent.
+        The caller has checked `may_enter`; ``spent`` is the turn's real cost.
         """
         if self._free == self._slots:
-            return  # nobody waits, nobody runs: nobody owes anything
+            return  # the gate is idle: there is no share to account for
         flow = self._flows.get(tenant) or self._open(tenant)
         flow.weight = weight
         flow.finish = max(flow.finish, self._now) + spent / weight
@@ -161,15 +133,10 @@ class FairGate:
             self._push(flow)
 
     def leave(self, tenant: int, spent: float | None = None, cost: float = 1.0) -> None:
-        """End a turn; the slot goes to whoever is next.
-
-        Args:
-            tenant: whose turn it was.
-            spent: what it spent in truth; None for what was expected.
-            cost: what was expected when it began.
+        """End a turn that cost ``spent``, None for the expected ``cost``, and give the slot to the next tenant.
 
         Raises:
-            InternalError: nobody had a turn.
+            InternalError: the tenant has no turn.
         """
         flow = self._flows.get(tenant)
         if flow is None or not flow.held:
@@ -177,33 +144,30 @@ class FairGate:
         flow.held -= 1
         self._free += 1
         if spent is not None and spent != cost:
-            self._correct(flow, spent - cost)
+            flow.finish += (spent - cost) / flow.weight
+            self._latest = max(self._latest, flow.finish)
+            if flow.waiting:
+                self._push(flow)
         while self._waiting and self._hand_over():
             pass
         if self._free == self._slots:
-            self._now = self._latest  # nobody waits, nobody runs: nobody owes anything
+            self._now = self._latest  # the gate is idle: all debts are void
 
-    def turn(self, tenant: int, weight: float = 1.0, cost: float = 1.0, deadline: Deadline = NEVER) -> Turn:
+    def turn(self, tenant: int, weight: float = 1.0, cost: float = 1.0, deadline: Deadline = NEVER) -> GateTurn:
         """Return a turn, to be used once: ``async with gate.turn(tenant, weight, cost) as turn``.
 
-        Entering waits for a slot. A waiter that is cancelled leaves no trace, even if it has just been given its slot.
-
-        Args:
-            tenant: whose turn.
-            weight: its share beside others'; more than 0.
-            cost: what the turn is expected to spend; more than 0.
-            deadline: when waiting ends.
+        Entering waits for a slot, until the deadline. A waiter that is cancelled leaves no trace, even if it has just
+        been given its slot. The other arguments and InvalidArgs are as for `try_enter`.
 
         Raises:
-            InvalidArgs: on entering: the weight or the cost is not more than 0.
-            RateLimited: on entering: as many of the tenant's requests wait as may.
-            CapacityExhausted: on entering: as many requests wait as may.
-            InvokeTimeout: on entering: the deadline passed.
+            RateLimited: too many of the tenant's requests wait already.
+            CapacityExhausted: too many requests wait already.
+            InvokeTimeout: the deadline passed.
         """
-        return Turn(self, tenant, weight, cost, deadline)
+        return GateTurn(self, tenant, weight, cost, deadline)
 
     def statistics(self) -> GateStatistics:
-        """Return a snapshot; on any thread."""
+        """Return the numbers of slots and waiters; on any thread."""
         return GateStatistics(self._slots, self._free, self._waiting, self._tenants)
 
     async def _wait(self, tenant: int, weight: float, cost: float, deadline: Deadline) -> None:
@@ -228,7 +192,7 @@ class FairGate:
             await slot
         except BaseException:
             if slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.leave(tenant, 0.0, cost)  # cancelled with the slot in hand: it goes on, and cost nothing
+                self.leave(tenant, 0.0, cost)  # cancelled after it got the slot: pass it on at no cost
             else:
                 self._forget(flow, slot)
             raise
@@ -237,13 +201,13 @@ class FairGate:
                 timer.cancel()
 
     def _expire(self, flow: _Flow, slot: asyncio.Future[None]) -> None:
-        """End a waiter whose deadline has passed."""
+        """Fail a waiter whose deadline has passed."""
         if not slot.done():
             slot.set_exception(InvokeTimeout("the deadline passed while the request waited for its turn"))
             self._forget(flow, slot)
 
     def _forget(self, flow: _Flow, slot: asyncio.Future[None]) -> None:
-        """Take a waiter that got no slot out of the queue, if it is in there."""
+        """Remove a waiter that got no slot, if it is still queued."""
         if flow.waiting.pop(slot, None) is None:
             return
         self._waiting -= 1
@@ -252,48 +216,44 @@ class FairGate:
             flow.entry = 0
 
     def _hand_over(self) -> bool:
-        """Begin the turn of whoever is next; False if nobody waits any more who may have a slot."""
-        passed: list[tuple[float, int, _Flow]] = []
+        """Begin the turn of the next tenant; return False if no waiting tenant may have a slot."""
+        passed: list[tuple[float, int, _Flow]] = []  # entries of tenants that may have no more slots now
         try:
-            return self._hand_to_next(passed)
+            while self._heap and self._free:
+                item = heapq.heappop(self._heap)
+                _, entry, flow = item
+                if entry != flow.entry:
+                    continue
+                if flow.held and self._yields and not self._leaves_enough(flow):
+                    passed.append(item)
+                    continue
+                slot, (cost, came) = flow.waiting.popitem(last=False)
+                self._waiting -= 1
+                flow.entry = 0
+                given = not slot.done()  # a waiter that was cancelled just now has not removed itself yet
+                if given:
+                    self._begin(flow, flow.weight, cost, came)
+                    slot.set_result(None)
+                if flow.waiting:
+                    self._push(flow)
+                else:
+                    self._tenants -= 1
+                if given:
+                    return True
+            return False
         finally:
             for each in passed:
                 heapq.heappush(self._heap, each)
 
-    def _hand_to_next(self, passed: list[tuple[float, int, _Flow]]) -> bool:
-        """Do so; entries of those that may have no more are put into ``passed``."""
-        while self._heap and self._free:
-            item = heapq.heappop(self._heap)
-            _, entry, flow = item
-            if entry != flow.entry:
-                continue
-            if flow.held and self._yields and not self._leaves_enough(flow):
-                passed.append(item)
-                continue
-            slot, (cost, came) = flow.waiting.popitem(last=False)
-            self._waiting -= 1
-            flow.entry = 0
-            given = not slot.done()  # one that was cancelled just now has not taken itself out yet
-            if given:
-                self._begin(flow, flow.weight, cost, came)
-                slot.set_result(None)
-            if flow.waiting:
-                self._push(flow)
-            else:
-                self._tenants -= 1
-            if given:
-                return True
-        return False
-
     def _leaves_enough(self, flow: _Flow) -> bool:
-        """Return whether a tenant that has slots may have another where tenants yield."""
+        """Return whether a tenant that has slots may have another one in a gate that yields."""
         return flow.held < self._free and self._free > self._kept
 
     def _begin(self, flow: _Flow, weight: float, cost: float, came: float) -> None:
-        """Give a flow a slot; move its tag on, and virtual time to where it was.
+        """Give a flow a slot; advance its tag, and virtual time to the turn's start.
 
-        A turn starts at the flow's tag, or at virtual time when its request came. What it is when the turn begins does
-        not count: a flow whose turns took less than was expected has a tag behind it, and gets what it is owed.
+        A turn starts at the flow's tag, or at virtual time when its request came. Virtual time at the turn's begin does
+        not count: a flow whose turns cost less than expected has a tag behind it, and gets what it is owed.
         """
         self._free -= 1
         flow.held += 1
@@ -307,15 +267,8 @@ class FairGate:
         if finish > self._latest:  # noqa: PLR1730 - the same
             self._latest = finish
 
-    def _correct(self, flow: _Flow, more: float) -> None:
-        """Move a flow's tag by what its turn cost more than was expected, or less."""
-        flow.finish += more / flow.weight
-        self._latest = max(self._latest, flow.finish)
-        if flow.waiting:
-            self._push(flow)
-
     def _push(self, flow: _Flow) -> None:
-        """Put a flow that waits into the heap, instead of where it was."""
+        """Put a waiting flow into the heap, in place of its old entry."""
         self._entries += 1
         flow.entry = self._entries
         _, came = next(iter(flow.waiting.values()))
@@ -325,7 +278,7 @@ class FairGate:
             heapq.heapify(self._heap)
 
     def _open(self, tenant: int) -> _Flow:
-        """Return a new flow, after a look at those that were not looked at longest."""
+
         for _ in range(min(_LOOKS, len(self._flows))):
             old, flow = self._flows.popitem(last=False)
             if flow.waiting or flow.held or (flow.finish > self._now and len(self._flows) < FLOWS):
@@ -334,32 +287,23 @@ class FairGate:
         return flow
 
 
-class Turn:
-    """A turn at a gate, made by `FairGate.turn`.
+@dataclass(slots=True, eq=False)
+class GateTurn:
+    """A turn at a gate, made by `FairGate.turn`; ``spent`` is the real cost, None for the expected one."""
 
-    Attributes:
-        spent: what it spent in truth, set before it ends; None for what was expected.
-    """
-
-    __slots__ = ("_cost", "_deadline", "_gate", "_tenant", "_weight", "spent")
-
-    def __init__(self, gate: FairGate, tenant: int, weight: float, cost: float, deadline: Deadline) -> None:
-        """Remember whose turn it is to be."""
-        self._gate = gate
-        self._tenant = tenant
-        self._weight = weight
-        self._cost = cost
-        self._deadline = deadline
-        self.spent: float | None = None
+    gate: FairGate
+    tenant: int
+    weight: float
+    cost: float
+    deadline: Deadline
+    spent: float | None = None
 
     async def __aenter__(self) -> Self:
-        """Wait for a slot; see `FairGate.turn`."""
-        if not self._gate.try_enter(self._tenant, self._weight, self._cost):
-            await self._gate._wait(self._tenant, self._weight, self._cost, self._deadline)  # noqa: SLF001 - the gate's own
+        if not self.gate.try_enter(self.tenant, self.weight, self.cost):
+            await self.gate._wait(self.tenant, self.weight, self.cost, self.deadline)  # noqa: SLF001 - the gate's own
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Give the slot to whoever is next."""
-        self._gate.leave(self._tenant, self.spent, self._cost)
+        self.gate.leave(self.tenant, self.spent, self.cost)

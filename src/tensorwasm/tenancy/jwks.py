@@ -1,4 +1,8 @@
-"""An issuer's public keys, from a file or from the issuer's own host."""
+"""An issuer's public keys, from a file or from the issuer's own host.
+
+PyJWT parses each key; its client for key sets is not used, since it follows redirects and proxies, reads answers of any
+length, accepts symmetric and private keys, and fetches again for every unknown key id.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,11 +22,11 @@ from tensorwasm.errors import InvalidArgs
 MAX_JWKS_BYTES: Final = 256 << 10
 MAX_KEYS: Final = 64
 FETCH_S: Final = 10.0
-"""Longest that fetching keys may take, redirects not followed."""
+"""Longest fetch of keys."""
 REFRESH_S: Final = 30.0
-"""Keys are asked for once in this time at most, whatever comes in."""
+"""Shortest time between two fetches, whatever comes in."""
 MAX_AGE_S: Final = 600.0
-"""After this time they are asked for again, so that keys that the issuer withdrew go."""
+"""Longest time between two fetches, so that keys that the issuer withdrew go."""
 
 RSA_BITS: Final = range(2048, 8193)
 
@@ -30,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Jwk(msgspec.Struct, frozen=True):
-    """What is read of a key; private parts, certificates and addresses of others are not."""
+    """The members of a key that are read; private parts, certificates and addresses are ignored."""
 
     kty: str
     use: str = "sig"
@@ -53,20 +57,20 @@ _KINDS: Final[Mapping[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("EC", "P-256"): ("ES256", ("crv", "x", "y")),
     ("OKP", "Ed25519"): ("EdDSA", ("crv", "x")),
 }
-"""The algorithm that goes with a type and curve of key, and the members that make the key.
+"""The algorithm for a type and curve of key, and the members that make the key.
 Source: RFC 7518, 6.2 and 6.3; RFC 8037, 2."""
 
 ALGORITHMS: Final = frozenset(algorithm for algorithm, _ in _KINDS.values())
 
 Keys = Mapping[tuple[str, str], Any]
-"""Keys by algorithm and key id; the id is empty where a key has none."""
+"""Keys by algorithm and key id; the id is empty for a key without one."""
 
 
 def parse_keys(text: bytes) -> Keys:
-    """Return the keys of a JWK set with which tokens can be verified; others are left out. Source: RFC 7517, 5.
+    """Return the keys of a JWK set that can verify tokens; others are skipped. Source: RFC 7517, 5.
 
     Raises:
-        ValueError: it is no such set, is too long, or has no key that can be used.
+        ValueError: it is not a JWK set, is too long, or has no usable key.
     """
     if len(text) > MAX_JWKS_BYTES:
         raise ValueError("too long")
@@ -81,8 +85,8 @@ def parse_keys(text: bytes) -> Keys:
 
 
 def _parse_key(row: msgspec.Raw) -> list[tuple[tuple[str, str], Any]]:
-    """Return where a key belongs, and the key; nothing for one that cannot be used."""
-    import jwt  # noqa: PLC0415 - only who takes JWTs pays for it
+    """Return a key's place in `Keys` and the key; nothing for an unusable one."""
+    import jwt  # noqa: PLC0415 - only a service that accepts JWTs pays for it
 
     try:
         jwk = msgspec.json.decode(row, type=_Jwk)
@@ -98,12 +102,7 @@ def _parse_key(row: msgspec.Raw) -> list[tuple[tuple[str, str], Any]]:
 
 
 class KeySet:
-    """Keys as they were last read. Used by one event loop.
-
-    Args:
-        load: reads them.
-        now_s: a monotonic clock.
-    """
+    """A cache of an issuer's keys. Used by one event loop."""
 
     def __init__(self, load: Callable[[], Awaitable[bytes]], now_s: Callable[[], float] = time.monotonic) -> None:
         self._load = load
@@ -113,11 +112,9 @@ class KeySet:
         self._lock = asyncio.Lock()
 
     async def find(self, algorithm: str, kid: str | None) -> Any:
-        """Return a key, None if there is none; unknown ones are asked for, once in 30 s at most.
+        """Return the key of an algorithm of `ALGORITHMS`, None if there is none; without an id, its only key.
 
-        Args:
-            algorithm: of `ALGORITHMS`.
-            kid: its id; None takes the only key that the algorithm has.
+        An unknown key makes the set be read again, at most once in 30 s.
         """
         if self._now_s() - self._read_s > MAX_AGE_S or self._choose(algorithm, kid) is None:
             await self._refresh()
@@ -130,7 +127,7 @@ class KeySet:
         return only[0] if len(only) == 1 else None
 
     async def _refresh(self) -> None:
-        """Read the keys anew, unless that was tried just now; where it fails those that are there stay."""
+        """Read the keys again, unless that was tried just now; if it fails, the old keys stay."""
         async with self._lock:
             if self._now_s() - self._tried_s < REFRESH_S:
                 return
@@ -143,104 +140,62 @@ class KeySet:
             self._read_s = self._now_s()
 
 
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """Keys in a file."""
-
-    path: Path
-
-    async def __call__(self) -> bytes:
-        """Return the file's bytes, as many as a key set may have and one.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        return await asyncio.to_thread(self._read)
-
-    def _read(self) -> bytes:
-        with self.path.open("rb") as file:
-            return file.read(MAX_JWKS_BYTES + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class HostSource:
-    """Keys at an https URL.
-
-    Attributes:
-        url: which is the issuer's own: nothing leads elsewhere.
-        transport: of httpx; None for the network.
-    """
-
-    url: str
-    transport: Any = None
-
-    async def __call__(self) -> bytes:
-        """Return what the host answers, as many bytes as a key set may have and one.
-
-        Neither redirects nor the environment's proxies and passwords are followed, and nothing is decompressed.
-
-        Raises:
-            OSError: it does not answer, too slowly or with something else.
-        """
-        import httpx  # noqa: PLC0415 - only who takes JWTs pays for it
-
-        client = httpx.AsyncClient(
-            transport=self.transport, timeout=FETCH_S, trust_env=False, headers={"Accept-Encoding": "identity"}
-        )
-        try:
-            async with asyncio.timeout(FETCH_S), client, client.stream("GET", self.url) as answer:
-                if answer.status_code != httpx.codes.OK or "content-encoding" in answer.headers:
-                    raise OSError(f"the issuer's host answers {answer.status_code}, or compressed")
-                return await _read_some(answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise OSError(f"the issuer's host does not answer: {type(error).__name__}") from None
-
-
-async def _read_some(answer: Any) -> bytes:
-    text = b""
-    async for piece in answer.aiter_raw():
-        text += piece
-        if len(text) > MAX_JWKS_BYTES:
-            break
-    return text
-
-
-def open_source(issuer: str, place: str) -> FileSource | HostSource:
-    """Return where an issuer's keys are.
-
-    Args:
-        issuer: an https URL.
-        place: an https URL of the same host and port, or a file.
+def open_source(issuer: str, place: str) -> Callable[[], Awaitable[bytes]]:
+    """Return what reads an issuer's keys, from a file or an https URL of the issuer's own host and port.
 
     Raises:
-        InvalidArgs: it is neither.
+        InvalidArgs: the issuer is not an https URL, or the place is neither.
     """
+    host = _host(issuer, "TENSOR_WASM_API_OIDC_ISSUER")
+    if not place:
+        raise InvalidArgs("TENSOR_WASM_API_OIDC_JWKS is missing: where the issuer's keys are")
     if "://" not in place:
-        if not place:
-            raise InvalidArgs("TENSOR_WASM_API_OIDC_JWKS is missing: where the issuer's keys are")
-        return FileSource(Path(place))
-    if _host(place, "TENSOR_WASM_API_OIDC_JWKS") != _host(issuer, "TENSOR_WASM_API_OIDC_ISSUER"):
+        return partial(asyncio.to_thread, read_file, Path(place))
+    if _host(place, "TENSOR_WASM_API_OIDC_JWKS") != host:
         raise InvalidArgs("TENSOR_WASM_API_OIDC_JWKS is at another host than the issuer: save it to a file instead")
-    return HostSource(place)
+    return partial(fetch, place)
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file, at most one byte more than a key set may have, or raise OSError."""
+    with path.open("rb") as file:
+        return file.read(MAX_JWKS_BYTES + 1)
+
+
+async def fetch(url: str, transport: Any = None) -> bytes:
+    """Return a host's answer, at most one piece more than a key set may have; ``transport`` is httpx's.
+
+    Neither redirects nor the environment's proxies and passwords are followed, and nothing is decompressed.
+
+    Raises:
+        OSError: the host does not answer in time, or not with a plain 200.
+    """
+    import httpx  # noqa: PLC0415 - only a service that accepts JWTs pays for it
+
+    client = httpx.AsyncClient(
+        transport=transport, timeout=FETCH_S, trust_env=False, headers={"Accept-Encoding": "identity"}
+    )
+    text = b""
+    try:
+        async with asyncio.timeout(FETCH_S), client, client.stream("GET", url) as answer:
+            if answer.status_code != httpx.codes.OK or "content-encoding" in answer.headers:
+                raise OSError(f"the issuer's host answers {answer.status_code}, or compressed")
+            async for piece in answer.aiter_raw():
+                text += piece
+                if len(text) > MAX_JWKS_BYTES:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise OSError(f"the issuer's host does not answer: {type(error).__name__}") from None
+    return text
 
 
 def _host(url: str, variable: str) -> tuple[str, int]:
     """Return host and port of an https URL."""
     try:
-        parts: SplitResult = urlsplit(url)
+        parts = urlsplit(url)
         port = 443 if parts.port is None else parts.port
     except ValueError:
         raise InvalidArgs(f"{variable} is no URL") from None
     if parts.scheme != "https" or not parts.hostname or "@" in parts.netloc or parts.fragment or not url.isprintable():
         raise InvalidArgs(f"{variable} is no https URL without a user and a fragment")
     return parts.hostname, port
-
-
-def check_issuer(issuer: str) -> str:
-    """Return an issuer that can be one.
-
-    Raises:
-        InvalidArgs: it is no https URL.
-    """
-    _host(issuer, "TENSOR_WASM_API_OIDC_ISSUER")
-    return issuer

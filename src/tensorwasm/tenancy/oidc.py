@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidArgs, Unauthorized
-from tensorwasm.tenancy.jwks import ALGORITHMS, KeySet, check_issuer, open_source
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
+from tensorwasm.tenancy.jwks import ALGORITHMS, KeySet, open_source
+from tensorwasm.tenancy.principal import MAX_TENANT, REFUSAL, SCOPES, USER_SCOPES, Principal
 
 LEEWAY_S: Final = 30
 TENANTS_CLAIM: Final = "tensorwasm_tenants"
@@ -15,26 +15,19 @@ MAX_SUBJECT: Final = 255
 _MAX_SECONDS: Final = 1 << 40
 
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/at+jwt"})
-_UNKNOWN: Final = frozenset({"crit", "b64", "zip", "cty", "enc"})
-"""Headers that change what a token means: nested, compressed, detached or encrypted ones are not taken."""
-_REFUSAL: Final = "no credentials that are known, in time and not revoked"
+_REFUSED: Final = frozenset({"crit", "b64", "zip", "cty", "enc"})
+"""Headers that change what a token means: nested, compressed, detached or encrypted tokens are refused."""
 
 
 class JwtVerifier:
-    """Tells whose a JWT is.
+    """Verifies JWTs.
 
-    A token chooses nothing but which of the issuer's keys: the algorithm is the key's own, and keys or addresses in its
-    header (`jwk`, `jku`, `x5u`, `x5c`) are not looked at. Source: RFC 8725, 3.1 to 3.10.
-
-    Args:
-        issuer: whom the token must name.
-        audience: that it must be for.
-        keys: the issuer's.
+    A token selects nothing but one of the issuer's keys: the algorithm is the key's own, and keys or addresses in the
+    token's header (`jwk`, `jku`, `x5u`, `x5c`) are ignored. Source: RFC 8725, 3.1 to 3.10.
     """
 
     def __init__(self, issuer: str, audience: str, keys: KeySet) -> None:
-        """Load what verifies, so that no request waits for it."""
-        import jwt  # noqa: PLC0415 - only who takes JWTs pays for it
+        import jwt  # noqa: PLC0415 - loaded here, and only if JWTs are accepted, so that no request waits for it
 
         self._jwt = jwt
         self._issuer = issuer
@@ -42,17 +35,17 @@ class JwtVerifier:
         self._keys = keys
 
     async def verify(self, token: str) -> Principal:
-        """Return whose a JWT is.
+        """Return the principal of a JWT.
 
         Raises:
-            Unauthorized: it is no JWT, not signed by the issuer, for somebody else, not yet good or no longer, or its
-                claims are not what they must be.
+            Unauthorized: it is not a JWT, not signed by the issuer, for another audience, expired or not yet valid, or
+                its claims are invalid.
         """
         try:
             algorithm, kid = _read_header(self._jwt.get_unverified_header(token))
             key = await self._keys.find(algorithm, kid)
             if key is None:
-                raise Unauthorized(_REFUSAL)
+                raise Unauthorized(REFUSAL)
             claims = self._jwt.decode(
                 token,
                 key,
@@ -63,35 +56,29 @@ class JwtVerifier:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
             return _read_claims(self._issuer, claims)
-        # The last two: depths and numbers that releases of PyJWT have let through.
+        # The last two: nesting depths and numbers that releases of PyJWT have let through.
         except (self._jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):
-            raise Unauthorized(_REFUSAL) from None
+            raise Unauthorized(REFUSAL) from None
 
 
 def open_verifier(issuer: str, audience: str, jwks: str) -> JwtVerifier | None:
-    """Return what verifies an issuer's JWTs; None where there is no issuer.
+    """Return the verifier of an issuer's JWTs, None without an issuer, or raise InvalidArgs.
 
-    Args:
-        issuer: an https URL.
-        audience: that tokens must be for.
-        jwks: where its keys are: an https URL of its own host, or a file.
-
-    Raises:
-        InvalidArgs: one of them is missing, or not what it must be.
+    The issuer is an https URL; ``jwks`` is an https URL of its own host, or a file.
     """
     if not issuer:
         if audience or jwks:
-            raise InvalidArgs("TENSOR_WASM_API_OIDC_ISSUER is missing: other settings of the issuer are there")
+            raise InvalidArgs("TENSOR_WASM_API_OIDC_ISSUER is missing, but other settings of the issuer are set")
         return None
     if not audience:
-        raise InvalidArgs("TENSOR_WASM_API_OIDC_AUDIENCE is missing: without it tokens for others would be taken")
-    return JwtVerifier(check_issuer(issuer), audience, KeySet(open_source(issuer, jwks)))
+        raise InvalidArgs("TENSOR_WASM_API_OIDC_AUDIENCE is missing: without it tokens for others would be accepted")
+    return JwtVerifier(issuer, audience, KeySet(open_source(issuer, jwks)))
 
 
 def _read_header(header: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return algorithm and key id of a header that has not been verified."""
+    """Return algorithm and key id of an unverified header."""
     algorithm, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or _UNKNOWN & header.keys():
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or _REFUSED & header.keys():
         raise ValueError
     if not isinstance(kid, str | None) or not isinstance(kind, str) or kind.lower() not in _TYPES:
         raise ValueError
@@ -99,7 +86,7 @@ def _read_header(header: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def _read_claims(issuer: str, claims: Mapping[str, Any]) -> Principal:
-    """Return the principal of claims whose signature, issuer, audience and times are right."""
+    """Return the principal of claims with verified signature, issuer, audience and times."""
     subject = claims["sub"]
     if not isinstance(subject, str) or not 1 <= len(subject) <= MAX_SUBJECT or not subject.isprintable():
         raise ValueError
@@ -112,7 +99,7 @@ def _read_claims(issuer: str, claims: Mapping[str, Any]) -> Principal:
 
 
 def _read_tenants(claim: object) -> frozenset[int] | None:
-    """Return the tenants of the claim, None for all; without the claim it may act for none."""
+    """Return the claim's tenants: None for all, none without the claim."""
     if claim == "*":
         return None
     if not isinstance(claim, list) or not all(type(each) is int and 0 <= each <= MAX_TENANT for each in claim):
@@ -121,7 +108,7 @@ def _read_tenants(claim: object) -> frozenset[int] | None:
 
 
 def _read_scopes(claim: object) -> frozenset[str]:
-    """Return the scopes of the claim that there are; the usual ones without the claim. Source: RFC 8693, 4.2."""
+    """Return the claim's known scopes; the usual ones without the claim. Source: RFC 8693, 4.2."""
     if claim is None:
         return USER_SCOPES
     if not isinstance(claim, str):

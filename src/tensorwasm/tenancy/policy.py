@@ -1,4 +1,4 @@
-"""`TenantPolicy`: what holds for a tenant, as every request of it asks."""
+"""`TenantPolicy`: the rules for a tenant that each of its requests needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ MAX_LIMIT: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What holds for a tenant.
+    """The rules for a tenant.
 
     Attributes:
         weight: its share where tenants wait for one another, 1 to 1000.
-        quotas: caps by their names in `tensorwasm.tenancy.quotas.CAPS`; none for what is not named.
-        disabled: whether nothing of it is served.
+        quotas: by name of `tensorwasm.tenancy.quotas.CAPS`; a missing one is unlimited.
     """
 
     weight: int = 1
@@ -29,28 +28,20 @@ class TenantPolicy:
     disabled: bool = False
 
     def require_enabled(self) -> None:
-        """Hold a request of the tenant against it.
-
-        Raises:
-            TenantScopeDenied: the tenant is disabled.
-        """
+        """Raise TenantScopeDenied if the tenant is disabled."""
         if self.disabled:
             raise TenantScopeDenied("the tenant is disabled")
 
 
 def checked_weight(weight: int) -> int:
-    """Return a weight that a tenant may have.
-
-    Raises:
-        InvalidRequest: it is not from 1 to 1000.
-    """
+    """Return a valid weight, or raise InvalidRequest."""
     if not 1 <= weight <= MAX_WEIGHT:
         raise InvalidRequest(f"weight is from 1 to {MAX_WEIGHT}")
     return weight
 
 
 def checked_quotas(quotas: Mapping[str, int | None]) -> dict[str, int]:
-    """Return quotas that a tenant may have, without those that are None, which mean the service's own.
+    """Return valid quotas, without those that are None, which mean the service's own.
 
     Raises:
         InvalidRequest: there is no such cap, or a number is not from 0 to 2**63 - 1.

@@ -1,4 +1,4 @@
-"""`Principal`: who makes a request, and the scopes there are."""
+"""`Principal`: the authenticated maker of a request, and the scopes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final, Literal, Protocol, TypeVar
 from tensorwasm.errors import NotFound, ScopeDenied, TenantScopeDenied
 
 MAX_TENANT: Final = (1 << 64) - 1
+REFUSAL: Final = "no credentials that are known, in time and not revoked"
+"""The message of every Unauthorized, so that it never says what is wrong with the credentials."""
 
 SCOPES: Final[dict[str, str]] = {
     "functions:read": "see functions, versions and aliases",
@@ -23,15 +25,15 @@ SCOPES: Final[dict[str, str]] = {
 """What each scope allows."""
 
 USER_SCOPES: Final = frozenset(SCOPES) - {"admin", "kernels:publish"}
-"""What a token is given unless its maker says otherwise."""
+"""The scopes of a token by default."""
 
 
 class Owned(Protocol):
-    """A record that is one tenant's."""
+    """A record that belongs to one tenant."""
 
     @property
     def tenant(self) -> int:
-        """Whose it is."""
+        """The owner."""
 
 
 _Record = TypeVar("_Record", bound=Owned)
@@ -39,14 +41,12 @@ _Record = TypeVar("_Record", bound=Owned)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request.
+    """The authenticated maker of a request.
 
     Attributes:
-        kind: ``bearer`` for a token, ``oidc`` for a JWT, ``dev`` for anybody where nobody is asked.
+        kind: ``bearer`` for a token, ``oidc`` for a JWT, ``dev`` for every client in dev mode.
         id: of the token, or issuer and subject: for logs and rate limits; never the secret.
-        tenants: whom it may act for; None for all.
-        scopes: what it may do.
-        expires_unix_ms: when it ends; None for never.
+        tenants: those that it may act for; None for all.
     """
 
     kind: Literal["bearer", "oidc", "dev"]
@@ -60,7 +60,7 @@ class Principal:
         return self.tenants is None or tenant in self.tenants
 
     def require(self, scope: str, tenant: int | None = None) -> None:
-        """Hold an operation against it; before anything is looked up, so that nobody learns what there is.
+        """Check that an operation is allowed; called before any look-up, so that a refusal reveals nothing.
 
         Raises:
             TenantScopeDenied: it may not act for the tenant.
@@ -73,15 +73,10 @@ class Principal:
 
 
 def require_owned(found: _Record | None, tenant: int, noun: str) -> _Record:
-    """Return a record that was looked up, if there is one and it is the tenant's that asks for it.
-
-    Args:
-        found: the record, of any tenant.
-        tenant: who asks.
-        noun: what it is, for the message.
+    """Return a record that was looked up, if it exists and belongs to the tenant that asks for it.
 
     Raises:
-        NotFound: it is not there, or another tenant's: the answer does not tell which.
+        NotFound: it does not exist, or belongs to another tenant: the message, with the noun, does not say which.
     """
     if found is None or found.tenant != tenant:
         raise NotFound(f"there is no such {noun}")

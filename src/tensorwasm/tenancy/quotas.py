@@ -1,15 +1,7 @@
 """Quotas: how much a tenant may hold at a time, and use up in an hour.
 
-What is held is given back (`Quotas.hold` and `Holding.release`); what is used up is not (`Quotas.charge`), and
-counts until an hour has passed over it. How the service uses them::
-
-    with quotas.hold(tenant, policy.quotas, requests=1):                      # around a request
-        quotas.check_budget(tenant, policy.quotas)                            # before a guest with a GPU
-        with quotas.hold(tenant, policy.quotas, instances=1, memory_bytes=n): # around a guest
-            ...
-        quotas.charge(tenant, gpu_us=spent.gpu_us, launches=spent.launches)   # after it
-
-Any thread may call any of it: one lock is held for a microsecond at most, and nothing blocks under it.
+What is held is given back (`Quotas.hold` and `QuotaHold.release`); what is used up is not (`Quotas.charge`), and counts
+until an hour has passed over it. Thread-safe: one lock is held for a microsecond at most, and nothing blocks under it.
 """
 
 from __future__ import annotations
@@ -20,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -45,66 +38,62 @@ BUDGETS: Final[dict[str, str]] = {
 """Quotas of what is used up, with what each counts."""
 
 QUOTAS: Final[dict[str, str]] = HELD | BUDGETS
-"""Every quota of this file by its name; a tenant without a number for one has no such limit."""
+"""All quotas; a tenant without a number for one has no such limit."""
 
 RATES: Final[dict[str, str]] = {
     "qps": "requests a second of one token for the tenant; 0 lets only the burst through, ever",
     "burst": "requests of one token for the tenant at once; 0 for any number",
 }
-"""What `tensorwasm.tenancy.buckets` is given of a tenant, with what each says."""
+"""The parameters of a tenant's rate limit in `tensorwasm.tenancy.buckets`, with what each says."""
 
 CAPS: Final[dict[str, str]] = QUOTAS | RATES
-"""Every number that can be set for a tenant."""
+"""All numbers that can be set for a tenant."""
 
 LEAST_MEMORY_BYTES: Final = 320 * MIB
-"""A tenant may always hold so much memory, if it is there: an instance of usual size, and idle sessions beside it."""
+"""Memory that a tenant may always hold if it is free: an instance of usual size, and idle sessions beside it."""
 
 HOUR_MS: Final = 3_600_000
-_LOOKS: Final = 2  # accounts looked at for each new one: more than come, so that what is idle is found
+
+_LOOKS: Final = 2  # accounts checked for each new one: more than are added, so that idle ones are found
 _UNLIMITED: Final = 1 << 80
 _MAX_CAP: Final = (1 << 63) - 1
 
 
+@dataclass(slots=True, eq=False)
 class _Account:
-    """What one tenant holds and has used up; every number is in its quota's unit.
+    """What one tenant holds, by name of `HELD`, and has used up, by name of `BUDGETS`.
 
-    Attributes:
-        held: by every name of `HELD`.
-        hour: number of the hour since 1970 that `now` belongs to.
-        now: used up in that hour, by name of `BUDGETS`.
-        before: used up in the hour before.
+    ``now`` is the use in the current hour, counted since 1970, and ``before`` that in the hour before.
     """
 
-    __slots__ = ("before", "held", "hour", "now")
-
-    def __init__(self) -> None:
-        self.held = dict.fromkeys(HELD, 0)
-        self.hour = 0
-        self.now: dict[str, int] = {}
-        self.before: dict[str, int] = {}
+    held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD, 0))
+    hour: int = 0
+    now: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
 
     def turn_to(self, hour: int) -> None:
-        """Make an hour the current one; an earlier one changes nothing."""
+        """Make an hour the current one, unless a later one is."""
         if hour > self.hour:
             self.before = self.now if hour == self.hour + 1 else {}
             self.now = {}
             self.hour = hour
 
     def used(self, budget: str, now_ms: int) -> int:
-        """Return what of a budget was used up within an hour, the hour before taken as used evenly."""
+        """Return what was used up of a budget within the last 60 minutes, as if use in the hour before was even."""
         left_ms = HOUR_MS - (now_ms - self.hour * HOUR_MS)
         before = self.before.get(budget, 0)
         return self.now.get(budget, 0) + (before * max(0, min(left_ms, HOUR_MS)) // HOUR_MS if before else 0)
 
-    def idle(self) -> bool:
-        """Return whether nothing is held, nor was anything used up that still counts."""
+    def is_idle(self, hour: int) -> bool:
+        """Return whether nothing is held, and nothing used up still counts in an hour."""
+        self.turn_to(hour)
         return not any(self.held.values()) and not self.now and not self.before
 
 
-class Holding(msgspec.Struct, gc=False):
-    """What a tenant holds until it is released; also a context manager that releases it.
+class QuotaHold(msgspec.Struct, gc=False):
+    """Amounts that a tenant holds until they are released; also a context manager that releases them.
 
-    Made by `Quotas.hold`. (A struct, since making one costs half of what making an object costs.)
+    Made by `Quotas.hold`. (A struct, since making one costs half as much as making an object.)
     """
 
     _lock: threading.Lock
@@ -114,15 +103,11 @@ class Holding(msgspec.Struct, gc=False):
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory is among it."""
+        """The part that is memory."""
         return (self._amounts or {}).get("memory_bytes", 0)
 
-    def add(self, other: Holding) -> None:
-        """Take over what another holding of the same tenant has, which has nothing then.
-
-        Raises:
-            InternalError: this one was released; the other is, too.
-        """
+    def add(self, other: QuotaHold) -> None:
+        """Move the amounts of another hold of the same tenant here; if this was released, release both and raise."""
         with self._lock:
             mine, more = self._amounts, other._amounts or {}
             if mine is not None:
@@ -130,18 +115,18 @@ class Holding(msgspec.Struct, gc=False):
                 other._amounts = None
                 return
         other.release()
-        raise InternalError("what was given back cannot take more")
+        raise InternalError("a released hold cannot take more")
 
     def keep(self, memory_bytes: int) -> None:
-        """Give memory back beyond so many bytes."""
+        """Release memory beyond a number of bytes."""
         with self._lock:
             if self._amounts is not None and self.memory_bytes > memory_bytes:
-                self._held["memory_bytes"] -= self.memory_bytes - memory_bytes
-                self._all["memory_bytes"] -= self.memory_bytes - memory_bytes
+                for sums in (self._held, self._all):
+                    sums["memory_bytes"] -= self.memory_bytes - memory_bytes
                 self._amounts = self._amounts | {"memory_bytes": memory_bytes}
 
     def release(self) -> None:
-        """Give it back; a second time gives back nothing."""
+        """Release everything; a second call does nothing."""
         with self._lock:
             amounts = self._amounts
             if amounts is not None:
@@ -163,20 +148,15 @@ class Holding(msgspec.Struct, gc=False):
 class Quotas:
     """The accounts of all tenants of this process.
 
-    A tenant whose policy has no number for ``memory_bytes`` takes no more memory than it leaves free for all others,
-    but for its first 320 MiB: one alone has half of it at most, and who comes next half of what is left.
+    A tenant without a quota for ``memory_bytes`` takes no more memory, beyond its first 320 MiB, than it leaves free
+    for all others: one alone has at most half of it, and the next one half of what is left.
+    Source: A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998).
 
-    An account in which nothing counts any more is dropped when others are opened. What is held is known to this process
-    alone and begins at nothing; who keeps the usage of hours elsewhere brings it back with `restore`.
-
-    Source: A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998), of the last rule.
-
-    Args:
-        now_unix_ms: the clock of the budgets.
-        host_bytes: linear memory that all tenants together may hold; None does not limit it.
+    Idle accounts are dropped when others are opened. Only this process knows what is held, which begins at nothing; the
+    usage of past hours comes back with `restore`.
 
     Attributes:
-        host_bytes: likewise.
+        host_bytes: linear memory that all tenants together may hold; None does not limit it.
     """
 
     def __init__(
@@ -184,7 +164,6 @@ class Quotas:
         now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         host_bytes: int | None = None,
     ) -> None:
-        """Start with nothing held and nothing used up."""
         self.host_bytes = host_bytes
         self._all = {"memory_bytes": 0}
         self._now_unix_ms = now_unix_ms
@@ -195,19 +174,14 @@ class Quotas:
 
     @property
     def most_bytes(self) -> int | None:
-        """Memory that a tenant without a number for ``memory_bytes`` may hold alone; None for any."""
+        """Most memory that a tenant without a quota for it may hold; None for no limit."""
         return None if self.host_bytes is None else max(LEAST_MEMORY_BYTES, self.host_bytes // 2)
 
-    def hold(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> Holding:
-        """Take amounts of some quotas, all of them or none.
-
-        Args:
-            tenant: who holds them.
-            limits: its policy's number for each quota of `QUOTAS`; one that is not in it is not limited.
-            amounts: how much of which quota of `HELD`.
+    def hold(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> QuotaHold:
+        """Take amounts by name of `HELD`, all of them or none, within limits by name of `QUOTAS`.
 
         Raises:
-            QuotaExceeded: it would be more than a limit; the message names the quota, what is held and the limit.
+            QuotaExceeded: a limit would be exceeded; the message names the quota, what is held and the limit.
             CapacityExhausted: all tenants together would hold more memory than there is for them.
             InvalidArgs: there is no such quota, or an amount is negative.
         """
@@ -225,18 +199,12 @@ class Quotas:
             if self.host_bytes is not None and amounts.get("memory_bytes"):
                 self._require_memory(self.host_bytes, held, limits, amounts)
             self._all["memory_bytes"] += amounts.get("memory_bytes", 0)
-        return Holding(self._lock, held, self._all, amounts)
+        return QuotaHold(self._lock, held, self._all, amounts)
 
     def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
-        """Return if amounts of some quotas could be held, for what is over before anybody else could hold any.
+        """Check that amounts could be held, without holding them, for a call that is not interrupted.
 
-        Args:
-            tenant: who.
-            limits: as for `hold`.
-            amounts: likewise.
-
-        Raises:
-            QuotaExceeded: as for `hold`.
+        Arguments and QuotaExceeded are as for `hold`.
         """
         account = self._accounts.get(tenant)
         for name, amount in amounts.items():
@@ -248,24 +216,16 @@ class Quotas:
                         raise self._refuse(name, used, amount, limit)
 
     def charge(self, tenant: int, *, gpu_us: int = 0, launches: int = 0) -> None:
-        """Record what was used up. It is never refused: what is over the budget makes later work wait.
-
-        Raises:
-            InvalidArgs: an amount is negative.
-        """
+        """Record what was used up. It is never refused: use over the budget makes later requests fail."""
         self.restore(tenant, self._now_unix_ms() // HOUR_MS * HOUR_MS, gpu_us=gpu_us, launches=launches)
         with self._lock:
             self._spent["gpu_us"] += gpu_us
             self._spent["launches"] += launches
 
     def restore(self, tenant: int, hour_unix_ms: int, *, gpu_us: int = 0, launches: int = 0) -> None:
-        """Record what was used up in an hour; in order of time, as a restarted service reads its records.
+        """Record what was used up in the hour that began then; for a restarted service, in order of time.
 
-        Args:
-            tenant: who used it.
-            hour_unix_ms: when that hour began; hours that no longer count change nothing.
-            gpu_us: microseconds of GPU time.
-            launches: kernel launches.
+        Hours that no longer count change nothing.
 
         Raises:
             InvalidArgs: an amount is negative.
@@ -285,11 +245,7 @@ class Quotas:
                 used[name] = used.get(name, 0) + amount
 
     def check_budget(self, tenant: int, limits: Mapping[str, int]) -> None:
-        """Return if nothing is used up to its limit.
-
-        Raises:
-            QuotaExceeded: a budget is spent; the message names the quota, what is used and the limit.
-        """
+        """Raise QuotaExceeded, with quota, use and limit, if a budget is used up."""
         with self._lock:
             account = self._accounts.get(tenant)
             for name in BUDGETS:
@@ -300,7 +256,7 @@ class Quotas:
                         raise self._refuse(name, used, 1, limit)
 
     def usage(self, tenant: int) -> dict[str, int]:
-        """Return what a tenant holds, and has used up within an hour, by every name of `QUOTAS`."""
+        """Return what a tenant holds and has used up within an hour, by name of `QUOTAS`."""
         with self._lock:
             account = self._accounts.get(tenant)
             if account is None:
@@ -308,7 +264,7 @@ class Quotas:
             return account.held | {name: self._used(account, name) for name in BUDGETS}
 
     def memory_limit(self, tenant: int, limits: Mapping[str, int]) -> int | None:
-        """Return how much linear memory a tenant may hold now; None for any."""
+        """Return how much linear memory a tenant may hold now; None for no limit."""
         if "memory_bytes" in limits or self.host_bytes is None:
             return limits.get("memory_bytes")
         with self._lock:
@@ -318,24 +274,24 @@ class Quotas:
         return max(min(LEAST_MEMORY_BYTES, reachable_bytes), reachable_bytes // 2)
 
     def held(self, name: str) -> dict[int, int]:
-        """Return how much of a quota of `HELD` each tenant holds that holds any."""
+        """Return the amount of a quota of `HELD` that each tenant holds, without zeros."""
         with self._lock:
             return {tenant: amount for tenant, account in self._accounts.items() if (amount := account.held[name])}
 
     def refusals(self) -> dict[str, int]:
-        """Return how often each quota has refused something, by its name."""
+        """Return the number of refusals, by name of the quota."""
         with self._lock:
             return dict(self._refusals)
 
     def spent(self) -> dict[str, int]:
-        """Return what all tenants have been charged with since the start: ``gpu_us`` and ``launches``."""
+        """Return the sums of all charges since the start: ``gpu_us`` and ``launches``."""
         with self._lock:
             return dict(self._spent)
 
     def _require_memory(
         self, host_bytes: int, held: dict[str, int], limits: Mapping[str, int], amounts: Mapping[str, int]
     ) -> None:
-        """Return if there is memory for what a tenant has just taken, or give all that it took back."""
+        """Check that there is memory for what a tenant has just taken; else undo all that it took, and raise."""
         wanted_bytes, own_bytes = amounts["memory_bytes"], held["memory_bytes"]
         free_bytes = host_bytes - self._all["memory_bytes"] - wanted_bytes
         greedy = "memory_bytes" not in limits and own_bytes > max(LEAST_MEMORY_BYTES, free_bytes)
@@ -359,11 +315,10 @@ class Quotas:
         return account.used(budget, now_ms)
 
     def _open(self, tenant: int) -> _Account:
-        """Return a new account, after a look at those that were not looked at longest."""
+
         for _ in range(min(_LOOKS, len(self._accounts))):
             old, account = self._accounts.popitem(last=False)
-            account.turn_to(self._now_unix_ms() // HOUR_MS)
-            if not account.idle():
+            if not account.is_idle(self._now_unix_ms() // HOUR_MS):
                 self._accounts[old] = account
         account = self._accounts[tenant] = _Account()
         return account
@@ -373,7 +328,7 @@ def parse_caps(text: str) -> dict[str, int]:
     """Return caps from a text such as ``qps=10,burst=20,instances=100``.
 
     Raises:
-        InvalidArgs: there is no such cap, or its number is not one of 0 to 2**63 - 1; the message names it.
+        InvalidArgs: there is no such cap, or its number is not from 0 to 2**63 - 1; the message has the entry.
     """
     caps = {}
     for entry in filter(None, map(str.strip, text.split(","))):

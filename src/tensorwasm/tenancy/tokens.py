@@ -1,4 +1,4 @@
-"""Tokens as texts: how they are made, what of them is kept, and how an operator's list of them is read."""
+"""Tokens: making and hashing them, the operator's list, and the table of live tokens that each request looks into."""
 
 from __future__ import annotations
 
@@ -7,85 +7,74 @@ import logging
 import re
 import secrets
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.principal import MAX_TENANT
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
 
-VARIABLE: Final = "TENSOR_WASM_API_TOKENS"
+if TYPE_CHECKING:
+    from tensorwasm.database.identity import TokenRecord
+
 MIN_TOKEN_BYTES: Final = 16
-SECRET_BYTES: Final = 32
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
-"""What a bearer token can be. Source: RFC 6750, 2.1."""
+"""The syntax of a bearer token. Source: RFC 6750, 2.1."""
 
 _SCOPED: Final = ":tenant="
-_PLACEHOLDER: Final = "changeme"
 _log = logging.getLogger(__name__)
 
 
 def digest(token: str) -> bytes:
-    """Return what is kept of a token: 32 bytes of BLAKE2b.
+    """Return the stored form of a token: 32 bytes of BLAKE2b.
 
-    A plain fast hash: the secrets made here have 256 bits, which nobody finds by trying, so slowness would only cost.
-    Operators' own tokens may have fewer; their digests never leave the process's memory.
+    A fast hash is enough: secrets made here have 256 bits, which cannot be guessed, so a slow hash would only cost
+    time. Operators' own tokens may have fewer bits; their digests never leave the process's memory.
     """
     return blake2b(token.encode("ascii", "replace"), digest_size=32, person=b"tensorwasm.token").digest()
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    """A new token.
-
-    Attributes:
-        id: UUID, which is kept.
-        text: the token itself, which is shown once.
-        digest: of the text, which is kept.
-    """
+class MintedToken:
+    """A new token: its UUID and digest are stored, its text is shown once."""
 
     id: str
     text: str = field(repr=False)
     digest: bytes = field(repr=False)
 
 
-def mint() -> Minted:
-    """Return a new token: ``tw_<id>_<secret>``, by which people and scanners of leaked secrets know one."""
+def mint() -> MintedToken:
+    """Return a new token: ``tw_<id>_<secret>``, a form that people and scanners for leaked secrets recognize."""
     id = uuid.uuid4()  # noqa: A001 - what it is
-    text = f"tw_{label(str(id))}_{secrets.token_urlsafe(SECRET_BYTES)}"
-    return Minted(str(id), text, digest(text))
+    text = f"tw_{label(str(id))}_{secrets.token_urlsafe(32)}"
+    return MintedToken(str(id), text, digest(text))
 
 
 def label(id: str) -> str:  # noqa: A002 - what it is
-    """Return the 16 characters by which a token's text names its id: its first 80 bits in base32."""
+    """Return the 16 characters that stand for an id in a token's text: its first 80 bits in base32."""
     return base64.b32encode(uuid.UUID(id).bytes[:10]).decode().lower()
 
 
 @dataclass(frozen=True, slots=True)
 class StaticToken:
-    """A token of the operator's list.
-
-    Attributes:
-        place: in the list, from 1 on: its name in logs.
-        digest: of the token.
-        tenants: whom it may act for; None for all.
-    """
+    """A token of the operator's list; its place from 1 is its name in logs, and None as tenants means all."""
 
     place: int
     digest: bytes = field(repr=False)
     tenants: frozenset[int] | None
 
 
-def parse_tokens(text: str, variable: str = VARIABLE) -> tuple[StaticToken, ...]:
+def parse_tokens(text: str, variable: str = "TENSOR_WASM_API_TOKENS") -> tuple[StaticToken, ...]:
     """Read a list of ``TOKEN:tenant=*`` and ``TOKEN:tenant=1,2,3``, separated by commas.
 
-    After numbers of tenants all up to the next ``:tenant=`` are more of them, so that a misspelt one never becomes a
-    token for everything; an entry with one that is no number from 0 to 2**64 - 1 is left out, with a warning. ``TOKEN``
-    alone is for all tenants, and deprecated: a warning says so. Neither warnings nor errors have anything of a token.
+    After a tenant's number, all entries up to the next ``:tenant=`` are further numbers, so that a misspelt one never
+    becomes a token for all tenants. A token with an invalid number (not 0 to 2**64 - 1) is skipped with a warning. A
+    ``TOKEN`` alone is for all tenants, and deprecated with a warning. No message contains a part of a token.
 
     Raises:
-        InvalidArgs: a token is shorter than 16 bytes, a placeholder, there twice, or has characters that no bearer
-            token has; the message has its place.
+        InvalidArgs: a token is shorter than 16 bytes, a placeholder, a duplicate, or not a bearer token; the message
+            has its place in the list.
     """
     found: dict[bytes, StaticToken] = {}
     for place, (token, tenants) in enumerate(_entries(text), 1):
@@ -103,19 +92,68 @@ def parse_tokens(text: str, variable: str = VARIABLE) -> tuple[StaticToken, ...]
 
 
 def parse_digests(text: str, variable: str) -> frozenset[bytes]:
-    """Read a list of tokens without tenants, separated by commas, and return their digests.
-
-    Raises:
-        InvalidArgs: as `parse_tokens`.
-    """
+    """Return the digests of a list of tokens without tenants, separated by commas; raises as `parse_tokens`."""
     tokens = [part for part in map(str.strip, text.split(",")) if part]
     for place, token in enumerate(tokens, 1):
         _require_strong(token, place, variable)
     return frozenset(map(digest, tokens))
 
 
+class TokenTable:
+    """The operator's tokens and all live ones of the database, by digest. Used by one thread.
+
+    A look-up takes the time of a dictionary of digests: its timing reveals at most a hash of a digest, seeded anew in
+    each process, and nothing of a token. Only administrators make the table grow.
+
+    Tokens whose digests are among the publishers may publish kernels whatever their scopes. The attribute ``find``
+    returns the principal of a digest, or None.
+    """
+
+    def __init__(self, listed: Iterable[StaticToken] = (), publishers: frozenset[bytes] = frozenset()) -> None:
+        self._publishers = publishers
+        self._listed = {
+            each.digest: Principal("bearer", f"env:{each.place}", each.tenants, self._widen(each.digest, USER_SCOPES))
+            for each in listed
+        }
+        self._digests: dict[str, bytes] = {}
+        self._known = dict(self._listed)
+        self.find = self._known.get  # bound once, since every request calls it
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def enter(self, record: TokenRecord, now_unix_ms: int) -> None:
+        """Add a token of the database, or remove it if it is no longer live."""
+        if not record.live(now_unix_ms):
+            self._remove(record.id)
+        elif record.digest not in self._listed:
+            scopes = self._widen(record.digest, record.scopes.intersection(SCOPES))
+            self._digests[record.id] = record.digest
+            self._known[record.digest] = Principal("bearer", record.id, record.tenants, scopes, record.expires_unix_ms)
+
+    def sweep(self, now_unix_ms: int) -> None:
+        """Remove expired tokens."""
+        for token_id, digest in list(self._digests.items()):
+            expires_unix_ms = self._known[digest].expires_unix_ms
+            if expires_unix_ms is not None and now_unix_ms >= expires_unix_ms:
+                self._remove(token_id)
+
+    def clear(self) -> None:
+        """Remove all tokens of the database."""
+        for token_id in list(self._digests):
+            self._remove(token_id)
+
+    def _remove(self, token_id: str) -> None:
+        digest = self._digests.pop(token_id, None)
+        if digest is not None:
+            del self._known[digest]
+
+    def _widen(self, digest: bytes, scopes: frozenset[str]) -> frozenset[str]:
+        return scopes | {"kernels:publish"} if digest in self._publishers else scopes
+
+
 def _entries(text: str) -> list[tuple[str, list[str] | None]]:
-    """Return each token with the texts of its tenants, None where it has none."""
+    """Return each token with the texts of its tenants; None for a token without tenants."""
     tenants: list[str] | None = None
     found: list[tuple[str, list[str] | None]] = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -132,7 +170,7 @@ def _entries(text: str) -> list[tuple[str, list[str] | None]]:
 
 
 def _parse_tenants(texts: list[str] | None) -> frozenset[int] | None:
-    """Return the tenants, None for all, none at all where one of them is no tenant."""
+    """Return the tenants: None for all, an empty set if one of them is invalid."""
     if texts is None or texts == ["*"]:
         return None
     numbers = [int(each) if re.fullmatch(r"[0-9]{1,20}", each) else MAX_TENANT + 1 for each in texts]
@@ -142,7 +180,8 @@ def _parse_tenants(texts: list[str] | None) -> frozenset[int] | None:
 def _require_strong(token: str, place: int, variable: str) -> None:
     if TOKEN.fullmatch(token) is None:
         raise InvalidArgs(f"{variable}: token {place} is no bearer token: letters, digits and -._~+/, then =")
-    if len(token) < MIN_TOKEN_BYTES or _PLACEHOLDER in token.lower():
+    if len(token) < MIN_TOKEN_BYTES or "changeme" in token.lower():
         raise InvalidArgs(
-            f"{variable}: token {place} can be guessed: it has {MIN_TOKEN_BYTES} bytes at least, and is no placeholder"
+            f"{variable}: token {place} can be guessed: it must have at least {MIN_TOKEN_BYTES} bytes, and be no "
+            "placeholder"
         )

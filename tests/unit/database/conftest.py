@@ -3,8 +3,8 @@
 import pytest
 
 from fakes import postgres
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database, sqlite_url
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database, sqlite_url
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def postgres_address(postgres_server):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def address(request):
-    """The URL of a database that nobody has opened yet."""
+    """The URL of a database that was not opened yet."""
     if request.param == "sqlite":
         return request.getfixturevalue("sqlite_address")
     return request.getfixturevalue("postgres_address")
@@ -41,7 +41,7 @@ def database(address):
 
 
 @pytest.fixture
-def desk(address):
-    desk = Desk(open_database(address))
-    yield desk
-    desk.close_now()
+def executor(address):
+    executor = DatabaseExecutor(open_database(address))
+    yield executor
+    executor.close_now()

@@ -1,4 +1,4 @@
-"""Opening a database: whose file it is, what a URL may say, and that no secret is shown."""
+"""Opening a database: file permissions, URLs, and that no secret is shown."""
 
 import logging
 import os
@@ -8,12 +8,12 @@ import sys
 import pytest
 from sqlalchemy import text
 
-from tensorwasm.database import sqlite
-from tensorwasm.database.opening import open_database, sqlite_url
+from tensorwasm.database.engine import sqlite
+from tensorwasm.database.engine.opening import open_database, sqlite_url
 from tensorwasm.database.schema import METADATA
 from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, UnsafeFile
 
-OPEN = "import sys; from tensorwasm.database.opening import open_database; open_database(sys.argv[1]).close()"
+OPEN = "import sys; from tensorwasm.database.engine.opening import open_database; open_database(sys.argv[1]).close()"
 
 
 def mode(path):
@@ -51,7 +51,7 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_address):
 
 @pytest.mark.parametrize("who", [0o020, 0o002])
 @pytest.mark.parametrize("part", ["folder", "file"])
-def test_what_others_can_write_is_refused(tmp_path, part, who):
+def test_files_that_others_can_write_are_refused(tmp_path, part, who):
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     file = folder / "service.db"
@@ -72,7 +72,7 @@ def test_a_link_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
-def test_somebody_elses_file_is_refused(tmp_path):
+def test_another_users_file_is_refused(tmp_path):
     file = tmp_path / "service.db"
     file.touch(mode=0o600)
     os.chown(file, 65534, -1)
@@ -94,13 +94,13 @@ def test_somebody_elses_file_is_refused(tmp_path):
         "postgresql://u:hunter2@h:port/x",
     ],
 )
-def test_a_url_that_is_not_taken_is_not_repeated(url):
+def test_a_refused_url_is_not_in_the_message(url):
     with pytest.raises(InvalidArgs) as caught:
         open_database(url)
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_password_is_nowhere_shown(postgres_server, caplog):
+def test_a_password_is_never_shown(postgres_server, caplog):
     caplog.set_level(logging.DEBUG)
     with pytest.raises(DatabaseUnavailable, match=r"credentials|does not answer") as caught:
         open_database(postgres_server.url(password="hunter2"))
@@ -110,7 +110,7 @@ def test_a_password_is_nowhere_shown(postgres_server, caplog):
     assert "hunter2" not in shown
 
 
-def test_a_server_that_is_not_there_is_told_at_once(tmp_path):
+def test_an_unreachable_server_is_reported_at_once(tmp_path):
     with pytest.raises(DatabaseUnavailable, match="does not answer"):
         open_database(f"postgresql://user:hunter2@/name?host={tmp_path}")
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_not_there_is_told_at_once(tmp_path):
 @pytest.mark.parametrize(
     "damage", [b"no database at all, but long enough to be taken for the header of one ........", None]
 )
-def test_a_damaged_file_is_told_from_a_new_one(tmp_path, damage):
+def test_a_damaged_file_is_distinguished_from_a_new_one(tmp_path, damage):
     path = tmp_path / "service.db"
     open_database(sqlite_url(path)).close()
     whole = path.read_bytes()
@@ -127,7 +127,7 @@ def test_a_damaged_file_is_told_from_a_new_one(tmp_path, damage):
         ask(open_database(sqlite_url(path)), "SELECT count(*) FROM functions")
 
 
-def test_a_locked_file_is_told_after_a_while(tmp_path, monkeypatch):
+def test_a_locked_file_is_reported_after_the_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     holder = open_database(sqlite_url(tmp_path / "service.db"))
     with holder.writing(), pytest.raises(DatabaseUnavailable, match="locked"):

@@ -1,11 +1,11 @@
-"""Which server has a session: by its lease while it lives, by owner and epoch in whatever it writes."""
+"""Which server has a session: by its lease, and by owner and epoch of its writes."""
 
 from dataclasses import replace
 
 import pytest
 
-from tensorwasm.database.opening import open_database, sqlite_url
-from tensorwasm.database.owning import owning, succeeding
+from tensorwasm.database.engine.opening import open_database, sqlite_url
+from tensorwasm.database.engine.ownership import claim_data_folder, own_database
 from tensorwasm.database.servers import (
     ServerRecord,
     join_servers,
@@ -44,7 +44,7 @@ def begin(connection, first_ms=LONG_MS, second_ms=LONG_MS):
     insert_session(connection, RECORD)
 
 
-def test_a_session_is_one_living_server_s(database):
+def test_a_session_belongs_to_one_live_server(database):
     with database.writing() as connection:
         begin(connection)
         mine = take_session(connection, RECORD.id, FIRST.id)
@@ -61,7 +61,7 @@ def test_a_session_is_one_living_server_s(database):
 
 
 @pytest.mark.parametrize("status", ["live", "volatile", "saved"])
-def test_what_a_dead_server_had_goes_on_from_its_last_save_and_what_it_still_writes_is_dropped(database, status):
+def test_a_dead_servers_sessions_are_rewound_and_its_late_writes_dropped(database, status):
     with database.writing() as connection:
         begin(connection, first_ms=OVER_MS)
         mine = replace(take_session(connection, RECORD.id, FIRST.id), status=status, calls=9)
@@ -71,11 +71,11 @@ def test_what_a_dead_server_had_goes_on_from_its_last_save_and_what_it_still_wri
         assert theirs.rewinds == (status == "live")
         assert not write_session(connection, replace(mine, save="x" * 36))
         assert write_session(connection, replace(theirs, calls=5))
-        assert not renew_server(connection, FIRST.id, LONG_MS), "it was told nothing"
+        assert not renew_server(connection, FIRST.id, LONG_MS), "it has lost its lease"
         assert renew_server(connection, SECOND.id, LONG_MS)
 
 
-def test_a_server_s_own_row_of_before_counts_no_more_once_it_took_the_session_again(database):
+def test_a_record_is_obsolete_once_its_server_took_the_session_again(database):
     with database.writing() as connection:
         begin(connection)
         before = take_session(connection, RECORD.id, FIRST.id)
@@ -83,7 +83,7 @@ def test_a_server_s_own_row_of_before_counts_no_more_once_it_took_the_session_ag
         assert not write_session(connection, before)
 
 
-def test_dead_servers_are_found_and_one_that_is_known_to_have_ended_needs_no_waiting(database):
+def test_dead_servers_are_found_and_an_ended_one_is_removed_at_once(database):
     with database.writing() as connection:
         begin(connection, second_ms=OVER_MS)
         take_session(connection, RECORD.id, FIRST.id)
@@ -95,7 +95,7 @@ def test_dead_servers_are_found_and_one_that_is_known_to_have_ended_needs_no_wai
 
 
 @pytest.mark.parametrize(("name", "setting"), [("snapshot_key", "SNAPSHOT_HMAC_KEY"), ("artifacts", "ARTIFACTS")])
-def test_a_server_that_could_not_read_what_others_save_is_refused_while_they_live(database, name, setting):
+def test_a_server_that_cannot_read_live_servers_snapshots_is_refused(database, name, setting):
     other = replace(SECOND, **{name: "x"})
     with database.writing() as connection:
         join_servers(connection, FIRST, LONG_MS)
@@ -105,7 +105,7 @@ def test_a_server_that_could_not_read_what_others_save_is_refused_while_they_liv
         join_servers(connection, other, LONG_MS)
 
 
-def test_the_database_s_clock_goes_on_in_a_transaction(database):
+def test_the_databases_clock_advances_in_a_transaction(database):
     with database.writing() as connection:
         join_servers(connection, FIRST, 0)
         assert remove_dead_servers(connection) == 1
@@ -113,21 +113,21 @@ def test_the_database_s_clock_goes_on_in_a_transaction(database):
         assert remove_dead_servers(connection) == 0
 
 
-def test_a_file_has_one_server_and_a_second_is_refused(tmp_path):
+def test_a_second_server_of_a_file_is_refused(tmp_path):
     url = sqlite_url(tmp_path / "service.db")
-    with owning(url) as alone:
+    with own_database(url) as alone:
         assert alone
         open_database(url).close()
-        with pytest.raises(DatabaseUnavailable, match="another server"), owning(url):
+        with pytest.raises(DatabaseUnavailable, match="another server"), own_database(url):
             pass
-    with owning(url) as alone:
+    with own_database(url) as alone:
         assert alone
 
 
-def test_a_data_folder_says_whose_place_a_process_takes(tmp_path):
-    with succeeding(tmp_path, FIRST.id) as before:
+def test_a_data_folder_names_the_process_that_is_replaced(tmp_path):
+    with claim_data_folder(tmp_path, FIRST.id) as before:
         assert before == ""
-        with succeeding(tmp_path, "9" * 36) as other:
+        with claim_data_folder(tmp_path, "9" * 36) as other:
             assert other == "", "the one that has the folder lives"
-    with succeeding(tmp_path, SECOND.id) as before:
+    with claim_data_folder(tmp_path, SECOND.id) as before:
         assert before == FIRST.id

@@ -1,4 +1,4 @@
-"""What is kept of a tenant is bounded, and what one tenant keeps costs another nothing."""
+"""Stored records of a tenant are bounded, without cost for other tenants."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def add(connection, tenant, number, result):
 
 
 @given(SIZES, SIZES, st.integers(0, 8), st.integers(0, 200), st.integers(1, 5))
-def test_of_ended_jobs_the_newest_stay_that_are_few_and_small_enough(mine, others, most, most_bytes, limit):
+def test_the_newest_ended_jobs_within_both_limits_stay(mine, others, most, most_bytes, limit):
     def story(connection):
         kept = {add(connection, 1, 0, None), add(connection, 2, 0, None)}
         for tenant, sizes in ((1, mine), (2, others)):
@@ -37,7 +37,7 @@ def test_of_ended_jobs_the_newest_stay_that_are_few_and_small_enough(mine, other
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 6), st.integers(1, 4))
-def test_of_keys_the_newest_stay(mine, others, most, limit):
+def test_the_newest_keys_stay(mine, others, most, limit):
     def story(connection):
         counts = {1: mine, 2: others}
         for tenant, count in counts.items():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from strategies.identity import scope_sets, tenant_sets
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database, sqlite_url
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database, sqlite_url
 from tensorwasm.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -32,7 +32,7 @@ from tensorwasm.tenancy.capability import AdminCapability, Registry
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
 from tensorwasm.tenancy.quotas import CAPS
-from tensorwasm.tenancy.roll import Roll
+from tensorwasm.tenancy.tokens import TokenTable
 
 LISTED = "operators-own-token-0001"
 ADMIN = frozenset({"admin", "invoke"})
@@ -57,7 +57,7 @@ class Process:
 
     def __init__(self, desk, times):
         self.desk, self.times = desk, times
-        self.roll = Roll()
+        self.roll = TokenTable()
         self.directory = IdentityCache(desk, self.roll, times.clock, caps=USUAL)
         self.registry, self.all = Registry.open()
         self.tokens = Tokens(desk, self.directory, self.registry, times.clock)
@@ -86,7 +86,7 @@ def times():
 
 @pytest.fixture
 def desk(url):
-    desk = Desk(open_database(url))
+    desk = DatabaseExecutor(open_database(url))
     yield desk
     desk.close_now()
 
@@ -441,7 +441,7 @@ def test_following_goes_on_whatever_the_database_does(desk, times):
         if len(waits) == 6:
             raise Enough
 
-    directory = IdentityCache(broken, Roll(), times.clock, sleep)
+    directory = IdentityCache(broken, TokenTable(), times.clock, sleep)
     with pytest.raises(Enough):
         run(directory.follow())
     assert desk.statistics().reads == 3
@@ -466,7 +466,7 @@ def test_a_bug_in_a_look_ends_neither_following_nor_the_limit_of_belief(desk, ti
 
 
 def test_a_database_that_was_brought_back_from_earlier_is_believed(here, tmp_path, times):
-    desk = Desk(open_database(sqlite_url(tmp_path / "other" / "service.db")))
+    desk = DatabaseExecutor(open_database(sqlite_url(tmp_path / "other" / "service.db")))
     other = Process(desk, times)
     kept = run(other.tokens.create(other.all, "kept", {7}))
     gone = [run(here.tokens.create(here.all, "gone", {7})) for _ in range(3)]
@@ -604,7 +604,7 @@ def test_only_tenants_that_a_capability_reaches_can_be_seen_or_changed(here, ten
 
 @asynccontextmanager
 async def opened(url, **variables):
-    desk = Desk(open_database(url))
+    desk = DatabaseExecutor(open_database(url))
     try:
         yield await open_identity(ServiceSettings.from_environment(variables), desk)
     finally:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fakes.desks import InlineDesk
 from fakes.jobs import SetClock
-from tensorwasm.database.usage import AMOUNTS, HOUR_MS, Amounts, list_usage
+from tensorwasm.database.usage import AMOUNTS, HOUR_MS, UsageAmounts, list_usage
 from tensorwasm.errors import DatabaseUnavailable, InvalidRequest
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.tenancy.quotas import Quotas
@@ -47,7 +47,7 @@ def test_what_was_noted_is_written_once_under_its_hour(steps):
         for tenant in TENANTS:
             found = desk.write_now(list_usage, tenant, 0, clock.now_ms + HOUR_MS)
             assert dict(found) == {
-                hour: Amounts(*amounts) for (each, hour), amounts in expected.items() if each == tenant
+                hour: UsageAmounts(*amounts) for (each, hour), amounts in expected.items() if each == tenant
             }
         desk.close_now()
 
@@ -69,9 +69,9 @@ def test_a_report_has_what_was_noted_just_now():
         usage.note(7, requests=1, errors=1)
         usage.note(8, requests=9)
         report = await usage.report(7, clock.now_ms - 2 * HOUR_MS, clock.now_ms)
-        assert report.total == Amounts(requests=3, errors=1, gpu_us=5)
+        assert report.total == UsageAmounts(requests=3, errors=1, gpu_us=5)
         assert [hour for hour, _ in report.hours] == [HOUR_MS * 500_000, HOUR_MS * 500_001]
-        assert (await usage.report(7, clock.now_ms, clock.now_ms)).total == Amounts(requests=1, errors=1)
+        assert (await usage.report(7, clock.now_ms, clock.now_ms)).total == UsageAmounts(requests=1, errors=1)
         desk.close_now()
 
     asyncio.run(main())

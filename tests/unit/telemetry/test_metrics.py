@@ -1,4 +1,4 @@
-"""Metrics: what is counted is what is exposed, under the contract's names, and never without bound."""
+"""Metrics: counts are exposed exactly, under the contract's names, and within bounds."""
 
 import re
 import threading
@@ -57,11 +57,23 @@ def _of(samples, name, **labels):
     return samples[f"tensor_wasm_{name}", frozenset(labels.items())]
 
 
-def test_the_contracts_families_are_there():
+def test_the_families_of_the_contract_exist():
     table = {family.name: (family.kind, family.labels) for family in FAMILIES}
     assert {f"tensor_wasm_{name}": what for name, what in CONTRACT.items()}.items() <= table.items()
     assert len(KERNEL_BUCKETS_S) == 14
-    assert len(HTTP_BUCKETS_S) == 12
+    assert len(HTTP_BUCKETS_S) == 15
+    assert all(sorted(set(bounds)) == list(bounds) for bounds in (HTTP_BUCKETS_S, KERNEL_BUCKETS_S))
+
+
+def test_requests_of_less_than_a_millisecond_fall_into_buckets_of_their_own():
+    metrics = Metrics(ROUTES)
+    for seconds in (0.00008, 0.0002, 0.0004, 0.0009):
+        metrics.begin(0)
+        metrics.request(0, 200, seconds)
+    samples, labels = _samples(metrics), {"route": "/healthz", "method": "GET", "status": "200"}
+    bounds = ("0.0001", "0.00025", "0.0005", "0.001")
+    below = [_of(samples, "http_request_duration_seconds_bucket", le=bound, **labels) for bound in bounds]
+    assert below == [1, 2, 3, 4]
 
 
 def test_every_family_of_the_table_is_exposed_with_its_type_and_no_other():
@@ -142,7 +154,7 @@ def test_children_are_the_same_for_the_same_labels_and_count_from_any_thread():
     assert _of(samples, "active_instances") == 0
 
 
-def test_what_is_read_is_read_anew_each_time():
+def test_sources_are_read_at_each_rendering():
     metrics, alive = Metrics(), [3]
     metrics.read("tensor_wasm_workers_alive", lambda: alive[0])
     metrics.read("tensor_wasm_jobs", lambda: {("pending",): 4, ("failed",): 1})
@@ -154,7 +166,7 @@ def test_what_is_read_is_read_anew_each_time():
 
 
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.integers(1, 2**40), max_size=3 * TENANTS))
-def test_tenants_are_told_apart_up_to_a_number(held):
+def test_the_highest_tenants_have_their_own_label(held):
     metrics = Metrics()
     metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: held)
     found = {
@@ -164,9 +176,9 @@ def test_tenants_are_told_apart_up_to_a_number(held):
     }
     assert len(found) == min(len(held), TENANTS + 1)
     assert sum(found.values()) == sum(held.values())
-    told = {int(label[2:]): value for label, value in found.items() if label != "other"}
-    assert told.items() <= held.items()
-    assert all(value >= min(told.values()) for value in told.values())
+    labelled = {int(label[2:]): value for label, value in found.items() if label != "other"}
+    assert labelled.items() <= held.items()
+    assert all(value >= min(labelled.values()) for value in labelled.values())
 
 
 def test_a_source_that_fails_leaves_its_family_out_and_no_other(caplog):
@@ -178,7 +190,7 @@ def test_a_source_that_fails_leaves_its_family_out_and_no_other(caplog):
     assert "workers_alive failed" in caplog.text
 
 
-def test_the_build_says_what_it_is():
+def test_the_build_is_described():
     labels = next(dict(labels) for name, labels in _samples(Metrics()) if name == "tensor_wasm_build_info")
     assert labels["version"] == package_version()
     assert set(labels) == {"version", "git_sha", "rustc_version", "profile", "target"}
@@ -197,6 +209,6 @@ def test_the_build_says_what_it_is():
         lambda metrics: metrics.read("tensor_wasm_http_requests_total", int),
     ],
 )
-def test_what_is_not_in_the_table_cannot_be_counted(ask):
+def test_unknown_families_are_refused(ask):
     with pytest.raises(InvalidArgs):
         ask(Metrics())

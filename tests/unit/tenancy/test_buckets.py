@@ -1,4 +1,4 @@
-"""Token buckets against a model that counts exactly and forgets nothing."""
+"""Token buckets against a model that counts exactly and never drops a bucket."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_a_changed_rate_counts_from_then_on(asks):
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 50), RATES, st.integers(0, S)), max_size=150))
-def test_there_are_never_more_keys_than_may_be_and_nobody_gets_more_than_a_new_bucket(keys, asks):
+def test_the_number_of_keys_is_bounded_and_no_key_gets_more_than_a_full_bucket(keys, asks):
     buckets, now_ns = Buckets(keys), 0
     for key, (qps, burst), passing_ns in asks:
         now_ns += passing_ns
@@ -47,14 +47,14 @@ def test_there_are_never_more_keys_than_may_be_and_nobody_gets_more_than_a_new_b
         assert len(buckets) <= keys
 
 
-def test_full_buckets_go_as_others_come():
+def test_full_buckets_are_dropped_as_others_are_added():
     buckets = Buckets()
     for key in range(1000):
         buckets.take(key, 10, 20, key * S)
     assert len(buckets) < 4
 
 
-def test_an_allowance_that_never_comes_back_outlasts_any_number_of_other_keys():
+def test_a_bucket_that_never_refills_survives_any_number_of_other_keys():
     buckets = Buckets(8)
     assert [buckets.take("once", 0, 2, 0) for _ in range(3)] == [0.0, 0.0, math.inf]
     for key in range(10_000):
@@ -62,7 +62,7 @@ def test_an_allowance_that_never_comes_back_outlasts_any_number_of_other_keys():
     assert buckets.take("once", 0, 2, 10**18) == math.inf
 
 
-def test_where_every_bucket_is_an_allowance_that_is_spent_a_new_key_waits():
+def test_if_no_bucket_ever_refills_a_new_key_waits():
     buckets = Buckets(2)
     for key in "ab":
         buckets.take(key, 0, 1, 0)
@@ -71,7 +71,7 @@ def test_where_every_bucket_is_an_allowance_that_is_spent_a_new_key_waits():
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000))
-def test_who_waits_as_long_as_he_is_told_is_let_through(qps, burst):
+def test_a_client_that_waits_as_long_as_advised_is_admitted(qps, burst):
     buckets = Buckets()
     for _ in range(burst):
         assert buckets.take("key", qps, burst, 0) == 0.0
@@ -80,7 +80,7 @@ def test_who_waits_as_long_as_he_is_told_is_let_through(qps, burst):
     assert buckets.take("key", qps, burst, math.ceil(wait_s * 1e9)) == 0.0
 
 
-def test_a_burst_of_nothing_is_no_limit():
+def test_a_burst_of_zero_is_no_limit():
     buckets = Buckets()
     assert {buckets.take("key", 0, 0, 0) for _ in range(100)} == {0.0}
     assert len(buckets) == 0

@@ -1,4 +1,4 @@
-"""Admin capabilities: known by identity to one registry, and never wider than who asked for them."""
+"""Admin capabilities: known by identity to one registry, and never wider than their principal."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ def test_a_registry_knows_only_what_it_gave():
             registry.authority(forged)
 
 
-def test_a_capability_can_be_neither_widened_nor_subclassed_nor_carried_out_of_the_process():
+def test_a_capability_cannot_be_widened_subclassed_or_pickled():
     registry, everything = Registry.open()
     with pytest.raises(AttributeError):
         everything.tenants = None
@@ -64,7 +64,7 @@ def test_a_principal_administers_what_it_acts_for_and_only_with_the_scope(tenant
 
 
 @given(tenant_sets, scope_sets, tenant_sets, scope_sets)
-def test_what_passes_is_never_more_than_what_one_has(tenants, scopes, asked, passed):
+def test_a_principal_passes_on_no_more_than_it_has(tenants, scopes, asked, passed):
     registry = Registry()
     authority = registry.authority(registry.admit(Principal("bearer", "p", tenants, scopes | {"admin"})))
     within = (tenants is None or (asked is not None and asked <= tenants)) and passed <= scopes | {"admin"}
@@ -76,7 +76,7 @@ def test_what_passes_is_never_more_than_what_one_has(tenants, scopes, asked, pas
         assert within
 
 
-def test_nothing_is_kept_of_capabilities_that_nobody_holds():
+def test_dropped_capabilities_are_forgotten():
     registry = Registry()
     for _ in range(100):
         registry.admit(ADMIN)

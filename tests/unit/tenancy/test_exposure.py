@@ -1,11 +1,11 @@
-"""Where a service may listen without authentication: on this machine, and only if that was asked for."""
+"""Where a service may listen without authentication: on this machine, and only if the operator allows it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.exposure import decide, is_loopback
+from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
 
 LOOPBACK = ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"]
 PUBLIC = [
@@ -25,20 +25,20 @@ flags = st.booleans()
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
-def test_these_are_of_this_machine(host):
+def test_loopback_addresses(host):
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
-def test_these_others_reach_or_may_reach(host):
+def test_other_addresses_may_be_public(host):
     assert not is_loopback(host)
 
 
 @pytest.mark.rule("14-exposure")
 @given(hosts, flags, flags, flags)
-def test_nobody_is_served_without_authentication_unless_told_and_publicly_only_if_told_twice(host, dev, public, auth):
+def test_service_without_authentication_needs_one_setting_and_on_a_public_address_two(host, dev, public, auth):
     try:
-        exposure = decide(host, dev_mode=dev, allow_public=public, has_auth=auth)
+        exposure = decide_exposure(host, dev_mode=dev, allow_public=public, has_auth=auth)
     except InvalidArgs:
         assert not auth
         assert not dev or not (is_loopback(host) or public)
@@ -52,14 +52,14 @@ def test_nobody_is_served_without_authentication_unless_told_and_publicly_only_i
 
 def test_no_tokens_are_not_dev_mode():
     with pytest.raises(InvalidArgs, match="there are no tokens"):
-        decide("127.0.0.1", dev_mode=False, allow_public=True, has_auth=False)
+        decide_exposure("127.0.0.1", dev_mode=False, allow_public=True, has_auth=False)
 
 
 def test_a_refusal_says_what_to_do():
     with pytest.raises(InvalidArgs, match=r"127\.0\.0\.1.*TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC=1"):
-        decide("0.0.0.0", dev_mode=True, allow_public=False, has_auth=False)
+        decide_exposure("0.0.0.0", dev_mode=True, allow_public=False, has_auth=False)
 
 
-def test_tokens_stay_in_force_in_dev_mode_and_the_operator_hears_of_it():
-    assert "no effect" in decide("127.0.0.1", dev_mode=True, allow_public=False, has_auth=True).warning
-    assert decide("127.0.0.1", dev_mode=False, allow_public=False, has_auth=True).warning == ""
+def test_tokens_stay_in_force_in_dev_mode_with_a_warning():
+    assert "no effect" in decide_exposure("127.0.0.1", dev_mode=True, allow_public=False, has_auth=True).warning
+    assert decide_exposure("127.0.0.1", dev_mode=False, allow_public=False, has_auth=True).warning == ""

@@ -22,7 +22,7 @@ async def _contend(slots, tenants, until_s, *, measured=False):
 
     Args:
         tenants: weight, and a function that returns the seconds of the next turn, for each.
-        measured: the gate is told of the seconds when a turn ends; else it knows them when it begins.
+        measured: the gate gets the seconds when a turn ends; else when it begins.
     """
     gate, had = FairGate(slots), Counter()
 
@@ -59,14 +59,14 @@ def test_tenants_that_want_more_get_shares_by_weight(weights, slots, seed):
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("longer", [2, 16])
-def test_guests_that_run_longer_than_was_expected_pay_for_it_and_shorter_ones_are_paid(slots, longer):
+def test_real_costs_correct_the_expected_ones(slots, longer):
     tenants = [(1, lambda: 1), (1, lambda: longer), (1, lambda: 0.25)]
     had = run_virtually(lambda: _contend(slots, tenants, 400 * longer, measured=True))
     for tenant in range(3):
         assert had[tenant] / sum(had.values()) == pytest.approx(1 / 3, rel=0.05)
 
 
-def test_a_single_request_is_not_behind_another_tenants_ten_thousand():
+def test_a_single_request_does_not_wait_for_another_tenants_ten_thousand():
     order = []
 
     async def main():
@@ -93,7 +93,7 @@ def test_a_single_request_is_not_behind_another_tenants_ten_thousand():
 
 
 @given(st.lists(st.sampled_from([0.5, 1, 2]), min_size=1, max_size=40), st.integers(1, 4))
-def test_one_tenant_alone_goes_in_the_order_it_came_and_waits_for_nothing_else(seconds, slots):
+def test_one_tenants_requests_run_in_order_without_idle_slots(seconds, slots):
     order = []
 
     async def main():
@@ -113,7 +113,7 @@ def test_one_tenant_alone_goes_in_the_order_it_came_and_waits_for_nothing_else(s
     assert sum(seconds) / slots <= took_s <= sum(seconds) / slots + 2
 
 
-def test_a_debt_is_not_carried_over_a_time_in_which_nobody_waited():
+def test_debts_are_void_after_the_gate_was_idle():
     async def main():
         gate = FairGate(1)
         assert gate.try_enter(1)
@@ -153,7 +153,7 @@ def test_a_turn_without_weight_or_cost_is_refused_and_takes_no_slot(weight, cost
     assert gate.statistics().free == 1
 
 
-def test_whoever_keeps_what_it_gets_leaves_as_much_to_others():
+def test_a_tenant_that_keeps_its_slots_leaves_as_many_to_others():
     async def main():
         gate = FairGate(12, yields=True)
         waiting = []
@@ -177,7 +177,7 @@ def test_whoever_keeps_what_it_gets_leaves_as_much_to_others():
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=200), st.integers(1, 12))
-def test_a_gate_that_yields_lets_everybody_in_that_may_come(steps, slots):
+def test_a_gate_that_yields_admits_every_newcomer(steps, slots):
     async def main():
         gate, held, tasks = FairGate(slots, yields=True), Counter(), []
 
@@ -246,7 +246,7 @@ def test_a_deadline_ends_waiting_and_leaves_no_trace():
     run_virtually(main)
 
 
-def test_a_waiter_that_is_cancelled_with_its_slot_in_hand_passes_it_on():
+def test_a_waiter_cancelled_after_it_got_a_slot_passes_it_on():
     async def main():
         gate = FairGate(1)
         assert gate.try_enter(1)
@@ -263,7 +263,7 @@ def test_a_waiter_that_is_cancelled_with_its_slot_in_hand_passes_it_on():
     run_virtually(main)
 
 
-def test_flows_that_owe_nothing_are_forgotten():
+def test_flows_without_debt_are_forgotten():
     gate = FairGate(1)
     for tenant in range(1000):
         assert gate.try_enter(tenant)
@@ -332,7 +332,7 @@ class GateMachine(RuleBasedStateMachine):
         self._turn(seconds)
 
     @invariant()
-    def nobody_waits_beside_a_free_slot(self):
+    def no_request_waits_while_a_slot_is_free(self):
         self._turn()
         seen = self.gate.statistics()
         assert (seen.free, seen.waiting) == (3 - len(self.holders), len(self.waiters))
@@ -347,7 +347,7 @@ TestGate.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=40), st.integers(1, 6), st.booleans())
-def test_who_may_enter_can_and_who_may_not_cannot(steps, slots, yields):
+def test_may_enter_predicts_try_enter(steps, slots, yields):
     gate, inside = FairGate(slots, yields=yields), Counter()
     for tenant, enters in steps:
         if enters:
@@ -360,7 +360,7 @@ def test_who_may_enter_can_and_who_may_not_cannot(steps, slots, yields):
 
 
 @pytest.mark.parametrize("charged", [False, True])
-def test_turns_that_took_no_slot_count_against_whoever_had_them(charged):
+def test_turns_without_a_slot_count_against_their_tenants(charged):
     order = []
 
     async def ask(gate, tenant):
@@ -369,7 +369,7 @@ def test_turns_that_took_no_slot_count_against_whoever_had_them(charged):
 
     async def story():
         gate = FairGate(1)
-        gate.charge("a", 1.0, 100.0)  # nobody waits and nobody runs: it is nobody's loss
+        gate.charge("a", 1.0, 100.0)  # the gate is idle: no debt
         assert gate.try_enter("c")
         if charged:
             gate.charge("a", 1.0, 100.0)

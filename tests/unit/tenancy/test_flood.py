@@ -1,4 +1,4 @@
-"""A flood stays its sender's problem: one tenant asks for ten times what there is, another for a tenth of it."""
+"""A flood does not delay others: one tenant requests ten times the capacity, another a tenth of it."""
 
 import asyncio
 import random
@@ -57,7 +57,7 @@ async def _serve(slots, rates, caps, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("slots", [1, 4])
-def test_beside_a_flood_a_polite_tenant_waits_for_one_turn_at_most(slots, seed):
+def test_beside_a_flood_another_tenant_waits_for_one_turn_at_most(slots, seed):
     capacity = slots / SERVICE_S
     rates = {FLOOD: 10 * capacity, POLITE: 0.1 * capacity}
     waited_s, refused = run_virtually(lambda: _serve(slots, rates, dict.fromkeys(rates, (0, 0)), seed))

@@ -1,4 +1,4 @@
-"""An issuer's keys: from a file or its own host, and never more of them, longer or more often than bounds say."""
+"""An issuer's keys: from a file or its own host, bounded in number, length and frequency of fetches."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from tensorwasm.tenancy.jwks import (
     MAX_JWKS_BYTES,
     MAX_KEYS,
     REFRESH_S,
-    FileSource,
-    HostSource,
     KeySet,
+    fetch,
     open_source,
     parse_keys,
+    read_file,
 )
 
 URL = "https://issuer.example/keys"
@@ -27,7 +27,7 @@ PLACES = {("RS256", "key-RS256"), ("ES256", "key-ES256"), ("EdDSA", "key-EdDSA")
 
 
 class World:
-    """Keys that change, somebody who counts, and a clock."""
+    """A changing key set, a counter of loads, and a clock."""
 
     def __init__(self, text=issuer.JWKS):
         self.text = text
@@ -75,7 +75,7 @@ def test_each_key_is_found_by_its_algorithm_and_id():
     ],
     ids=range(18),
 )
-def test_a_key_that_may_not_verify_is_left_out_and_the_others_stay(row):
+def test_an_unusable_key_is_skipped_and_the_others_stay(row):
     good = issuer.jwk(issuer.ED, "good")
     assert set(parse_keys(issuer.jwks(row, good))) == {("EdDSA", "good")}
     with pytest.raises(ValueError, match="no key"):
@@ -112,7 +112,7 @@ def test_keys_are_bounded_in_bytes_and_number():
 
 
 @pytest.mark.rule("14-keys")
-def test_an_unknown_key_is_asked_for_once_in_thirty_seconds_whatever_comes_in():
+def test_unknown_keys_cause_at_most_one_fetch_in_thirty_seconds():
     world = World()
     assert world.find()
     world.text = issuer.jwks(issuer.jwk(issuer.RSA, "new"))
@@ -124,7 +124,7 @@ def test_an_unknown_key_is_asked_for_once_in_thirty_seconds_whatever_comes_in():
     assert world.loads == 2
 
 
-def test_many_who_wait_for_keys_share_one_look():
+def test_concurrent_look_ups_share_one_fetch():
     world = World()
 
     async def together():
@@ -134,7 +134,7 @@ def test_many_who_wait_for_keys_share_one_look():
     assert world.loads == 1
 
 
-def test_a_key_that_the_issuer_withdrew_goes_after_ten_minutes():
+def test_a_withdrawn_key_is_dropped_after_ten_minutes():
     world = World()
     assert world.find()
     world.text = issuer.jwks(issuer.jwk(issuer.ED, "other"))
@@ -145,7 +145,7 @@ def test_a_key_that_the_issuer_withdrew_goes_after_ten_minutes():
 
 
 @pytest.mark.parametrize("failure", [OSError("gone"), TimeoutError(), b"nonsense", b'{"keys":[]}'], ids=str)
-def test_while_no_keys_come_those_that_are_there_stay(failure, caplog):
+def test_failed_fetches_keep_the_known_keys(failure, caplog):
     world = World()
     assert world.find()
     world.text, world.now_s = failure, world.now_s + MAX_AGE_S + 1
@@ -154,12 +154,12 @@ def test_while_no_keys_come_those_that_are_there_stay(failure, caplog):
     assert "cannot be read" in caplog.text
 
 
-def test_keys_in_a_file_are_read_no_further_than_they_may_be_long(tmp_path):
+def test_a_key_file_is_read_no_further_than_the_limit(tmp_path):
     path = tmp_path / "keys.json"
     path.write_bytes(issuer.JWKS)
-    assert asyncio.run(FileSource(path)()) == issuer.JWKS
+    assert read_file(path) == issuer.JWKS
     path.write_bytes(b" " * (2 * MAX_JWKS_BYTES))
-    assert len(asyncio.run(FileSource(path)())) == MAX_JWKS_BYTES + 1
+    assert len(read_file(path)) == MAX_JWKS_BYTES + 1
     assert World(text=FileNotFoundError("no")).find() is None
 
 
@@ -182,19 +182,22 @@ def test_keys_in_a_file_are_read_no_further_than_they_may_be_long(tmp_path):
         "ftp://issuer.example/keys",
     ],
 )
-def test_keys_are_nowhere_but_at_the_issuers_own_host(place):
+def test_keys_at_another_host_than_the_issuers_are_refused(place):
     with pytest.raises(InvalidArgs) as caught:
         open_source("https://issuer.example", place)
     assert "secret" not in str(caught.value)
 
 
-def test_the_issuers_host_is_known_in_any_spelling_and_a_path_is_a_file(tmp_path):
-    assert open_source("https://Issuer.example/realm", "https://issuer.EXAMPLE:443/keys").url.endswith("/keys")
-    assert open_source("https://issuer.example", str(tmp_path / "k")) == FileSource(tmp_path / "k")
+def test_the_issuers_host_matches_in_any_case_and_a_path_is_a_file(tmp_path):
+    place = "https://issuer.EXAMPLE:443/keys"
+    assert open_source("https://Issuer.example/realm", place).args == (place,)
+    path = tmp_path / "keys.json"
+    path.write_bytes(issuer.JWKS)
+    assert asyncio.run(open_source("https://issuer.example", str(path))()) == issuer.JWKS
 
 
 def serve(handle):
-    return asyncio.run(HostSource(URL, httpx.MockTransport(handle))())
+    return asyncio.run(fetch(URL, httpx.MockTransport(handle)))
 
 
 class Endless(httpx.AsyncByteStream):
@@ -224,14 +227,14 @@ def test_no_redirect_is_followed():
 
 
 @pytest.mark.rule("14-keys")
-def test_an_endless_answer_is_read_no_further_than_keys_may_be_long():
+def test_an_endless_answer_is_read_no_further_than_the_limit():
     endless = Endless()
     assert len(serve(lambda _request: httpx.Response(200, stream=endless))) > MAX_JWKS_BYTES
     assert endless.sent <= 2 * MAX_JWKS_BYTES
 
 
 @pytest.mark.rule("14-keys")
-def test_a_host_that_never_answers_is_given_up(monkeypatch):
+def test_a_silent_host_times_out(monkeypatch):
     monkeypatch.setattr("tensorwasm.tenancy.jwks.FETCH_S", 0.01)
 
     async def never(_request):
@@ -244,7 +247,7 @@ def test_a_host_that_never_answers_is_given_up(monkeypatch):
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("x"), httpx.ReadTimeout("x"), httpx.RemoteProtocolError("x")], ids=repr
 )
-def test_whatever_fails_on_the_way_is_an_os_error(error):
+def test_every_network_failure_is_an_os_error(error):
     def handle(_request):
         raise error
 

@@ -1,4 +1,4 @@
-"""Quotas: never over, whoever asks at the same time; nothing left at the end, whichever way it comes."""
+"""Quotas: never exceeded under concurrency, and everything is released however calls end."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, LEAST_MEMORY_BYTES
 from tensorwasm.values import MIB
 
 AMOUNTS = st.dictionaries(st.sampled_from(sorted(HELD)), st.integers(0, 6), max_size=4)
-NOBODY = dict.fromkeys(QUOTAS, 0)
+NOTHING = dict.fromkeys(QUOTAS, 0)
 NOON = 485_000 * HOUR_MS
 
 
@@ -40,14 +40,14 @@ def test_all_amounts_are_held_or_none_and_a_release_counts_once(limits, steps):
             with pytest.raises(QuotaExceeded) as asked:
                 quotas.require(7, limits, **step)
             assert str(asked.value) == str(held.value)
-        assert quotas.usage(7) == NOBODY | model.held
+        assert quotas.usage(7) == NOTHING | model.held
     for holding, _ in holdings:
         with holding:
             pass
-    assert quotas.usage(7) == NOBODY
+    assert quotas.usage(7) == NOTHING
 
 
-def test_64_threads_are_never_over_and_end_with_nothing():
+def test_64_threads_never_exceed_a_limit_and_release_everything():
     quotas, limits, over = Quotas(), {"instances": 10, "memory_bytes": 1000}, []
 
     def work(seed):
@@ -72,10 +72,10 @@ def test_64_threads_are_never_over_and_end_with_nothing():
     finally:
         sys.setswitchinterval(interval)
     assert not over
-    assert [quotas.usage(tenant) for tenant in range(3)] == [NOBODY] * 3
+    assert [quotas.usage(tenant) for tenant in range(3)] == [NOTHING] * 3
 
 
-def test_64_tasks_that_end_in_every_way_leave_nothing():
+def test_64_tasks_release_everything_however_they_end():
     quotas, limits = Quotas(), {"requests": 20}
 
     async def work(seed):
@@ -96,7 +96,7 @@ def test_64_tasks_that_end_in_every_way_leave_nothing():
         assert {type(end) for end in ends} >= {ValueError, QuotaExceeded, asyncio.CancelledError}
 
     asyncio.run(main())
-    assert quotas.usage(7) == NOBODY
+    assert quotas.usage(7) == NOTHING
 
 
 @pytest.mark.parametrize("amounts", [{"instances": -1}, {"gold": 1}, {"requests": 1, "launches_per_hour": 1}])
@@ -104,7 +104,7 @@ def test_what_cannot_be_held_is_refused_and_changes_nothing(amounts):
     quotas = Quotas()
     with pytest.raises(InvalidArgs):
         quotas.hold(7, {}, **amounts)
-    assert quotas.usage(7) == NOBODY
+    assert quotas.usage(7) == NOTHING
 
 
 def test_a_refusal_names_the_quota_what_is_used_and_the_limit():
@@ -112,7 +112,7 @@ def test_a_refusal_names_the_quota_what_is_used_and_the_limit():
     quotas.hold(7, {}, instances=3)
     with pytest.raises(QuotaExceeded, match="the quota instances is 4: 3 are used, and 2 more are too many"):
         quotas.hold(7, {"instances": 4}, requests=1, instances=2)
-    assert quotas.usage(7) == NOBODY | {"instances": 3}
+    assert quotas.usage(7) == NOTHING | {"instances": 3}
     assert quotas.held("instances") == {7: 3}
 
 
@@ -125,16 +125,16 @@ def test_what_was_used_up_counts_for_an_hour_and_fades_in_the_next():
         quotas.check_budget(7, limits)
     now[0] += HOUR_MS + HOUR_MS // 2
     quotas.check_budget(7, limits)
-    assert quotas.usage(7) == NOBODY | {"gpu_us_per_hour": 50, "launches_per_hour": 1}
+    assert quotas.usage(7) == NOTHING | {"gpu_us_per_hour": 50, "launches_per_hour": 1}
     now[0] += HOUR_MS
-    assert quotas.usage(7) == NOBODY
+    assert quotas.usage(7) == NOTHING
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 2 * HOUR_MS), st.integers(0, 1000)), max_size=30),
     st.integers(0, 1000),
 )
-def test_nobody_uses_more_in_an_hour_of_the_clock_than_the_budget_and_one_charge(steps, limit):
+def test_use_within_an_hour_exceeds_the_budget_by_one_charge_at_most(steps, limit):
     now = [NOON]
     quotas = Quotas(lambda: now[0])
     by_hour = {}
@@ -154,10 +154,10 @@ def test_hours_that_were_recorded_before_a_restart_count_on():
     quotas = Quotas(lambda: NOON + HOUR_MS // 4)
     for hour, amount in ((NOON - 2 * HOUR_MS, 900), (NOON - HOUR_MS, 40), (NOON, 5), (NOON - HOUR_MS, 40)):
         quotas.restore(7, hour, gpu_us=amount)
-    assert quotas.usage(7) == NOBODY | {"gpu_us_per_hour": 65}
+    assert quotas.usage(7) == NOTHING | {"gpu_us_per_hour": 65}
 
 
-def test_accounts_in_which_nothing_counts_go_as_others_come():
+def test_idle_accounts_are_dropped_as_others_are_opened():
     now = [NOON]
     quotas = Quotas(lambda: now[0])
     kept = quotas.hold(0, {}, instances=1)
@@ -189,12 +189,12 @@ def test_the_caps_of_the_settings_parse():
 @pytest.mark.parametrize(
     "text", ["qps", "qps=", "qps=-1", "qps=1.5", "gold=1", "qps=\u0661", f"qps={1 << 63}", "qps=" + "9" * 5000]
 )
-def test_other_caps_do_not(text):
+def test_invalid_caps_are_refused(text):
     with pytest.raises(InvalidArgs, match="a cap is NAME=NUMBER"):
         parse_caps(text)
 
 
-def test_the_names_are_apart():
+def test_quota_names_are_unique():
     assert not set(HELD) & set(BUDGETS)
 
 
@@ -212,12 +212,12 @@ def test_all_tenants_together_hold_no_more_memory_than_the_host_has_for_them():
     quotas.hold(4, {}, memory_bytes=100)
 
 
-def test_a_tenants_own_limit_is_told_before_everybodys():
+def test_a_tenants_own_limit_is_reported_before_the_hosts():
     with pytest.raises(QuotaExceeded):
         Quotas(host_bytes=10).hold(1, {"memory_bytes": 5}, memory_bytes=11)
 
 
-def test_who_has_no_limit_of_his_own_leaves_as_much_memory_as_he_holds():
+def test_a_tenant_without_a_limit_leaves_as_much_memory_as_it_holds():
     """A case of 2026-11-23: two tenants with half each, who let their streams stand, held all there was."""
     quotas = Quotas(host_bytes=2400 * MIB)
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_who_has_no_limit_of_his_own_leaves_as_much_memory_as_he_holds():
 
 @settings(max_examples=100, deadline=None)
 @given(wishes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 700)), max_size=40), room=st.integers(1, 4096))
-def test_however_many_hold_what_they_get_none_has_more_than_is_free_beyond_the_least(wishes, room):
+def test_no_tenant_holds_more_than_is_free_beyond_the_least(wishes, room):
     quotas = Quotas(host_bytes=room * MIB)
     for tenant, size in wishes:
         limit = quotas.memory_limit(tenant, {})
@@ -258,12 +258,12 @@ def test_however_many_hold_what_they_get_none_has_more_than_is_free_beyond_the_l
             assert whole <= room * MIB
 
 
-def test_what_never_fits_is_no_matter_of_time():
+def test_an_amount_that_never_fits_exceeds_the_quota():
     with pytest.raises(QuotaExceeded, match=f"memory_bytes is {600 * MIB}"):
         Quotas(host_bytes=1200 * MIB).hold(1, {}, memory_bytes=601 * MIB)
 
 
-def test_a_holding_takes_more_and_gives_some_back():
+def test_a_hold_takes_more_and_releases_a_part():
     quotas = Quotas(host_bytes=100)
     first, more = quotas.hold(1, {}, instances=1, memory_bytes=30), quotas.hold(1, {}, memory_bytes=20)
     first.add(more)
@@ -279,7 +279,7 @@ def test_a_holding_takes_more_and_gives_some_back():
     quotas.hold(2, {}, memory_bytes=100)
 
 
-def test_what_was_given_back_takes_no_more():
+def test_a_released_hold_takes_no_more():
     quotas = Quotas(host_bytes=100)
     first, more = quotas.hold(1, {}, instances=1, memory_bytes=30), quotas.hold(1, {}, memory_bytes=20)
     first.release()

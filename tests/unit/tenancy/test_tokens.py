@@ -1,4 +1,4 @@
-"""Tokens as texts: made, digested, and read from an operator's list; nothing of them is ever told."""
+"""Tokens as texts: made, digested, and read from an operator's list, without a part of them in any message."""
 
 import base64
 import logging
@@ -39,7 +39,7 @@ def test_what_is_kept_of_a_token_is_a_digest_that_does_not_contain_it():
 
 
 @given(strong_tokens, strong_tokens)
-def test_a_digest_is_its_own_tokens_only(one, other):
+def test_a_digest_identifies_its_token(one, other):
     assert (digest(one) == digest(other)) == (one == other)
 
 
@@ -61,7 +61,7 @@ def test_a_list_is_read_back_as_it_was_written(entries):
 @example(f"{TOKEN}:tenant=1,{OTHER}")
 @example(":tenant=1")
 @example(f"{TOKEN}:tenant=1,,2,")
-def test_whatever_a_list_says_a_token_is_for_all_only_where_that_is_written(text):
+def test_a_token_is_for_all_tenants_only_if_the_list_says_so(text):
     try:
         found = parse_tokens(text)
     except InvalidArgs:
@@ -73,7 +73,7 @@ def test_whatever_a_list_says_a_token_is_for_all_only_where_that_is_written(text
         assert each.tenants is not None or each.digest in bare | starred
 
 
-def test_a_token_alone_is_for_all_and_warned_of(caplog):
+def test_a_token_without_tenants_is_for_all_with_a_warning(caplog):
     assert parse_tokens(TOKEN) == (StaticToken(1, digest(TOKEN), None),)
     assert "token 1 names no tenants" in caplog.text
     assert TOKEN not in caplog.text
@@ -108,7 +108,7 @@ def test_what_follows_a_list_of_tenants_never_becomes_a_token_for_everything():
         (f"{TOKEN}\u017f:tenant=1", 1),
     ],
 )
-def test_a_token_that_can_be_guessed_or_is_none_is_refused_by_its_place(text, place, caplog):
+def test_a_weak_or_invalid_token_is_refused_by_its_place(text, place, caplog):
     with pytest.raises(InvalidArgs, match=rf"TENSOR_WASM_API_TOKENS: token {place} ") as caught:
         parse_tokens(text)
     assert not any(part and part in str(caught.value) for part in (TOKEN, "short", "ChangeMe"))
@@ -127,7 +127,7 @@ def test_a_list_without_tenants_is_read_as_digests_and_refused_likewise():
 
 
 @given(list_texts)
-def test_neither_logs_nor_errors_have_anything_of_a_token(text):
+def test_neither_logs_nor_errors_contain_a_part_of_a_token(text):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

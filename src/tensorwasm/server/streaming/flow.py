@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tensorwasm.server.routing import Call
     from tensorwasm.service.invocations.request import InvocationRequest
     from tensorwasm.service.invocations.streaming import GuestStream
-    from tensorwasm.tenancy.quotas import Holding
+    from tensorwasm.tenancy.quotas import QuotaHold
 
 HEAD_S: Final = 0.5
 """Seconds in which a guest may fail as if it were not streamed; after that the answer begins."""
@@ -63,7 +63,7 @@ async def pulse(stream: GuestStream, idle_s: float) -> AsyncIterator[bytes | Non
             yield chunk
 
 
-def hold_stream(call: Call) -> Holding:
+def hold_stream(call: Call) -> QuotaHold:
     """Count one more open stream of the caller's tenant, until what is returned is left.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tensorwasm.database.tenants import TenantRecord
+from tensorwasm.database.identity import TenantRecord
 from tensorwasm.service.identity.tenants import TenantChange
 from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.tenancy.principal import MAX_TENANT

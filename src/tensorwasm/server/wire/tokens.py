@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tensorwasm.database.tokens import ALL_TENANTS, TokenRecord
+from tensorwasm.database.identity import ALL_TENANTS, TokenRecord
 from tensorwasm.server.wire.functions import Name
 from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, NewToken
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tensorwasm.database.usage import Amounts
+from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.server.wire.functions import Millis
 from tensorwasm.service.usage import UsageReport
 
@@ -31,7 +31,7 @@ class AmountsBody(msgspec.Struct):
     bytes_out: int
 
     @classmethod
-    def of(cls, used: Amounts) -> AmountsBody:
+    def of(cls, used: UsageAmounts) -> AmountsBody:
         """Return the service's."""
         return cls(used.requests, used.errors, used.cpu_us, used.gpu_us, used.launches, used.bytes_in, used.bytes_out)
 

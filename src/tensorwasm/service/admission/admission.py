@@ -16,11 +16,11 @@ from typing import Final, Literal
 from tensorwasm.errors import RateLimited
 from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.tenancy.authentication import Authenticator
-from tensorwasm.tenancy.buckets import RateLimiter, Standing, retry_after_s
+from tensorwasm.tenancy.buckets import LimitState, RateLimiter, retry_after_s
 from tensorwasm.tenancy.fairness import FairGate, GateStatistics
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.principal import Principal
-from tensorwasm.tenancy.quotas import Holding, Quotas
+from tensorwasm.tenancy.quotas import QuotaHold, Quotas
 from tensorwasm.values import Deadline
 
 RouteClass = Literal["probes", "invoke", "reads", "writes", "openai", "kernels", "streams", "admin"]
@@ -62,7 +62,7 @@ class Permit:
         self._admitted = admitted
         self._gate = gate
         self._cost = cost
-        self.instance: Holding | None = None
+        self.instance: QuotaHold | None = None
 
     def try_hold(self, memory_bytes: int) -> bool:
         """Take what an instance holds; return False if it has to be waited for with `hold`.
@@ -122,7 +122,7 @@ class Admitted:
         """
         self.quotas.require(self.tenant, self.policy.quotas, requests=1)
 
-    def hold_request(self) -> Holding:
+    def hold_request(self) -> QuotaHold:
         """Count one request more of the tenant until what is returned is released.
 
         Raises:
@@ -197,7 +197,7 @@ class Admission:
         principal: Principal,
         tenant: int,
         scope: str,
-        tell: Callable[[tuple[Standing, ...]], object],
+        tell: Callable[[tuple[LimitState, ...]], object],
         *,
         acts: bool,
     ) -> Admitted:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Protocol
 
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError, QuotaExceeded
-from tensorwasm.tenancy.quotas import Holding, Quotas
+from tensorwasm.tenancy.quotas import QuotaHold, Quotas
 from tensorwasm.values import Deadline
 
 WAIT_S: Final = 2.0
@@ -60,7 +60,7 @@ class InstanceQueue:
         """Start with no guests."""
         self._quotas = quotas
         self._running: Counter[int] = Counter()  # guests of each tenant
-        self._waiting: dict[asyncio.Future[Holding], _Wanted] = {}
+        self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first in the queue, by id of their holdings
         self._evicting: set[asyncio.Task[None]] = set()
         self.idle: IdleInstances | None = None
@@ -85,7 +85,7 @@ class InstanceQueue:
             return False
         return True
 
-    def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> Holding | None:
+    def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
         """Hold what an instance takes; None if it has to wait (`hold`).
 
         Args:
@@ -107,7 +107,7 @@ class InstanceQueue:
                 raise
             return None
 
-    async def hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline) -> Holding:
+    async def hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline) -> QuotaHold:
         """Hold what an instance takes, as soon as it is there.
 
         Args:
@@ -123,7 +123,7 @@ class InstanceQueue:
         """
         return await self._wait(_Wanted(tenant, limits, memory_bytes), deadline)
 
-    def release(self, tenant: int, holding: Holding) -> None:
+    def release(self, tenant: int, holding: QuotaHold) -> None:
         """Give back what an instance held, to those who wait."""
         self._give_back(tenant, holding)
         self._serve()
@@ -155,8 +155,8 @@ class InstanceQueue:
         finally:
             self._serve()
 
-    async def _wait(self, wanted: _Wanted, deadline: Deadline) -> Holding:
-        came: asyncio.Future[Holding] = asyncio.get_running_loop().create_future()
+    async def _wait(self, wanted: _Wanted, deadline: Deadline) -> QuotaHold:
+        came: asyncio.Future[QuotaHold] = asyncio.get_running_loop().create_future()
         self._waiting[came] = wanted
         self._serve()
         if came in self._waiting:
@@ -178,7 +178,7 @@ class InstanceQueue:
             raise InvokeTimeout("the deadline passed while the call waited for memory")
         return self._hold(wanted)
 
-    def _make_room(self, came: asyncio.Future[Holding], wanted: _Wanted) -> None:
+    def _make_room(self, came: asyncio.Future[QuotaHold], wanted: _Wanted) -> None:
         """Have idle instances leave memory while one waits, if that helps it."""
         tenant = wanted.tenant if "memory_bytes" in wanted.limits else None
         if self.idle is not None and self.idle.any_idle(tenant):
@@ -186,7 +186,7 @@ class InstanceQueue:
             self._evicting.add(task)
             task.add_done_callback(self._evicting.discard)
 
-    async def _evict(self, idle: IdleInstances, came: asyncio.Future[Holding], tenant: int | None) -> None:
+    async def _evict(self, idle: IdleInstances, came: asyncio.Future[QuotaHold], tenant: int | None) -> None:
         while came in self._waiting and await idle.evict_one(tenant):
             self._serve()
 
@@ -211,13 +211,13 @@ class InstanceQueue:
                 came.set_result(holding)
             del self._waiting[came]
 
-    def _hold(self, wanted: _Wanted) -> Holding:
+    def _hold(self, wanted: _Wanted) -> QuotaHold:
         tenant, limits, memory_bytes, instances = wanted
         holding = self._quotas.hold(tenant, limits, instances=instances, memory_bytes=memory_bytes)
         self._running[tenant] += 1
         return holding
 
-    def _give_back(self, tenant: int, holding: Holding) -> None:
+    def _give_back(self, tenant: int, holding: QuotaHold) -> None:
         self._passed.pop(id(holding), None)
         holding.release()
         self._count_off(tenant)

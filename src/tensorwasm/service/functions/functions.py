@@ -14,9 +14,9 @@ from functools import partial
 from typing import Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.database import Connection
 from tensorwasm.database import functions as queries
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import CompileTimeout, Conflict, NotFound
 from tensorwasm.service.functions import records
@@ -59,7 +59,7 @@ class Functions:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabaseExecutor,
         modules: Modules,
         loader: Loader,
         ceilings: Ceilings,

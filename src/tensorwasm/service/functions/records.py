@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from tensorwasm.database import Connection
 from tensorwasm.database import functions as queries
-from tensorwasm.database.connection import Connection
 from tensorwasm.database.functions import AliasRecord, FunctionRecord, VersionRecord
 from tensorwasm.errors import Conflict, NotFound
 from tensorwasm.service.functions.names import Reference, is_id

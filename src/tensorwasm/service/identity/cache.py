@@ -8,15 +8,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.revisions import read_revision
-from tensorwasm.database.tenants import TenantRecord, changed_tenants
-from tensorwasm.database.tokens import TokenRecord, changed_tokens, erase_dead_tokens
+from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.identity import (
+    TenantRecord,
+    TokenRecord,
+    changed_tenants,
+    changed_tokens,
+    erase_dead_tokens,
+    read_revision,
+)
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.service.clock import Clock
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.roll import Roll
+from tensorwasm.tenancy.tokens import TokenTable
 
 FRESH_S: Final = 0.25
 """How far apart looks for unknown tokens are, and so how much later another process's new token is good at most."""
@@ -51,8 +56,8 @@ class IdentityCache:
 
     def __init__(
         self,
-        desk: Desk,
-        roll: Roll,
+        desk: DatabaseExecutor,
+        roll: TokenTable,
         clock: Clock = Clock(),  # noqa: B008 - frozen
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         caps: Mapping[str, int] = MappingProxyType({}),

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.identity.tenants import Tenants
@@ -16,8 +16,7 @@ from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.capability import Registry
 from tensorwasm.tenancy.oidc import open_verifier
 from tensorwasm.tenancy.quotas import parse_caps
-from tensorwasm.tenancy.roll import Roll
-from tensorwasm.tenancy.tokens import parse_digests, parse_tokens
+from tensorwasm.tenancy.tokens import TokenTable, parse_digests, parse_tokens
 
 PUBLISHERS: Final = "TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS"
 
@@ -43,7 +42,7 @@ class Identity:
 
 async def open_identity(
     settings: ServiceSettings,
-    desk: Desk,
+    desk: DatabaseExecutor,
     clock: Clock = Clock(),  # noqa: B008 - frozen
 ) -> Identity:
     """Open all that knows who may do what; `IdentityCache.follow` has to run besides.
@@ -60,7 +59,7 @@ async def open_identity(
         InvalidArgs: a list of tokens or of caps, or what is said of the issuer, makes no sense.
         DatabaseUnavailable: it does not answer.
     """
-    roll = Roll(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
+    roll = TokenTable(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
     verifier = await asyncio.to_thread(open_verifier, settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
     listed = len(roll) > 0
     directory = IdentityCache(desk, roll, clock, caps=parse_caps(settings.tenant_caps))

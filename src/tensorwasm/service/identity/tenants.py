@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tensorwasm.database import tenants as queries
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.tenants import TenantRecord
+from tensorwasm.database import Connection
+from tensorwasm.database import identity as queries
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.identity import TenantRecord
 from tensorwasm.errors import Conflict, InvalidRequest, TenantScopeDenied
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.names import checked_name
@@ -51,7 +51,13 @@ class Tenants:
         clock: what time it is.
     """
 
-    def __init__(self, desk: Desk, directory: IdentityCache, registry: Registry, clock: Clock = Clock()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        desk: DatabaseExecutor,
+        directory: IdentityCache,
+        registry: Registry,
+        clock: Clock = Clock(),  # noqa: B008 - frozen
+    ) -> None:
         self._desk = desk
         self._directory = directory
         self._registry = registry

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorwasm.database import tokens as queries
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.revisions import take_revision
-from tensorwasm.database.tokens import TokenRecord
+from tensorwasm.database import Connection
+from tensorwasm.database import identity as queries
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.identity import TokenRecord, take_revision
 from tensorwasm.errors import Conflict, InvalidRequest, NotFound
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.names import checked_name
@@ -18,7 +17,7 @@ from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit
 from tensorwasm.tenancy.capability import AdminCapability, Authority, Registry
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
-from tensorwasm.tenancy.tokens import Minted, mint
+from tensorwasm.tenancy.tokens import MintedToken, mint
 
 MAX_TENANTS: Final = 1024
 MAX_OVERLAP_S: Final = 30 * 86_400
@@ -51,7 +50,13 @@ class Tokens:
         clock: what time it is.
     """
 
-    def __init__(self, desk: Desk, directory: IdentityCache, registry: Registry, clock: Clock = Clock()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        desk: DatabaseExecutor,
+        directory: IdentityCache,
+        registry: Registry,
+        clock: Clock = Clock(),  # noqa: B008 - frozen
+    ) -> None:
         self._desk = desk
         self._directory = directory
         self._registry = registry
@@ -238,7 +243,7 @@ def _replace(
     connection: Connection,
     authority: Authority,
     token_id: str,
-    minted: Minted,
+    minted: MintedToken,
     now_unix_ms: int,
     overlap_ms: int,
     expires_unix_ms: int | None,

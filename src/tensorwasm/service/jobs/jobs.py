@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
+from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import (
     ENDED,
     JobFilter,
@@ -78,7 +78,7 @@ class Jobs:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabaseExecutor,
         invoke: Invoke,
         options: JobOptions,
         *,

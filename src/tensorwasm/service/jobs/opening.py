@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import JobRecord
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admission
@@ -24,7 +24,7 @@ _GRACE: Final = 0.25
 async def open_jobs(
     stack: AsyncExitStack,
     settings: ServiceSettings,
-    desk: Desk,
+    desk: DatabaseExecutor,
     invocations: Invocations,
     admission: Admission,
     clock: Clock,

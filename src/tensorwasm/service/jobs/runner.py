@@ -10,18 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.jobs import JobRecord, JobStatus, look_ahead
-from tensorwasm.database.leases import (
-    Claim,
-    Claimed,
-    Lease,
-    claim_jobs,
-    end_attempt,
-    renew_leases,
-    retry_attempt,
-)
+from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.jobs import JobRecord, JobStatus, check_due
+from tensorwasm.database.leases import Claim, ClaimedJob, Lease, claim_jobs, end_attempt, renew_leases, retry_attempt
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.pending import locate_trap
@@ -81,7 +73,7 @@ class Runner:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabaseExecutor,
         invoke: Invoke,
         judge: Judge,
         options: JobOptions,
@@ -138,7 +130,7 @@ class Runner:
         if free <= 0 or self._closing:
             return self._options.poll_s
         now = self._clock.unix_ms()
-        due, later = await self._desk.read(look_ahead, now)
+        due, later = await self._desk.read(check_due, now)
         if due and await self._claim(now, free):
             return 0.0
         return self._options.poll_s if later is None else min(self._options.poll_s, max(0, later - now) / 1000)
@@ -166,7 +158,7 @@ class Runner:
             self._start(each, until_s)
         return len(claimed)
 
-    def _start(self, claimed: Claimed, until_s: float) -> None:
+    def _start(self, claimed: ClaimedJob, until_s: float) -> None:
         job = claimed.job
         call = asyncio.ensure_future(self._call(job, claimed.request))
         attempt = self._attempts[claimed.lease] = Attempt(job, claimed.lease, until_s, call)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.database.connection import Connection
-from tensorwasm.database.desk import Desk
+from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import JobEnd, JobStatus, count_active, expire_jobs, remove_jobs, trim_jobs
 from tensorwasm.database.leases import reclaim_jobs
 from tensorwasm.service.clock import Clock
@@ -70,7 +70,7 @@ class Sweeper:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: DatabaseExecutor,
         judge: Judge,
         clock: Clock,
         running: Callable[[], Collection[str]],

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tensorwasm.database.desk import Desk
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import ended_jobs
 from tensorwasm.errors import TensorWasmError
 
@@ -22,7 +22,7 @@ class JobWaiters:
         poll_s: how often jobs are looked for that ended in other processes.
     """
 
-    def __init__(self, desk: Desk, poll_s: float) -> None:
+    def __init__(self, desk: DatabaseExecutor, poll_s: float) -> None:
         """Wait for nothing yet."""
         self._desk = desk
         self._poll_s = poll_s

@@ -23,7 +23,7 @@ from tensorwasm.tenancy.principal import require_owned
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.database.connection import Connection
+    from tensorwasm.database import Connection
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
     from tensorwasm.service.functions.resolution import Resolved
 

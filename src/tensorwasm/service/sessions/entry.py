@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.service.sessions.instances import Live
-from tensorwasm.tenancy.quotas import Holding
+from tensorwasm.tenancy.quotas import QuotaHold
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SessionEntry:
     record: SessionRecord | None = None
     live: Live | None = None
     resolved: Resolved | None = None
-    holding: Holding | None = None
+    holding: QuotaHold | None = None
     wide: bool = False
     guest: Live | None = None
     used_ns: int = 0

@@ -21,7 +21,7 @@ from tensorwasm.service.sessions.instances import Live
 from tensorwasm.service.sessions.leases import Leases
 from tensorwasm.service.sessions.operation_queue import OperationQueue
 from tensorwasm.service.sessions.persistence import SessionKeeper
-from tensorwasm.tenancy.quotas import Holding
+from tensorwasm.tenancy.quotas import QuotaHold
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Hold(Protocol):
     """Takes from a tenant's quotas."""
 
-    def __call__(self, tenant: int, memory_bytes: int, instances: int = 1) -> Holding:
+    def __call__(self, tenant: int, memory_bytes: int, instances: int = 1) -> QuotaHold:
         """Return what is held until it is released.
 
         Raises:

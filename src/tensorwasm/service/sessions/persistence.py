@@ -120,7 +120,7 @@ class SessionKeeper:
             names = await self.run(self._workshop.names, tenant, FOLDER, before_ns)
             for start in range(0, len(names), _TIDIED):
                 part = {tuple(name.split("/")[1:]): name for name in names[start : start + _TIDIED]}
-                wanted = await self.desk.read(rows.which_saves, tuple({key[0] for key in part}))
+                wanted = await self.desk.read(rows.list_saves, tuple({key[0] for key in part}))
                 gone = [name for key, name in part.items() if key not in wanted]
                 await self.run(self._workshop.drop, int(tenant), gone)
                 count += len(gone)

@@ -281,7 +281,7 @@ class Snapshots:
             names = await self._run(self._workshop.names, tenant, FOLDER, before_ns)
             for start in range(0, len(names), _TIDIED):
                 ids = tuple(name.removeprefix(FOLDER) for name in names[start : start + _TIDIED])
-                gone = set(ids) - await self._desk.read(rows.which_snapshots, ids)
+                gone = set(ids) - await self._desk.read(rows.existing_snapshots, ids)
                 await self._run(self._workshop.drop, int(tenant), [snapshot_name(each) for each in gone])
                 count += len(gone)
         return count
@@ -307,7 +307,7 @@ class Snapshots:
         return Restored(session, opened.content_bytes, opened.version)
 
     async def _find_running(self, tenant: int, module_hash: bytes) -> str:
-        found = await self._desk.read(rows.find_running, tenant, module_hash)
+        found = await self._desk.read(rows.find_version_of_module, tenant, module_hash)
         if found is None:
             raise NotFound("no function of this tenant has the snapshot's module")
         return f"{found[0]}@{found[1]}"

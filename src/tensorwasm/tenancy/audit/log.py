@@ -1,4 +1,4 @@
-"""`AuditLog`: records are handed over in a third of a microsecond; a thread encodes, chains and writes them."""
+"""`AuditLog`: appending a record takes a third of a microsecond; a thread encodes, chains and writes them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Final
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.audit.chain import Chain, Head
+from tensorwasm.tenancy.audit.chain import Chain, ChainHead
 from tensorwasm.tenancy.audit.record import AuditRecord, Notice, encode
-from tensorwasm.tenancy.audit.rotation import full_name, surplus
-from tensorwasm.tenancy.audit.sinks import FileSink, Sink, StdoutSink, open_file
+from tensorwasm.tenancy.audit.sinks import AuditSink, FileSink, StdoutSink, full_name, open_file, surplus
 from tensorwasm.tenancy.buckets import Buckets
 from tensorwasm.values import MIB
 
@@ -37,15 +36,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditStatistics:
-    """A snapshot of a log.
-
-    Attributes:
-        written: lines.
-        waiting: records handed over that are not written.
-        dropped: records lost because there was no room for them.
-        suppressed: refusals of credentials that were only counted.
-        failing: whether what was last tried to be written could not.
-    """
+    """Lines written, records waiting, records dropped for lack of room or only counted, and whether writing fails."""
 
     written: int
     waiting: int
@@ -55,26 +46,19 @@ class AuditStatistics:
 
 
 class AuditLog:
-    """A chained log, buffered, written by a thread of its own.
+    """A chained log, written by a thread of its own.
 
-    A record is on the disk ``flush_s`` after it was appended, or as soon as ``flush_lines`` are waiting; what was
-    appended since is lost if the process is killed. Where the disk is full or does not answer, records wait, at most
-    ``queue_lines``; what comes then is lost, and a line says how many were. Records without an actor are written at a
-    bounded rate; a line says how many more there were. A file goes on with the chain that is in it; standard output
-    begins a new one. A file that is full gets another name, and the next one goes on with its chain; the oldest of more
-    than ``keep`` goes, once a line that says so is on the disk.
+    A record is on the disk ``flush_s`` after it was appended, or as soon as ``flush_lines`` wait; what was appended
+    since is lost if the process is killed. While the disk is full or does not answer, at most ``queue_lines`` records
+    wait; further ones are dropped, and a line says how many. Records without an actor are written at a bounded rate; a
+    line says how many more there were. A file continues the chain in it; standard output begins a new one. A file is
+    renamed once it has ``full_bytes`` (0 for never), and the next one continues its chain; the oldest of more than
+    ``keep`` (0 for all) is deleted, after a line that says so is on the disk.
 
-    Args:
-        where: path of a file, ``stdout``, or None for nowhere.
-        flush_s: as above.
-        flush_lines: as above.
-        queue_lines: as above.
-        full_bytes: length from which a file is full; 0 for none.
-        keep: full files that are kept; 0 for all.
-        now_unix_ms: the clock of the log's own lines.
+    ``where`` is the path of a file, ``stdout``, or None for no log.
 
     Raises:
-        UnsafeFile: the file is not a plain one, or has something else in it.
+        UnsafeFile: the file is not a plain one, or has other content.
         StoreUnavailable: another process writes the file, or it cannot be opened.
     """
 
@@ -89,7 +73,6 @@ class AuditLog:
         keep: int = 0,
         now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Open the sink, and start the thread."""
         self._flush_s = flush_s
         self._flush_lines = flush_lines
         self._queue_lines = queue_lines
@@ -100,21 +83,24 @@ class AuditLog:
         self._pending: list[bytes] = []  # records encoded, and not written yet
         self._refusals = Buckets(1)
         self._dropped = self._suppressed = 0
-        self._told = [0, 0]  # of dropped and suppressed ones, as many as there are lines for
-        self._head = Head()
+        self._noticed = {"dropped": 0, "suppressed": 0}  # how many of them the log's lines account for
+        self._head = ChainHead()
         self._written = 0
-        self._unsynced = self._failing = False
-        self._closing = self._reopening = False
+        self._unsynced = self._failing = self._closing = self._reopening = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         if where is None:
             return
-        sink = self._open(where) if isinstance(where, Path) else self._print()
+        if isinstance(where, Path):
+            sink: AuditSink = self._open(where)
+        else:
+            sink = StdoutSink()
+            self._note("opened")
         self._thread = threading.Thread(target=self._run, args=(sink,), name="tensor-wasm-audit", daemon=True)
         self._thread.start()
 
     def append(self, record: AuditRecord) -> None:
-        """Hand a record over; never blocks and never raises. For one thread, the event loop's."""
+        """Append a record without blocking or raising. For one thread, the event loop's."""
         if self._thread is None:
             return
         if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
@@ -129,19 +115,19 @@ class AuditLog:
             self._wake.set()
 
     def reopen(self) -> None:
-        """Go on in a new file where the old one was moved away; the thread does, soon."""
+        """Make the thread continue in a new file if the old one was moved away."""
         self._reopening = True
         self._wake.set()
 
     def statistics(self) -> AuditStatistics:
-        """Return a snapshot."""
+        """Return the counters."""
         waiting = len(self._queue) + len(self._pending)
         return AuditStatistics(self._written, waiting, self._dropped, self._suppressed, self._failing)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is waiting, and let go of the file; what is appended then is dropped.
+        """Write the waiting records, and close the file; later records are dropped.
 
-        Blocks, while the disk does not answer no longer than ``timeout_s``.
+        Blocks, for ``timeout_s`` at most if the disk does not answer.
         """
         self._queue_lines = 0
         self._closing = True
@@ -151,23 +137,19 @@ class AuditLog:
             if lost := self.statistics().waiting:
                 _LOG.error("the audit log ends with %d records that could not be written", lost)
 
-    def _open(self, path: Path, head: Head | None = None) -> FileSink:
-        """Open a file, and have its first line say what was found in it."""
+    def _open(self, path: Path, head: ChainHead | None = None) -> FileSink:
+        """Open a file, and make its first lines say what was found in it."""
         opened = open_file(path, head)
         found = (("torn", opened.torn_bytes), ("cut", opened.cut_lines))
         notices = [("opened" if opened.empty else "resumed", 0), *(each for each in found if each[1])]
-        self._pending[:0] = [self._note(notice, count) for notice, count in notices]
+        self._pending[:0] = [encode(Notice(self._now_unix_ms(), notice, count)) for notice, count in notices]
         if opened.cut_lines:
             _LOG.error("the audit log lacks %d lines that had been flushed", opened.cut_lines)
         self._head = opened.head
         self._wake.set()
         return opened.sink
 
-    def _print(self) -> StdoutSink:
-        self._pending.append(self._note("opened", 0))
-        return StdoutSink()
-
-    def _run(self, sink: Sink) -> None:
+    def _run(self, sink: AuditSink) -> None:
         closing = False
         while not closing:
             self._wake.wait(self._flush_s)
@@ -175,117 +157,98 @@ class AuditLog:
             closing = self._closing
             try:
                 if self._reopening and isinstance(sink, FileSink):
-                    sink = self._reopen(sink)
+                    with contextlib.suppress(OSError):  # what cannot be written to the old file goes into the new one
+                        self._flush(sink)
+                    sink = self._continue(sink)
+                    self._reopening = False
                 self._flush(sink)
                 if self._full_bytes and isinstance(sink, FileSink) and sink.length() >= self._full_bytes:
-                    sink = self._rotate(sink)
-                    self._trim(sink)
+                    if not sink.moved():
+                        sink.path.rename(full_name(sink.path, self._head.seq))
+                    sink = self._continue(sink)
+                    self._delete_surplus(sink)
                     self._flush(sink)  # the new file's first line, even if this is the end
-            except Exception as error:  # noqa: BLE001 - whatever it is, the thread lives, and tries again
-                self._fail(error)
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error, and try again
+                if not self._failing:
+                    reason = getattr(error, "strerror", None) or type(error).__name__
+                    _LOG.error("the audit log cannot be written: %s; up to %d records wait", reason, self._queue_lines)
+                self._failing = True
             else:
-                self._mend()
+                if self._failing:
+                    _LOG.warning("the audit log is written again")
+                self._failing = False
         sink.close()
 
-    def _flush(self, sink: Sink) -> None:
-        """Write all that was appended until now, and have it on the disk."""
+    def _flush(self, sink: AuditSink) -> None:
+        """Write all that was appended until now, and make it durable."""
         left = len(self._queue) + len(self._pending)
         while left > 0:
             left -= self._write(sink)
-        for number, (notice, count) in enumerate((("dropped", self._dropped), ("suppressed", self._suppressed))):
-            if count > self._told[number]:
-                self._pending.append(self._note(notice, count - self._told[number]))
-                self._told[number] = count
+        for notice, count in (("dropped", self._dropped), ("suppressed", self._suppressed)):
+            if count > self._noticed[notice]:
+                self._note(notice, count - self._noticed[notice])
+                self._noticed[notice] = count
         self._write(sink)
         if self._unsynced:
             sink.sync(self._head)
             self._unsynced = False
 
-    def _write(self, sink: Sink) -> int:
-        """Write some lines, and return how many; others have their turn then. The chain goes on once they are there."""
+    def _write(self, sink: AuditSink) -> int:
+        """Write some lines, and return how many; the chain advances only once they are written."""
         pending, queue = self._pending, self._queue
         lines = max(_TURN_LINES.start, min(len(queue) // _TURN_PART, _TURN_LINES[-1]))
         while queue and len(pending) < lines:
             pending.append(encode(queue.popleft()))
         if not pending:
             return 0
-        chain = Chain(self._head)
+        chain = Chain(self._head.seq, self._head.hash)
         sink.write(b"".join(map(chain.link, pending)))
-        self._head = chain.head()
+        self._head = ChainHead(chain.seq, chain.hash)
         self._unsynced = True
         written = len(pending)
         self._written += written
         pending.clear()
         return written
 
-    def _note(self, notice: str, count: int) -> bytes:
-        return encode(Notice(self._now_unix_ms(), notice, count))
+    def _note(self, notice: str, count: int = 0, last: ChainHead | None = None) -> None:
+        removed = () if last is None else (last.seq, last.hash)
+        self._pending.append(encode(Notice(self._now_unix_ms(), notice, count, *removed)))
 
-    def _reopen(self, sink: FileSink) -> FileSink:
-        """Return the file that has the path now; what cannot be written to the old one goes into it."""
-        with contextlib.suppress(OSError):
-            self._flush(sink)
+    def _continue(self, sink: FileSink) -> FileSink:
+        """Open the file that has the path now, if the old one was moved; if that fails, the old one stays open."""
         if not sink.moved():
-            self._reopening = False
             return sink
         new = self._open(sink.path, self._head)
-        self._reopening = False
         sink.close()
         return new
 
-    def _rotate(self, sink: FileSink) -> FileSink:
-        """Give a full file its name, and go on in a new one; where none can be made, the full one is written on."""
-        if not sink.moved():
-            sink.path.rename(full_name(sink.path, self._head.seq))
-        new = self._open(sink.path, self._head)
-        sink.close()
-        return new
-
-    def _trim(self, sink: FileSink) -> None:
-        """Take the oldest of too many full files away, each after a line that says so is on the disk."""
-        for each in tuple(surplus(sink.path, self._keep)) if self._keep else ():
-            notice = Notice(self._now_unix_ms(), "removed", each.lines, each.last.seq, each.last.hash)
-            self._pending.append(encode(notice))
+    def _delete_surplus(self, sink: FileSink) -> None:
+        """Delete the oldest of too many full files, each after a line that says so is on the disk."""
+        for path, lines, last in tuple(surplus(sink.path, self._keep)) if self._keep else ():
+            self._note("removed", lines, last)
             self._flush(sink)
-            each.path.unlink(missing_ok=True)
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failing:
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            _LOG.error("the audit log cannot be written: %s; up to %d records wait", reason, self._queue_lines)
-        self._failing = True
-
-    def _mend(self) -> None:
-        if self._failing:
-            _LOG.warning("the audit log is written again")
-        self._failing = False
+            path.unlink(missing_ok=True)
 
 
 def open_audit(settings: ServiceSettings, data: Path) -> AuditLog:
-    """Open the log that the settings say, in the data folder unless they say where.
-
-    Raises:
-        InvalidArgs: they say none that there is.
-        UnsafeFile: see `AuditLog`.
-        StoreUnavailable: the same.
-    """
+    """Open the log of the settings; raises as `AuditLog` and `log_path` do."""
     where = None if settings.audit_log == "none" else log_path(settings, data) or "stdout"
     full_bytes = settings.audit_rotate_mib * MIB
     return AuditLog(where, flush_s=settings.audit_flush_s, full_bytes=full_bytes, keep=settings.audit_keep)
 
 
 def log_path(settings: ServiceSettings, data: Path) -> Path | None:
-    """Return the file that the settings say, in the data folder unless they say where; None if it is none.
+    """Return the log's file, by default in the data folder; None for standard output or no log.
 
     Raises:
-        InvalidArgs: they say nothing that there is.
+        InvalidArgs: the setting is invalid.
     """
-    said = settings.audit_log
-    scheme, _, path = said.partition(":")
-    if not said:
+    chosen = settings.audit_log
+    scheme, _, path = chosen.partition(":")
+    if not chosen:
         return data / "audit.log"
-    if said in {"none", "stdout"}:
+    if chosen in {"none", "stdout"}:
         return None
     if scheme == "file" and path.startswith("/"):
         return Path(path)
-    raise InvalidArgs(f"TENSOR_WASM_API_AUDIT_LOG is file:/path, stdout or none, not {said[:64]!r}")
+    raise InvalidArgs(f"TENSOR_WASM_API_AUDIT_LOG is file:/path, stdout or none, not {chosen[:64]!r}")

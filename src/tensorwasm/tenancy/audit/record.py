@@ -1,4 +1,4 @@
-"""What is recorded, in a form that costs the request little: what many records share is encoded once."""
+"""Audit records, encoded at little cost to the request: parts that many records share are encoded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from tensorwasm.tenancy.principal import Principal
 
 MAX_BODY_BYTES: Final = 16 << 10
-"""Longest record; from a longer one what the client chose is left out."""
+"""Longest record; a longer one is written without what the client chose."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -20,14 +20,10 @@ class AuditRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         ts_unix_ms: when it was answered.
-        request_id: as in X-Request-Id.
-        actor: from `actor_of`; None where nobody is known to have made it.
-        action: of the route.
-        resource: what it was about, such as ``function_id`` and ``tenant_id``.
+        actor: from `actor_of`; None for an unknown one.
+        resource: the object of the action, such as ``function_id`` and ``tenant_id``.
         outcome: from `outcome_of`.
-        latency_ms: from its head to its answer.
-        peer_addr: who connected.
-        client_cert_subject: as a trusted proxy told.
+        latency_ms: from the request's head to its answer.
     """
 
     ts_unix_ms: int
@@ -42,17 +38,13 @@ class AuditRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the log says of itself.
+    """A line of the log about itself.
 
     Attributes:
-        ts_unix_ms: when.
-        notice: ``opened``: a file begins; ``resumed``: a process goes on with one; ``torn``: a last line that was not
-            written whole was taken away; ``cut``: lines that had been flushed are not there; ``dropped``: records were
-            lost because the log could not keep up; ``suppressed``: refusals of credentials were only counted;
-            ``removed``: the oldest file was taken away, as more are not to be kept.
-        count: of bytes where torn, else of lines.
-        last_seq: number of the last line that was removed.
-        last_hash: its hash.
+        notice: ``opened``: a file begins; ``resumed``: a process continues one; ``torn``: an incomplete last line was
+            removed; ``cut``: flushed lines are missing; ``dropped``: records were lost because the log could not keep
+            up; ``suppressed``: refusals of credentials were only counted; ``removed``: the oldest file was deleted.
+        count: of bytes for ``torn``, else of lines.
     """
 
     ts_unix_ms: int
@@ -67,7 +59,7 @@ _MAX_ACTORS: Final = 4096
 
 
 def actor_of(principal: Principal) -> msgspec.Raw:
-    """Return a principal as it is recorded; the same one at once."""
+    """Return a principal as it is recorded, from a cache if possible."""
     known = _actors.get(principal.id)
     if known is not None and known[0] is principal:
         return known[1]
@@ -84,13 +76,13 @@ def actor_of(principal: Principal) -> msgspec.Raw:
 
 @lru_cache(1024)
 def outcome_of(status_code: int, error_kind: str | None = None) -> msgspec.Raw:
-    """Return an outcome as it is recorded; the same one at once."""
+    """Return an outcome as it is recorded, from a cache if possible."""
     outcome: dict[str, object] = {"status_code": status_code}
     return msgspec.Raw(_encode(outcome if error_kind is None else outcome | {"error_kind": error_kind}))
 
 
 def encode(record: AuditRecord | Notice) -> bytes:
-    """Return a record as a JSON object; one that cannot be encoded or is too long without what the client chose."""
+    """Return a record as a JSON object, without what the client chose if it is too long or cannot be encoded."""
     try:
         body = _encode(record)
     except (UnicodeError, TypeError, ValueError, OverflowError):

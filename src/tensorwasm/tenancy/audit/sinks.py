@@ -1,59 +1,44 @@
-"""Where the lines go: a file that only one process writes, or standard output."""
+"""Where the lines go: a locked file and its full predecessors, or standard output.
+
+A full file is renamed after its last line's number, such as ``audit.log.0000000000012345``; a new file at the path
+continues the chain. A full file is deleted only after a line with the number and hash of its last line is on the disk,
+so that a missing beginning of a log is either documented or a manipulation.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from tensorwasm.errors import StoreUnavailable, UnsafeFile
-from tensorwasm.tenancy.audit.chain import MAX_LINE_BYTES, Head, read_link
+from tensorwasm.tenancy.audit.chain import MAX_LINE_BYTES, ChainHead, last_link, read_link
 
 HEAD_SUFFIX: Final = ".head"
-_LOOK_BYTES: Final = 1 << 20  # of the end of a file, in which a line is to be found
+_LOOK_BYTES: Final = 1 << 20  # of the end of a file, in which a line must be found
+_DIGITS: Final = 16
+_NAME: Final = re.compile(rf"[0-9]{{{_DIGITS}}}", re.ASCII)
 _BEGIN: Final = b'{"seq":'
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 _CLOSE_ON_EXEC: Final = getattr(os, "O_CLOEXEC", 0)
 
 
-class Sink(Protocol):
-    """What lines are written to, by one thread."""
-
-    def write(self, lines: bytes) -> None:
-        """Write whole lines, all of them or none.
-
-        Raises:
-            OSError: none was written.
-        """
-
-    def sync(self, head: Head) -> None:
-        """Return once all that was written, and the head, would survive the machine.
-
-        Raises:
-            OSError: that cannot be said.
-        """
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A file that was opened, and what was found in it.
+class OpenedLog:
+    """A file that was opened, and the head after which its chain continues.
 
     Attributes:
-        sink: to write to.
-        head: where its chain goes on.
-        empty: whether it has no lines.
-        torn_bytes: of a last line that was not whole, and was taken away.
-        cut_lines: that had been flushed and are not there.
+        torn_bytes: length of an incomplete last line, which was removed.
+        cut_lines: number of flushed lines that are missing.
     """
 
     sink: FileSink
-    head: Head
+    head: ChainHead
     empty: bool = True
     torn_bytes: int = 0
     cut_lines: int = 0
@@ -61,13 +46,11 @@ class Opened:
 
 @dataclass(slots=True)
 class FileSink:
-    """A file, and beside it the small one that has the head.
+    """A file, open, locked and appending, and beside it the small one that has the head.
 
     Attributes:
-        path: of the file.
-        descriptor: open, locked and appending.
-        torn_at: length up to which its lines are whole, after a write that failed; None while all are.
-        headless: whether there is no head beside it yet.
+        torn_at: length up to which the lines are whole, after a failed write; None while all are.
+        headless: whether the head's file is still to be written, which is done before the first line.
     """
 
     path: Path
@@ -76,14 +59,14 @@ class FileSink:
     headless: bool = False
 
     def write(self, lines: bytes) -> None:
-        """See `Sink`; what was written of them is taken away again, and no line is there before a head."""
+        """Write whole lines, all of them or, with OSError, none: the part that was written is cut off."""
         if self.headless:
-            write_head(self.path, Head())
+            write_head(self.path, ChainHead())
             self.headless = False
         if self.torn_at is not None:
             os.ftruncate(self.descriptor, self.torn_at)
             self.torn_at = None
-        length = os.fstat(self.descriptor).st_size
+        length = self.length()
         try:
             write_all(self.descriptor, lines)
         except OSError:
@@ -92,13 +75,13 @@ class FileSink:
             self.torn_at = None
             raise
 
-    def sync(self, head: Head) -> None:
-        """See `Sink`. The head is never ahead of the lines."""
+    def sync(self, head: ChainHead) -> None:
+        """Make the lines and then the head durable, so that the head is never ahead of the lines."""
         os.fsync(self.descriptor)
         write_head(self.path, head)
 
     def length(self) -> int:
-        """Return how many bytes the file has."""
+        """Return the length of the file."""
         return os.fstat(self.descriptor).st_size
 
     def moved(self) -> bool:
@@ -109,33 +92,34 @@ class FileSink:
             return True
 
     def close(self) -> None:
-        """Close the file, and let others write it."""
+        """Close and unlock the file."""
         os.close(self.descriptor)
 
 
 class StdoutSink:
-    """Standard output: there is no head beside it, and nothing to wait for."""
+    """Standard output, which has no head and needs no flush."""
 
     def write(self, lines: bytes) -> None:
-        """See `Sink`; a reader that takes half of it and goes has lost it."""
+        """Write lines; what a reader does not take is lost."""
         write_all(1, lines)
 
-    def sync(self, head: Head) -> None:
-        """Do nothing: lines were handed over when they were written."""
+    def sync(self, head: ChainHead) -> None:
+        """Do nothing: the lines were handed over when they were written."""
 
     def close(self) -> None:
-        """Leave it open."""
+        """Do nothing: standard output stays open."""
 
 
-def open_file(path: Path, head: Head | None = None) -> Opened:
-    """Open a log, or make one that only its owner may read; take away a last line that is not whole.
+AuditSink = FileSink | StdoutSink
 
-    Args:
-        path: of the file, which must not be a link.
-        head: where the chain goes on, if that is known already; else the file and its head say.
+
+def open_file(path: Path, head: ChainHead | None = None) -> OpenedLog:
+    """Open a log, or create one with mode 0600, and remove an incomplete last line.
+
+    Unless the head after which the chain continues is given, it is read from the file and the one beside it.
 
     Raises:
-        UnsafeFile: it is not a plain file, or has something else in it.
+        UnsafeFile: it is not a plain file, or has other content.
         StoreUnavailable: another process writes it, or it cannot be opened.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINKS | _CLOSE_ON_EXEC
@@ -152,16 +136,16 @@ def open_file(path: Path, head: Head | None = None) -> Opened:
         raise
 
 
-def read_head(path: Path) -> Head | None:
-    """Return the head beside a log; None if there is none, or none that can be."""
+def read_head(path: Path) -> ChainHead | None:
+    """Return the head beside a log; None if there is no valid one."""
     try:
-        return Head.decode(Path(f"{path}{HEAD_SUFFIX}").read_bytes()[:4096])
+        return ChainHead.decode(Path(f"{path}{HEAD_SUFFIX}").read_bytes()[:4096])
     except OSError:
         return None
 
 
-def write_head(path: Path, head: Head) -> None:
-    """Put a head beside a log: the one before or this one is there at any moment."""
+def write_head(path: Path, head: ChainHead) -> None:
+    """Replace the head beside a log atomically."""
     target = f"{path}{HEAD_SUFFIX}"
     temporary = f"{target}.new"
     with contextlib.suppress(FileNotFoundError):
@@ -176,18 +160,46 @@ def write_head(path: Path, head: Head) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of some bytes.
-
-    Raises:
-        OSError: some were not written.
-    """
+    """Write all of some bytes; after an OSError a part may be written."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
+def full_name(path: Path, last_seq: int) -> Path:
+    """Return the name of a full file."""
+    return path.with_name(f"{path.name}.{last_seq:0{_DIGITS}}")
+
+
+def log_files(path: Path) -> tuple[Path, ...]:
+    """Return the existing files of a log, from the oldest to the one at the path; may raise OSError."""
+    return (*_full_files(path), path)
+
+
+def surplus(path: Path, keep: int) -> Iterator[tuple[Path, int, ChainHead]]:
+    """Yield the oldest full files except ``keep`` of them, with their numbers of lines and last lines.
+
+    Files without lines of a log are skipped. May raise OSError.
+    """
+    found = _full_files(path)
+    for each in found[: max(0, len(found) - keep)]:
+        with each.open("rb") as file:
+            first = read_link(file.readline(MAX_LINE_BYTES).rstrip(b"\n"))
+            file.seek(max(0, each.stat().st_size - _LOOK_BYTES))
+            last = last_link(file.read())
+        if first is not None and last is not None:
+            yield each, last.seq - first.seq + 1, ChainHead(last.seq, last.hash)
+
+
+def _full_files(path: Path) -> list[Path]:
+    start = f"{path.name}."
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    found = (each for each in beside if each.name.startswith(start))
+    return sorted(each for each in found if _NAME.fullmatch(each.name.removeprefix(start)))
+
+
 def _sync_folder(folder: Path) -> None:
-    """Have a new file's name survive the machine; a system that opens no folders sees to that itself."""
+    """Make a new file's name durable; a system that cannot open folders does that itself."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | _CLOSE_ON_EXEC)
         try:
@@ -197,7 +209,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    """Keep other processes from writing the file; where the system has no such lock, nothing does."""
+    """Keep other processes from writing the file, if the system has such locks."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise UnsafeFile("the audit log is not a plain file")
     try:
@@ -210,25 +222,25 @@ def _lock(descriptor: int) -> None:
         raise StoreUnavailable("the audit log cannot be locked: another process writes it") from None
 
 
-def _recover(sink: FileSink, known: Head | None) -> Opened:
-    """Return where a file's chain goes on.
+def _recover(sink: FileSink, known: ChainHead | None) -> OpenedLog:
+    """Return where a file's chain continues.
 
-    Lines that are whole stay, whatever they are. Where lines are missing, the numbers go on after the missing ones, so
-    that the gap shows for ever.
+    Whole lines stay, whatever they are. Where lines are missing, the numbers continue after the missing ones, so that
+    the gap stays visible.
     """
-    beside = known or read_head(sink.path) or Head()
-    size = os.fstat(sink.descriptor).st_size
+    beside = known or read_head(sink.path) or ChainHead()
+    size = sink.length()
     end = os.pread(sink.descriptor, _LOOK_BYTES, max(0, size - _LOOK_BYTES))
     whole, _, torn = end.rpartition(b"\n")
     if len(torn) > MAX_LINE_BYTES or not (torn.startswith(_BEGIN[: len(torn)]) or not torn.strip(b"\0")):
-        raise UnsafeFile("the file that is to be the audit log has something else in it")
+        raise UnsafeFile("the file for the audit log has other content")
     if torn:
         os.ftruncate(sink.descriptor, size - len(torn))
-    last = next(filter(None, map(read_link, reversed(whole.split(b"\n")))), None)
+    last = last_link(whole)
     if last is None:
         if whole:
-            raise UnsafeFile("the file that is to be the audit log has something else in it")
-        sink.headless = beside == Head()
-        return Opened(sink, beside, torn_bytes=len(torn))
+            raise UnsafeFile("the file for the audit log has other content")
+        sink.headless = beside == ChainHead()
+        return OpenedLog(sink, beside, torn_bytes=len(torn))
     cut = max(0, beside.seq - last.seq)
-    return Opened(sink, Head(last.seq + cut, last.hash), empty=False, torn_bytes=len(torn), cut_lines=cut)
+    return OpenedLog(sink, ChainHead(last.seq + cut, last.hash), empty=False, torn_bytes=len(torn), cut_lines=cut)

@@ -3,7 +3,7 @@
 import pytest
 
 from fakes.administration import Office
-from tensorwasm.database.opening import sqlite_url
+from tensorwasm.database.engine.opening import sqlite_url
 
 
 @pytest.fixture

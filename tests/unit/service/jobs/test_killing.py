@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tensorwasm.database.opening import sqlite_url
+from tensorwasm.database.engine.opening import sqlite_url
 
 TESTS = Path(__file__).resolve().parents[3]
 LOG = """

@@ -9,8 +9,8 @@ import pytest
 
 from fakes import postgres
 from fakes.jobs import invocation, resolved
-from tensorwasm.database.desk import Desk
-from tensorwasm.database.opening import open_database
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import DeviceLost
 from tensorwasm.service.idempotency import make_key
 from tensorwasm.service.invocations.request import InvocationRequest
@@ -59,7 +59,7 @@ class Floor:
 async def two(server, floor):
     """Two processes' jobs."""
     url = server.empty()
-    desks = [Desk(open_database(url)) for _ in range(2)]
+    desks = [DatabaseExecutor(open_database(url)) for _ in range(2)]
     both = [Jobs(desk, floor.process(index), OPTIONS, alone=False) for index, desk in enumerate(desks)]
     for jobs in both:
         await jobs.open()

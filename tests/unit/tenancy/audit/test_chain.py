@@ -1,4 +1,4 @@
-"""What is done to a log behind its back shows; what a process that died left does not look like it."""
+"""Manipulations of a log are found; traces of a process that died are not taken for one."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strategies.audit import RECORDS, tamperings
 from tensorwasm.tenancy.audit import AuditLog, verify
-from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, Head, read_link
+from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, ChainHead, read_link
 from tensorwasm.tenancy.audit.record import AuditRecord, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import open_file, write_head
 
@@ -16,8 +16,9 @@ OPENED = b'{"notice":"opened"}'
 
 
 def _lines(count=8):
-    chain = Chain(Head())
-    return [chain.link(OPENED), *(chain.link(b'{"action":"a%d"}' % n) for n in range(count - 1))], chain.head()
+    chain = Chain(0, GENESIS)
+    lines = [chain.link(OPENED), *(chain.link(b'{"action":"a%d"}' % n) for n in range(count - 1))]
+    return lines, ChainHead(chain.seq, chain.hash)
 
 
 def _write(folder, lines, head):
@@ -29,7 +30,7 @@ def _write(folder, lines, head):
 
 @given(RECORDS)
 def test_every_record_is_one_line_that_holds(record):
-    chain = Chain(Head())
+    chain = Chain(0, GENESIS)
     line = chain.link(encode(record))
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -43,20 +44,20 @@ def test_every_record_is_one_line_that_holds(record):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_line_that_is_removed_changed_moved_or_added_shows(tmp_path, data):
+def test_removed_changed_moved_and_inserted_lines_are_found(tmp_path, data):
     lines, head = _lines()
     assert verify(_write(tmp_path, lines, head)).ok
     assert not verify(_write(tmp_path, data.draw(tamperings(lines)), head)).ok
 
 
 @given(st.binary(max_size=300))
-def test_what_is_no_line_is_none(data):
+def test_other_texts_are_not_lines(data):
     assert read_link(data) is None
 
 
-def test_a_log_made_up_anew_shows_by_its_head(tmp_path):
+def test_a_forged_log_is_found_by_its_head(tmp_path):
     lines, head = _lines()
-    chain = Chain(Head())
+    chain = Chain(0, GENESIS)
     forged = [chain.link(OPENED), *(chain.link(b'{"action":"b"}') for _ in lines)]
     assert [finding.line for finding in verify(_write(tmp_path, forged, head)).findings] == [len(lines)]
 
@@ -71,7 +72,7 @@ def test_findings_name_the_line(tmp_path):
     assert (found.first_seq, found.last) == (1, head)
 
 
-def test_without_a_head_an_end_that_is_cut_off_would_not_show_and_that_is_said(tmp_path):
+def test_a_missing_head_is_reported_since_a_cut_end_would_not_be_found(tmp_path):
     lines, _ = _lines()
     path = tmp_path / "audit.log"
     path.write_bytes(b"".join(lines))
@@ -79,13 +80,13 @@ def test_without_a_head_an_end_that_is_cut_off_would_not_show_and_that_is_said(t
     assert verify(path, head=False).ok
 
 
-def test_files_that_go_on_from_one_another_are_one_log(tmp_path):
+def test_consecutive_files_are_one_log(tmp_path):
     lines, _ = _lines()
-    chain = Chain(Head.decode(json.dumps({"seq": 8, "hash": json.loads(lines[-1])["hash"]}).encode()))
+    chain = Chain(8, json.loads(lines[-1])["hash"])
     more = [chain.link(OPENED), chain.link(b'{"action":"c"}')]
     old = tmp_path / "audit.log.1"
     old.write_bytes(b"".join(lines))
-    new = _write(tmp_path, more, chain.head())
+    new = _write(tmp_path, more, ChainHead(chain.seq, chain.hash))
     assert verify(old, new).lines == 10
     assert verify(old, new).ok
     assert verify(new).ok
@@ -97,14 +98,14 @@ def test_files_that_go_on_from_one_another_are_one_log(tmp_path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.data())
-def test_wherever_a_process_died_the_next_one_goes_on(tmp_path, data):
+def test_wherever_a_process_died_the_next_one_continues(tmp_path, data):
     """What was flushed is there; of what was written since, the end may be missing."""
     lines, _ = _lines()
     flushed = data.draw(st.integers(0, len(lines)))
     whole, kept = b"".join(lines), b"".join(lines[:flushed])
     path = tmp_path / "audit.log"
     path.write_bytes(whole[: data.draw(st.integers(len(kept), len(whole)))])
-    write_head(path, Head() if not flushed else Head(flushed, json.loads(lines[flushed - 1])["hash"]))
+    write_head(path, ChainHead() if not flushed else ChainHead(flushed, json.loads(lines[flushed - 1])["hash"]))
     torn_bytes = verify(path).torn_bytes
     AuditLog(path).close()
     found = verify(path)
@@ -115,7 +116,7 @@ def test_wherever_a_process_died_the_next_one_goes_on(tmp_path, data):
     assert path.read_bytes().startswith(kept)
 
 
-def test_flushed_lines_that_are_not_there_at_the_start_show_for_ever(tmp_path):
+def test_flushed_lines_missing_at_the_start_stay_visible(tmp_path):
     lines, head = _lines()
     path = _write(tmp_path, lines[:5], head)
     AuditLog(path).close()
@@ -126,15 +127,15 @@ def test_flushed_lines_that_are_not_there_at_the_start_show_for_ever(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"hello", b"hello\n", b"x" * 100_000, b'{"seq":1}\n'])
-def test_a_file_with_something_else_in_it_is_refused_and_left_alone(tmp_path, content):
+def test_a_file_with_other_content_is_refused_and_unchanged(tmp_path, content):
     path = tmp_path / "precious.txt"
     path.write_bytes(content)
-    with pytest.raises(Exception, match="something else in it"):
+    with pytest.raises(Exception, match="other content"):
         AuditLog(path)
     assert path.read_bytes() == content
 
 
-def test_a_line_that_does_not_hold_at_the_end_stays_and_shows(tmp_path):
+def test_an_invalid_line_at_the_end_stays_and_is_found(tmp_path):
     lines, head = _lines()
     lines[-1] = lines[-1].replace(b"a6", b"zz")
     path = _write(tmp_path, lines, head)

@@ -1,4 +1,4 @@
-"""The log keeps up, waits for a disk, says what it lost, and never holds up who appends."""
+"""The log keeps up, waits for a disk, records what it lost, and never blocks the caller of `append`."""
 
 import errno
 import json
@@ -47,7 +47,7 @@ def _notices(path):
 
 
 class Disk:
-    """What is written with: it can be full, or not answer; each time somebody tries, `tried` is set."""
+    """A disk that can be full, or not answer; each attempt to write sets `tried`."""
 
     def __init__(self, monkeypatch):
         self.full = False
@@ -130,7 +130,7 @@ def test_as_many_lines_as_are_flushed_at_once_are_on_the_disk_without_waiting(tm
     log.close()
 
 
-def test_a_chain_goes_on_when_the_log_is_opened_again(tmp_path):
+def test_a_reopened_log_continues_its_chain(tmp_path):
     path = tmp_path / "audit.log"
     for start in (0, 5, 10):
         log = AuditLog(path)
@@ -142,7 +142,7 @@ def test_a_chain_goes_on_when_the_log_is_opened_again(tmp_path):
     assert verify(path).ok
 
 
-def test_after_a_kill_the_chain_goes_on_and_nothing_flushed_is_lost(tmp_path):
+def test_after_a_kill_the_chain_continues_without_losing_flushed_lines(tmp_path):
     path = tmp_path / "audit.log"
     code = (
         "import sys, pathlib, msgspec; from tensorwasm.tenancy.audit import *\n"
@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_before_its_first_flush_leaves_a_log_that_holds
     """A case of 2026-11-23: a kill between the first lines and the first head, on a disk that was slow to answer."""
     path = tmp_path / "audit.log"
     opened = sinks.open_file(path)
-    opened.sink.write(Chain(opened.head).link(encode(Notice(1, "opened", 0))))
+    opened.sink.write(Chain(opened.head.seq, opened.head.hash).link(encode(Notice(1, "opened", 0))))
     opened.sink.close()
     assert verify(path).ok
 
@@ -187,7 +187,7 @@ def test_links_folders_and_devices_are_refused(tmp_path):
     assert not (tmp_path / "target").exists()
 
 
-def test_a_full_disk_is_waited_for_and_spoken_of_once(tmp_path, disk, caplog):
+def test_records_wait_for_a_full_disk_and_one_error_is_logged(tmp_path, disk, caplog):
     caplog.set_level(logging.WARNING)
     path = tmp_path / "audit.log"
     log = AuditLog(path, flush_s=0.001)
@@ -207,7 +207,7 @@ def test_a_full_disk_is_waited_for_and_spoken_of_once(tmp_path, disk, caplog):
     assert "No space left on device" in caplog.text
 
 
-def test_what_a_disk_that_does_not_answer_leaves_no_room_for_is_counted_in_a_line(tmp_path, disk):
+def test_records_dropped_during_a_disk_stall_are_counted_in_a_line(tmp_path, disk):
     path = tmp_path / "audit.log"
     disk.answers.clear()
     log = AuditLog(path, queue_lines=10, flush_lines=2)
@@ -249,7 +249,7 @@ def test_a_flood_of_refused_credentials_is_a_count(tmp_path):
     assert _records(path)[-1] == 7
 
 
-def test_a_file_that_was_moved_away_is_followed_by_a_new_one_in_the_same_chain(tmp_path):
+def test_after_a_file_was_moved_a_new_one_continues_its_chain(tmp_path):
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
     log = AuditLog(path, flush_s=LONG_S)
     for number in range(5):
@@ -280,7 +280,7 @@ def test_what_cannot_be_written_to_a_moved_file_goes_into_the_new_one(tmp_path, 
     assert verify(old, path).ok
 
 
-def test_opening_again_what_was_not_moved_changes_nothing(tmp_path):
+def test_reopening_a_file_that_was_not_moved_changes_nothing(tmp_path):
     path = tmp_path / "audit.log"
     log = AuditLog(path)
     log.reopen()
@@ -320,7 +320,7 @@ def test_standard_output_gets_a_chain_of_its_own(capfd):
     assert (first["seq"], first["notice"], second["prev"]) == (1, "opened", first["hash"])
 
 
-def test_none_keeps_nothing(tmp_path):
+def test_the_setting_none_writes_nothing(tmp_path):
     log = open_audit(ServiceSettings.from_environment({"TENSOR_WASM_API_AUDIT_LOG": "none"}), tmp_path)
     log.append(_record())
     log.close()
@@ -329,7 +329,7 @@ def test_none_keeps_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["", "file"])
-def test_the_settings_say_where(tmp_path, where):
+def test_the_setting_selects_the_destination(tmp_path, where):
     path = tmp_path / ("audit.log" if not where else "other.log")
     environment = {"TENSOR_WASM_API_AUDIT_LOG": where and f"file:{path}"}
     open_audit(ServiceSettings.from_environment(environment), tmp_path).close()
@@ -337,7 +337,7 @@ def test_the_settings_say_where(tmp_path, where):
 
 
 @pytest.mark.parametrize("where", ["syslog", "file:relative", "file:", "/path"])
-def test_where_it_cannot_go_is_no_place(tmp_path, where):
+def test_an_invalid_destination_is_refused(tmp_path, where):
     with pytest.raises(InvalidArgs, match="TENSOR_WASM_API_AUDIT_LOG"):
         open_audit(ServiceSettings.from_environment({"TENSOR_WASM_API_AUDIT_LOG": where}), tmp_path)
 

@@ -1,4 +1,4 @@
-"""A log of many files is one chain; what the log took away it says, and what somebody else takes away shows."""
+"""A log of many files is one chain; files that it deletes are recorded, and files that others delete are found."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ def test_files_follow_one_another_in_one_chain(tmp_path_factory, counts, full_by
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_oldest_go_and_the_log_says_what_it_took_away(tmp_path, keep):
+def test_the_oldest_files_are_deleted_with_a_line_about_each(tmp_path, keep):
     path = tmp_path / "audit.log"
     _write(path, [20] * 6, full_bytes=1000, keep=keep)
     files = log_files(path)
@@ -61,11 +61,11 @@ def test_the_oldest_go_and_the_log_says_what_it_took_away(tmp_path, keep):
     assert found.ok, found.findings
     assert found.removed is not None
     assert found.removed.seq == found.first_seq - 1
-    told = [line for each in files for line in map(json.loads, each.read_bytes().splitlines())]
-    assert any(each.get("notice") == "removed" and each["last_seq"] == found.removed.seq for each in told)
+    lines = [line for each in files for line in map(json.loads, each.read_bytes().splitlines())]
+    assert any(each.get("notice") == "removed" and each["last_seq"] == found.removed.seq for each in lines)
 
 
-def test_a_file_that_somebody_else_took_away_shows(tmp_path):
+def test_a_file_removed_by_others_is_found(tmp_path):
     path = tmp_path / "audit.log"
     _write(path, [20] * 4, full_bytes=1000)
     first, second = log_files(path)[:2]
@@ -77,7 +77,7 @@ def test_a_file_that_somebody_else_took_away_shows(tmp_path):
     assert (found.removed, found.first_seq > 1) == (None, True)
 
 
-def test_a_log_goes_on_where_a_process_ended_between_two_files(tmp_path):
+def test_a_log_continues_after_a_process_ended_between_two_files(tmp_path):
     path = tmp_path / "audit.log"
     _write(path, [20], full_bytes=0)
     lines = len(path.read_bytes().splitlines())
@@ -88,7 +88,7 @@ def test_a_log_goes_on_where_a_process_ended_between_two_files(tmp_path):
     assert found.lines == lines + 6
 
 
-def test_where_no_new_file_can_be_made_the_full_one_is_written_on(tmp_path, monkeypatch):
+def test_if_no_new_file_can_be_made_the_full_one_is_still_written(tmp_path, monkeypatch):
     path = tmp_path / "audit.log"
     rename = Path.rename
 

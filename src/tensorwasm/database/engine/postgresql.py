@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg: what a connection is told, and how long anything may take.
+"""PostgreSQL through psycopg: connection options and time limits.
 
 Source: libpq, "Parameter Key Words"; PostgreSQL, "Client Connection Defaults".
 """
@@ -13,7 +13,6 @@ from sqlalchemy.pool import QueuePool
 from tensorwasm.errors import InvalidArgs
 
 CONNECT_S: Final = 5
-LOCK_MS: Final = 2000
 STATEMENT_MS: Final = 30_000
 
 _OPTIONS: Final = frozenset(
@@ -32,28 +31,27 @@ _OPTIONS: Final = frozenset(
 )
 _SETTINGS: Final = {
     "statement_timeout": STATEMENT_MS,
-    "lock_timeout": LOCK_MS,
+    "lock_timeout": 2000,  # ms
     "idle_in_transaction_session_timeout": STATEMENT_MS,
     "synchronous_commit": "on",
 }
 
 
 def make_engines(url: URL, readers: int) -> tuple[Engine, Engine]:
-    """Return the engine that writes and the one that reads; nothing is connected yet.
+    """Return the writing and the reading engine; neither is connected yet.
 
     Raises:
-        InvalidArgs: an option that is not taken in a URL, or psycopg is not installed.
+        InvalidArgs: the URL has an option that is not supported, or psycopg is not installed.
     """
     if unknown := sorted(set(url.query) - _OPTIONS):
-        raise InvalidArgs(f"the URL of the database has options that are not taken: {', '.join(unknown)[:200]}")
+        raise InvalidArgs(f"the URL of the database has unsupported options: {', '.join(unknown)[:200]}")
     try:
-        import psycopg  # noqa: F401, PLC0415 - an extra: its absence is told in so many words
+        import psycopg  # noqa: F401, PLC0415 - an extra: a message says how to install it
     except ImportError:
         raise InvalidArgs("PostgreSQL needs psycopg: pip install 'tensor-wasm[postgres]'") from None
     place = url.set(drivername="postgresql+psycopg")
-    writer = _make_engine(place, 1)
     reader = _make_engine(place, readers).execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return writer, reader
+    return _make_engine(place, 1), reader
 
 
 def _make_engine(url: URL, connections: int) -> Engine:

@@ -1,6 +1,7 @@
-"""Who serves a database: one server of a file of SQLite owns it, and so knows that whatever others left is lost.
+"""File locks by which a server owns an SQLite file or a data folder.
 
-Where several servers share a database, each knows from its data folder which process it takes the place of.
+The owner of an SQLite file knows that all state of earlier processes is abandoned. Where several servers share a
+database, each learns from its data folder which process it replaces.
 """
 
 from __future__ import annotations
@@ -20,20 +21,14 @@ _OPEN: Final = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os
 
 
 @contextmanager
-def owning(url: str) -> Iterator[bool]:
-    """Own a database for as long as the context lasts, if it is a file and nobody else does. Blocks.
+def own_database(url: str) -> Iterator[bool]:
+    """Own an SQLite database within the context, and yield whether this process is the only server. Blocks.
 
-    The system ends it with the process, however that ends.
-
-    Args:
-        url: of the database, as `tensorwasm.database.opening.open_database` takes it.
-
-    Yields:
-        Whether this is the one; False where several may be, or where that cannot be known.
+    It yields False for a database that several may use, or without file locks. The lock ends with the process.
 
     Raises:
         DatabaseUnavailable: another process owns it.
-        UnsafeFile: the file that says so cannot be made.
+        UnsafeFile: the lock file cannot be created.
     """
     path = _file_of(url)
     if path is None or os.name != "posix":
@@ -43,7 +38,7 @@ def owning(url: str) -> Iterator[bool]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path.with_name(f"{path.name}.lock"), _OPEN, 0o600)
     except OSError as error:
-        raise UnsafeFile(f"the file that says whose the database is cannot be made: {error.strerror}") from None
+        raise UnsafeFile(f"the lock file of the database cannot be made: {error.strerror}") from None
     try:
         try:
             alone = _lock(handle)
@@ -55,15 +50,10 @@ def owning(url: str) -> Iterator[bool]:
 
 
 @contextmanager
-def succeeding(folder: Path, process: str) -> Iterator[str]:
-    """Own a data folder for as long as the context lasts, and leave a word of this process in it. Blocks.
+def claim_data_folder(folder: Path, process: str) -> Iterator[str]:
+    """Own a data folder within the context, and record this process's UUID in it. Blocks.
 
-    Args:
-        folder: that one server at a time uses.
-        process: UUID of this process.
-
-    Yields:
-        UUID of the process that owned it last, which has ended; empty where there was none or that cannot be known.
+    It yields the UUID of the last owner, which has ended; empty if there was none or it is unknown.
     """
     try:
         handle = os.open(folder / "server", _OPEN, 0o600)
@@ -71,25 +61,24 @@ def succeeding(folder: Path, process: str) -> Iterator[str]:
         yield ""
         return
     try:
-        yield _swap(handle, process.encode("ascii")).decode("ascii", "replace")
+        yield _replace_owner(handle, process.encode("ascii")).decode("ascii", "replace")
     finally:
         os.close(handle)
 
 
-def _swap(handle: int, text: bytes) -> bytes:
-    """Return what a file says, and have it say something else; nothing if another process has it or it has no room."""
+def _replace_owner(handle: int, text: bytes) -> bytes:
     try:
         if not _lock(handle):
             return b""
         before = os.pread(handle, len(text), 0)
         os.pwrite(handle, text, 0)
-    except OSError:  # another process has it, or there is no room: the lease runs out instead
+    except OSError:  # another process owns it, or the disk is full: the old owner's lease expires instead
         return b""
     return before
 
 
 def _file_of(url: str) -> Path | None:
-    """Return the file of an SQLite database; None for others, and for what is no URL, which is told elsewhere."""
+    """Return the file of an SQLite database; None for others, and for an invalid URL, which is reported elsewhere."""
     try:
         parsed = make_url(url)
         return Path(parsed.database).absolute() if parsed.get_backend_name() == "sqlite" and parsed.database else None
@@ -98,12 +87,13 @@ def _file_of(url: str) -> Path | None:
 
 
 def _lock(handle: int) -> bool:
+    """Lock a file, and return False on a file system without locks; a BlockingIOError says that it is locked."""
     import fcntl  # noqa: PLC0415 - POSIX only
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # a file system without locks
+    except OSError:
         return False
     return True

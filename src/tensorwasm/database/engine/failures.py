@@ -1,4 +1,4 @@
-"""What the drivers raise, in our words: a table of codes. Statements go to the log, their values nowhere."""
+"""Translation of the drivers' errors by tables of codes. Statements are logged, their values never."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tensorwasm.errors import Conflict, DatabaseUnavailable, InternalError
 _log = logging.getLogger(__name__)
 
 _SQLITE: Final[Mapping[int, str]] = {
-    5: "the database is locked by somebody else",
-    6: "the database is locked by somebody else",
+    5: "the database is locked by another process",
+    6: "the database is locked by another process",
     7: "the database has no memory",
     8: "the database cannot be written",
     10: "the disk of the database fails",
     11: "the database file is damaged: restore it from a backup",
     13: "the disk of the database is full",
     14: "the database file cannot be opened",
-    15: "the database is locked by somebody else",
-    26: "the database file is damaged, or is none: restore it from a backup",
+    15: "the database is locked by another process",
+    26: "the database file is damaged, or is not a database: restore it from a backup",
 }
 """By primary result code. Source: SQLite, "Result and Error Codes"."""
 
@@ -40,9 +40,9 @@ _POSTGRESQL: Final[Mapping[str, str]] = {
     "25006": "the database cannot be written",
     "28": "the database refuses the credentials",
     "3D": "there is no such database on the server",
-    "40": "the database is held up by somebody else",
+    "40": "the database is held up by another transaction",
     "53": "the database has no room, or no connection left",
-    "55P03": "the database is locked by somebody else",
+    "55P03": "the database is locked by another process",
     "57": "the database went down, or took too long",
     "58": "the disk of the database fails",
     "XX001": "the database is damaged: restore it from a backup",
@@ -51,41 +51,38 @@ _POSTGRESQL: Final[Mapping[str, str]] = {
 """By SQLSTATE, or its class. Source: PostgreSQL, "Error Codes"."""
 
 _CONFLICTS: Final = frozenset({787, 1555, 2067, 2579, "23503", "23505"})
-"""Foreign keys and unique ones, which callers can contradict; a missing value or a failed check is a mistake here."""
-
-_CODES: Final = ("sqlite_errorname", "sqlstate")
-_NO_CONNECTION: Final = "the database does not answer"
+"""Violated foreign and unique keys, which callers can cause; a missing value or failed check is a bug here."""
 
 
 def translate(error: Exception) -> Exception:
-    """Return what to raise instead of an error of SQLAlchemy's, with a fixed message; the details are logged.
+    """Return the error of this package, with a fixed message, for one of SQLAlchemy; the details are logged.
 
     Returns:
-        `DatabaseUnavailable`, `Conflict` for a row that contradicts others, `InternalError` for all else of
-        SQLAlchemy's; any other error itself.
+        `DatabaseUnavailable`, `Conflict` for a violated key, `InternalError` for other errors of SQLAlchemy; an error
+        from elsewhere unchanged.
     """
     if not isinstance(error, SQLAlchemyError):
         return error
     if isinstance(error, IntegrityError) and _code(error) in _CONFLICTS:
-        return Conflict("this contradicts what is there already")
-    reason = _reason(error)
+        return Conflict("this conflicts with an existing row")
+    reason = _unavailable_reason(error)
     _log.log(logging.WARNING if reason else logging.ERROR, "%s: %s", reason or "a statement failed", _describe(error))
     return DatabaseUnavailable(reason) if reason else InternalError("the database refused a statement")
 
 
-def spoils(error: Exception) -> bool:
-    """Return whether an error leaves nothing to be relied on of the transaction that it happened in."""
+def breaks_transaction(error: Exception) -> bool:
+    """Return whether nothing of the transaction in which an error occurred can be relied on."""
     own = IntegrityError | DataError | ProgrammingError | NotSupportedError
     return isinstance(error, DBAPIError) and not isinstance(error, own)
 
 
 def is_deadlock(error: Exception) -> bool:
-    """Return whether the server undid a transaction so that another one can go on: SQLSTATE class 40."""
+    """Return whether the server rolled a transaction back so that another can go on: SQLSTATE class 40."""
     return isinstance(error, DBAPIError) and str(_code(error)).startswith("40")
 
 
-def _reason(error: SQLAlchemyError) -> str | None:
-    """Return why the database cannot be used, None if it can and the statement is to blame."""
+def _unavailable_reason(error: SQLAlchemyError) -> str | None:
+    """Return why the database cannot be used; None if the statement is to blame."""
     if isinstance(error, TimeoutError):
         return "the database is busy"
     if not isinstance(error, DBAPIError):
@@ -95,7 +92,7 @@ def _reason(error: SQLAlchemyError) -> str | None:
         return _SQLITE.get(code & 0xFF)
     if code is not None:
         return _POSTGRESQL.get(code) or _POSTGRESQL.get(code[:2])
-    return None if not spoils(error) else _NO_CONNECTION
+    return "the database does not answer" if breaks_transaction(error) else None
 
 
 def _code(error: DBAPIError) -> int | str | None:
@@ -105,10 +102,10 @@ def _code(error: DBAPIError) -> int | str | None:
 
 
 def _describe(error: SQLAlchemyError) -> str:
-    """Return what may be logged: names, codes and the statement with its placeholders."""
+    """Return what may be logged: class names, codes and the statement with its placeholders."""
     parts = [type(error).__name__]
     if isinstance(error, StatementError):
         origin = error.orig
-        parts += [type(origin).__name__, *(str(getattr(origin, name, "") or "") for name in _CODES)]
-        parts.append(" ".join((error.statement or "").split())[:500])
+        codes = (str(getattr(origin, name, "") or "") for name in ("sqlite_errorname", "sqlstate"))
+        parts += [type(origin).__name__, *codes, " ".join((error.statement or "").split())[:500]]
     return " ".join(filter(None, parts))

@@ -1,0 +1,1 @@
+"""The database engine: opening SQLite or PostgreSQL, migrations, and the executor of reads and grouped writes."""

@@ -1,0 +1,118 @@
+"""`open_database`: open the database that a URL names, with all its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from tensorwasm.database.engine import postgresql, sqlite
+from tensorwasm.database.engine.failures import translate
+from tensorwasm.database.engine.migrations import migrate
+from tensorwasm.errors import DatabaseUnavailable, InvalidArgs
+
+READERS: Final = 2
+"""Connections that read at the same time, by default."""
+
+_DIALECTS: Final[Mapping[str, Callable[[URL, int], tuple[Engine, Engine]]]] = {
+    "sqlite": sqlite.make_engines,
+    "postgresql": postgresql.make_engines,
+    "postgresql+psycopg": postgresql.make_engines,
+}
+
+
+class Database:
+    """An open database: one thread may write and ``readers`` may read at a time. Thread-safe; all methods block."""
+
+    def __init__(self, writer: Engine, reader: Engine, readers: int) -> None:
+        self.dialect = writer.dialect.name
+        self.readers = readers
+        self._writer = writer
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"Database({self.dialect!r})"
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """Give a connection in a transaction, which is rolled back on an error, and else committed and durable.
+
+        Raises:
+            DatabaseUnavailable: locked for more than 2 s, full, unreachable or damaged. Nothing was written; only if
+                PostgreSQL's connection breaks during the commit, that is unknown.
+            Conflict: a row violates a key.
+            InternalError: the database refused a statement.
+        """
+        return _transaction(self._writer)
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Give a connection that sees one consistent state and cannot write; raises as `writing`."""
+        return _transaction(self._reader)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._writer.dispose()
+        self._reader.dispose()
+
+
+def open_database(url: str, *, readers: int = READERS) -> Database:
+    """Open the database of a URL, and migrate its tables; SQLite's file is created if it does not exist.
+
+    The URL is ``sqlite:////absolute/path`` or ``postgresql://user:password@host/name``, and is never shown.
+
+    Raises:
+        InvalidArgs: the URL is not valid, or has unsupported options.
+        UnsafeFile: other users could write to SQLite's file or its folder.
+        DatabaseUnavailable: it does not answer, is locked or is damaged.
+        SchemaTooNew: a later release has changed it.
+    """
+    parsed, make_engines = _parse(url)
+    database = Database(*make_engines(parsed, readers), readers)
+    try:
+        with database.writing() as connection:
+            migrate(connection)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def read_database(url: str) -> Database:
+    """Open an existing database for reading, without migrating its tables.
+
+    Raises as `open_database` does, and DatabaseUnavailable if SQLite's file does not exist.
+    """
+    parsed, make_engines = _parse(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise DatabaseUnavailable("the file of the database is not there")
+    return Database(*make_engines(parsed, 1), 1)
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of an SQLite database file."""
+    return URL.create("sqlite", database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def _parse(url: str) -> tuple[URL, Callable[[URL, int], tuple[Engine, Engine]]]:
+    try:
+        parsed = make_url(url)
+        return parsed, _DIALECTS[parsed.drivername]
+    except (ArgumentError, KeyError, ValueError):
+        raise InvalidArgs("TENSOR_WASM_DATABASE is no URL that begins with sqlite:/// or postgresql://") from None
+
+
+@contextmanager
+def _transaction(engine: Engine) -> Iterator[Connection]:
+    try:
+        with engine.connect() as connection:
+            try:
+                with connection.begin():
+                    yield connection
+            except SQLAlchemyError:
+                connection.invalidate()  # a connection whose driver failed is never used again
+                raise
+    except SQLAlchemyError as error:
+        raise translate(error) from None
