@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tensorwasm.wasm.declarations import Export, Import
-from tensorwasm.wasm.definitions import ACTIVE, DECLARATIVE, PASSIVE, Body, Data, Element, Global
-from tensorwasm.wasm.frame import frames
-from tensorwasm.wasm.module import Custom, Module, encode
+from tensorwasm.wasm.definitions import ACTIVE, DECLARATIVE, PASSIVE, CodeEntry, DataSegment, ElementSegment, Global
+from tensorwasm.wasm.module import CustomSection, Module, encode
 from tensorwasm.wasm.opcodes import OPCODES
+from tensorwasm.wasm.sections import read_sections
 from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -224,7 +224,7 @@ def _bodies(draw, module, declared):
     for function in range(len(module.functions)):
         local_runs = draw(st.lists(st.tuples(st.integers(0, 3), value_types), max_size=3))
         context = Context(module, function, sum(count for count, _ in local_runs), declared)
-        bodies.append(Body.build(local_runs, draw(_sequence(context, 0))))
+        bodies.append(CodeEntry.build(local_runs, draw(_sequence(context, 0))))
     return tuple(bodies)
 
 
@@ -274,19 +274,21 @@ def _elements(draw, functions, constants, tables):
     else:
         items = draw(st.lists(_expressions(kind, functions, constants), max_size=3))
     if mode != ACTIVE:
-        return Element(mode, tuple(items), kind)
+        return ElementSegment(mode, tuple(items), kind)
     table = draw(st.sampled_from(fitting))
     offset = draw(_expressions("i64" if tables[table].is_64 else "i32", 0, constants))
-    return Element(mode, tuple(items), kind, table, offset)
+    return ElementSegment(mode, tuple(items), kind, table, offset)
 
 
 @st.composite
 def _data(draw, memories, constants):
     data = draw(st.binary(max_size=20))
     if not memories or draw(st.booleans()):
-        return Data(PASSIVE, data)
+        return DataSegment(PASSIVE, data)
     memory = draw(st.integers(0, len(memories) - 1))
-    return Data(ACTIVE, data, memory, draw(_expressions("i64" if memories[memory].is_64 else "i32", 0, constants)))
+    return DataSegment(
+        ACTIVE, data, memory, draw(_expressions("i64" if memories[memory].is_64 else "i32", 0, constants))
+    )
 
 
 def _throwable(types):
@@ -379,8 +381,8 @@ def _names_data(module):
 
 @st.composite
 def _customs(draw, module):
-    places = [0, *(number for number, _, _ in frames(encode(module)))]
-    one = st.builds(Custom, st.text(max_size=5), st.binary(max_size=10), st.sampled_from(places))
+    places = [0, *(number for number, _, _ in read_sections(encode(module)))]
+    one = st.builds(CustomSection, st.text(max_size=5), st.binary(max_size=10), st.sampled_from(places))
     return tuple(sorted(draw(st.lists(one, max_size=3)), key=lambda custom: places.index(custom.after)))
 
 

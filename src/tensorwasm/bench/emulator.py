@@ -19,7 +19,7 @@ from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.parser import parse
-from tensorwasm.ptx.reach import extract
+from tensorwasm.ptx.reachability import extract
 from tensorwasm.values import Deadline, LaunchConfig
 
 SAMPLES: Final = 5

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from tensorwasm.wasm.preamble import HEADER
+from tensorwasm.wasm.sections import HEADER
 
 FUNCTION_BYTES: Final = 230
 """About what a function has."""

@@ -1,7 +1,7 @@
-"""Checks that need the whole module: every name is declared, once, and used as what it is.
+"""Checks of a whole module: every name is declared once, and used as what it is.
 
-Registers and variables are known from their declaration to the end of their block, labels in their whole block; both
-also in the blocks inside. Functions and variables of the module are known everywhere.
+Registers and variables are visible from their declaration to the end of their block, labels in their whole block; both
+also in the blocks inside. Functions and variables of the module are visible everywhere.
 
 Source: PTX ISA 4.4 (Identifiers), 5.4 (Variables), 9.3 (Predicated Execution), 9.7.12 (bra, brx.idx, call), 11.2, 11.3.
 """
@@ -15,31 +15,23 @@ from tensorwasm.ptx.declarations import MAX_REGISTERS
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import (
-    Address,
+    PARTS,
     Arguments,
     Block,
     Directive,
     Function,
-    Generic,
-    Guard,
-    Initial,
     Instruction,
     Label,
-    Masked,
     Module,
     Name,
-    Not,
-    Offset,
     Operand,
-    Pair,
     Position,
     Statement,
     TargetList,
     Variable,
-    Vector,
+    names,
 )
-from tensorwasm.ptx.scope import Scope, fault
-from tensorwasm.ptx.special import SPECIALS, VECTOR_SPECIALS
+from tensorwasm.ptx.symbols import SPECIALS, VECTOR_SPECIALS, SymbolTable, malformed
 from tensorwasm.watch import UNLIMITED, Watch
 
 _COMPONENT_INDEX: Final = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}
@@ -49,250 +41,216 @@ def check(module: Module, watch: Watch = UNLIMITED) -> None:
     """Check that a module is consistent.
 
     Raises:
-        MalformedPtx: a name is declared twice, not at all, or as something else; with its place.
+        MalformedPtx: a name is declared twice, not at all, or as something else; with its position.
         InvokeTimeout: the deadline has passed.
     """
-    scope = module_scope(module, watch)
+    table = module_symbols(module, watch)
     for item in module.items:
-        if isinstance(item, Variable):
-            _check_initializer(scope, item)
-        elif isinstance(item, Function):
-            _check_function(scope, item)
-        elif item.name == "alias":
-            _check_alias(scope, item)
+        match item:
+            case Variable():
+                _check_initializer(table, item)
+            case Function():
+                _check_function(table, item)
+            case Directive(name="alias"):
+                _check_names(table, item.arguments, Function, "is not a function", item.position)
 
 
-# --------------------------------------------------------------------------------------------- module scope
-
-
-def module_scope(module: Module, watch: Watch = UNLIMITED) -> Scope:
-    """Return the names of a module; of several declarations of one, the definition.
-
-    Raises:
-        MalformedPtx: a name is declared twice.
-        InvokeTimeout: the deadline has passed.
-    """
-    scope = Scope(watch=watch)
+def module_symbols(module: Module, watch: Watch = UNLIMITED) -> SymbolTable:
+    """Return the names of a module; a definition hides its declarations. Errors are those of `check`."""
+    table = SymbolTable(watch=watch)
     for item in watch.over(module.items):
-        _declare_item(scope, item)
-    return scope
+        if not isinstance(item, Directive):
+            _declare(table, item)
+    return table
 
 
-def _declare_item(scope: Scope, item: Function | Variable | Directive) -> None:
-    if isinstance(item, Directive):
-        return
-    before = scope.symbols.get(item.name)
+def _declare(table: SymbolTable, item: Function | Variable) -> None:
+    before = table.symbols.get(item.name)
     if before is None:
-        scope.declare(item.name, item)
+        table.declare(item.name, item)
     elif isinstance(item, Function) and isinstance(before, Function):
-        _check_redeclaration(before, item)
+        if before.body is not None and item.body is not None:
+            raise malformed(f"{shown(item.name)} is defined twice", item.position)
+        if before.entry != item.entry or _call_layout(before) != _call_layout(item):
+            raise malformed(f"{shown(item.name)} is declared again with other parameters", item.position)
         if item.body is not None:
-            scope.symbols[item.name] = item
+            table.symbols[item.name] = item
     elif isinstance(item, Variable) and isinstance(before, Variable) and "extern" in item.linkage + before.linkage:
         if (item.space, item.type, item.vector) != (before.space, before.type, before.vector):
-            raise fault(f"{shown(item.name)} is declared again with another type", item.position)
+            raise malformed(f"{shown(item.name)} is declared again with another type", item.position)
         if "extern" in before.linkage:
-            scope.symbols[item.name] = item
+            table.symbols[item.name] = item
     else:
-        raise fault(f"{shown(item.name)} is declared twice", item.position)
+        raise malformed(f"{shown(item.name)} is declared twice", item.position)
 
 
-def _check_redeclaration(before: Function, now: Function) -> None:
-    if before.body is not None and now.body is not None:
-        raise fault(f"{shown(now.name)} is defined twice", now.position)
-    if before.entry != now.entry or _shape_of(before) != _shape_of(now):
-        raise fault(f"{shown(now.name)} is declared again with other parameters", now.position)
-
-
-def _shape_of(function: Function) -> tuple[list[tuple[str, int]], ...]:
-    """Return what callers must agree on: space and size of each parameter."""
+def _call_layout(function: Function) -> tuple[list[tuple[str, int]], ...]:
+    """Return what callers rely on: space and size of each parameter."""
     return tuple(
         [(param.space, variable_bytes(param)) for param in each] for each in (function.params, function.returns)
     )
 
 
-def _check_alias(scope: Scope, alias: Directive) -> None:
-    for name in alias.arguments:
-        if not isinstance(scope.find(name), Function):
-            raise fault(f"{shown(name)} is no function", alias.position)
+def _check_initializer(table: SymbolTable, variable: Variable) -> None:
+    mentioned = (name for value in variable.initializer for name in names(value))
+    _check_names(table, mentioned, (Variable, Function), "is not declared", variable.position)
 
 
-def _check_initializer(scope: Scope, variable: Variable) -> None:
-    for value in variable.initializer:
-        name = _initial_name(value)
-        if name is not None and not isinstance(scope.find(name), Variable | Function):
-            raise fault(f"{shown(name)} is not declared", variable.position)
-
-
-def _initial_name(value: Initial) -> str | None:
-    if isinstance(value, Masked):
-        value = value.address
-    if isinstance(value, Offset | Generic):
-        value = value.base
-    return value.name if isinstance(value, Name) else None
+def _check_names(
+    table: SymbolTable, mentioned: Iterable[str], kinds: type | tuple[type, ...], fault: str, position: Position
+) -> None:
+    for name in mentioned:
+        if not isinstance(table.find(name), kinds):
+            raise malformed(f"{shown(name)} {fault}", position)
 
 
 # ------------------------------------------------------------------------------------------------ functions
 
 
-def _check_function(module: Scope, function: Function) -> None:
-    scope = Scope(module)
+def _check_function(module: SymbolTable, function: Function) -> None:
+    table = SymbolTable(module)
     for param in (*function.returns, *function.params):
-        scope.declare(param.name, param)
-    if function.body is not None:
-        registers = _check_body(scope, function.body)
-        if registers > MAX_REGISTERS:
-            raise fault(f"{shown(function.name)} has more than {MAX_REGISTERS} registers", function.position)
+        table.declare(param.name, param)
+    if _check_body(table, function.body or ()) > MAX_REGISTERS:
+        raise malformed(f"{shown(function.name)} has more than {MAX_REGISTERS} registers", function.position)
 
 
-def _check_body(scope: Scope, body: tuple[Statement, ...]) -> int:
-    """Check the statements of a block; return how many registers it declares."""
-    scope.watch.step()  # as declaring and finding names do; the rest takes a fraction of reading it
+def _check_body(table: SymbolTable, body: tuple[Statement, ...]) -> int:
+    """Check the statements of a block; return the number of registers that it declares."""
+    table.watch.step()  # declaring and finding names are steps, too; the rest takes a fraction of parsing it
     for statement in body:
-        if isinstance(statement, Label):
-            scope.declare(statement.name, statement)
-        elif isinstance(statement, TargetList):
-            scope.declare(statement.label, statement)
+        match statement:
+            case Label():
+                table.declare(statement.name, statement)
+            case TargetList():
+                table.declare(statement.label, statement)
     registers = 0
     for statement in body:
-        if type(statement) is Instruction:
-            _check_instruction(scope, statement)
-        elif isinstance(statement, Variable):
-            scope.declare(statement.name, statement)
-            _check_initializer(scope, statement)
-            registers += statement.count or 1
-        elif isinstance(statement, Block):
-            registers += _check_body(Scope(scope), statement.body)
-        elif isinstance(statement, TargetList):
-            _check_targets(scope, statement)
-    scope.close()
+        if type(statement) is Instruction:  # as most are
+            _check_instruction(table, statement)
+            continue
+        match statement:
+            case Variable():
+                table.declare(statement.name, statement)
+                _check_initializer(table, statement)
+                registers += statement.count or 1
+            case Block():
+                registers += _check_body(SymbolTable(table), statement.body)
+            case TargetList(kind="calltargets"):
+                _check_names(table, statement.targets, Function, "is not a function here", statement.position)
+            case TargetList():
+                _check_names(table, statement.targets, Label, "is not a label here", statement.position)
+    table.close()
     return registers
-
-
-def _check_targets(scope: Scope, targets: TargetList) -> None:
-    kind = Function if targets.kind == "calltargets" else Label
-    for name in targets.targets:
-        if not isinstance(scope.find(name), kind):
-            raise fault(f"{shown(name)} is no {kind.__name__.lower()} here", targets.position)
 
 
 # --------------------------------------------------------------------------------------------- instructions
 
 
-def _check_instruction(scope: Scope, instruction: Instruction) -> None:
-    if instruction.guard is not None:
-        _check_guard(scope, instruction, instruction.guard)
+def _check_instruction(table: SymbolTable, instruction: Instruction) -> None:
+    guard = instruction.guard
+    if guard is not None and guard.predicate.name not in table.predicates:
+        name = guard.predicate.name
+        register = table.find(name)
+        if not isinstance(register, Variable) or register.type != "pred":
+            raise malformed(f"{shown(name)} is not a predicate", instruction.position)
+        table.predicates.add(name)
     check_operands = _BY_OPCODE.get(instruction.opcode)
     if check_operands is None:
-        _check_values(scope, instruction.operands, instruction.position)
+        _check_values(table, instruction.operands, instruction.position)
     else:
-        check_operands(scope, instruction)
+        check_operands(table, instruction)
 
 
-def _check_guard(scope: Scope, instruction: Instruction, guard: Guard) -> None:
-    name = guard.predicate.name
-    if name in scope.predicates:
-        return
-    register = scope.find(name)
-    if not isinstance(register, Variable) or register.type != "pred":
-        raise fault(f"{shown(name)} is no predicate", instruction.position)
-    scope.predicates.add(name)
-
-
-def _check_values(scope: Scope, operands: Iterable[Operand], position: Position) -> None:
-    values = scope.values
+def _check_values(table: SymbolTable, operands: Iterable[Operand], position: Position) -> None:
+    values = table.values
     for operand in operands:
         if type(operand) is Name:
             if operand.name not in values or operand.component is not None:
-                _check_value(scope, operand, position)
+                _check_value(table, operand, position)
         else:
-            inner = _INNER.get(type(operand))
-            if inner is not None:
-                _check_values(scope, inner(operand), position)
+            parts = PARTS.get(type(operand))
+            if parts is not None:
+                _check_values(table, parts(operand), position)
 
 
-_INNER: Final[dict[type, Callable[..., Iterable[Operand]]]] = {
-    Address: lambda operand: (operand.base, *operand.coordinates),
-    Offset: lambda operand: (operand.base,),
-    Vector: lambda operand: operand.elements,
-    Arguments: lambda operand: operand.elements,
-    Pair: lambda operand: (operand.first, operand.second),
-    Not: lambda operand: (operand.operand,),
-}
-
-
-def _check_value(scope: Scope, operand: Name, position: Position) -> None:
+def _check_value(table: SymbolTable, operand: Name, position: Position) -> None:
     name = operand.name
+    width = 1
     if name in SPECIALS:
         width = 4 if name in VECTOR_SPECIALS else 1
-    elif name == "_":
-        width = 1
-    else:
-        symbol = scope.find(name)
+    elif name != "_":
+        symbol = table.find(name)
         if symbol is None:
-            raise fault(f"{shown(name)} is not declared", position)
-        if not isinstance(symbol, Variable | Function):
-            raise fault(f"{shown(name)} is a label, not a value", position)
-        width = symbol.vector if isinstance(symbol, Variable) else 1
+            raise malformed(f"{shown(name)} is not declared", position)
+        if isinstance(symbol, Variable):
+            width = symbol.vector
+        elif not isinstance(symbol, Function):
+            raise malformed(f"{shown(name)} is a label, not a value", position)
     if operand.component is None:
-        scope.values.add(name)
+        table.values.add(name)
     elif width == 1 or _COMPONENT_INDEX[operand.component] >= width:
-        raise fault(f"{shown(name)} has no component {operand.component}", position)
+        raise malformed(f"{shown(name)} has no component {operand.component}", position)
 
 
-def _check_branch(scope: Scope, instruction: Instruction) -> None:
+def _check_branch(table: SymbolTable, instruction: Instruction) -> None:
     target = instruction.operands[0] if len(instruction.operands) == 1 else None
     if not isinstance(target, Name):
-        raise fault("bra takes one label", instruction.position)
-    if not isinstance(scope.find(target.name), Label):
-        raise fault(f"{shown(target.name)} is no label here", instruction.position)
+        raise malformed("bra takes one label", instruction.position)
+    if not isinstance(table.find(target.name), Label):
+        raise malformed(f"{shown(target.name)} is not a label here", instruction.position)
 
 
-def _check_indexed_branch(scope: Scope, instruction: Instruction) -> None:
+def _check_indexed_branch(table: SymbolTable, instruction: Instruction) -> None:
     if len(instruction.operands) != 2 or not isinstance(instruction.operands[1], Name):
-        raise fault("brx.idx takes an index and a list of labels", instruction.position)
+        raise malformed("brx.idx takes an index and a list of labels", instruction.position)
     index, targets = instruction.operands
-    _check_values(scope, (index,), instruction.position)
-    _check_list(scope, targets, ("branchtargets",), instruction.position)
+    _check_values(table, (index,), instruction.position)
+    _find_list(table, targets, ("branchtargets",), instruction.position)
 
 
-def _check_list(scope: Scope, operand: Operand, kinds: tuple[str, ...], position: Position) -> TargetList:
-    symbol = scope.find(operand.name) if isinstance(operand, Name) else None
+def _find_list(table: SymbolTable, operand: Operand, kinds: tuple[str, ...], position: Position) -> TargetList:
+    symbol = table.find(operand.name) if isinstance(operand, Name) else None
     if not isinstance(symbol, TargetList) or symbol.kind not in kinds:
-        raise fault(f"{' or '.join(kinds)} expected", position)
+        raise malformed(f"{' or '.join(kinds)} expected", position)
     return symbol
 
 
-def _check_call(scope: Scope, instruction: Instruction) -> None:
-    names = [operand for operand in instruction.operands if isinstance(operand, Name)]
+def _check_call(table: SymbolTable, instruction: Instruction) -> None:
+    callee, *others = [operand for operand in instruction.operands if isinstance(operand, Name)]
     lists = [operand for operand in instruction.operands if isinstance(operand, Arguments)]
-    callee = names[0]
-    _check_values(scope, (callee, *lists), instruction.position)
-    symbol = scope.find(callee.name)
+    _check_values(table, (callee, *lists), instruction.position)
+    symbol = table.find(callee.name)
     if isinstance(symbol, Function):
         _check_arity(symbol, instruction)
-    for operand in names[1:]:
-        targets = _check_list(scope, operand, ("callprototype", "calltargets"), instruction.position)
+    elif not others:
+        raise malformed(f"a call through {shown(callee.name)} needs a prototype or targets", instruction.position)
+    for operand in others:
+        targets = _find_list(table, operand, ("callprototype", "calltargets"), instruction.position)
         if targets.prototype is not None:
             _check_arity(targets.prototype, instruction)
-    if not isinstance(symbol, Function) and len(names) == 1:
-        raise fault(f"a call through {shown(callee.name)} needs a prototype or targets", instruction.position)
 
 
 def _check_arity(function: Function, instruction: Instruction) -> None:
-    at = next(index for index, operand in enumerate(instruction.operands) if isinstance(operand, Name))
-    returns = instruction.operands[0] if at else None
-    arguments = instruction.operands[at + 1] if at + 1 < len(instruction.operands) else None
-    given = len(arguments.elements) if isinstance(arguments, Arguments) else 0
-    taken = len(returns.elements) if isinstance(returns, Arguments) else 0
+    _, taken, given = split_call(instruction)
     variadic = bool(function.params) and not variable_bytes(function.params[-1])
-    if given != len(function.params) and not (variadic and given >= len(function.params) - 1):
-        raise fault(f"{given} arguments for {len(function.params)} parameters", instruction.position)
-    if taken != len(function.returns):
-        raise fault(f"{taken} results of {len(function.returns)}", instruction.position)
+    if len(given) != len(function.params) and not (variadic and len(given) >= len(function.params) - 1):
+        raise malformed(f"{len(given)} arguments for {len(function.params)} parameters", instruction.position)
+    if len(taken) != len(function.returns):
+        raise malformed(f"{len(taken)} results of {len(function.returns)}", instruction.position)
 
 
-_BY_OPCODE: Final[dict[str, Callable[[Scope, Instruction], None]]] = {
+def split_call(call: Instruction) -> tuple[int, tuple[Operand, ...], tuple[Operand, ...]]:
+    """Return the index of the callee in a call's operands, where its results go, and its arguments."""
+    callee = next(index for index, operand in enumerate(call.operands) if isinstance(operand, Name))
+    taken, given = (
+        operands[0].elements if operands and isinstance(operands[0], Arguments) else ()
+        for operands in (call.operands[:callee], call.operands[callee + 1 :])
+    )
+    return callee, taken, given
+
+
+_BY_OPCODE: Final[dict[str, Callable[[SymbolTable, Instruction], None]]] = {
     "bra": _check_branch,
     "brx": _check_indexed_branch,
     "call": _check_call,

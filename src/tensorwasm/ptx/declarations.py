@@ -1,4 +1,4 @@
-"""Declarations: registers, variables, parameters and their initializers.
+"""Parsers of declarations: registers, variables, parameters and their initializers.
 
 Source: PTX ISA 5.1 to 5.5, 11.2 (parameters), 11.6 (linking).
 """
@@ -8,20 +8,10 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from tensorwasm.ptx.constants import parse_constant, parse_whole, starts_constant
+from tensorwasm.ptx.constants import parse_constant, parse_integer, starts_constant
 from tensorwasm.ptx.layout import OPAQUE_TYPES, REGISTER_TYPES, TYPE_BYTES, element_bytes
 from tensorwasm.ptx.lexer import Cursor, shown
-from tensorwasm.ptx.model import (
-    Generic,
-    Initial,
-    Int,
-    Masked,
-    Name,
-    Offset,
-    Property,
-    StateSpace,
-    Variable,
-)
+from tensorwasm.ptx.model import Generic, Initial, Int, Masked, Name, Offset, Position, Property, StateSpace, Variable
 from tensorwasm.ptx.operands import parse_offset
 
 MAX_REGISTERS: Final = 1 << 20
@@ -44,8 +34,8 @@ _VECTORS: Final = {".v2": 2, ".v4": 4}
 _TYPES: Final = {f".{name}": name for name in REGISTER_TYPES | OPAQUE_TYPES}
 
 
-class _Shared(NamedTuple):
-    """What the declarators of one declaration have in common."""
+class _Common(NamedTuple):
+    """What the declarators of one declaration share."""
 
     space: StateSpace
     type: str
@@ -56,33 +46,21 @@ class _Shared(NamedTuple):
 
 
 def parse_linkage(cursor: Cursor) -> tuple[str, ...]:
-    """Read the linkage directives in front of a declaration, none of them twice.
-
-    Raises:
-        MalformedPtx: one of them is there twice.
-    """
+    """Read the linkage directives in front of a declaration, which may not repeat."""
     linkage: list[str] = []
     while cursor.peek() in LINKAGES:
         word = cursor.peek()[1:]
-        if word in linkage:
-            raise cursor.error(f".{word} is there twice")
+        cursor.require(word not in linkage, f".{word} appears twice")
         linkage.append(word)
         cursor.at += 1
     return tuple(linkage)
 
 
 def parse_variables(cursor: Cursor, linkage: tuple[str, ...] = ()) -> tuple[Variable, ...]:
-    """Read a declaration from its state space to its semicolon.
-
-    Raises:
-        MalformedPtx: not a declaration, or one that makes no sense.
-    """
-    shared = _parse_shared(cursor, linkage)
-    variables = [_parse_declarator(cursor, shared)]
-    while cursor.accept(","):
-        variables.append(_parse_declarator(cursor, shared))
+    """Read a declaration from its state space to its semicolon."""
+    variables = cursor.comma_separated(_parse_declarator, _parse_common(cursor, linkage))
     cursor.expect(";")
-    return tuple(variables)
+    return variables
 
 
 def parse_params(cursor: Cursor, *, anonymous: bool = False, entry: bool = False) -> tuple[Variable, ...]:
@@ -91,50 +69,30 @@ def parse_params(cursor: Cursor, *, anonymous: bool = False, entry: bool = False
     Args:
         cursor: at the opening parenthesis.
         anonymous: whether ``_`` is a name, as in prototypes.
-        entry: whether it is a kernel's, whose parameters may be hidden and have all their sizes.
-
-    Raises:
-        MalformedPtx: not a parameter list, or too long.
+        entry: whether the list is a kernel's, whose parameters may be hidden and must have a size.
     """
     cursor.expect("(")
     params: list[Variable] = []
     if cursor.accept(")"):
         return ()
-    while True:
+    while not params or cursor.accept(","):
         params.append(_parse_param(cursor, anonymous=anonymous, entry=entry))
-        if len(params) > MAX_PARAMS:
-            raise cursor.error(f"more than {MAX_PARAMS} parameters")
-        if not cursor.accept(","):
-            break
+        cursor.require(len(params) <= MAX_PARAMS, f"more than {MAX_PARAMS} parameters")
     cursor.expect(")")
     return tuple(params)
 
 
 def _parse_param(cursor: Cursor, *, anonymous: bool, entry: bool) -> Variable:
     start = cursor.at
-    shared = _parse_shared(cursor, ("hidden",) if entry and cursor.accept(".hidden") else ())
-    if shared.space not in {"param", "reg"}:
-        raise cursor.error("a parameter is in .param or .reg", start)
+    common = _parse_common(cursor, ("hidden",) if entry and cursor.accept(".hidden") else ())
+    cursor.require(common.space in {"param", "reg"}, "a parameter must be in .param or .reg", start)
     pointer = _parse_pointer(cursor)
     position = cursor.position(cursor.at)
     name = cursor.identifier("the name of a parameter")
-    if name == "_" and not anonymous:
-        raise cursor.error("a parameter needs a name", cursor.at - 1)
-    shape = _parse_shape(cursor, shared)
-    if entry and shape[:1] == (0,):
-        raise cursor.error("a kernel's parameter has a size", start)
-    return Variable(
-        shared.space,
-        shared.type,
-        name,
-        shared.vector,
-        shared.align,
-        shape,
-        None,
-        shared.linkage,
-        pointer,
-        position=position,
-    )
+    cursor.require(anonymous or name != "_", "a parameter needs a name", cursor.at - 1)
+    shape = _parse_shape(cursor, common)
+    cursor.require(not entry or shape[:1] != (0,), "a kernel's parameter must have a size", start)
+    return _variable(common, name, shape, position, pointer=pointer)
 
 
 def _parse_pointer(cursor: Cursor) -> tuple[str, int] | None:
@@ -148,100 +106,103 @@ def _parse_pointer(cursor: Cursor) -> tuple[str, int] | None:
 
 def _parse_align(cursor: Cursor) -> int:
     align = cursor.integer("an alignment", MAX_ALIGN)
-    if align.bit_count() != 1:
-        raise cursor.error("an alignment is a power of two", cursor.at - 1)
+    cursor.require(align.bit_count() == 1, "an alignment must be a power of two", cursor.at - 1)
     return align
 
 
-def _parse_shared(cursor: Cursor, linkage: tuple[str, ...]) -> _Shared:
-    """Read state space, attributes, alignment, vector length and type; the ISA lets some of them change places."""
+def _parse_common(cursor: Cursor, linkage: tuple[str, ...]) -> _Common:
+    """Read state space, attributes, alignment, vector length and type; the ISA allows some of them in any order."""
     space = SPACES.get(cursor.peek())
     if space is None:
         raise cursor.error(f"a state space expected, not {shown(cursor.peek())}")
     cursor.at += 1
     attributes: tuple[str, ...] = ()
     align: int | None = None
-    vector = 1
-    kind = ""
+    vector, kind = 1, ""
     while cursor.peek()[:1] == "." and cursor.peek() != ".ptr":
         word = cursor.take()
-        if word == ".attribute":
-            attributes += parse_attributes(cursor)
-        elif word == ".align" and align is None:
-            align = _parse_align(cursor)
-        elif word in _VECTORS and vector == 1:
-            vector = _VECTORS[word]
-        elif word in _TYPES and not kind:
-            kind = _TYPES[word]
-        else:
-            raise cursor.error(f"{shown(word)} has no place in this declaration", cursor.at - 1)
-    if not kind or (space != "reg" and kind == "pred"):
-        raise cursor.error("a declaration needs a type that its state space can hold")
-    if space == "param" and vector > 1:
-        raise cursor.error("a parameter is no vector")
-    return _Shared(space, kind, vector, align, linkage, attributes)
+        match word:
+            case ".attribute":
+                attributes += parse_attributes(cursor)
+            case ".align" if align is None:
+                align = _parse_align(cursor)
+            case _ if word in _VECTORS and vector == 1:
+                vector = _VECTORS[word]
+            case _ if word in _TYPES and not kind:
+                kind = _TYPES[word]
+            case _:
+                raise cursor.error(f"{shown(word)} is not allowed in this declaration", cursor.at - 1)
+    holds = kind and (space == "reg" or kind != "pred")
+    cursor.require(holds, "a declaration needs a type that its state space can hold")
+    cursor.require(space != "param" or vector == 1, "a parameter cannot be a vector")
+    return _Common(space, kind, vector, align, linkage, attributes)
+
+
+def _variable(
+    common: _Common,
+    name: str,
+    shape: tuple[int, ...],
+    position: Position,
+    *,
+    count: int | None = None,
+    pointer: tuple[str, int] | None = None,
+    initializer: tuple[Initial, ...] = (),
+) -> Variable:
+    return Variable(
+        common.space,
+        common.type,
+        name,
+        common.vector,
+        common.align,
+        shape,
+        count,
+        common.linkage,
+        pointer,
+        initializer,
+        common.attributes,
+        position,
+    )
 
 
 def parse_attributes(cursor: Cursor) -> tuple[str, ...]:
-    """Read the list of ``.attribute``, each attribute in one string without its dot.
-
-    Raises:
-        MalformedPtx: not such a list.
-    """
+    """Read the list of ``.attribute``, each attribute as one string without its dot."""
     cursor.expect("(")
-    attributes: list[str] = []
-    while True:
-        word = cursor.take()
-        if word == ".managed":
-            attributes.append("managed")
-        elif word == ".unified":
-            cursor.expect("(")
-            first = cursor.integer("a part of a unified identifier", (1 << 64) - 1)
-            cursor.expect(",")
-            second = cursor.integer("a part of a unified identifier", (1 << 64) - 1)
-            cursor.expect(")")
-            attributes.append(f"unified({first},{second})")
-        else:
-            raise cursor.error(f"{shown(word)} is no attribute", cursor.at - 1)
-        if not cursor.accept(","):
-            break
+    attributes = cursor.comma_separated(_parse_attribute)
     cursor.expect(")")
-    return tuple(attributes)
+    return attributes
 
 
-def _parse_declarator(cursor: Cursor, shared: _Shared) -> Variable:
+def _parse_attribute(cursor: Cursor) -> str:
+    if cursor.accept(".managed"):
+        return "managed"
+    cursor.require(cursor.accept(".unified"), f"{shown(cursor.peek())} is not an attribute")
+    cursor.expect("(")
+    first = cursor.integer("a part of a unified identifier", (1 << 64) - 1)
+    cursor.expect(",")
+    second = cursor.integer("a part of a unified identifier", (1 << 64) - 1)
+    cursor.expect(")")
+    return f"unified({first},{second})"
+
+
+def _parse_declarator(cursor: Cursor, common: _Common) -> Variable:
     position = cursor.position(cursor.at)
     name = cursor.identifier("a name")
-    if name in {"_", "WARP_SZ"}:
-        raise cursor.error(f"{name} cannot be declared", cursor.at - 1)
+    cursor.require(name not in {"_", "WARP_SZ"}, f"{name} cannot be declared", cursor.at - 1)
     count: int | None = None
     if cursor.accept("<"):
         count = cursor.integer("a number of registers", MAX_REGISTERS)
         cursor.expect(">")
-        if not count or shared.space != "reg":
-            raise cursor.error("only registers can be numbered, and from one up", cursor.at - 2)
-    shape = _parse_shape(cursor, shared)
+        numbered = count and common.space == "reg"
+        cursor.require(numbered, "only registers can be numbered, and from one up", cursor.at - 2)
+    shape = _parse_shape(cursor, common)
     initializer: tuple[Initial, ...] = ()
     if cursor.accept("="):
-        if shared.space not in {"global", "const"}:
-            raise cursor.error("only .global and .const variables have initial values", cursor.at - 1)
-        initializer = _parse_initializer(cursor, shared, shape)
-    if shape[:1] == (0,) and not initializer and "extern" not in shared.linkage:
-        raise cursor.error("an array that is not .extern has a size")
-    variable = Variable(
-        shared.space,
-        shared.type,
-        name,
-        shared.vector,
-        shared.align,
-        shape,
-        count,
-        shared.linkage,
-        None,
-        initializer,
-        shared.attributes,
-        position,
-    )
+        writable = common.space in {"global", "const"}
+        cursor.require(writable, "only .global and .const variables have initial values", cursor.at - 1)
+        initializer = _parse_initializer(cursor, common, shape)
+    sized = shape[:1] != (0,) or initializer or "extern" in common.linkage
+    cursor.require(sized, "an array that is not .extern must have a size")
+    variable = _variable(common, name, shape, position, count=count, initializer=initializer)
     if shape:
         cursor.arrays[name] = element_bytes(variable)
     else:
@@ -249,45 +210,50 @@ def _parse_declarator(cursor: Cursor, shared: _Shared) -> Variable:
     return variable
 
 
-def _parse_shape(cursor: Cursor, shared: _Shared) -> tuple[int, ...]:
+def _parse_shape(cursor: Cursor, common: _Common) -> tuple[int, ...]:
     shape: list[int] = []
     start = cursor.at
     while cursor.accept("["):
-        if cursor.peek() == "]":
-            shape.append(0)
-        else:
-            size = parse_whole(cursor)
-            if size < 0:
-                raise cursor.error("the size of an array is negative", start)
-            shape.append(size)
+        size = 0 if cursor.peek() == "]" else parse_integer(cursor)
+        cursor.require(size >= 0, "the size of an array is negative", start)
+        shape.append(size)
         cursor.expect("]")
         if len(shape) > MAX_DIMENSIONS or 0 in shape[1:]:
             raise cursor.error(f"at most {MAX_DIMENSIONS} dimensions, all but the first with a size", start)
-    if shape and shared.space == "reg":
-        raise cursor.error("registers form no arrays", start)
-    if math.prod(size or 1 for size in shape) * TYPE_BYTES.get(shared.type, 8) * shared.vector >= 1 << 63:
-        raise cursor.error("an array past the end of any memory", start)
+    cursor.require(not shape or common.space != "reg", "registers cannot form arrays", start)
+    size_bytes = math.prod(size or 1 for size in shape) * TYPE_BYTES.get(common.type, 8) * common.vector
+    cursor.require(size_bytes < 1 << 63, "an array larger than any memory", start)
     return tuple(shape)
 
 
 # ---------------------------------------------------------------------------------------- initial values
 
 
-def _parse_initializer(cursor: Cursor, shared: _Shared, shape: tuple[int, ...]) -> tuple[Initial, ...]:
-    if shared.type in OPAQUE_TYPES:
-        return _parse_properties(cursor)
-    rows = shape if shared.vector == 1 else (*shape, shared.vector)
+def _parse_initializer(cursor: Cursor, common: _Common, shape: tuple[int, ...]) -> tuple[Initial, ...]:
+    if common.type in OPAQUE_TYPES:
+        cursor.expect("{")
+        properties = cursor.comma_separated(_parse_property)
+        cursor.expect("}")
+        return properties
+    rows = shape if common.vector == 1 else (*shape, common.vector)
     if not rows:
         return (_parse_initial(cursor),)
     values: list[Initial] = []
     _parse_row(cursor, rows, values)
-    if len(values) % shared.vector:
-        raise cursor.error("a vector's initial values are all or none", cursor.at - 1)
+    cursor.require(not len(values) % common.vector, "a vector has all of its initial values or none", cursor.at - 1)
     return tuple(values)
 
 
+def _parse_property(cursor: Cursor) -> Property:
+    name = cursor.identifier("a property")
+    cursor.expect("=")
+    if starts_constant(cursor.peek()):
+        return Property(name, Int(parse_integer(cursor)))
+    return Property(name, Name(cursor.identifier("a value")))
+
+
 def _parse_row(cursor: Cursor, rows: tuple[int, ...], values: list[Initial]) -> None:
-    """Read ``{...}`` of an array of shape ``rows`` onto ``values``, which end where the row begins."""
+    """Read ``{...}`` of an array of shape ``rows`` and append it to ``values``."""
     cursor.expect("{")
     start = len(values)
     row = math.prod(rows[1:])
@@ -299,7 +265,7 @@ def _parse_row(cursor: Cursor, rows: tuple[int, ...], values: list[Initial]) -> 
             cursor.expect(",")
         if rows[0] and index >= rows[0]:
             raise cursor.error("more initial values than elements")
-        _fill(cursor, values, start + index * row)
+        _pad(cursor, values, start + index * row)
         if len(rows) > 1:
             _parse_row(cursor, rows[1:], values)
         else:
@@ -307,12 +273,11 @@ def _parse_row(cursor: Cursor, rows: tuple[int, ...], values: list[Initial]) -> 
         index += 1
 
 
-def _fill(cursor: Cursor, values: list[Initial], length: int) -> None:
+def _pad(cursor: Cursor, values: list[Initial], length: int) -> None:
     missing = length - len(values)
     if missing > 0:
         cursor.padding_left -= missing
-        if cursor.padding_left < 0:
-            raise cursor.error("initializers that leave out too many values")
+        cursor.require(cursor.padding_left >= 0, "initializers that leave out too many values")
         values.extend([Int(0)] * missing)
 
 
@@ -326,12 +291,10 @@ def _parse_initial(cursor: Cursor) -> Initial:
         return _parse_symbol(cursor)
     start = cursor.at
     value = parse_constant(cursor)
-    if cursor.peek() == "(" and isinstance(value, Int):
-        cursor.at += 1
+    if isinstance(value, Int) and cursor.accept("("):
         address = _parse_symbol(cursor)
         cursor.expect(")")
-        if not value.value:
-            raise cursor.error("a mask that selects no bits", start)
+        cursor.require(value.value, "a mask that selects no bits", start)
         return Masked(value.value, address)
     if cursor.at == start + 1:
         cursor.known[token] = value
@@ -344,21 +307,4 @@ def _parse_symbol(cursor: Cursor) -> Name | Offset | Generic:
         base = Name(cursor.identifier("a variable"))
         cursor.expect(")")
         return Generic(base, parse_offset(cursor))
-    if cursor.peek() in {"+", "-"}:
-        return Offset(name, parse_offset(cursor))
-    return name
-
-
-def _parse_properties(cursor: Cursor) -> tuple[Property, ...]:
-    cursor.expect("{")
-    properties: list[Property] = []
-    while True:
-        name = cursor.identifier("a property")
-        cursor.expect("=")
-        number = starts_constant(cursor.peek())
-        value = Int(parse_whole(cursor)) if number else Name(cursor.identifier("a value"))
-        properties.append(Property(name, value))
-        if not cursor.accept(","):
-            break
-    cursor.expect("}")
-    return tuple(properties)
+    return Offset(name, parse_offset(cursor)) if cursor.peek() in {"+", "-"} else name

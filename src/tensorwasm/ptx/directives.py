@@ -1,4 +1,4 @@
-"""Directives that the model keeps as they are: debugging, pragmas, performance tuning.
+"""Parsers of the directives that the model keeps as written: debugging, pragmas, performance tuning.
 
 Source: PTX ISA 11.3 to 11.7.
 """
@@ -6,16 +6,19 @@ Source: PTX ISA 11.3 to 11.7.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from tensorwasm.ptx.declarations import parse_attributes
 from tensorwasm.ptx.lexer import Cursor, shown
 from tensorwasm.ptx.model import Directive
 
-_COUNT: Final = (1 << 32) - 1
+_Readers = Mapping[str, Callable[[Cursor], Sequence[str]]]
 
-TUNING: Final = {
+_MAX_NUMBER: Final = (1 << 32) - 1
+_SECTION_TOKEN: Final = re.compile(r"\.?[\w$%]+(?:\.\w+)*|[-+,:]", re.ASCII)
+_TUNING: Final = {
     "local_maxnreg": 1,
     "maxnreg": 1,
     "maxntid": 3,
@@ -32,72 +35,63 @@ TUNING: Final = {
 }
 """Directives of a function's header, with the most numbers they take."""
 
-_SECTION_TOKEN: Final = re.compile(r"\.?[\w$%]+(?:\.\w+)*|[-+,:]", re.ASCII)
 
-
-def parse_loc(cursor: Cursor) -> Directive:
-    """Read ``.loc file line column``, and where it was inlined.
-
-    Raises:
-        MalformedPtx: it is something else.
-    """
+def parse_directive(cursor: Cursor, readers: _Readers) -> Directive | None:
+    """Read a directive; return None if the next token begins none of ``readers``, a table of this module."""
+    word = cursor.tokens[cursor.at]
+    read = readers.get(word)
+    if read is None:
+        return None
     position = cursor.position(cursor.at)
-    cursor.expect(".loc")
+    cursor.at += 1
+    return Directive(word[1:], tuple(read(cursor)), position)
+
+
+def parse_header_directives(cursor: Cursor) -> tuple[Directive, ...]:
+    """Read the directives between a function's parameters and its body."""
+    directives: list[Directive] = []
+    while cursor.peek()[:1] == ".":
+        directive = parse_directive(cursor, IN_HEADER)
+        if directive is None:
+            raise cursor.error(f"{shown(cursor.peek())} is not a directive of a function")
+        directives.append(directive)
+    return tuple(directives)
+
+
+def _read_loc(cursor: Cursor) -> list[str]:
+    """Read ``file line column``, and where the code was inlined."""
     words = [_number(cursor) for _ in range(3)]
     if cursor.accept(","):
-        _expect_word(cursor, "function_name", words)
-        words.append(cursor.identifier("a label"))
+        cursor.expect("function_name")
+        words += ["function_name", cursor.identifier("a label")]
         if cursor.accept("+"):
             words += ["+", _number(cursor)]
         cursor.expect(",")
-        _expect_word(cursor, "inlined_at", words)
-        words += [_number(cursor) for _ in range(3)]
-    return Directive("loc", tuple(words), position)
+        cursor.expect("inlined_at")
+        words += ["inlined_at", *[_number(cursor) for _ in range(3)]]
+    return words
 
 
-def parse_file(cursor: Cursor) -> Directive:
-    """Read ``.file index "name"`` with an optional time and size.
-
-    Raises:
-        MalformedPtx: it is something else.
-    """
-    position = cursor.position(cursor.at)
-    cursor.expect(".file")
+def _read_file(cursor: Cursor) -> list[str]:
+    """Read ``index "name"`` with an optional time and size."""
     words = [_number(cursor), _string(cursor)]
     if cursor.accept(","):
         words.append(_number(cursor))
         cursor.expect(",")
         words.append(_number(cursor))
-    return Directive("file", tuple(words), position)
+    return words
 
 
-def parse_pragma(cursor: Cursor) -> Directive:
-    """Read ``.pragma "one", "two";``.
-
-    Raises:
-        MalformedPtx: it is something else.
-    """
-    position = cursor.position(cursor.at)
-    cursor.expect(".pragma")
-    words = [_string(cursor)]
-    while cursor.accept(","):
-        words.append(_string(cursor))
+def _read_pragma(cursor: Cursor) -> tuple[str, ...]:
+    words = cursor.comma_separated(_string)
     cursor.expect(";")
-    return Directive("pragma", tuple(words), position)
+    return words
 
 
-def parse_section(cursor: Cursor) -> Directive:
-    """Read ``.section name { ... }``: the name, then the tokens between the braces.
-
-    Raises:
-        MalformedPtx: it is something else, or what is between the braces is no debugging data.
-        InvokeTimeout: the deadline has passed.
-    """
-    position = cursor.position(cursor.at)
-    cursor.expect(".section")
+def _read_section(cursor: Cursor) -> list[str]:
+    """Read ``name { ... }``: the name, then the tokens between the braces."""
     name = cursor.take()
-    if not _SECTION_TOKEN.fullmatch(name):
-        raise cursor.error(f"the name of a section expected, not {shown(name)}", cursor.at - 1)
+    cursor.require(_SECTION_TOKEN.fullmatch(name), f"the name of a section expected, not {shown(name)}", cursor.at - 1)
     cursor.expect("{")
     words = [name]
     while not cursor.accept("}"):
@@ -105,91 +99,63 @@ def parse_section(cursor: Cursor) -> Directive:
             cursor.look()
         word = cursor.take()
         if not _SECTION_TOKEN.fullmatch(word):
-            raise cursor.error(f"{shown(word)} is no debugging data", cursor.at - 1)
+            raise cursor.error(f"{shown(word)} is not debugging data", cursor.at - 1)
         words.append(word)
-    return Directive("section", tuple(words), position)
+    return words
 
 
-def parse_alias(cursor: Cursor) -> Directive:
-    """Read ``.alias name, function;``.
-
-    Raises:
-        MalformedPtx: it is something else.
-    """
-    position = cursor.position(cursor.at)
-    cursor.expect(".alias")
+def _read_alias(cursor: Cursor) -> list[str]:
     alias = cursor.identifier("the name of an alias")
     cursor.expect(",")
     target = cursor.identifier("a function")
     cursor.expect(";")
-    return Directive("alias", (alias, target), position)
+    return [alias, target]
 
 
-def parse_tuning(cursor: Cursor) -> tuple[Directive, ...]:
-    """Read the directives between a function's parameters and its body.
-
-    Raises:
-        MalformedPtx: one of them is unknown or has wrong numbers.
-    """
-    directives: list[Directive] = []
-    while cursor.peek()[:1] == ".":
-        position = cursor.position(cursor.at)
-        word = cursor.peek()
-        if word == ".pragma":
-            directives.append(parse_pragma(cursor))
-            continue
-        if word == ".attribute":
-            cursor.at += 1
-            directives.append(Directive("attribute", parse_attributes(cursor), position))
-            continue
-        most = TUNING.get(word[1:])
-        if most is None:
-            raise cursor.error(f"{shown(word)} is no directive of a function")
-        cursor.at += 1
-        least = 0 if word.startswith(".abi_preserve") else 1
-        directives.append(Directive(word[1:], _numbers(cursor, most, least), position))
-    return tuple(directives)
-
-
-def _numbers(cursor: Cursor, most: int, least: int) -> tuple[str, ...]:
-    if not most:
-        return ()
-    words = [_number(cursor, least)]
-    while len(words) < most and cursor.accept(","):
+def _read_numbers(cursor: Cursor, most: int, least: int) -> list[str]:
+    """Read up to ``most`` numbers, each ``least`` or greater."""
+    words: list[str] = []
+    while len(words) < most and (not words or cursor.accept(",")):
         words.append(_number(cursor, least))
-    return tuple(words)
+    return words
 
 
 def _number(cursor: Cursor, least: int = 0) -> str:
-    """Take an integer and return it in decimal, so that readers need no other form."""
+    """Take an integer and return it in decimal."""
     word = cursor.peek()
     if word.isdecimal() and len(word) < 10 and word[0] != "0":
-        cursor.at += 1  # as it is nearly always
+        cursor.at += 1  # the usual form
         return word
-    value = cursor.integer("a number", _COUNT)
-    if value < least:
-        raise cursor.error(f"a number from {least} up expected", cursor.at - 1)
+    value = cursor.integer("a number", _MAX_NUMBER)
+    cursor.require(value >= least, f"a number from {least} up expected", cursor.at - 1)
     return str(value)
 
 
 def _string(cursor: Cursor) -> str:
-    if cursor.peek()[:1] != '"':
-        raise cursor.error(f"a string expected, not {shown(cursor.peek())}")
+    cursor.require(cursor.peek()[:1] == '"', f"a string expected, not {shown(cursor.peek())}")
     return cursor.take()
 
 
-def _expect_word(cursor: Cursor, word: str, words: list[str]) -> None:
-    cursor.expect(word)
-    words.append(word)
-
-
-IN_BODY: Final[dict[str, Callable[[Cursor], Directive]]] = {
-    ".loc": parse_loc,
-    ".pragma": parse_pragma,
-    ".file": parse_file,
-    ".section": parse_section,
+IN_BODY: Final[_Readers] = {
+    ".loc": _read_loc,
+    ".pragma": _read_pragma,
+    ".file": _read_file,
+    ".section": _read_section,
 }
-"""Directives that may stand among statements."""
+"""Directives that may stand among statements, and what reads their arguments."""
 
-IN_MODULE: Final = {**IN_BODY, ".alias": parse_alias}
+IN_MODULE: Final[_Readers] = {**IN_BODY, ".alias": _read_alias}
 """Directives that may stand among functions."""
+
+BEFORE_NAME: Final[_Readers] = {".attribute": parse_attributes}
+"""Directives that may stand before the name of a function."""
+
+IN_HEADER: Final[_Readers] = {
+    **BEFORE_NAME,
+    ".pragma": _read_pragma,
+    **{
+        f".{name}": partial(_read_numbers, most=most, least=0 if name.startswith("abi_preserve") else 1)
+        for name, most in _TUNING.items()
+    },
+}
+"""Directives that may stand between a function's parameters and its body."""

@@ -1,7 +1,7 @@
 """Where kernel parameters flow: which of them become addresses.
 
-One graph spans the entry and everything it may call. Its nodes are registers and slots of parameters, its edges
-copies and sums; statements are taken in any order. A parameter is an address when its value, moved and added to what
+One graph spans the entry and everything that it may call. Its nodes are registers and fields of parameters, its edges
+copies and sums; the order of statements is ignored. A parameter is an address when its value, moved and added to what
 is no parameter, is dereferenced as global memory or converted from a generic address.
 
 Source: PTX ISA 5.1.6 (Parameter State Space), 7 (Abstracting the ABI), 9.7.9 (Data Movement and Conversion).
@@ -9,17 +9,14 @@ Source: PTX ISA 5.1.6 (Parameter State Space), 7 (Abstracting the ABI), 9.7.9 (D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from tensorwasm.ptx.accesses import ELEMENT_BYTES, HANDLES, access_bytes, spaces
-from tensorwasm.ptx.check import module_scope
-from tensorwasm.ptx.graph import propagate
-from tensorwasm.ptx.layout import TYPE_BYTES
+from tensorwasm.ptx.check import module_symbols, split_call
+from tensorwasm.ptx.layout import ELEMENT_BYTES, HANDLE_OPCODES, TYPE_BYTES, access_align_bytes, address_spaces
 from tensorwasm.ptx.model import (
     Address,
-    Arguments,
     Block,
     Function,
     Instruction,
@@ -32,96 +29,89 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
-from tensorwasm.ptx.reach import aliases
-from tensorwasm.ptx.scope import Scope
+from tensorwasm.ptx.reachability import aliases
+from tensorwasm.ptx.symbols import SymbolTable
 from tensorwasm.watch import UNLIMITED, Watch
 
+_Slot = tuple[SymbolTable | None, str]
+"""A register or parameter: the table that declares it, and its name."""
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How a kernel uses one of its parameters as an address.
+_VARIABLES: Final[_Slot] = (None, "")
+"""Stands for the address of any variable: a value that is added to one is no address itself."""
+_BASES: Final = frozenset({"global", "const", "shared", "local"})
 
-    Attributes:
-        pointer: whether it does.
-        align_bytes: the alignment that the widest access needs, 1 if none.
-    """
+_COPIES: Final = {"mov": (2, 1, 2), "cvta": (2, 1, 2), "cvt": (2, 1, 2), "selp": (4, 1, 3), "mad": (4, 3, 4)}
+"""Number of operands by opcode, and the range of those that the first operand may be a copy of."""
+
+# These bound the work by a multiple of the text's size.
+_MAX_PACKED: Final = 8
+_MAX_TARGETS: Final = 16
+_MAX_FIELDS: Final = 8
+_OTHER_FIELDS: Final = -1
+"""The offset that stands for all fields of a structure beyond the first `_MAX_FIELDS`."""
+
+
+class PointerUse(NamedTuple):
+    """Whether a kernel uses a parameter as an address, and the alignment that its widest access needs, 1 if none."""
 
     pointer: bool = False
     align_bytes: int = 1
 
 
-def trace(module: Module, entry: Function, functions: Iterable[Function], watch: Watch = UNLIMITED) -> tuple[Use, ...]:
+def trace(
+    module: Module, entry: Function, functions: Iterable[Function], watch: Watch = UNLIMITED
+) -> tuple[PointerUse, ...]:
     """Return how the entry, and what it calls, uses each of its parameters.
 
-    Takes time proportional to the size of the functions.
-
-    Args:
-        module: consistent, as ``parse`` returns it.
-        entry: one of its kernels.
-        functions: the functions that the entry can reach, itself included.
-        watch: ends the work.
+    Takes time proportional to the size of ``functions``: those that the entry can reach, itself included.
 
     Raises:
         InvokeTimeout: the deadline has passed.
     """
-    tracer = _Tracer(module_scope(module, watch), aliases(module), entry, tuple(functions))
-    return tracer.uses()
+    return _Tracer(module_symbols(module, watch), aliases(module), entry, tuple(functions)).trace()
 
 
 # ------------------------------------------------------------------------------------------------ the graph
 
-_Slot = tuple[int, str]
-"""A register or parameter: which scope declares it, and its name."""
-
-_VARIABLES: Final[_Slot] = (0, "")
-"""Stands for the address of any variable: what is added to one is no address itself."""
-_BASES: Final = frozenset({"global", "const", "shared", "local"})
-
-
-@dataclass(slots=True)
-class _Access:
-    node: int
-    align_bytes: int
-    pointer: bool
-
 
 @dataclass(slots=True)
 class _Tracer:
-    module: Scope
+    module: SymbolTable
     aliases: dict[str, str]
     entry: Function
     functions: tuple[Function, ...]
-    scopes: list[Scope] = field(default_factory=list)
-    nodes: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    nodes: dict[tuple[_Slot, int], int] = field(default_factory=dict)
     offsets: dict[_Slot, set[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     sums: list[tuple[int, int, int]] = field(default_factory=list)
     links: dict[tuple[_Slot, _Slot], None] = field(default_factory=dict)
-    accesses: list[_Access] = field(default_factory=list)
-    outer: dict[str, Scope] = field(default_factory=dict)
-    registers: dict[int, dict[str, int | None]] = field(default_factory=dict)
+    accesses: list[tuple[int, int]] = field(default_factory=list)
+    outer: dict[str, SymbolTable] = field(default_factory=dict)
+    registers: dict[SymbolTable, dict[str, list[int]]] = field(default_factory=dict)
 
-    def uses(self) -> tuple[Use, ...]:
-        """Build the graph, propagate, and read off the accesses."""
+    def trace(self) -> tuple[PointerUse, ...]:
+        """Build the graph, propagate parameters along it, and evaluate the accesses."""
         for function in self.functions:
-            self.outer[function.name] = self._open(self.module, (*function.returns, *function.params))
+            table = self.outer[function.name] = SymbolTable(self.module)
+            for variable in (*function.returns, *function.params):
+                table.declare(variable.name, variable)
         for function in self.functions:
             self._walk(self.outer[function.name], function.body or ())
         watch, seeds = self.module.watch, self._seeds()
         for source, target in watch.over(self.links):
             for offset in sorted(self.offsets.get(source, set()) | self.offsets.get(target, set())):
                 self.copies.append((self._node(source, offset), self._node(target, offset)))
-        # All that is summed into a value; then only what is its base: summed with nothing that stems from a parameter.
-        everything = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds, watch)
-        based = [(source, target) for source, target, other in self.sums if not everything[other]]
+        # First all parameters that a value contains as terms; then only its base, which is summed with no parameter.
+        terms = propagate(self._successors([(source, target) for source, target, _ in self.sums]), seeds, watch)
+        based = [(source, target) for source, target, other in self.sums if not terms[other]]
         bases = propagate(self._successors(based), seeds, watch)
         pointers = 0
         aligned: dict[int, int] = {}
-        for access in watch.over(self.accesses):
-            pointers |= bases[access.node] if access.pointer else 0
-            aligned[access.align_bytes] = aligned.get(access.align_bytes, 0) | everything[access.node]
+        for node, align in watch.over(self.accesses):
+            pointers |= bases[node]
+            aligned[align] = aligned.get(align, 0) | terms[node]
         return tuple(
-            Use(bool(pointers >> index & 1), max((1, *(align for align in aligned if aligned[align] >> index & 1))))
+            PointerUse(bool(pointers >> index & 1), max((1, *(one for one in aligned if aligned[one] >> index & 1))))
             for index in range(len(self.entry.params))
         )
 
@@ -132,222 +122,218 @@ class _Tracer:
         return successors
 
     def _seeds(self) -> dict[int, int]:
-        scope = self.outer[self.entry.name]
+        table = self.outer[self.entry.name]
         seeds = {self._node(_VARIABLES, 0): 1 << len(self.entry.params)}
         for index, param in enumerate(self.entry.params):
             if not param.shape and param.vector == 1 and TYPE_BYTES.get(param.type) == 8:
-                seeds[self._node((id(scope), param.name), 0)] = 1 << index
+                seeds[self._node((table, param.name), 0)] = 1 << index
         return seeds
 
     # -- names ------------------------------------------------------------------------------------------------
 
-    def _open(self, parent: Scope, declared: Iterable[Variable] = ()) -> Scope:
-        scope = Scope(parent)
-        self.scopes.append(scope)  # kept alive: slots are told apart by its identity
-        for variable in declared:
-            scope.declare(variable.name, variable)
-        return scope
-
     def _node(self, slot: _Slot, offset: int) -> int:
         known = self.offsets.setdefault(slot, set())
-        if offset not in known and len(known) >= _MOST_FIELDS:
+        if offset not in known and len(known) >= _MAX_FIELDS:
             offset = _OTHER_FIELDS
         known.add(offset)
-        return self.nodes.setdefault((*slot, offset), len(self.nodes))
+        return self.nodes.setdefault((slot, offset), len(self.nodes))
 
-    def _slot(self, scope: Scope, operand: Operand, space: str) -> _Slot | None:
-        """Return the variable of that space that ``operand`` names, or None."""
-        found = scope.locate(operand.name) if isinstance(operand, Name) else None
-        if found is None or not isinstance(operand, Name):
-            return None
-        owner, symbol = found
-        if not isinstance(symbol, Variable) or symbol.space != space:
-            return None
-        return id(owner), operand.name
+    def _slots(self, table: SymbolTable, operand: Operand, *spaces: str) -> list[_Slot]:
+        """Return the variable that ``operand`` names, in a list, or nothing if none of these spaces has it."""
+        if isinstance(operand, Name) and (found := table.locate(operand.name)) is not None:
+            owner, symbol = found
+            if isinstance(symbol, Variable) and symbol.space in spaces:
+                return [(owner, operand.name)]
+        return []
 
-    def _registers(self, scope: Scope, operand: Operand) -> list[int]:
+    def _registers(self, table: SymbolTable, operand: Operand) -> list[int]:
         """Return the nodes of the registers in a name, or in a vector as ``mov`` packs them."""
-        elements = operand.elements[:_MOST_PACKED] if isinstance(operand, Vector) else (operand,)
-        nodes = [self._register(scope, element.name) for element in elements if isinstance(element, Name)]
-        return [node for node in nodes if node is not None]
+        known = self.registers.setdefault(table, {})
+        nodes: list[int] = []
+        for element in _elements(operand):
+            if isinstance(element, Name):
+                if element.name not in known:
+                    known[element.name] = [self._node(slot, 0) for slot in self._slots(table, element, "reg")]
+                nodes += known[element.name]
+        return nodes
 
-    def _register(self, scope: Scope, name: str) -> int | None:
-        known = self.registers.setdefault(id(scope), {})
-        if name not in known:
-            slot = self._slot(scope, Name(name), "reg")
-            known[name] = None if slot is None else self._node(slot, 0)
-        return known[name]
-
-    def _variable(self, scope: Scope, operand: Operand) -> list[int]:
+    def _variable(self, table: SymbolTable, operand: Operand) -> list[int]:
         """Return the node that stands for every variable's address, if ``operand`` is one."""
-        symbol = scope.find(operand.base.name if isinstance(operand, Offset) else getattr(operand, "name", ""))
+        symbol = table.find(operand.base.name if isinstance(operand, Offset) else getattr(operand, "name", ""))
         return [self._node(_VARIABLES, 0)] if isinstance(symbol, Variable) and symbol.space in _BASES else []
 
     # -- statements -------------------------------------------------------------------------------------------
 
-    def _walk(self, scope: Scope, body: tuple[Statement, ...]) -> None:
+    def _walk(self, table: SymbolTable, body: tuple[Statement, ...]) -> None:
         for statement in body:
             if isinstance(statement, TargetList):
-                scope.declare(statement.label, statement)
-        for statement in scope.watch.over(body):
-            if isinstance(statement, Instruction):
-                flow = _FLOWS.get(statement.opcode)
-                if flow is not None:
-                    flow(self, scope, statement)
-                if statement.opcode not in HANDLES:
-                    self._access(scope, statement)
-            elif isinstance(statement, Variable):
-                scope.declare(statement.name, statement)
-                self.registers.pop(id(scope), None)
-            elif isinstance(statement, Block):
-                self._walk(self._open(scope), statement.body)
+                table.declare(statement.label, statement)
+        for statement in table.watch.over(body):
+            match statement:
+                case Instruction():
+                    flow = _FLOWS.get(statement.opcode)
+                    if flow is not None:
+                        flow(self, table, statement)
+                    if statement.opcode not in HANDLE_OPCODES:
+                        self._access(table, statement)
+                case Variable():
+                    table.declare(statement.name, statement)
+                    self.registers.pop(table, None)
+                case Block():
+                    self._walk(SymbolTable(table), statement.body)
 
-    def _access(self, scope: Scope, instruction: Instruction) -> None:
+    def _access(self, table: SymbolTable, instruction: Instruction) -> None:
         addresses = [operand for operand in instruction.operands if isinstance(operand, Address)]
         if not addresses:
             return
-        align = access_bytes(instruction)
-        for address, space in zip(addresses, spaces(instruction, len(addresses)), strict=False):
+        align = access_align_bytes(instruction)
+        for address, space in zip(addresses, address_spaces(instruction, len(addresses)), strict=False):
             if space in {"global", "generic"}:
-                self.accesses += [_Access(node, align, True) for node in self._registers(scope, address.base)]
+                self.accesses += [(node, align) for node in self._registers(table, address.base)]
 
-    def copy(self, scope: Scope, target: Operand, *sources: Operand) -> None:
-        """Note that ``target`` may be any of ``sources``."""
-        targets = self._registers(scope, target)
-        for source in sources:
-            nodes = self._registers(scope, source) or self._variable(scope, source)
+    def copy(self, table: SymbolTable, instruction: Instruction) -> None:
+        """Add edges from the sources of an instruction of `_COPIES`."""
+        opcode, operands, words = instruction.opcode, instruction.operands, instruction.modifiers
+        count, start, stop = _COPIES[opcode]
+        if len(operands) != count or (opcode == "cvt" and not {"u64", "s64"}.issuperset(words[-2:])):
+            return
+        targets = self._registers(table, operands[0])
+        for source in operands[start:stop]:
+            nodes = self._registers(table, source) or self._variable(table, source)
             self.copies += [(node, end) for node in nodes for end in targets]
+        if opcode == "cvta" and "to" in words:  # only a generic address is converted so
+            self.accesses += [(node, 1) for node in self._registers(table, operands[1])]
 
-    def add(self, scope: Scope, target: Operand, left: Operand, right: Operand) -> None:
-        """Note that ``target`` is the sum of ``left`` and ``right``."""
-        ends, lefts, rights = (self._registers(scope, operand) for operand in (target, left, right))
-        for end in ends:
-            self.sums += [(a, end, b) for a in lefts for b in rights] + [(b, end, a) for a in lefts for b in rights]
-            self.copies += [(node, end) for node in (lefts if not rights else [] if lefts else rights)]
-
-    def subtract(self, scope: Scope, target: Operand, left: Operand, right: Operand) -> None:
-        """Note that ``target`` is ``left`` less ``right``, which is never its base."""
-        ends, lefts, rights = (self._registers(scope, operand) for operand in (target, left, right))
-        for end in ends:
-            self.sums += [(a, end, b) for a in lefts for b in rights] + [(b, end, b) for b in rights]
-            self.copies += [(node, end) for node in lefts if not rights]
-
-    def slot(self, scope: Scope, values: Operand, address: Operand, *, size: int, load: bool) -> None:
-        """Note that ``values`` are loaded from, or stored to, a parameter."""
-        slot = self._slot(scope, address.base, "param") if isinstance(address, Address) else None
-        if slot is None or not isinstance(address, Address):
+    def add(self, table: SymbolTable, instruction: Instruction) -> None:
+        """Add edges from the terms of a sum or a difference; what is subtracted is never the base."""
+        if len(instruction.operands) != 3:
             return
-        elements = values.elements[:_MOST_PACKED] if isinstance(values, Vector) else (values,)
-        for index, element in enumerate(elements):
-            for register in self._registers(scope, element):
-                node = self._node(slot, address.offset + index * size)
-                self.copies.append((node, register) if load else (register, node))
+        subtracts = instruction.opcode == "sub"
+        ends, lefts, rights = (self._registers(table, operand) for operand in instruction.operands)
+        for end in ends:
+            self.sums += [(a, end, b) for a in lefts for b in rights]
+            self.sums += [(b, end, b) for b in rights] if subtracts else [(b, end, a) for a in lefts for b in rights]
+            if not rights:
+                self.copies += [(node, end) for node in lefts]
+            elif not lefts and not subtracts:
+                self.copies += [(node, end) for node in rights]
 
-    def call(self, scope: Scope, callee: str, taken: tuple[Operand, ...], given: tuple[Operand, ...]) -> None:
-        """Note that a call gives ``given`` to a function and takes ``taken`` from it."""
-        name = self.aliases.get(callee, callee)
-        found, inner = self.module.find(name), self.outer.get(name)
-        if not isinstance(found, Function) or inner is None:
+    def transfer(self, table: SymbolTable, instruction: Instruction) -> None:
+        """Add edges between the registers and the parameter of a load or store of 64-bit values."""
+        words, operands, load = instruction.modifiers, instruction.operands, instruction.opcode == "ld"
+        size = ELEMENT_BYTES.get(words[-1], 0) if words else 0
+        if size != 8 or len(operands) != 2 or not any(word.partition("::")[0] == "param" for word in words):
             return
-        for operand, variable in zip(given, found.params, strict=False):
-            self.links.update(((slot, (id(inner), variable.name)), None) for slot in self._slots(scope, operand))
-        for operand, variable in zip(taken, found.returns, strict=False):
-            self.links.update((((id(inner), variable.name), slot), None) for slot in self._slots(scope, operand))
+        values, address = operands if load else operands[::-1]
+        if not isinstance(address, Address):
+            return
+        for slot in self._slots(table, address.base, "param"):
+            for index, element in enumerate(_elements(values)):
+                for register in self._registers(table, element):
+                    node = self._node(slot, address.offset + index * size)
+                    self.copies.append((node, register) if load else (register, node))
 
-    def _slots(self, scope: Scope, operand: Operand) -> list[_Slot]:
-        found = self._slot(scope, operand, "param") or self._slot(scope, operand, "reg")
-        return [] if found is None else [found]
-
-    def convert(self, scope: Scope, operand: Operand) -> None:
-        """Note that ``operand`` is converted from a generic address."""
-        self.accesses += [_Access(node, 1, True) for node in self._registers(scope, operand)]
-
-
-_MOST_PACKED: Final = 8
-_MOST_TARGETS: Final = 16
-_MOST_FIELDS: Final = 8
-_OTHER_FIELDS: Final = -1
-"""Where all fields of a structure count as one, beyond the first so many: so that work stays in proportion."""
-
-
-# ------------------------------------------------------------------------------- how instructions move values
-
-
-def _flow_move(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if len(instruction.operands) == 2:
-        tracer.copy(scope, *instruction.operands)
-
-
-def _flow_address(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    _flow_move(tracer, scope, instruction)
-    if "to" in instruction.modifiers and len(instruction.operands) == 2:
-        tracer.convert(scope, instruction.operands[1])
+    def call(self, table: SymbolTable, instruction: Instruction) -> None:
+        """Link the arguments and results of a call to the parameters of every function that it may reach."""
+        at, taken, given = split_call(instruction)
+        callees = {operand.name for operand in instruction.operands[at:] if isinstance(operand, Name)}
+        for name in tuple(callees):
+            targets = table.find(name)
+            if isinstance(targets, TargetList):
+                callees.update(targets.targets[:_MAX_TARGETS])
+        for callee in sorted(callees):
+            name = self.aliases.get(callee, callee)
+            found, inner = self.module.find(name), self.outer.get(name)
+            if isinstance(found, Function) and inner is not None:
+                for operand, variable in zip(given, found.params, strict=False):
+                    for slot in self._slots(table, operand, "param", "reg"):
+                        self.links[slot, (inner, variable.name)] = None
+                for operand, variable in zip(taken, found.returns, strict=False):
+                    for slot in self._slots(table, operand, "param", "reg"):
+                        self.links[(inner, variable.name), slot] = None
 
 
-def _flow_convert(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if all(word in {"u64", "s64"} for word in instruction.modifiers[-2:]):
-        _flow_move(tracer, scope, instruction)
+def _elements(operand: Operand) -> tuple[Operand, ...]:
+    return operand.elements[:_MAX_PACKED] if isinstance(operand, Vector) else (operand,)
 
 
-def _flow_select(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if len(instruction.operands) == 4:
-        tracer.copy(scope, *instruction.operands[:3])
-
-
-def _flow_add(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if len(instruction.operands) == 3:
-        tracer.add(scope, *instruction.operands)
-
-
-def _flow_subtract(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if len(instruction.operands) == 3:
-        tracer.subtract(scope, *instruction.operands)
-
-
-def _flow_multiply_add(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    if len(instruction.operands) == 4:
-        tracer.copy(scope, instruction.operands[0], instruction.operands[3])
-
-
-def _flow_load(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    _flow_slot(tracer, scope, instruction, load=True)
-
-
-def _flow_store(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    _flow_slot(tracer, scope, instruction, load=False)
-
-
-def _flow_slot(tracer: _Tracer, scope: Scope, instruction: Instruction, *, load: bool) -> None:
-    words = instruction.modifiers
-    size = ELEMENT_BYTES.get(words[-1], 0) if words else 0
-    if size == 8 and len(instruction.operands) == 2 and any(word.partition("::")[0] == "param" for word in words):
-        values, address = instruction.operands if load else instruction.operands[::-1]
-        tracer.slot(scope, values, address, size=size, load=load)
-
-
-def _flow_call(tracer: _Tracer, scope: Scope, instruction: Instruction) -> None:
-    at = next(index for index, operand in enumerate(instruction.operands) if isinstance(operand, Name))
-    before, after = instruction.operands[:at], instruction.operands[at + 1 :]
-    taken = next((operand.elements for operand in before if isinstance(operand, Arguments)), ())
-    given = next((operand.elements for operand in after if isinstance(operand, Arguments)), ())
-    callees = {operand.name for operand in (instruction.operands[at], *after) if isinstance(operand, Name)}
-    for name in tuple(callees):
-        targets = scope.find(name)
-        if isinstance(targets, TargetList):
-            callees.update(targets.targets[:_MOST_TARGETS])
-    for name in sorted(callees):
-        tracer.call(scope, name, taken, given)
-
-
-_FLOWS: Final[dict[str, Callable[[_Tracer, Scope, Instruction], None]]] = {
-    "mov": _flow_move,
-    "cvta": _flow_address,
-    "cvt": _flow_convert,
-    "selp": _flow_select,
-    "add": _flow_add,
-    "sub": _flow_subtract,
-    "mad": _flow_multiply_add,
-    "ld": _flow_load,
-    "st": _flow_store,
-    "call": _flow_call,
+_FLOWS: Final[dict[str, Callable[[_Tracer, SymbolTable, Instruction], None]]] = {
+    **dict.fromkeys(_COPIES, _Tracer.copy),
+    "add": _Tracer.add,
+    "sub": _Tracer.add,
+    "ld": _Tracer.transfer,
+    "st": _Tracer.transfer,
+    "call": _Tracer.call,
 }
+
+
+# ---------------------------------------------------------------------------------------------- propagation
+
+
+def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int], watch: Watch = UNLIMITED) -> list[int]:
+    """Return for each node of a graph the union of the seeds that reach it, its own included.
+
+    Each edge is followed twice, however the graph is shaped.
+
+    Args:
+        successors: for each node the targets of its edges.
+        seeds: bit mask that a node starts with, by node.
+        watch: ends the work.
+    """
+    masks = [0] * len(successors)
+    for node, mask in seeds.items():
+        masks[node] |= mask
+    for component in reversed(_components(successors, seeds, watch)):
+        mask = 0
+        for node in component:
+            mask |= masks[node]
+        for node in watch.over(component):
+            masks[node] = mask
+            for successor in successors[node]:
+                masks[successor] |= mask
+    return masks
+
+
+def _components(successors: Sequence[Sequence[int]], starts: dict[int, int], watch: Watch) -> list[list[int]]:
+    """Return the strongly connected components reachable from ``starts``, each after all that it leads to.
+
+    Tarjan's algorithm with an explicit stack, as a graph may be deeper than Python's recursion limit.
+    """
+    order = [0] * len(successors)  # 1-based time of the first visit, 0 before it
+    lowest = [0] * len(successors)
+    path: list[int] = []
+    on_path = bytearray(len(successors))
+    components: list[list[int]] = []
+    time = 0
+    for start in starts:
+        work = [(start, 0)] if not order[start] else []
+        while work:
+            watch.step()
+            node, at = work.pop()
+            if not at:
+                time += 1
+                order[node] = lowest[node] = time
+                path.append(node)
+                on_path[node] = 1
+            else:
+                lowest[node] = min(lowest[node], lowest[successors[node][at - 1]])
+            for index in range(at, len(successors[node])):
+                successor = successors[node][index]
+                if not order[successor]:
+                    work += [(node, index + 1), (successor, 0)]
+                    break
+                if on_path[successor]:
+                    lowest[node] = min(lowest[node], order[successor])
+            else:
+                if lowest[node] == order[node]:
+                    components.append(_cut(path, on_path, node))
+    return components
+
+
+def _cut(path: list[int], on_path: bytearray, node: int) -> list[int]:
+    """Take the end of ``path`` from ``node`` on."""
+    component: list[int] = []
+    while on_path[node]:
+        component.append(path.pop())
+        on_path[component[-1]] = 0
+    return component

@@ -1,8 +1,8 @@
-"""PTX text into tokens, and the cursor that the parser reads them through.
+"""The lexer: PTX text into tokens, and the cursor through which the parser reads them.
 
 A token is its spelling. A dotted name is one token (``ld.global.f32``, ``%tid.x``); a directive keeps its dot
-(``.reg``). Comments and white space separate tokens and are dropped. On demand an instruction written as compilers
-write most of theirs is one token too, semicolon included: ``add.s32 %r1, %r2, 1;``.
+(``.reg``). Comments and white space separate tokens and are dropped. On request an instruction in the form that
+compilers write most often is also one token, semicolon included: ``add.s32 %r1, %r2, 1;``.
 
 Source: PTX ISA 4.1 to 4.4 (source format, comments, identifiers).
 """
@@ -13,24 +13,28 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import ChainMap
+from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx.model import Address, Float, Guard, Int, Name, Position
 from tensorwasm.watch import UNLIMITED, Watch
+
+_Item = TypeVar("_Item")
+_Rest = ParamSpec("_Rest")
 
 MAX_PTX_BYTES: Final = 8 << 20
 MAX_TOKENS: Final = 3 << 20
 MAX_NAME_CHARS: Final = 1 << 16
 
 END: Final = ""
-"""The token after the last one."""
+"""The token behind the last one."""
 
 IDENTIFIER: Final = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+|_", re.ASCII)
 """A name without a dot, and the sink ``_``."""
 
-# Possessive throughout: no input makes it look at a character more than a fixed number of times.
+# Possessive quantifiers throughout: no input makes the expression visit a character more than a fixed number of times.
 _BETWEEN: Final = r"\s*+ (?: (?: //[^\n]*+ | /\*(?:[^*]|\*(?!/))*+\*/ ) \s*+ )*+"
 _TOKENS: Final = r"""
         (?:[A-Za-z][\w$]*+ | [_$%][\w$]++ | _ ) (?:\.\w++(?:::\w++)*+)*+
@@ -58,30 +62,32 @@ _TOKEN_OR_INSTRUCTION: Final = re.compile(f"{_BETWEEN} ({_PLAIN_INSTRUCTION} | {
 
 _SHOWN_CHARS: Final = 40
 _STRIDE: Final = 256
-"""Tokens that are read between two looks at the clock."""
+"""Tokens read between two checks of the deadline."""
 
 
 def shown(token: str) -> str:
-    """Return a token as messages quote it, shortened."""
+    """Return a token quoted and shortened, for messages."""
     if token == END:
         return "the end of the text"
     return repr(token if len(token) <= _SHOWN_CHARS else token[:_SHOWN_CHARS] + "...")
 
 
 class Cursor:
-    """A place in the token list.
+    """A position in the token list.
+
+    Its methods raise `MalformedPtx`, with line and column, where the text is not what they read, and `InvokeTimeout`
+    after the deadline. The dictionaries hold what was parsed before, so that each spelling is parsed once.
 
     Attributes:
         tokens: spellings, `END` last.
-        arrays: bytes of an element, by the name of each array that is declared so far, inner blocks in front.
+        arrays: bytes of an element, by the name of each array declared so far, inner blocks first.
         at: index of the next token.
-        known: operands the parser has made of a single token, by spelling, so that it makes each once.
+        known: operands made of a single token.
         plain: operands of instructions that are one token, by spelling with the comma or semicolon behind.
         guards: predicates in front of instructions, by spelling and whether they are negated.
-        mnemonics: opcode and modifiers, by spelling.
-        padding_left: zeros that initializers of the whole text may still leave out, so that a short text cannot
-            ask for long ones.
-        due: index of the token at which to look at the clock again.
+        mnemonics: opcode and modifiers.
+        padding_left: zeros that initializers may still leave out: it bounds the memory that a short text can ask for.
+        due: index of the token at which to check the deadline again.
     """
 
     __slots__ = (
@@ -100,18 +106,7 @@ class Cursor:
     )
 
     def __init__(self, text: str | bytes, watch: Watch = UNLIMITED, *, instructions: bool = False) -> None:
-        """Read the whole text.
-
-        Args:
-            text: PTX; at most ``MAX_PTX_BYTES``.
-            watch: ends the reading, here and in `look`.
-            instructions: whether a plain instruction is one token.
-
-        Raises:
-            MalformedPtx: too long, too many tokens, a NUL or a character that is not ASCII, a comment or string
-                that does not end.
-            InvokeTimeout: the deadline has passed.
-        """
+        """Split the whole text into tokens; ``instructions`` is whether a plain instruction is one token."""
         source = decode(text)
         self._lines = array("I", [0])
         self._watch = watch
@@ -135,33 +130,27 @@ class Cursor:
             self._starts.extend([match.start(1) for match in some])
         if self.tokens[-1] != END:
             raise MalformedPtx(f"more than {MAX_TOKENS} tokens")
-        if self.tokens[-2:] == [END, END]:  # the end is found again behind white space or a comment
+        if self.tokens[-2:] == [END, END]:  # the end matches again behind white space or a comment
             self.tokens.pop()
-        # Each look at all tokens costs: the rare ones that can be wrong are told from the text as a whole.
+        # A pass over all tokens is slow: the text as a whole shows whether one of them can be wrong.
         if '"' in source or "/*" in self.tokens[-2:][0] or max(map(len, self.tokens)) > MAX_NAME_CHARS:
             for index, token in enumerate(self.tokens):
                 if len(token) > MAX_NAME_CHARS or token[:1] == '"' or token[:2] == "/*":
                     self._check_long(index, token)
 
     def _check_long(self, index: int, token: str) -> None:
-        if token.startswith("/*"):
-            raise self.error("a comment that does not end", index)
-        if token[0] == '"' and (len(token) == 1 or token[-1] != '"'):
-            raise self.error("a string that does not end", index)
-        if len(token) > MAX_NAME_CHARS:
-            raise self.error(f"a token of more than {MAX_NAME_CHARS} characters", index)
+        self.require(not token.startswith("/*"), "a comment that does not end", index)
+        closed = token[0] != '"' or (len(token) > 1 and token[-1] == '"')
+        self.require(closed, "a string that does not end", index)
+        self.require(len(token) <= MAX_NAME_CHARS, f"a token of more than {MAX_NAME_CHARS} characters", index)
 
     def look(self) -> None:
-        """Look at the clock. Loops whose every turn takes a token call this once ``at`` has come to ``due``.
-
-        Raises:
-            InvokeTimeout: the deadline has passed.
-        """
+        """Check the deadline. Loops that take a token in every turn call this once ``at`` has reached ``due``."""
         self.due = self.at + _STRIDE
         self._watch.look()
 
     def position(self, index: int) -> Position:
-        """Return where token ``index`` begins."""
+        """Return the position where token ``index`` begins."""
         start = self._starts[index]
         lines = self._lines
         line = bisect_right(lines, start)
@@ -172,8 +161,13 @@ class Cursor:
         position = self.position(self.at if index is None else index)
         return MalformedPtx(message, position.line, position.column)
 
+    def require(self, condition: object, message: str, index: int | None = None) -> None:
+        """Raise `error` unless the condition holds; for checks that are rare, as the message is always made."""
+        if not condition:
+            raise self.error(message, index)
+
     def unsupported(self, message: str) -> UnsupportedPtx:
-        """Return the error to raise where the next token begins what is PTX but not understood here."""
+        """Return the error for valid PTX that is not supported, at the next token."""
         position = self.position(self.at)
         return UnsupportedPtx(message, position.line, position.column)
 
@@ -182,11 +176,7 @@ class Cursor:
         return self.tokens[self.at]
 
     def take(self) -> str:
-        """Take the next token.
-
-        Raises:
-            MalformedPtx: the text has ended.
-        """
+        """Take the next token, which must not be the end."""
         token = self.tokens[self.at]
         if token == END:
             raise self.error("the text ends too early")
@@ -194,11 +184,7 @@ class Cursor:
         return token
 
     def accept(self, token: str) -> bool:
-        """Take the next token if it is ``token``; return whether it was. Lists take their commas so.
-
-        Raises:
-            InvokeTimeout: the deadline has passed.
-        """
+        """Take the next token if it is ``token``; return whether it was."""
         if self.tokens[self.at] == token:
             self.at += 1
             if self.at >= self.due:
@@ -207,22 +193,22 @@ class Cursor:
         return False
 
     def expect(self, token: str) -> None:
-        """Take the next token, which must be ``token``.
-
-        Raises:
-            MalformedPtx: it is another.
-        """
+        """Take the next token, which must be ``token``."""
         if self.tokens[self.at] != token:
             raise self.error(f"{token!r} expected, not {shown(self.tokens[self.at])}")
         self.at += 1
 
-    def skip_function(self) -> None:
-        """Take the rest of a function: up to its semicolon, or to the brace that ends its body.
+    def comma_separated(
+        self, parse: Callable[Concatenate[Cursor, _Rest], _Item], *args: _Rest.args, **options: _Rest.kwargs
+    ) -> tuple[_Item, ...]:
+        """Read one item or more, separated by commas, each by ``parse(self, *args, **options)``."""
+        items = [parse(self, *args, **options)]
+        while self.accept(","):
+            items.append(parse(self, *args, **options))
+        return tuple(items)
 
-        Raises:
-            MalformedPtx: the text ends first.
-            InvokeTimeout: the deadline has passed.
-        """
+    def skip_function(self) -> None:
+        """Take the rest of a function, up to its semicolon or to the brace that ends its body."""
         depth = 0
         while True:
             if self.at >= self.due:
@@ -233,11 +219,7 @@ class Cursor:
                 return
 
     def identifier(self, what: str) -> str:
-        """Take an identifier without dots; ``what`` names it in the message.
-
-        Raises:
-            MalformedPtx: the next token is something else.
-        """
+        """Take an identifier without dots; ``what`` names it in the message."""
         token = self.tokens[self.at]
         if not IDENTIFIER.fullmatch(token):
             raise self.error(f"{what} expected, not {shown(token)}")
@@ -245,11 +227,7 @@ class Cursor:
         return token
 
     def integer(self, what: str, most: int) -> int:
-        """Take an unsigned integer literal of at most ``most``; ``what`` names it in the message.
-
-        Raises:
-            MalformedPtx: the next token is something else, or larger.
-        """
+        """Take an unsigned integer literal of at most ``most``; ``what`` names it in the message."""
         token = self.tokens[self.at]
         value = literal(token)
         if value is None:
@@ -261,9 +239,7 @@ class Cursor:
 
 
 def decode(text: str | bytes) -> str:
-    """Return PTX as a string after the checks that concern characters.
-
-    One NUL may end the text: compilers that are libraries count it as part of what they deliver.
+    """Return PTX as a string, without the NUL that compiler libraries count as its last character.
 
     Raises:
         MalformedPtx: too long, another NUL, or a character that is not ASCII.
@@ -284,11 +260,9 @@ _LONGEST_INTEGER: Final = 80  # 64 binary digits, prefix, suffix and some leadin
 
 
 def literal(token: str) -> int | None:
-    """Return the value of an integer literal, or None if the token is none.
+    """Return the value of an integer literal (PTX ISA 4.5.1), or None if the token is not one.
 
-    Values past 64 bits are returned as they are, except absurd ones, which count as 2**64.
-
-    Source: PTX ISA 4.5.1.
+    It may be past 64 bits; for an extremely long literal it is 2**64.
     """
     digits = token.removesuffix("U")
     if not digits[:1].isdigit() or not digits.isalnum():

@@ -1,4 +1,4 @@
-"""The model of a PTX module: what the parser makes and everything else reads.
+"""The model of a PTX module.
 
 Nodes are immutable and compare by meaning: source positions do not take part in equality, so
 ``parse(render(module)) == module``. Constant expressions are folded by the parser; comments are dropped.
@@ -9,9 +9,9 @@ Source: PTX ISA 9.x, chapters 4 (Syntax), 5 (State Spaces, Types, and Variables)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ StateSpace = Literal["reg", "sreg", "const", "global", "local", "param", "shared
 
 
 class Position(NamedTuple):
-    """Where a node begins in the source text: 1-based line and column, 0 for none."""
+    """Where a node begins in the source text: 1-based line and column, 0 if unknown."""
 
     line: int = 0
     column: int = 0
@@ -28,16 +28,14 @@ class Position(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- operands
 
-# Only what has no other node in it is hidden from the collector: msgspec releases such structs one inside the other,
-# without a bound, so that a long chain of them would run out of stack.
+# Only nodes that contain no other node are hidden from the garbage collector (gc=False): msgspec releases such structs
+# recursively and without a bound, so a long chain of them would overflow the stack.
 
 
 class Name(Struct, frozen=True, gc=False):
-    """A register, special register, variable, label, function or the sink ``_``.
+    """A register, special register, variable, label, function or the sink ``_``, as written: ``%r1``, ``$L__BB0_2``.
 
-    Attributes:
-        name: as written, ``%`` included: ``%r1``, ``%tid``, ``$L__BB0_2``.
-        component: ``x``, ``y``, ``z``, ``w`` (``r``, ``g``, ``b``, ``a``) of a vector, else None: ``%tid.x``.
+    The component of a vector is ``x``, ``y``, ``z``, ``w`` or ``r``, ``g``, ``b``, ``a``.
     """
 
     name: str
@@ -45,41 +43,29 @@ class Name(Struct, frozen=True, gc=False):
 
 
 class Int(Struct, frozen=True, gc=False):
-    """An integer constant, folded; two's complement is the reader's business.
-
-    Attributes:
-        value: any integer in -(2**63) .. 2**64 - 1.
-    """
+    """A folded integer constant in -(2**63) .. 2**64 - 1; the reader interprets its sign."""
 
     value: int
 
 
 class Float(Struct, frozen=True, gc=False):
-    """A floating-point constant, kept as bits so that NaN payloads and -0 survive.
-
-    Attributes:
-        bits: IEEE 754 bits.
-        width: 32 for ``0f3F800000``, 64 for ``0d...`` and decimal literals.
-    """
+    """A floating-point constant as IEEE 754 bits; decimal literals have 64."""
 
     bits: int
     width: Literal[32, 64]
 
 
 class Offset(Struct, frozen=True):
-    """``name+imm`` outside brackets: the address of a variable plus a byte offset, as ``mov`` takes it."""
+    """``name+imm`` outside brackets: the address of a variable plus a byte offset, an operand of ``mov``."""
 
     base: Name
     offset: int
 
 
 class Address(Struct, frozen=True):
-    """``[base+offset]``.
+    """``[base+offset]``: a register, variable or absolute address, and bytes, which may be negative.
 
-    Attributes:
-        base: register or variable; Int for an absolute address.
-        offset: byte offset, may be negative.
-        coordinates: what follows a comma inside the brackets (textures, tensors), usually empty.
+    The coordinates of textures and tensors are the operands after a comma inside the brackets.
     """
 
     base: Name | Int
@@ -119,7 +105,7 @@ Operand = Name | Int | Float | Offset | Address | Vector | Pair | Not | Argument
 
 
 class Generic(Struct, frozen=True):
-    """``generic(name)+offset``: the generic address of a variable, where a bare name is the address in its space."""
+    """``generic(name)+offset``: the generic address of a variable; a bare name is the address in its state space."""
 
     base: Name
     offset: int = 0
@@ -142,6 +128,27 @@ class Property(Struct, frozen=True):
 Initial = Name | Int | Float | Offset | Generic | Masked | Property
 """One element of an initializer."""
 
+PARTS: Final[dict[type, Callable[[Any], Iterable[Any]]]] = {
+    Address: lambda operand: (operand.base, *operand.coordinates),
+    Offset: lambda operand: (operand.base,),
+    Vector: lambda operand: operand.elements,
+    Arguments: lambda operand: operand.elements,
+    Pair: lambda operand: (operand.first, operand.second),
+    Not: lambda operand: (operand.operand,),
+    Generic: lambda value: (value.base,),
+    Masked: lambda value: (value.address,),
+}
+"""Returns the operands inside an operand or initial value, by its type; other types refer to nothing."""
+
+
+def names(operand: Operand | Initial) -> Iterator[str]:
+    """Yield every name of a symbol in an operand or initial value."""
+    if isinstance(operand, Name):
+        yield operand.name
+    elif type(operand) in PARTS:
+        for part in PARTS[type(operand)](operand):
+            yield from names(part)
+
 
 # -------------------------------------------------------------------------------------------- statements
 
@@ -158,10 +165,8 @@ class Instruction(Struct, frozen=True, eq=False):
 
     Attributes:
         opcode: up to the first dot: ``add``, ``ld``, ``mma``.
-        modifiers: the rest, split at dots, in order and without dots: ``("rn", "ftz", "f32")``; ``::`` stays
-            inside one modifier (``shared::cta``).
-        operands: destination first, as written.
-        guard: predicate, or None.
+        modifiers: the rest, split at dots: ``("rn", "ftz", "f32")``; ``::`` stays inside one (``shared::cta``).
+        operands: as written, destination first.
     """
 
     opcode: str
@@ -201,20 +206,16 @@ class Variable:
     """A declaration: register, variable in memory, or parameter.
 
     Attributes:
-        space: state space.
-        type: fundamental type without the dot (``u32``, ``f16x2``, ``pred``, ``b8``), or ``texref`` and its kin.
-        name: for ``%r<5>`` the name is ``%r`` and ``count`` is 5.
+        type: fundamental (``u32``, ``f16x2``, ``pred``, ``b8``) or opaque (``texref``).
         vector: 2 or 4 for ``.v2`` and ``.v4``, else 1.
-        align: ``.align`` in bytes, or None.
-        shape: array dimensions; () for a scalar; a leading 0 stands for ``[]``, whose size is that of the
-            initializer (whole rows), or unknown here (``.extern``).
-        count: number of parameterised registers, or None.
+        align: in bytes.
+        shape: array dimensions; a leading 0 is ``[]``: whole rows that hold the initializer, or unknown (``.extern``).
+        count: number of parameterised registers: for ``%r<5>`` the name is ``%r`` and the count 5.
         linkage: subset of ``extern``, ``visible``, ``weak``, ``common``, in source order; ``hidden`` of a parameter.
         pointer: ``.ptr`` attributes of a parameter as (space or "", align or 0), or None.
-        initializer: folded values; nested braces flattened in order, short rows before the last filled with
-            zeros. Elements that are missing at the end are zero. () for none. An array of vectors counts the
-            vector as its innermost dimension.
-        attributes: the names of ``.attribute``, such as ``managed`` or ``unified(19,95)``.
+        initializer: folded values; nested braces are flattened, and short rows before the last filled with zeros.
+            Elements missing at the end are zero. A vector counts as the innermost dimension of an array.
+        attributes: of ``.attribute``, such as ``managed`` or ``unified(19,95)``.
     """
 
     space: StateSpace
@@ -241,11 +242,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """A directive that is kept as it is: ``.loc``, ``.pragma``, ``.file``, ``.section``, ``.alias``, ...
+    """A directive kept as written: ``.loc``, ``.pragma``, ``.file``, ``.section``, ``.alias``, ...
 
-    Attributes:
-        name: without the dot.
-        arguments: tokens in order; strings keep their quotes. Commas are dropped, save in ``.section``.
+    The name has no dot. Strings keep their quotes. Commas are dropped, except in ``.section``.
     """
 
     name: str
@@ -255,14 +254,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class TargetList:
-    """A labelled list inside a body.
-
-    Attributes:
-        label: the name in front of the colon.
-        kind: ``branchtargets``, ``calltargets`` or ``callprototype``.
-        targets: labels or functions; for a prototype, empty.
-        prototype: the declared function of ``callprototype``, else None.
-    """
+    """A labelled list of labels or functions inside a body, or the function that ``callprototype`` declares."""
 
     label: str
     kind: Literal["branchtargets", "calltargets", "callprototype"]
@@ -279,12 +271,7 @@ Statement = Instruction | Label | Variable | Block | Directive | TargetList
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a function, although it is PTX, can be neither printed nor run.
-
-    Attributes:
-        message: what in it is not understood.
-        position: where.
-    """
+    """Why a function, although it is valid PTX, can be neither printed nor run."""
 
     message: str
     position: Position = field(default=Position(), compare=False)
@@ -295,14 +282,13 @@ class Function:
     """``.entry`` or ``.func``.
 
     Attributes:
-        entry: True for a kernel.
-        name: symbol.
+        entry: whether it is a kernel.
         params: input parameters (``param`` or, for functions, ``reg`` space).
         returns: return parameters of a ``.func``.
         linkage: subset of ``extern``, ``visible``, ``weak``.
-        directives: ``.maxntid``, ``.reqntid``, ``.minnctapersm``, ``.noreturn``, ... in order.
-        body: None for a declaration; () for a function that is refused.
-        refusal: why nothing may reach the function, or None.
+        directives: of the header, such as ``.maxntid`` and ``.noreturn``, in order.
+        body: None for a declaration; () for a refused function.
+        refusal: set if the parser does not support the function.
     """
 
     entry: bool
@@ -318,13 +304,12 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A translation unit.
+    """A translation unit; its items are in source order.
 
     Attributes:
-        version: ``.version``, (major, minor).
-        target: ``.target`` words: ``("sm_80",)``, ``("sm_90a", "texmode_independent")``.
+        version: of the PTX ISA, (major, minor).
+        target: words of ``.target``: ``("sm_80",)``, ``("sm_90a", "texmode_independent")``.
         address_size: 32 or 64.
-        items: functions, variables and directives in source order.
     """
 
     version: tuple[int, int]
@@ -340,9 +325,10 @@ class Module:
         """Yield module-scope variables in source order."""
         return (item for item in self.items if isinstance(item, Variable))
 
+    def kernels(self) -> Iterator[Function]:
+        """Yield the kernels that have a body, in source order."""
+        return (item for item in self.functions() if item.entry and item.body is not None)
+
     def entry(self, name: str) -> Function | None:
         """Return the kernel of that name that has a body, or None."""
-        for function in self.functions():
-            if function.entry and function.name == name and function.body is not None:
-                return function
-        return None
+        return next((kernel for kernel in self.kernels() if kernel.name == name), None)

@@ -1,4 +1,4 @@
-"""Operands of instructions.
+"""Parsers of the operands of instructions.
 
 Source: PTX ISA 6 (Instruction Operands).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tensorwasm.ptx.constants import ADDITIVE, parse_constant, parse_whole, starts_constant, wrap_signed
+from tensorwasm.ptx.constants import ADDITIVE, parse_constant, parse_integer, starts_constant, wrap_signed
 from tensorwasm.ptx.lexer import IDENTIFIER, Cursor, shown
 from tensorwasm.ptx.model import Address, Arguments, Float, Int, Name, Not, Offset, Operand, Pair, Vector
 
@@ -19,11 +19,7 @@ _ENDS: Final = frozenset({",", ";", "}", "]", ")"})
 
 
 def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
-    """Read one operand.
-
-    Raises:
-        MalformedPtx: the tokens are no operand, or nest too deep.
-    """
+    """Read one operand; ``depth`` counts the operands around it."""
     word = cursor.peek()
     known = cursor.known.get(word)
     if known is not None and cursor.tokens[cursor.at + 1] in _ENDS:
@@ -35,17 +31,15 @@ def parse_operand(cursor: Cursor, depth: int = 0) -> Operand:
         return _parse_address(cursor, depth)
     if word == "{":
         cursor.at += 1
-        return Vector(parse_list(cursor, "}", depth + 1))
+        return Vector(_parse_list(cursor, "}", depth + 1))
     if word == "!" and not starts_constant(cursor.tokens[cursor.at + 1]):
         cursor.at += 1
         return Not(parse_name(cursor))
-    if starts_constant(word):
-        return _parse_number(cursor)
-    return _parse_named(cursor, depth)
+    return _parse_number(cursor) if starts_constant(word) else _parse_named(cursor, depth)
 
 
 def plain_operand(cursor: Cursor, written: str) -> Name | Int | Float | Address:
-    """Return an operand of an instruction that is one token; ``written`` has its comma or semicolon behind it."""
+    """Return an operand of an instruction that is one token; ``written`` ends with its comma or semicolon."""
     word = written[:-1]
     operand: Name | Int | Float | Address
     if word[0] == "[":
@@ -69,59 +63,41 @@ def _plain_name(cursor: Cursor, word: str) -> Name:
     return made
 
 
-def parse_list(cursor: Cursor, close: str, depth: int = 0) -> tuple[Operand, ...]:
-    """Read operands separated by commas, up to and including ``close``; the opening bracket is already taken.
+def parse_arguments(cursor: Cursor) -> Arguments:
+    """Read a parenthesised list of ``call``."""
+    cursor.expect("(")
+    return Arguments(_parse_list(cursor, ")"))
 
-    Raises:
-        MalformedPtx: as `parse_operand`, or the list does not end.
-    """
+
+def _parse_list(cursor: Cursor, close: str, depth: int = 0) -> tuple[Operand, ...]:
+    """Read operands up to and including ``close``; the opening bracket is already taken."""
     if cursor.accept(close):
         return ()
-    elements = [parse_operand(cursor, depth)]
-    while cursor.accept(","):
-        elements.append(parse_operand(cursor, depth))
+    elements = cursor.comma_separated(parse_operand, depth)
     cursor.expect(close)
-    return tuple(elements)
-
-
-def parse_arguments(cursor: Cursor) -> Arguments:
-    """Read a parenthesised list of ``call``.
-
-    Raises:
-        MalformedPtx: as `parse_list`.
-    """
-    cursor.expect("(")
-    return Arguments(parse_list(cursor, ")"))
+    return elements
 
 
 def parse_name(cursor: Cursor) -> Name:
-    """Read a name, with its component if it has one.
-
-    Raises:
-        MalformedPtx: the word is no name, or what follows its dot is no component.
-    """
+    """Read a name, with its component if it has one."""
     word = cursor.peek()
     name, dot, component = word.partition(".")
     if not IDENTIFIER.fullmatch(name):
         raise cursor.error(f"an operand expected, not {shown(word)}")
     if dot and component not in _COMPONENTS:
-        raise cursor.error(f"{shown(component)} is no component of a vector")
+        raise cursor.error(f"{shown(component)} is not a component of a vector")
     cursor.at += 1
     return Name(name, component or None)
 
 
 def parse_offset(cursor: Cursor) -> int:
-    """Read the terms ``+4-2`` that may follow a name; 0 if there are none.
-
-    Raises:
-        MalformedPtx: a term is no integer constant.
-    """
+    """Read the terms ``+4-2`` that may follow a name; 0 without any."""
     total = 0
     tokens = cursor.tokens
     while tokens[cursor.at] in _SIGNS:
         minus = cursor.take() == "-"
         start = cursor.at
-        term = parse_whole(cursor, ADDITIVE + 1)
+        term = parse_integer(cursor, ADDITIVE + 1)
         if cursor.at == start + 1:
             cursor.known.setdefault(tokens[start], Int(term))
         total += -term if minus else term
@@ -129,22 +105,17 @@ def parse_offset(cursor: Cursor) -> int:
 
 
 def parse_element(cursor: Cursor, opcode: str) -> Address | Offset:
-    """Read ``name[index]``: the address of an element for ``mov``, the element itself for all others.
-
-    Raises:
-        MalformedPtx: no array of that name is declared so far, or the index is no integer.
-        UnsupportedPtx: the index is in a register.
-    """
+    """Read ``name[index]``: for ``mov`` the address of an array element, for others the element itself."""
     start = cursor.at
     array = Name(cursor.identifier("an operand"))
     element_bytes = cursor.arrays.get(array.name)
     if element_bytes is None:
-        raise cursor.error(f"{shown(array.name)} is no array", start)
+        raise cursor.error(f"{shown(array.name)} is not an array", start)
     cursor.expect("[")
     if not starts_constant(cursor.peek()):
         parse_name(cursor)
         raise cursor.unsupported("an array that is indexed by a register: write [register+bytes]")
-    offset = wrap_signed(parse_whole(cursor) * element_bytes)
+    offset = wrap_signed(parse_integer(cursor) * element_bytes)
     cursor.expect("]")
     return Offset(array, offset) if opcode == "mov" else Address(array, offset)
 
@@ -163,13 +134,12 @@ def _parse_named(cursor: Cursor, depth: int) -> Operand:
     follower = cursor.peek()
     if follower in _ENDS:
         cursor.known[word] = name
-        return name
-    if follower == "|":
+    elif follower == "|":
         cursor.at += 1
         return Pair(name, parse_operand(cursor, depth + 1))
-    if follower in _SIGNS:
+    elif follower in _SIGNS:
         return Offset(name, parse_offset(cursor))
-    if follower[:1] == "." and follower[1:] in _COMPONENTS and name.component is None:
+    elif follower[:1] == "." and follower[1:] in _COMPONENTS and name.component is None:
         cursor.at += 1
         return Name(name.name, follower[1:])
     return name
@@ -178,28 +148,25 @@ def _parse_named(cursor: Cursor, depth: int) -> Operand:
 def _parse_address(cursor: Cursor, depth: int) -> Address:
     tokens, at = cursor.tokens, cursor.at + 1
     simple = cursor.known.get(tokens[at])
-    if type(simple) is Name and tokens[at + 1] == "]":
-        cursor.at = at + 2
-        return Address(simple)
-    if type(simple) is Name and tokens[at + 1] == "+":
-        term = cursor.known.get(tokens[at + 2])
+    if type(simple) is Name:  # the two forms that nearly all addresses have
+        if tokens[at + 1] == "]":
+            cursor.at = at + 2
+            return Address(simple)
+        term = cursor.known.get(tokens[at + 2]) if tokens[at + 1] == "+" else None
         if type(term) is Int and tokens[at + 3] == "]":
             cursor.at = at + 4
             return Address(simple, wrap_signed(term.value))
     cursor.at = at
     base: Name | Int
     offset = 0
-    if starts_constant(cursor.peek()):
-        base = Int(parse_whole(cursor))
+    if starts_constant(tokens[at]):
+        base = Int(parse_integer(cursor))
     else:
-        start = cursor.at
         base = parse_name(cursor)
         if base.component is None:
-            cursor.known.setdefault(tokens[start], base)
+            cursor.known.setdefault(tokens[at], base)
         offset = parse_offset(cursor)
-    coordinates: tuple[Operand, ...] = ()
     if cursor.accept(","):
-        coordinates = parse_list(cursor, "]", depth + 1)
-    else:
-        cursor.expect("]")
-    return Address(base, offset, coordinates)
+        return Address(base, offset, _parse_list(cursor, "]", depth + 1))
+    cursor.expect("]")
+    return Address(base, offset)

@@ -1,4 +1,4 @@
-"""A `Module` into PTX text.
+"""The printer: a `Module` into PTX text.
 
 Source: PTX ISA 4 to 6, 11.
 """
@@ -34,13 +34,13 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
-from tensorwasm.ptx.reach import require_understood
+from tensorwasm.ptx.reachability import require_understood
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
 
 def render(module: Module, deadline: Deadline = NEVER) -> str:
-    """Return the text of a module: ASCII, the same for equal modules, and ``parse`` gives the module back.
+    """Return the text of a module: ASCII, the same for equal modules; ``parse`` returns the module again.
 
     Raises:
         UnsupportedPtx: a function of it is refused.
@@ -54,8 +54,7 @@ def render_instruction(instruction: Instruction) -> str:
     guard = ""
     if instruction.guard is not None:
         guard = f"@{'!' * instruction.guard.negated}{_name(instruction.guard.predicate)} "
-    operands = ", ".join(map(render_operand, instruction.operands))
-    return f"{guard}{instruction.mnemonic} {operands}".rstrip(" ")
+    return f"{guard}{instruction.mnemonic} {_list(instruction.operands)}".rstrip(" ")
 
 
 def render_operand(operand: Operand | Initial) -> str:
@@ -70,34 +69,30 @@ def _name(operand: Name) -> str:
     return operand.name if operand.component is None else f"{operand.name}.{operand.component}"
 
 
-def _float(operand: Float) -> str:
-    return f"0f{operand.bits:08X}" if operand.width == 32 else f"0d{operand.bits:016X}"
-
-
-def _list(operands: Iterable[Operand]) -> str:
+def _list(operands: Iterable[Operand | Initial]) -> str:
     return ", ".join(map(render_operand, operands))
 
 
+def _plus(base: str, offset: int) -> str:
+    return f"{base}+{offset}" if offset else base
+
+
 def _address(operand: Address) -> str:
-    base = render_operand(operand.base) + (f"+{operand.offset}" if operand.offset else "")
-    return f"[{', '.join([base, *map(render_operand, operand.coordinates)])}]"
-
-
-def _generic(value: Generic) -> str:
-    return f"generic({_name(value.base)})" + (f"+{value.offset}" if value.offset else "")
+    base = _plus(render_operand(operand.base), operand.offset)
+    return f"[{base}, {_list(operand.coordinates)}]" if operand.coordinates else f"[{base}]"
 
 
 _OPERANDS: Final[dict[type, Callable[[Any], str]]] = {
     Name: _name,
     Int: lambda operand: str(operand.value),
-    Float: _float,
+    Float: lambda operand: f"0f{operand.bits:08X}" if operand.width == 32 else f"0d{operand.bits:016X}",
     Offset: lambda operand: f"{_name(operand.base)}+{operand.offset}",
     Address: _address,
     Vector: lambda operand: f"{{{_list(operand.elements)}}}",
     Pair: lambda operand: f"{render_operand(operand.first)}|{render_operand(operand.second)}",
     Not: lambda operand: f"!{_name(operand.operand)}",
     Arguments: lambda operand: f"({_list(operand.elements)})",
-    Generic: _generic,
+    Generic: lambda value: _plus(f"generic({_name(value.base)})", value.offset),
     Masked: lambda value: f"{value.mask}({render_operand(value.address)})",
     Property: lambda value: f"{value.name} = {render_operand(value.value)}",
 }
@@ -132,7 +127,7 @@ def _initializer(variable: Variable) -> str:
     if not values:
         return ""
     if isinstance(values[0], Property):
-        return f" = {{{', '.join(map(render_operand, values))}}}"
+        return f" = {{{_list(values)}}}"
     rows = variable.shape if variable.vector == 1 else (*variable.shape, variable.vector)
     return " = " + _row(list(map(render_operand, values)), rows)
 
@@ -224,10 +219,9 @@ def _body(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
     for statement in body:
         if isinstance(statement, Block):
             yield from _body(statement.body, indent + "\t")
-        elif isinstance(statement, Label):
-            yield f"{indent}{statement.name}:"
         else:
-            yield f"{indent}\t{_STATEMENTS[type(statement)](statement)}"
+            tab = "" if isinstance(statement, Label) else "\t"
+            yield f"{indent}{tab}{_STATEMENTS[type(statement)](statement)}"
     yield indent + "}"
 
 

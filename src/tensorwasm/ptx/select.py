@@ -1,4 +1,4 @@
-"""Which of several texts of the same kernels suits a device.
+"""The choice among modules of the same kernels of the one that suits a device.
 
 Source: PTX ISA 11.1.2 (.target), 11.1.1 (.version).
 """
@@ -21,28 +21,27 @@ _FAMILIES: Final[dict[Version, frozenset[Version]]] = {
     (10, 3): frozenset({(10, 3)}),
     (12, 0): frozenset({(12, 0), (12, 1)}),
 }
-"""Devices that run code for the family of an architecture; a family not listed is its architecture alone."""
+"""Devices that run code for the family of an architecture; a family that is missing is its architecture alone."""
 
-_NAMED_AT_MOST: Final = 10
+_MAX_NAMED: Final = 10
 
 
 class Architecture(NamedTuple):
-    """An ``sm_`` word of ``.target``.
+    """An ``sm_`` word of ``.target``: a compute capability (major, minor), and a suffix.
 
-    Attributes:
-        capability: compute capability (major, minor).
-        suffix: ``a`` for that device alone, ``f`` for its family, or empty for it and all that follow.
+    The suffix is ``a`` for that device alone, ``f`` for its family, or empty for it and all later devices.
     """
 
     capability: Version
     suffix: str
 
     def runs_on(self, capability: Version) -> bool:
-        """Return whether a device of that capability runs code for this architecture."""
-        if not self.suffix:
-            return self.capability <= capability
-        if self.suffix == "f":
-            return capability in _FAMILIES.get(self.capability, {self.capability})
+        """Return whether a device of a compute capability runs code for this architecture."""
+        match self.suffix:
+            case "":
+                return self.capability <= capability
+            case "f":
+                return capability in _FAMILIES.get(self.capability, {self.capability})
         return capability == self.capability
 
 
@@ -53,34 +52,26 @@ def architectures(module: Module) -> tuple[Architecture, ...]:
 
 
 def check_compatible(module: Module, capability: Version, isa: Version) -> None:
-    """Check that a device takes a module.
-
-    Args:
-        module: what is to run.
-        capability: the device's compute capability.
-        isa: the newest PTX ISA that it accepts.
+    """Check that a device of a compute capability accepts a module.
 
     Raises:
-        UnsupportedPtx: it does not; the message names what the module asks for and what the device takes.
+        UnsupportedPtx: it does not, or ``isa``, the newest that it accepts, is older than the module's.
     """
     if not _compatible(module, capability, isa):
         raise UnsupportedPtx(f"the PTX is for {_describe(module)}; {_device(capability, isa)}")
 
 
 def select(variants: Sequence[Module], capability: Version, isa: Version) -> Module:
-    """Return the variant for the highest architecture that the device runs; of equals the newest ISA, then the first.
+    """Return the variant for the highest architecture that a device of a compute capability runs.
 
-    Args:
-        variants: the same kernels, for several devices.
-        capability: the device's compute capability.
-        isa: the newest PTX ISA that it accepts.
+    Of several for one architecture, the one of the newest ISA is returned, then the first.
 
     Raises:
-        UnsupportedPtx: the device takes none of them; the message names what is offered and what it takes.
+        UnsupportedPtx: the device runs none, or ``isa``, the newest that it accepts, is older than theirs.
     """
     fitting = [module for module in variants if _compatible(module, capability, isa)]
     if not fitting:
-        offered = ", ".join(_describe(module) for module in variants[:_NAMED_AT_MOST]) or "nothing"
+        offered = ", ".join(_describe(module) for module in variants[:_MAX_NAMED]) or "nothing"
         raise UnsupportedPtx(f"the PTX offered is for {offered}; {_device(capability, isa)}")
     return max(fitting, key=_rank)
 

@@ -1,4 +1,4 @@
-"""Statements of a function's body.
+"""Parsers of the statements of a function's body.
 
 Source: PTX ISA 4.3 (Statements), 9.3 (Predicated Execution), 9.7.12 (Control Flow Instructions), 11.3 (Control Flow
 Directives).
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Literal
 
 from tensorwasm.ptx.declarations import SPACES, parse_params, parse_variables
-from tensorwasm.ptx.directives import IN_BODY, parse_tuning
+from tensorwasm.ptx.directives import IN_BODY, parse_directive, parse_header_directives
 from tensorwasm.ptx.lexer import END, Cursor, shown
 from tensorwasm.ptx.model import Block, Function, Guard, Instruction, Label, Operand, Statement, TargetList
 from tensorwasm.ptx.operands import parse_arguments, parse_element, parse_name, parse_operand, plain_operand
@@ -19,22 +19,17 @@ from tensorwasm.ptx.operands import parse_arguments, parse_element, parse_name, 
 MAX_BLOCK_DEPTH: Final = 32
 
 _MNEMONIC: Final = re.compile(r"[a-z]\w*(?:\.\w+(?:::\w+)*)*", re.ASCII)
-
-_BETWEEN: Final = frozenset({",", ";"})
-
 _MODIFIER: Final = re.compile(r"\.[A-Za-z_]\w*(?:::\w+)*", re.ASCII)
+_BETWEEN: Final = frozenset({",", ";"})
+_LISTS: Final[dict[str, Literal["branchtargets", "calltargets"]]] = {
+    ".branchtargets": "branchtargets",
+    ".calltargets": "calltargets",
+}
 
 
 def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
-    """Read statements up to and including the closing brace; the opening one is already taken.
-
-    Raises:
-        MalformedPtx: a statement is none, or blocks nest too deep.
-        UnsupportedPtx: an operand indexes an array by a register.
-        InvokeTimeout: the deadline has passed.
-    """
-    if depth > MAX_BLOCK_DEPTH:
-        raise cursor.error(f"blocks nested more than {MAX_BLOCK_DEPTH} deep")
+    """Read statements up to and including the closing brace; the opening one is already taken."""
+    cursor.require(depth <= MAX_BLOCK_DEPTH, f"blocks nested more than {MAX_BLOCK_DEPTH} deep")
     statements: list[Statement] = []
     tokens, mnemonics = cursor.tokens, cursor.mnemonics
     while True:
@@ -42,7 +37,7 @@ def parse_body(cursor: Cursor, depth: int = 0) -> tuple[Statement, ...]:
         if at >= cursor.due:
             cursor.look()
         word = tokens[at]
-        if word[-1:] == ";" != word:
+        if word[-1:] == ";" != word:  # a whole instruction in one token
             statements.append(_plain_instruction(cursor))
         elif word in mnemonics and tokens[at + 1] != ":":
             statements.append(_parse_instruction(cursor))
@@ -82,13 +77,12 @@ def _parse_guarded(cursor: Cursor, _depth: int) -> Iterable[Statement]:
 
 
 def _parse_dotted(cursor: Cursor, _depth: int) -> Iterable[Statement]:
-    word = cursor.peek()
-    if word in SPACES:
+    if cursor.peek() in SPACES:
         return parse_variables(cursor)
-    parse = IN_BODY.get(word)
-    if parse is None:
-        raise cursor.error(f"{shown(word)} has no place among statements")
-    return (parse(cursor),)
+    directive = parse_directive(cursor, IN_BODY)
+    if directive is None:
+        raise cursor.error(f"{shown(cursor.peek())} is not allowed among statements")
+    return (directive,)
 
 
 def _refuse_end(cursor: Cursor, _depth: int) -> Iterable[Statement]:
@@ -101,13 +95,14 @@ _SPECIAL: Final[dict[str, Callable[[Cursor, int], Iterable[Statement]]]] = {
     ".": _parse_dotted,
     END: _refuse_end,
 }
+"""Parsers of statements that begin with a character other than that of a name."""
 
 
 # ---------------------------------------------------------------------------------------------- instructions
 
 
 def _plain_instruction(cursor: Cursor, guard: Guard | None = None, start: int | None = None) -> Instruction:
-    """Take an instruction that is one token, its spelling checked by the lexer; otherwise as `_parse_instruction`."""
+    """Take an instruction that is one token, whose form the lexer has checked; otherwise as `_parse_instruction`."""
     at = cursor.at
     position = cursor.position(at if start is None else start)
     plain = cursor.plain
@@ -137,7 +132,7 @@ def _parse_instruction(cursor: Cursor, guard: Guard | None = None, start: int | 
     elif tokens[at] != ";":
         while True:
             operand: Operand | None = known.get(tokens[at])
-            if operand is not None and tokens[at + 1] in _BETWEEN:  # one word that was seen before, as most are
+            if operand is not None and tokens[at + 1] in _BETWEEN:  # the usual case: one word that was seen before
                 at += 1
             else:
                 cursor.at = at
@@ -160,12 +155,9 @@ def _parse_mnemonic(cursor: Cursor) -> tuple[str, tuple[str, ...]]:
     word = cursor.peek()
     known = cursor.mnemonics.get(word)
     if known is None:
-        if not _MNEMONIC.fullmatch(word):
-            raise cursor.error(f"an instruction expected, not {shown(word)}")
+        cursor.require(_MNEMONIC.fullmatch(word), f"an instruction expected, not {shown(word)}")
         known = _split_mnemonic(cursor, word)
     cursor.at += 1
-    if cursor.tokens[cursor.at][:1] != ".":
-        return known
     apart: list[str] = []
     while _MODIFIER.fullmatch(cursor.peek()):
         apart.append(cursor.take()[1:])
@@ -179,7 +171,7 @@ def _split_mnemonic(cursor: Cursor, word: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _parse_call(cursor: Cursor) -> list[Operand]:
-    """Read ``(returns), function, (arguments), prototype``, of which only the function must be there."""
+    """Read ``(returns), function, (arguments), prototype``; only the function is required."""
     operands: list[Operand] = []
     if cursor.peek() == "(":
         operands.append(parse_arguments(cursor))
@@ -198,28 +190,17 @@ def _parse_call(cursor: Cursor) -> list[Operand]:
 def _parse_label(cursor: Cursor) -> Label | TargetList:
     position = cursor.position(cursor.at)
     name = cursor.identifier("a label")
-    if name == "_":
-        raise cursor.error("_ is no label", cursor.at - 1)
+    cursor.require(name != "_", "_ is not a label", cursor.at - 1)
     cursor.expect(":")
-    word = cursor.peek()
-    if word == ".callprototype":
-        cursor.at += 1
+    if cursor.accept(".callprototype"):
         return TargetList(name, "callprototype", (), _parse_prototype(cursor), position)
-    if word == ".branchtargets":
-        cursor.at += 1
-        return TargetList(name, "branchtargets", _parse_targets(cursor), None, position)
-    if word == ".calltargets":
-        cursor.at += 1
-        return TargetList(name, "calltargets", _parse_targets(cursor), None, position)
-    return Label(name, position)
-
-
-def _parse_targets(cursor: Cursor) -> tuple[str, ...]:
-    targets = [cursor.identifier("a target")]
-    while cursor.accept(","):
-        targets.append(cursor.identifier("a target"))
+    kind = _LISTS.get(cursor.peek())
+    if kind is None:
+        return Label(name, position)
+    cursor.at += 1
+    targets = cursor.comma_separated(Cursor.identifier, "a target")
     cursor.expect(";")
-    return tuple(targets)
+    return TargetList(name, kind, targets, None, position)
 
 
 def _parse_prototype(cursor: Cursor) -> Function:
@@ -227,6 +208,6 @@ def _parse_prototype(cursor: Cursor) -> Function:
     returns = parse_params(cursor, anonymous=True) if cursor.peek() == "(" else ()
     name = cursor.identifier("_")
     params = parse_params(cursor, anonymous=True) if cursor.peek() == "(" else ()
-    directives = parse_tuning(cursor)
+    directives = parse_header_directives(cursor)
     cursor.expect(";")
     return Function(False, name, params, returns, (), directives, None, position)

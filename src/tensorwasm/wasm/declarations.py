@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.binary import Cursor, name, unsigned, vector
 from tensorwasm.wasm.types import (
-    VALUE_TYPES,
     FuncType,
     GlobalType,
     MemoryType,
@@ -25,187 +24,110 @@ from tensorwasm.wasm.types import (
     write_table_type,
     write_tag_type,
 )
-from tensorwasm.wasm.writing import name, unsigned, vector
 
-_T = TypeVar("_T")
-
-MAX_GLOBALS: Final = 1_000_000
-
-KINDS: Final = ("func", "table", "memory", "global", "tag")
 MAX_TYPES: Final = 100_000
 MAX_IMPORTS: Final = 100_000
 MAX_EXPORTS: Final = 100_000
 MAX_FUNCTIONS: Final = 1_000_000
 MAX_TABLES: Final = 100
 MAX_MEMORIES: Final = 100
+MAX_GLOBALS: Final = 1_000_000
 MAX_TAGS: Final = 1_000_000
 
 ImportType = int | TableType | MemoryType | GlobalType
 """What an import is: a function or a tag by the index of its type, or the type of anything else."""
 
 
+class BinaryFormat(NamedTuple):
+    """How a value is read, and how it is written in its shortest form."""
+
+    read: Callable[[Cursor], Any]
+    write: Callable[[Any], bytes]
+
+
+def vector_format(
+    read: Callable[[Cursor], Any], write: Callable[[Any], bytes], maximum: int, what: str
+) -> BinaryFormat:
+    """Return the format of a section that is a vector; limit and name of its items are those of `Cursor.count`."""
+    return BinaryFormat(
+        lambda cursor: cursor.vector(read, maximum, what), lambda items: vector([write(item) for item in items])
+    )
+
+
+_KINDS: Final = {
+    "func": BinaryFormat(Cursor.unsigned, unsigned),
+    "table": BinaryFormat(read_table_type, write_table_type),
+    "memory": BinaryFormat(read_memory_type, write_memory_type),
+    "global": BinaryFormat(read_global_type, write_global_type),
+    "tag": BinaryFormat(read_tag_type, write_tag_type),
+}
+"""What can be imported and exported, in the order of its codes, and the format of its type."""
+_KIND_NAMES: Final = tuple(_KINDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import: two names, one of `KINDS`, and the type that this kind has."""
+    """One import.
+
+    Attributes:
+        kind: ``func``, ``table``, ``memory``, ``global`` or ``tag``.
+        type: of this kind.
+        signature: of a function that `tensorwasm.wasm.preamble.scan` found, else None.
+    """
 
     module: str
     name: str
     kind: str
     type: ImportType
+    signature: FuncType | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One export: its name, one of `KINDS`, and an index into the index space of that kind."""
+    """One export: as an `Import`, but with an index into the index space of its kind."""
 
     name: str
     kind: str
     index: int
+    signature: FuncType | None = None
 
 
-def read_vector(cursor: Cursor, read: Callable[[Cursor], _T], maximum: int, what: str) -> tuple[_T, ...]:
-    """Read a vector of at most ``maximum`` items.
-
-    Raises:
-        InvalidWasm: there are more, or one of them is malformed.
-    """
-    return tuple([read(cursor) for _ in range(cursor.count(maximum, what))])
-
-
-def read_types(cursor: Cursor) -> tuple[FuncType, ...]:
-    """Read the type section."""
-    return read_vector(cursor, read_func_type, MAX_TYPES, "types")
-
-
-def write_types(types: tuple[FuncType, ...]) -> bytes:
-    """Encode the type section."""
-    return vector([write_func_type(signature) for signature in types])
-
-
-def read_kind(cursor: Cursor) -> str:
-    """Read the byte that says what is imported or exported."""
+def _read_kind(cursor: Cursor) -> str:
     code = cursor.byte()
-    if code >= len(KINDS):
+    if code >= len(_KIND_NAMES):
         raise cursor.fail(f"unknown kind {code:#04x}", cursor.offset - 1)
-    return KINDS[code]
+    return _KIND_NAMES[code]
 
 
-def iterate_imports(cursor: Cursor) -> Iterator[Import]:
-    """Read the import section one by one: after each, the cursor is behind it."""
-    for _ in range(cursor.count(MAX_IMPORTS, "imports")):
-        module, field = cursor.name(), cursor.name()
-        kind = read_kind(cursor)
-        yield Import(module, field, kind, _READ_IMPORT[kind](cursor))
+def _write_kind(kind: str) -> bytes:
+    return bytes([_KIND_NAMES.index(kind)])
 
 
-def read_imports(cursor: Cursor) -> tuple[Import, ...]:
-    """Read the import section."""
-    return tuple(iterate_imports(cursor))
-
-
-def write_imports(imports: tuple[Import, ...]) -> bytes:
-    """Encode the import section."""
-    return vector([_write_import(item) for item in imports])
+def read_import(cursor: Cursor) -> tuple[str, str, str, ImportType]:
+    """Read the first four fields of an `Import`."""
+    module, field, kind = cursor.name(), cursor.name(), _read_kind(cursor)
+    return module, field, kind, _KINDS[kind].read(cursor)
 
 
 def _write_import(item: Import) -> bytes:
-    kind = bytes([KINDS.index(item.kind)])
-    return name(item.module) + name(item.name) + kind + _WRITE_IMPORT[item.kind](item.type)
+    return name(item.module) + name(item.name) + _write_kind(item.kind) + _KINDS[item.kind].write(item.type)
 
 
-_READ_IMPORT: Final[dict[str, Callable[[Cursor], ImportType]]] = {
-    "func": Cursor.unsigned,
-    "table": read_table_type,
-    "memory": read_memory_type,
-    "global": read_global_type,
-    "tag": read_tag_type,
-}
-_WRITE_IMPORT: Final[dict[str, Callable[[Any], bytes]]] = {
-    "func": unsigned,
-    "table": write_table_type,
-    "memory": write_memory_type,
-    "global": write_global_type,
-    "tag": write_tag_type,
-}
+def read_export(cursor: Cursor) -> tuple[str, str, int]:
+    """Read the first three fields of an `Export`."""
+    return cursor.name(), _read_kind(cursor), cursor.unsigned()
 
 
-def read_functions(cursor: Cursor) -> tuple[int, ...]:
-    """Read the function section: the index of each one's type."""
-    return cursor.indices(MAX_FUNCTIONS, "functions")
+def _write_export(item: Export) -> bytes:
+    return name(item.name) + _write_kind(item.kind) + unsigned(item.index)
 
 
-def write_functions(functions: tuple[int, ...]) -> bytes:
-    """Encode the function section."""
-    return vector([unsigned(index) for index in functions])
-
-
-def read_tables(cursor: Cursor) -> tuple[TableType, ...]:
-    """Read the table section."""
-    return read_vector(cursor, read_table_type, MAX_TABLES, "tables")
-
-
-def write_tables(tables: tuple[TableType, ...]) -> bytes:
-    """Encode the table section."""
-    return vector([write_table_type(table) for table in tables])
-
-
-def read_memories(cursor: Cursor) -> tuple[MemoryType, ...]:
-    """Read the memory section."""
-    return read_vector(cursor, read_memory_type, MAX_MEMORIES, "memories")
-
-
-def write_memories(memories: tuple[MemoryType, ...]) -> bytes:
-    """Encode the memory section."""
-    return vector([write_memory_type(memory) for memory in memories])
-
-
-def read_tags(cursor: Cursor) -> tuple[int, ...]:
-    """Read the tag section: the index of each one's signature."""
-    return read_vector(cursor, read_tag_type, MAX_TAGS, "tags")
-
-
-def write_tags(tags: tuple[int, ...]) -> bytes:
-    """Encode the tag section."""
-    return vector([write_tag_type(signature) for signature in tags])
-
-
-def iterate_exports(cursor: Cursor) -> Iterator[Export]:
-    """Read the export section one by one: after each, the cursor is behind it."""
-    for _ in range(cursor.count(MAX_EXPORTS, "exports")):
-        yield Export(cursor.name(), read_kind(cursor), cursor.unsigned())
-
-
-def read_exports(cursor: Cursor) -> tuple[Export, ...]:
-    """Read the export section."""
-    return tuple(iterate_exports(cursor))
-
-
-def write_exports(exports: tuple[Export, ...]) -> bytes:
-    """Encode the export section."""
-    return vector([name(item.name) + bytes([KINDS.index(item.kind)]) + unsigned(item.index) for item in exports])
-
-
-_GLOBAL_BYTES: Final = re.compile(
-    rb"([\x7b-\x7f])[\x00\x01](?:[\x41\x42][\x80-\xff]{0,9}[\x00-\x7f]|\x43.{4}|\x44.{8})\x0b", re.DOTALL
+TYPES: Final = vector_format(read_func_type, write_func_type, MAX_TYPES, "types")
+IMPORTS: Final = vector_format(lambda cursor: Import(*read_import(cursor)), _write_import, MAX_IMPORTS, "imports")
+FUNCTIONS: Final = vector_format(Cursor.unsigned, unsigned, MAX_FUNCTIONS, "functions")._replace(
+    read=partial(Cursor.indices, maximum=MAX_FUNCTIONS, what="functions")
 )
-"""A global of a number with a constant as its first value, which nearly all are."""
-
-
-def read_global_types(cursor: Cursor) -> list[str]:
-    """Read the global section for the types alone, at the speed of a regular expression where globals are simple.
-
-    Raises:
-        InvalidWasm: it is malformed where this looks.
-    """
-    types = []
-    match, data, end = _GLOBAL_BYTES.match, cursor.data, cursor.end
-    for _ in range(cursor.count(MAX_GLOBALS, "globals")):
-        found = match(data, cursor.offset, end)
-        if found is not None:
-            types.append(VALUE_TYPES[found[1][0]])
-            cursor.offset = found.end()
-        else:
-            from tensorwasm.wasm.definitions import read_global  # noqa: PLC0415 - the table of instructions, rarely
-
-            types.append(read_global(cursor).type.value)
-    return types
+TABLES: Final = vector_format(read_table_type, write_table_type, MAX_TABLES, "tables")
+MEMORIES: Final = vector_format(read_memory_type, write_memory_type, MAX_MEMORIES, "memories")
+TAGS: Final = vector_format(read_tag_type, write_tag_type, MAX_TAGS, "tags")
+EXPORTS: Final = vector_format(lambda cursor: Export(*read_export(cursor)), _write_export, MAX_EXPORTS, "exports")

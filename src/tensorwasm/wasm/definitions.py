@@ -1,4 +1,7 @@
-"""What a module defines: globals, element and data segments, and function bodies; read and written."""
+"""What a module defines: globals, element and data segments, and function bodies; read and written.
+
+Source: Wasm core 2.0, 5.5.9 to 5.5.14; the extended constant expressions proposal.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.declarations import MAX_FUNCTIONS, MAX_GLOBALS, read_vector
+from tensorwasm.wasm.binary import Cursor, sized, unsigned, vector
+from tensorwasm.wasm.declarations import MAX_FUNCTIONS, MAX_GLOBALS, vector_format
 from tensorwasm.wasm.instructions import Instruction, decode_stream, encode_stream, read
 from tensorwasm.wasm.types import (
     VALUE_CODES,
@@ -17,7 +20,6 @@ from tensorwasm.wasm.types import (
     read_value_type,
     write_global_type,
 )
-from tensorwasm.wasm.writing import sized, unsigned, vector
 
 Expression = tuple[Instruction, ...]
 """A constant expression without its ``end``."""
@@ -29,8 +31,9 @@ DECLARATIVE: Final = "declarative"
 _MAX_SEGMENTS: Final = 100_000
 _MAX_ELEMENTS: Final = 10_000_000
 _MAX_LOCALS: Final = (1 << 32) - 1
+_NOT_ACTIVE, _HAS_INDEX, _HAS_EXPRESSIONS = 1, 2, 4
 _END: Final = ("end",)
-_IS_CONSTANT: Final = frozenset(
+_CONSTANT_INSTRUCTIONS: Final = frozenset(
     f"{type_name}.{operation}" for type_name in ("i32", "i64") for operation in ("const", "add", "sub", "mul")
 ) | {"f32.const", "f64.const", "v128.const", "ref.null", "ref.func", "global.get"}
 
@@ -44,15 +47,15 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
+class ElementSegment:
     """An element segment.
 
     Attributes:
         mode: `ACTIVE`, `PASSIVE` or `DECLARATIVE`.
         items: indices of functions, or expressions.
         type: one of `tensorwasm.wasm.types.REFERENCE_TYPES`.
-        table: where an active one goes.
-        offset: where in the table, of an active one.
+        table: its destination, if it is active.
+        offset: in the table, if it is active.
     """
 
     mode: str
@@ -63,15 +66,8 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """A data segment.
-
-    Attributes:
-        mode: `ACTIVE` or `PASSIVE`.
-        data: its bytes.
-        memory: where an active one goes.
-        offset: where in the memory, of an active one.
-    """
+class DataSegment:
+    """A data segment, `ACTIVE` or `PASSIVE`; an active one goes to an offset in a memory."""
 
     mode: str
     data: bytes = b""
@@ -80,19 +76,19 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """A function's locals and code, decoded when somebody asks.
+class CodeEntry:
+    """A function's locals and code, decoded on demand.
 
     Attributes:
         raw: its bytes, without the length before them.
-        at: where they were in the module; errors say it.
+        at: their offset in the module, for errors.
     """
 
     raw: bytes
     at: int = field(default=0, compare=False)
 
     @classmethod
-    def build(cls, local_runs: Iterable[tuple[int, str]], instructions: Iterable[Instruction]) -> Body:
+    def build(cls, local_runs: Iterable[tuple[int, str]], instructions: Iterable[Instruction]) -> CodeEntry:
         """Encode a body.
 
         Args:
@@ -107,7 +103,7 @@ class Body:
         return cls(runs + encode_stream(instructions) + encode_stream((_END,)))
 
     def local_runs(self) -> tuple[tuple[int, str], ...]:
-        """Decode the locals: how many of which type follow each other, after the parameters.
+        """Decode the locals, in the form that `build` takes.
 
         Raises:
             InvalidWasm: they are malformed.
@@ -119,8 +115,6 @@ class Body:
 
         Raises:
             InvalidWasm: it is malformed.
-
-        Source: Wasm core 2.0, 5.4.9 and 5.5.13.
         """
         cursor = self._cursor()
         _read_local_runs(cursor)
@@ -135,55 +129,42 @@ class Body:
 
 def _read_local_runs(cursor: Cursor) -> tuple[tuple[int, str], ...]:
     start = cursor.offset
-    runs = read_vector(cursor, lambda cursor: (cursor.unsigned(), read_value_type(cursor)), _MAX_LOCALS, "locals")
+    runs = cursor.vector(lambda cursor: (cursor.unsigned(), read_value_type(cursor)), _MAX_LOCALS, "locals")
     if sum(count for count, _ in runs) > _MAX_LOCALS:
         raise cursor.fail("too many locals", start)
     return runs
 
 
-def read_expression(cursor: Cursor) -> Expression:
-    """Read a constant expression.
-
-    Raises:
-        InvalidWasm: it is malformed, or an instruction is not constant.
-
-    Source: Wasm core 2.0, 3.3.10 and 5.4.9; the extended constant expressions proposal.
-    """
+def _read_expression(cursor: Cursor) -> Expression:
     expression: list[Instruction] = []
     while True:
         start = cursor.offset
         instruction = read(cursor)
         if instruction == _END:
             return tuple(expression)
-        if instruction[0] not in _IS_CONSTANT:
+        if instruction[0] not in _CONSTANT_INSTRUCTIONS:
             raise cursor.fail(f"{instruction[0]} in a constant expression", start)
         expression.append(instruction)
 
 
-def write_expression(expression: Expression) -> bytes:
-    """Encode a constant expression."""
+def _write_expression(expression: Expression) -> bytes:
     return encode_stream((*expression, _END))
 
 
 def read_global(cursor: Cursor) -> Global:
-    """Read one global with its first value."""
-    return Global(read_global_type(cursor), read_expression(cursor))
+    """Read one global with its first value.
+
+    Raises:
+        InvalidWasm: it is malformed, or an instruction is not constant.
+    """
+    return Global(read_global_type(cursor), _read_expression(cursor))
 
 
-def read_globals(cursor: Cursor) -> tuple[Global, ...]:
-    """Read the global section."""
-    return read_vector(cursor, read_global, MAX_GLOBALS, "globals")
+def _write_global(item: Global) -> bytes:
+    return write_global_type(item.type) + _write_expression(item.init)
 
 
-def write_globals(items: tuple[Global, ...]) -> bytes:
-    """Encode the global section."""
-    return vector([write_global_type(item.type) + write_expression(item.init) for item in items])
-
-
-_NOT_ACTIVE, _HAS_INDEX, _HAS_EXPRESSIONS = 1, 2, 4
-
-
-def _read_element(cursor: Cursor) -> Element:
+def _read_element(cursor: Cursor) -> ElementSegment:
     start = cursor.offset
     flags = cursor.unsigned()
     if flags > _NOT_ACTIVE | _HAS_INDEX | _HAS_EXPRESSIONS:
@@ -194,25 +175,21 @@ def _read_element(cursor: Cursor) -> Element:
         mode = DECLARATIVE if flags & _HAS_INDEX else PASSIVE
     else:
         table = cursor.unsigned() if flags & _HAS_INDEX else 0
-        offset = read_expression(cursor)
+        offset = _read_expression(cursor)
     if flags & (_NOT_ACTIVE | _HAS_INDEX):
-        element_type = _read_element_type(cursor, has_expressions=bool(flags & _HAS_EXPRESSIONS))
+        if flags & _HAS_EXPRESSIONS:
+            element_type = read_reference_type(cursor, "element type")
+        elif cursor.byte():
+            raise cursor.fail("malformed element kind", cursor.offset - 1)
+    items: tuple[int | Expression, ...]
     if flags & _HAS_EXPRESSIONS:
-        items: tuple[int | Expression, ...] = read_vector(cursor, read_expression, _MAX_ELEMENTS, "elements")
+        items = cursor.vector(_read_expression, _MAX_ELEMENTS, "elements")
     else:
         items = cursor.indices(_MAX_ELEMENTS, "elements")
-    return Element(mode, items, element_type, table, offset)
+    return ElementSegment(mode, items, element_type, table, offset)
 
 
-def _read_element_type(cursor: Cursor, *, has_expressions: bool) -> str:
-    if has_expressions:
-        return read_reference_type(cursor, "element type")
-    if cursor.byte():
-        raise cursor.fail("malformed element kind", cursor.offset - 1)
-    return "funcref"
-
-
-def _write_element(element: Element) -> bytes:
+def _write_element(element: ElementSegment) -> bytes:
     plain = element.type == "funcref"
     by_expression = not plain or any(not isinstance(item, int) for item in element.items)
     flags = _HAS_EXPRESSIONS if by_expression else 0
@@ -221,7 +198,7 @@ def _write_element(element: Element) -> bytes:
         if element.table or not plain:
             flags |= _HAS_INDEX
             head = unsigned(element.table)
-        head += write_expression(element.offset)
+        head += _write_expression(element.offset)
     else:
         flags |= _NOT_ACTIVE | (_HAS_INDEX if element.mode == DECLARATIVE else 0)
     if flags & (_NOT_ACTIVE | _HAS_INDEX):
@@ -231,66 +208,37 @@ def _write_element(element: Element) -> bytes:
 
 def _write_item(item: int | Expression, *, by_expression: bool) -> bytes:
     if not isinstance(item, int):
-        return write_expression(item)
-    return write_expression((("ref.func", item),)) if by_expression else unsigned(item)
+        return _write_expression(item)
+    return _write_expression((("ref.func", item),)) if by_expression else unsigned(item)
 
 
-def read_elements(cursor: Cursor) -> tuple[Element, ...]:
-    """Read the element section.
-
-    Source: Wasm core 2.0, 5.5.12.
-    """
-    return read_vector(cursor, _read_element, _MAX_SEGMENTS, "element segments")
-
-
-def write_elements(elements: tuple[Element, ...]) -> bytes:
-    """Encode the element section, each segment in its shortest form."""
-    return vector([_write_element(element) for element in elements])
-
-
-def _read_data(cursor: Cursor) -> Data:
+def _read_data(cursor: Cursor) -> DataSegment:
     start = cursor.offset
     flags = cursor.unsigned()
     if flags > _HAS_INDEX:
         raise cursor.fail("malformed data segment", start)
     if flags == _NOT_ACTIVE:
-        return Data(PASSIVE, cursor.take(cursor.unsigned()))
+        return DataSegment(PASSIVE, cursor.take(cursor.unsigned()))
     memory = cursor.unsigned() if flags else 0
-    offset = read_expression(cursor)
-    return Data(ACTIVE, cursor.take(cursor.unsigned()), memory, offset)
+    offset = _read_expression(cursor)
+    return DataSegment(ACTIVE, cursor.take(cursor.unsigned()), memory, offset)
 
 
-def _write_data(segment: Data) -> bytes:
+def _write_data(segment: DataSegment) -> bytes:
     if segment.mode == PASSIVE:
         return bytes([_NOT_ACTIVE]) + sized(segment.data)
     where = bytes([_HAS_INDEX]) + unsigned(segment.memory) if segment.memory else b"\0"
-    return where + write_expression(segment.offset) + sized(segment.data)
+    return where + _write_expression(segment.offset) + sized(segment.data)
 
 
-def read_data(cursor: Cursor) -> tuple[Data, ...]:
-    """Read the data section.
-
-    Source: Wasm core 2.0, 5.5.14.
-    """
-    return read_vector(cursor, _read_data, _MAX_SEGMENTS, "data segments")
-
-
-def write_data(segments: tuple[Data, ...]) -> bytes:
-    """Encode the data section, each segment in its shortest form."""
-    return vector([_write_data(segment) for segment in segments])
-
-
-def _read_body(cursor: Cursor) -> Body:
+def _read_body(cursor: Cursor) -> CodeEntry:
     size_bytes = cursor.unsigned()
     at = cursor.offset
-    return Body(cursor.take(size_bytes), cursor.base + at)
+    return CodeEntry(cursor.take(size_bytes), cursor.base + at)
 
 
-def read_bodies(cursor: Cursor) -> tuple[Body, ...]:
-    """Read the code section; the bodies stay as they are."""
-    return read_vector(cursor, _read_body, MAX_FUNCTIONS, "function bodies")
-
-
-def write_bodies(bodies: tuple[Body, ...]) -> bytes:
-    """Encode the code section; the bodies go as they are."""
-    return vector([sized(body.raw) for body in bodies])
+GLOBALS: Final = vector_format(read_global, _write_global, MAX_GLOBALS, "globals")
+ELEMENTS: Final = vector_format(_read_element, _write_element, _MAX_SEGMENTS, "element segments")
+DATA: Final = vector_format(_read_data, _write_data, _MAX_SEGMENTS, "data segments")
+BODIES: Final = vector_format(_read_body, lambda body: sized(body.raw), MAX_FUNCTIONS, "function bodies")
+"""Bodies are neither decoded nor encoded: they keep their bytes."""

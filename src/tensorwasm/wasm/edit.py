@@ -1,4 +1,4 @@
-"""Edits: each takes a module and gives another, in which every index that existed still means the same."""
+"""Edits: each takes a module and returns another, in which every index that existed still means the same."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from tensorwasm.wasm.declarations import Export
-from tensorwasm.wasm.definitions import DECLARATIVE, PASSIVE, Body, Data, Element, Expression, Global
+from tensorwasm.wasm.definitions import PASSIVE, CodeEntry, DataSegment, Global
 from tensorwasm.wasm.instructions import Instruction
 from tensorwasm.wasm.module import Module
 from tensorwasm.wasm.types import FuncType
 
-_T = TypeVar("_T")
-
 _DATA_DROP: Final = "data.drop"
 _ELEM_DROP: Final = "elem.drop"
-# 0xFC 9 and 0xFC 13, their numbers padded or not: a body without either drops nothing.
+# 0xFC 9 and 0xFC 13, their numbers padded or not: a body that matches neither drops nothing.
 _MAY_DROP: Final = re.compile(rb"\xfc(?:[\x09\x0d]|[\x89\x8d]\x80{0,3}\x00)")
 
 
@@ -32,7 +30,7 @@ def free_prefix(module: Module, stem: str) -> str:
 
 
 def add_exports(module: Module, exports: Iterable[Export]) -> Module:
-    """Export more.
+    """Append exports.
 
     Raises:
         ValueError: two exports would have one name.
@@ -49,10 +47,10 @@ def add_globals(module: Module, added: Collection[Global]) -> tuple[Module, rang
     return replace(module, globals=(*module.globals, *added)), range(first, first + len(added))
 
 
-def add_functions(module: Module, added: Collection[tuple[FuncType, Body]]) -> tuple[Module, range]:
+def add_functions(module: Module, added: Collection[tuple[FuncType, CodeEntry]]) -> tuple[Module, range]:
     """Append functions, and the signatures that the module lacks; return the functions' indices too.
 
-    They may name data segments: a module without a data count gets one.
+    The functions may name data segments: a module without a data count gets one.
     """
     first = len(module.imported("func")) + len(module.functions)
     types = list(module.types)
@@ -67,96 +65,35 @@ def add_functions(module: Module, added: Collection[tuple[FuncType, Body]]) -> t
     return edited, range(first, first + len(added))
 
 
-def replace_initialisers(module: Module, initialisers: Mapping[int, Expression]) -> Module:
-    """Give globals other first values.
-
-    Args:
-        module: to be edited.
-        initialisers: by index of the global, imported ones counted.
-
-    Raises:
-        ValueError: a global is imported, or there is none of that index.
-    """
-    return replace(module, globals=_change(module, "global", module.globals, "init", initialisers))
-
-
 def set_memory_minimum(module: Module, minimum_pages: Mapping[int, int]) -> Module:
-    """Give memories another size at the start.
-
-    Args:
-        module: to be edited.
-        minimum_pages: pages of 64 KiB, by index of the memory, imported ones counted.
+    """Change the size of memories at the start: pages of 64 KiB, by index of the memory, imported ones counted.
 
     Raises:
-        ValueError: a memory is imported, or there is none of that index.
+        ValueError: a memory is imported, or does not exist.
     """
-    return replace(module, memories=_change(module, "memory", module.memories, "minimum", minimum_pages))
-
-
-def set_table_minimum(module: Module, minimum: Mapping[int, int]) -> Module:
-    """Give tables another length at the start.
-
-    Args:
-        module: to be edited.
-        minimum: elements, by index of the table, imported ones counted.
-
-    Raises:
-        ValueError: a table is imported, or there is none of that index.
-    """
-    return replace(module, tables=_change(module, "table", module.tables, "minimum", minimum))
-
-
-def _change(
-    module: Module, kind: str, items: tuple[_T, ...], attribute: str, values: Mapping[int, object]
-) -> tuple[_T, ...]:
-    first = len(module.imported(kind))
-    if any(not first <= index < first + len(items) for index in values):
-        raise ValueError(f"no {kind} of that index is defined here")
-    dynamic: tuple[Any, ...] = items
-    return tuple(
-        replace(item, **{attribute: values[index]}) if index in values else item
-        for index, item in enumerate(dynamic, first)
-    )
+    memories = dict(enumerate(module.memories, len(module.imported("memory"))))
+    if not minimum_pages.keys() <= memories.keys():
+        raise ValueError("no memory of that index is defined here")
+    memories |= {index: replace(memories[index], minimum=pages) for index, pages in minimum_pages.items()}
+    return replace(module, memories=tuple(memories.values()))
 
 
 def remove_start(module: Module) -> Module:
-    """Let instantiating run nothing."""
+    """Remove the start function: instantiating then runs no code."""
     return replace(module, start=None)
 
 
 def drop_data(module: Module, indices: Collection[int]) -> Module:
-    """Make data segments what they are once they were copied or dropped: passive and empty.
+    """Make data segments passive and empty, as they are after they were copied or dropped.
 
     Source: Wasm core 2.0, 4.5.4: instantiating drops every active segment, and a dropped one has no bytes.
     """
-    return replace(
-        module, data=tuple(Data(PASSIVE) if index in indices else item for index, item in enumerate(module.data))
-    )
-
-
-def drop_elements(module: Module, indices: Collection[int]) -> Module:
-    """Make element segments what they are once they were copied or dropped: without elements.
-
-    They become declarative, so that the functions in them stay declared for ``ref.func``.
-
-    Source: Wasm core 2.0, 4.5.4: instantiating drops every active and every declarative segment.
-    """
-    return replace(
-        module,
-        elements=tuple(
-            Element(DECLARATIVE, item.items, item.type) if index in indices else item
-            for index, item in enumerate(module.elements)
-        ),
-    )
-
-
-def declare_functions(module: Module, functions: Collection[int]) -> Module:
-    """Allow ``ref.func`` of functions, by a declarative segment behind the others."""
-    return replace(module, elements=(*module.elements, Element(DECLARATIVE, tuple(functions))))
+    data = (DataSegment(PASSIVE) if index in indices else item for index, item in enumerate(module.data))
+    return replace(module, data=tuple(data))
 
 
 def suspect_bytes(module: Module) -> int:
-    """Return the size of all bodies that may hold a drop: those that `find_drops` and `mark_drops` have to decode."""
+    """Return the size of all bodies that may hold a drop: `find_drops` and `mark_drops` have to decode these."""
     return sum(len(body.raw) for body in module.bodies if _MAY_DROP.search(body.raw))
 
 
@@ -176,12 +113,9 @@ def find_drops(module: Module) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def mark_drops(module: Module, data: Mapping[int, int], elements: Mapping[int, int]) -> Module:
-    """Let code set a global to 1 after it drops a segment.
+    """Make code set a global to 1 after it drops a segment.
 
-    Args:
-        module: to be edited.
-        data: by index of the data segment, the index of a mutable global of type ``i32``.
-        elements: the same for element segments.
+    ``data`` and ``elements`` map the index of a segment to the index of a mutable global of type ``i32``.
 
     Raises:
         InvalidWasm: a body that may hold a drop is malformed.
@@ -195,19 +129,19 @@ def mark_drops(module: Module, data: Mapping[int, int], elements: Mapping[int, i
     return replace(module, bodies=bodies)
 
 
-def _mark(body: Body, marks: Mapping[Instruction, tuple[Instruction, ...]]) -> Body:
+def _mark(body: CodeEntry, marks: Mapping[Instruction, tuple[Instruction, ...]]) -> CodeEntry:
     instructions = body.instructions()
     if marks.keys().isdisjoint(instructions):
         return body
     marked = [part for instruction in instructions for part in marks.get(instruction, (instruction,))]
-    return Body.build(body.local_runs(), marked)
+    return CodeEntry.build(body.local_runs(), marked)
 
 
 def find_escaping(module: Module) -> list[int]:
     """Return the functions that a table or a global can come to hold, ascending.
 
-    A function is reached by reference only if the module names it outside of its code: ``ref.func`` is valid for no
-    other. So this needs no look at the code, and holds for a module that an engine accepted.
+    Code can refer only to functions that the module also names outside of it (otherwise ``ref.func`` is invalid), so
+    the code need not be read. The module must be valid.
 
     Source: Wasm core 2.0, 3.4.1 and 3.4.10: the set of references declared.
     """

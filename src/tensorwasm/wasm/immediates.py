@@ -1,6 +1,7 @@
 """Kinds of immediates: for each how it is read, how it is written, and the bytes that it can have.
 
-The pattern of a kind matches whatever its reader accepts, to the same end; it may match more, never another length.
+The pattern of a kind matches everything that its reader accepts, to the same end; it may match more bytes than valid
+ones, but never another length of these.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.binary import Cursor, signed, unsigned, vector
 from tensorwasm.wasm.types import (
     HEAP_TYPES,
     NON_NULL,
@@ -22,7 +23,6 @@ from tensorwasm.wasm.types import (
     read_value_types,
     write_value_types,
 )
-from tensorwasm.wasm.writing import signed, unsigned, vector
 
 _EMPTY_BLOCK: Final = 0x40
 _HAS_MEMORY: Final = 0x40
@@ -34,14 +34,14 @@ _TYPED: Final = rb"[\x%02x\x%02x]" % (NULLABLE, NON_NULL)
 _VALUE_TYPE: Final = rb"(?:%b%b|.)" % (_TYPED, _LEB32)
 _CATCH: Final = rb"(?:[\x00\x01]%b%b|[\x02\x03]%b)" % (_LEB32, _LEB32, _LEB32)
 _COUNTED: Final = 0x80
-"""Longer vectors than a pattern can count are read one by one."""
+"""Patterns match shorter vectors; longer ones go through the reader."""
 
 MemArg = tuple[int, int, int]
 """Alignment as a power of two, offset in bytes, index of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Immediate:
+class ImmediateFormat:
     """How one kind of immediate is read and written, and the pattern of its bytes."""
 
     read: Callable[[Cursor], Any]
@@ -125,7 +125,7 @@ def _write_catches(catches: tuple[Catch, ...]) -> bytes:
 
 
 def _counted(item: bytes, more: int) -> bytes:
-    """Match a vector of few items, its length padded or not, and some items more."""
+    """Return the pattern of a short vector, its length padded or not, and ``more`` items behind it."""
     lengths = range(_COUNTED)
     return b"(?:%b)" % b"|".join(
         [b"\\x%02x(?:%b){%d}" % (length, item, length + more) for length in lengths]
@@ -133,13 +133,9 @@ def _counted(item: bytes, more: int) -> bytes:
     )
 
 
-def _float(code: str, size_bytes: int) -> Immediate:
+def _float(code: str, size_bytes: int) -> ImmediateFormat:
     layout = struct.Struct(code)
-    return Immediate(lambda cursor: layout.unpack(cursor.take(size_bytes))[0], layout.pack, b".{%d}" % size_bytes)
-
-
-def _read_bytes16(cursor: Cursor) -> bytes:
-    return cursor.take(16)
+    return ImmediateFormat(lambda cursor: layout.unpack(cursor.take(size_bytes))[0], layout.pack, b".{%d}" % size_bytes)
 
 
 def _write_bytes16(value: bytes) -> bytes:
@@ -148,13 +144,13 @@ def _write_bytes16(value: bytes) -> bytes:
     return value
 
 
-def _integer(bits: int, pattern: bytes) -> Immediate:
+def _integer(bits: int, pattern: bytes) -> ImmediateFormat:
     def write(value: int) -> bytes:
         if not -1 << (bits - 1) <= value < 1 << (bits - 1):
             raise ValueError(f"{value} is not a signed number of {bits} bits")
         return signed(value)
 
-    return Immediate(lambda cursor: cursor.signed(bits), write, pattern)
+    return ImmediateFormat(lambda cursor: cursor.signed(bits), write, pattern)
 
 
 def _write_reference(name: str) -> bytes:
@@ -163,24 +159,24 @@ def _write_reference(name: str) -> bytes:
     return VALUE_CODES[name]
 
 
-IMMEDIATES: Final[dict[str, Immediate]] = {
-    "index": Immediate(Cursor.unsigned, unsigned, _LEB32),
+IMMEDIATES: Final[dict[str, ImmediateFormat]] = {
+    "index": ImmediateFormat(Cursor.unsigned, unsigned, _LEB32),
     "i32": _integer(32, _LEB32),
     "i64": _integer(64, _LEB64),
     "f32": _float("<I", 4),
     "f64": _float("<Q", 8),
-    "bytes16": Immediate(_read_bytes16, _write_bytes16, b".{16}"),
-    "lane": Immediate(Cursor.byte, lambda lane: bytes([lane]), b"."),
-    "memarg": Immediate(
+    "bytes16": ImmediateFormat(lambda cursor: cursor.take(16), _write_bytes16, b".{16}"),
+    "lane": ImmediateFormat(Cursor.byte, lambda lane: bytes([lane]), b"."),
+    "memarg": ImmediateFormat(
         _read_memarg,
         _write_memarg,
         b"(?:%b|%b%b)%b" % (_ALIGN, _ALIGN_AND_MEMORY, _LEB32, _LEB64),
     ),
-    "block": Immediate(_read_block, _write_block, rb"(?:%b%b|%b)" % (_TYPED, _LEB32, _LEB32)),
-    "catches": Immediate(_read_catches, _write_catches, _counted(_CATCH, 0)),
-    "labels": Immediate(_read_labels, _write_labels, _counted(_LEB32, 1)),
-    "types": Immediate(read_value_types, write_value_types, _counted(_VALUE_TYPE, 0)),
-    "reference": Immediate(read_heap_type, _write_reference, _LEB32),
+    "block": ImmediateFormat(_read_block, _write_block, rb"(?:%b%b|%b)" % (_TYPED, _LEB32, _LEB32)),
+    "catches": ImmediateFormat(_read_catches, _write_catches, _counted(_CATCH, 0)),
+    "labels": ImmediateFormat(_read_labels, _write_labels, _counted(_LEB32, 1)),
+    "types": ImmediateFormat(read_value_types, write_value_types, _counted(_VALUE_TYPE, 0)),
+    "reference": ImmediateFormat(read_heap_type, _write_reference, _LEB32),
 }
 """By kind. Their values are: ``index``, ``i32``, ``i64``: a number; ``f32``, ``f64``: the number's bits; ``bytes16``:
 16 bytes; ``lane``: a number; ``memarg``: a `MemArg`; ``block``: the name of a value type, the index of a type, or

@@ -1,8 +1,10 @@
 """Instruction streams: bytes to tuples and back.
 
 An instruction is a tuple: its name, then one value for each immediate. Most of a stream is cut into instructions by one
-regular expression and translated by a dictionary of what was seen before, both at the speed of C. What neither knows,
-`read` takes apart: it is the one definition of the format, and the one that says what is wrong and where.
+regular expression and translated by a dictionary of what was seen before, both at the speed of C. The rest goes through
+`read`: it is the only definition of the format, and reports what is wrong and where.
+
+Source: Wasm core 2.0, 5.4.
 """
 
 from __future__ import annotations
@@ -11,19 +13,21 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tensorwasm.errors import InvalidWasm
-from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.binary import Cursor, unsigned
 from tensorwasm.wasm.immediates import IMMEDIATES
 from tensorwasm.wasm.opcodes import BY_NAME, OPCODES, PREFIXES, Opcode
-from tensorwasm.wasm.proposals import of_opcode, refuse
-from tensorwasm.wasm.writing import unsigned
+from tensorwasm.wasm.proposals import OPCODES as PROPOSALS
+from tensorwasm.wasm.proposals import refuse
 
 Instruction = tuple[Any, ...]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _CHUNK_BYTES: Final = 1 << 14
-"""What the expression cannot match swallows the rest of its chunk: the smaller, the less is cut twice."""
+"""What the expression cannot match takes the rest of its chunk with it: the smaller a chunk, the less is cut twice."""
 _OFTEN_FIRST: Final = (("index",), (), ("i32",), ("memarg",), ("block",))
 _REMEMBERED: Final = 1 << 15
 _LONGEST_REMEMBERED: Final = 32  # bytes; longer than any but br_table and select with types
@@ -39,9 +43,7 @@ def read(cursor: Cursor) -> Instruction:
 
     Raises:
         InvalidWasm: there is no such instruction, or it is cut off.
-        UnsupportedProposal: it is of a proposal that is off.
-
-    Source: Wasm core 2.0, 5.4.
+        UnsupportedProposal: it belongs to a proposal that is off.
     """
     start = cursor.offset
     prefix, code = 0, cursor.byte()
@@ -49,7 +51,7 @@ def read(cursor: Cursor) -> Instruction:
         prefix, code = code, cursor.unsigned()
     form = _READERS.get((prefix, code))
     if form is None:
-        proposal = of_opcode(prefix, code)
+        proposal = PROPOSALS.get((prefix, code))
         if proposal is not None:
             raise refuse(proposal, cursor.base + start)
         raise cursor.fail(f"unknown instruction {f'{prefix:#04x} ' if prefix else ''}{code:#04x}", start)
@@ -61,7 +63,7 @@ def write(instruction: Instruction) -> bytes:
     """Encode one instruction.
 
     Raises:
-        KeyError: there is none of that name, or no such type.
+        KeyError: there is no such instruction or type.
         ValueError: an immediate is missing, too many, or not of its kind.
     """
     name, *values = instruction
@@ -72,31 +74,35 @@ def write(instruction: Instruction) -> bytes:
     )
 
 
-class _Readings(dict[bytes, Instruction]):
+class _Cache(dict[_Key, _Value]):
+    """A bounded dictionary, emptied when it is full: a look-up stays one call in C."""
+
+    def keep(self, key: _Key, value: _Value, size_bytes: int) -> _Value:
+        """Add a pair unless the instruction is long; return its value."""
+        if size_bytes <= _LONGEST_REMEMBERED:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[key] = value
+        return value
+
+
+class _Decoded(_Cache[bytes, Instruction]):
     def __missing__(self, token: bytes) -> Instruction:
         cursor = Cursor(token, 0, len(token))
         instruction = read(cursor)
         if not cursor.done():
             raise cursor.fail("more than one instruction")
-        if len(token) <= _LONGEST_REMEMBERED:
-            if len(self) >= _REMEMBERED:
-                self.clear()
-            self[token] = instruction
-        return instruction
+        return self.keep(token, instruction, len(token))
 
 
-class _Writings(dict[Instruction, bytes]):
+class _Encoded(_Cache[Instruction, bytes]):
     def __missing__(self, instruction: Instruction) -> bytes:
         encoded = write(instruction)
-        if len(encoded) <= _LONGEST_REMEMBERED:
-            if len(self) >= _REMEMBERED:
-                self.clear()
-            self[instruction] = encoded
-        return encoded
+        return self.keep(instruction, encoded, len(encoded))
 
 
-_readings: Final = _Readings()
-_writings: Final = _Writings()
+_decoded: Final = _Decoded()
+_encoded: Final = _Encoded()
 
 
 def _charset(codes: Iterable[int]) -> bytes:
@@ -130,7 +136,7 @@ def _alternatives(opcodes: Iterable[Opcode]) -> bytes:
 
 @cache
 def _cutter() -> Callable[[bytes, int, int], list[bytes]]:
-    """Return what cuts bytes into instructions, the last piece being all that does not match; made when first asked."""
+    """Return a function that cuts bytes into instructions; the last piece is everything that does not match."""
     forms = [_alternatives(opcode for opcode in OPCODES if not opcode.prefix)]
     for prefix in PREFIXES:
         rest = _alternatives(opcode for opcode in OPCODES if opcode.prefix == prefix)
@@ -143,8 +149,6 @@ def decode_stream(cursor: Cursor) -> list[Instruction]:
 
     Raises:
         InvalidWasm: there is no such instruction, or the last is cut off.
-
-    Source: Wasm core 2.0, 5.4.
     """
     instructions: list[Instruction] = []
     cut = _cutter()
@@ -153,20 +157,15 @@ def decode_stream(cursor: Cursor) -> list[Instruction]:
         tokens = cut(cursor.data, start, stop)
         last = tokens.pop()
         try:
-            instructions += map(_readings.__getitem__, tokens)
+            instructions += map(_decoded.__getitem__, tokens)
         except InvalidWasm:
-            while True:  # one by one, until it is found where that was
+            while True:  # one by one, up to the fault, for its offset
                 read(cursor)
-        cursor.offset = stop if last in _readings else stop - len(last)
-        instructions.append(_readings[last] if last in _readings else read(cursor))
+        cursor.offset = stop if last in _decoded else stop - len(last)
+        instructions.append(_decoded[last] if last in _decoded else read(cursor))
     return instructions
 
 
 def encode_stream(instructions: Iterable[Instruction]) -> bytes:
-    """Encode instructions one after the other.
-
-    Raises:
-        KeyError: there is none of that name, or no such type.
-        ValueError: an immediate is missing, too many, or not of its kind.
-    """
-    return b"".join(map(_writings.__getitem__, instructions))
+    """Encode instructions one after the other; errors are those of `write`."""
+    return b"".join(map(_encoded.__getitem__, instructions))

@@ -1,10 +1,10 @@
 """Source lines of a module's code, from the DWARF line tables that compilers leave in custom sections.
 
-Addresses in them count from the start of the code section's contents. What is read is the guest's own claim about
-itself: the reader is bounded in bytes and time, makes one pass, keeps nothing of it, and takes file names as text.
+Addresses in them count from the start of the code section's contents. The tables are untrusted input: the reader is
+bounded in bytes and time, makes one pass, stores nothing, and treats file names as plain text.
 
-A reader of its own, because general ones trust their input: pyelftools 0.33 counts to 2**63 on a header of 37 bytes
-that announces so many directories without a format, and reads not one byte meanwhile, so nothing can end it.
+General readers trust their input: pyelftools 0.33 counts to 2**63 on a header of 37 bytes that announces that many
+directories without a format; it reads no byte on the way, so nothing ends it.
 
 Source: WebAssembly tool conventions, Dwarf.md; DWARF 5, 6.2; DWARF 4, 6.2.
 """
@@ -17,39 +17,31 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tensorwasm.values import MIB
-from tensorwasm.wasm import frame
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.frame import frames
+from tensorwasm.wasm import sections
+from tensorwasm.wasm.binary import Cursor
 from tensorwasm.watch import Watch
 
 MAX_SECTION_BYTES: Final = 8 * MIB
-"""Longest line table, and longest table of its strings, that is read."""
+"""Largest line table, and largest table of its strings, that is read."""
 
 _MAX_FILES: Final = 8192
 _MAX_TEXT: Final = 256  # bytes; file tables may name one long string again and again
 _PATH, _DIRECTORY = 1, 2  # DW_LNCT_*
-_STRING, _LINE_STRP, _UDATA, _DATA16 = 0x08, 0x1F, 0x0F, 0x1E  # DW_FORM_*
-_FIXED: Final = {0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8}
+_FIXED_FORMS: Final = {0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8, 0x1E: 16}  # DW_FORM_data*: sizes in bytes
 _NUMBER_MASK: Final = (1 << 32) - 1
 _REMOVED: Final = frozenset({0, _NUMBER_MASK - 1, _NUMBER_MASK})
-"""Addresses of functions that the linker has left out."""
+"""Addresses of functions that the linker has removed."""
 
 
 class SourceLine(NamedTuple):
-    """A place in a guest's source: its file, as the compiler wrote it, and the line, from 1."""
+    """A line of a guest's source: its file, as the compiler wrote it, and its number, from 1."""
 
     file: str
     line: int
 
 
 class LineSections(NamedTuple):
-    """What lines are read from.
-
-    Attributes:
-        code_offset: byte of the module where the code section's contents start.
-        lines: contents of ``.debug_line``.
-        strings: contents of ``.debug_line_str``, empty without one.
-    """
+    """The offset of the code section's contents, and the contents of ``.debug_line`` and ``.debug_line_str``."""
 
     code_offset: int
     lines: bytes
@@ -57,62 +49,60 @@ class LineSections(NamedTuple):
 
 
 def find_sections(wasm: bytes) -> LineSections | None:
-    """Return the sections that lines are read from; None without them, or where they are too long.
+    """Return the sections that lines are read from; None without them, or if they are too large.
 
     Raises:
-        InvalidWasm: the bytes break the binary format where this looks.
+        InvalidWasm: the bytes break the binary format.
     """
     code_offset, found = 0, {".debug_line": b"", ".debug_line_str": b""}
-    for section, _, cursor in frames(wasm):
-        if section == frame.CODE:
+    for section, _, cursor in sections.read_sections(wasm):
+        if section == sections.CODE:
             code_offset = cursor.offset
-        elif section == frame.CUSTOM:
-            name = cursor.name()
-            if name in found:
-                if cursor.end - cursor.offset > MAX_SECTION_BYTES:
-                    return None
-                found[name] = cursor.take(cursor.end - cursor.offset)
+        if section == sections.CUSTOM and (name := cursor.name()) in found:
+            size = cursor.end - cursor.offset
+            if size > MAX_SECTION_BYTES:
+                return None
+            found[name] = cursor.take(size)
     if not code_offset or not found[".debug_line"]:
         return None
     return LineSections(code_offset, found[".debug_line"], found[".debug_line_str"])
 
 
-def find_lines(sections: LineSections, offsets: Sequence[int], watch: Watch) -> dict[int, SourceLine]:
-    """Return the source lines of some instructions, as far as the table knows them.
+def find_lines(table: LineSections, offsets: Sequence[int], watch: Watch) -> dict[int, SourceLine]:
+    """Return the source lines of instructions, by their offset in the module, as far as the table has them.
 
     Args:
-        sections: from `find_sections`.
-        offsets: bytes of the module where the instructions are.
-        watch: ends it.
+        table: from `find_sections`.
+        offsets: of the instructions, in bytes.
+        watch: ends the work.
 
     Raises:
-        InvalidWasm: the table is malformed, or of a kind that is not read here.
+        InvalidWasm: the table is malformed, or of a kind that is not supported.
         InvokeTimeout: the watch's deadline has passed.
     """
-    wanted = sorted({offset - sections.code_offset for offset in offsets})
+    wanted = sorted({offset - table.code_offset for offset in offsets})
     found: dict[int, SourceLine] = {}
-    cursor = Cursor(sections.lines, 0, len(sections.lines))
+    cursor = Cursor(table.lines, 0, len(table.lines))
     while not cursor.done() and len(found) < len(wanted):
         watch.look()
         unit = _read_unit(cursor)
-        header = _read_header(unit, sections.strings, watch)
+        header = _read_header(unit, table.strings, watch)
         for start, end, file, line in _ranges(unit, header, watch):
             for address in wanted[bisect_left(wanted, start) : bisect_left(wanted, end)]:
                 found.setdefault(address, SourceLine(header.name(file), line))
-    return {address + sections.code_offset: line for address, line in found.items()}
+    return {address + table.code_offset: line for address, line in found.items()}
 
 
 @dataclass(slots=True)
 class _Header:
-    """What a unit's line program is run with.
+    """The parameters of a unit's line program.
 
     Attributes:
         least_length: bytes of the shortest instruction.
-        line_base: least that a special opcode adds to the line.
-        line_range: how many different lines one can add.
-        lengths: how many numbers follow each standard opcode, from opcode 1.
-        directories: by index.
-        files: name and directory of each, by index.
+        line_base: smallest value that a special opcode adds to the line.
+        line_range: number of different values that one can add.
+        lengths: number of operands of each standard opcode, from opcode 1.
+        files: name and index of the directory.
     """
 
     least_length: int
@@ -123,7 +113,7 @@ class _Header:
     files: list[tuple[str, int]]
 
     def name(self, file: int) -> str:
-        """Return a file's name behind its directory, unless that is the one where the compiler ran."""
+        """Return a file's name with its directory, unless that is the one in which the compiler ran."""
         if file >= len(self.files):
             return "?"
         name, directory = self.files[file]
@@ -146,15 +136,15 @@ def _text(cursor: Cursor) -> str:
 
 
 def _read_unit(cursor: Cursor) -> Cursor:
-    """Return a cursor over the next unit; the given one goes behind it."""
+    """Return a cursor over the next unit, and move the given one behind it."""
     size = _number(cursor, 4)
     start = cursor.offset
-    cursor.take(size)  # the 64-bit format has 0xffffffff there, which no section is as long as
+    cursor.take(size)  # no section is as long as 0xffffffff, which marks the 64-bit format
     return Cursor(cursor.data, start, start + size)
 
 
 def _read_header(unit: Cursor, strings: bytes, watch: Watch) -> _Header:
-    """Read a unit's header; its cursor goes to the program."""
+    """Read a unit's header, and move its cursor to the program."""
     version = _number(unit, 2)
     if not 2 <= version <= 5:
         raise unit.fail(f"a line table of version {version}")
@@ -194,9 +184,7 @@ def _read_names(unit: Cursor, watch: Watch) -> Iterator[str]:
 
 def _read_old_files(unit: Cursor, watch: Watch) -> Iterator[tuple[str, int]]:
     for name in _read_names(unit, watch):
-        directory = unit.unsigned(64)
-        unit.unsigned(64)
-        unit.unsigned(64)
+        directory, _, _ = (unit.unsigned(64) for _ in range(3))
         yield name, directory
 
 
@@ -219,63 +207,55 @@ def _read_entries(unit: Cursor, strings: bytes, watch: Watch) -> Iterator[tuple[
 
 
 def _read_form(unit: Cursor, form: int, strings: bytes) -> str | int:
-    if form == _STRING:
-        return _text(unit)
-    if form == _LINE_STRP:
-        return _text(Cursor(strings, _number(unit, 4), len(strings)))
-    if form == _UDATA:
-        return unit.unsigned(64)
-    if form == _DATA16:
-        return _number(unit, 16)
-    if form in _FIXED:
-        return _number(unit, _FIXED[form])
+    match form:
+        case 0x08:  # DW_FORM_string
+            return _text(unit)
+        case 0x1F:  # DW_FORM_line_strp
+            return _text(Cursor(strings, _number(unit, 4), len(strings)))
+        case 0x0F:  # DW_FORM_udata
+            return unit.unsigned(64)
+        case _ if form in _FIXED_FORMS:
+            return _number(unit, _FIXED_FORMS[form])
     raise unit.fail(f"a file in form {form:#x}")
 
 
+@dataclass(slots=True)
 class _Machine:
-    """The registers of a line program.
+    """The registers of a line program, and whether the linker has removed the function of the current sequence."""
 
-    Attributes:
-        address: of an instruction.
-        file: index of its file.
-        line: its line.
-        ends: the sequence of rows ends here.
-        dead: the sequence is of a function that the linker has left out.
-    """
-
-    __slots__ = ("address", "dead", "ends", "file", "line")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a sequence."""
-        self.address, self.file, self.line, self.ends, self.dead = 0, 1, 1, False, True
+    address: int = 0
+    file: int = 1
+    line: int = 1
+    ends: bool = False
+    removed: bool = True
 
     def step(self, unit: Cursor, header: _Header) -> bool:
-        """Run one instruction; return whether there is a row now."""
+        """Run one instruction; return whether it completes a row."""
         opcode = unit.byte()
         if opcode > len(header.lengths):
             address, line = divmod(opcode - len(header.lengths) - 1, header.line_range)
             self._advance(address * header.least_length)
             self.line = (self.line + header.line_base + line) & _NUMBER_MASK
             return True
-        if opcode == 0:
-            return self._step_extended(unit)
-        if opcode == 2:
-            self._advance(unit.unsigned(64) * header.least_length)
-        elif opcode == 3:
-            self.line = (self.line + unit.signed(64)) & _NUMBER_MASK
-        elif opcode == 4:
-            self.file = unit.unsigned(64)
-        elif opcode == 8:
-            self._advance((254 - len(header.lengths)) // header.line_range * header.least_length)
-        elif opcode == 9:
-            self._advance(_number(unit, 2))
-        elif opcode != 1:
-            for _ in range(header.lengths[opcode - 1]):
-                unit.unsigned(64)
-        return opcode == 1
+        match opcode:
+            case 0:
+                return self._step_extended(unit)
+            case 1:  # DW_LNS_copy
+                return True
+            case 2:  # DW_LNS_advance_pc
+                self._advance(unit.unsigned(64) * header.least_length)
+            case 3:  # DW_LNS_advance_line
+                self.line = (self.line + unit.signed(64)) & _NUMBER_MASK
+            case 4:  # DW_LNS_set_file
+                self.file = unit.unsigned(64)
+            case 8:  # DW_LNS_const_add_pc
+                self._advance((254 - len(header.lengths)) // header.line_range * header.least_length)
+            case 9:  # DW_LNS_fixed_advance_pc
+                self._advance(_number(unit, 2))
+            case _:
+                for _ in range(header.lengths[opcode - 1]):
+                    unit.unsigned(64)
+        return False
 
     def _step_extended(self, unit: Cursor) -> bool:
         size = unit.unsigned(64)
@@ -285,7 +265,7 @@ class _Machine:
         opcode = unit.byte()
         if opcode == 2:
             self.address = _number(unit, end - unit.offset) & _NUMBER_MASK
-            self.dead = self.address in _REMOVED
+            self.removed = self.address in _REMOVED
         unit.offset = end
         self.ends = opcode == 1
         return self.ends
@@ -295,7 +275,7 @@ class _Machine:
 
 
 def _ranges(unit: Cursor, header: _Header, watch: Watch) -> Iterator[tuple[int, int, int, int]]:
-    """Yield where each row's code starts and ends, its file and its line."""
+    """Yield the start and end address of each row's code, its file and its line."""
     machine = _Machine()
     start, file, line, open_row = 0, 0, 0, False
     while not unit.done():
@@ -305,6 +285,6 @@ def _ranges(unit: Cursor, header: _Header, watch: Watch) -> Iterator[tuple[int, 
         if open_row and line and start < machine.address:
             yield start, machine.address, file, line
         start, file, line = machine.address, machine.file, machine.line
-        open_row = not machine.ends and not machine.dead
+        open_row = not machine.ends and not machine.removed
         if machine.ends:
-            machine.reset()
+            machine = _Machine()

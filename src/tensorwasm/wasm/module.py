@@ -1,4 +1,7 @@
-"""A whole module as values: decoded, edited by making another, encoded."""
+"""A whole module as values: decoded, edited by making another, encoded.
+
+Source: Wasm core 2.0, 5.5.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tensorwasm.wasm import declarations, definitions, frame
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.declarations import Export, Import
-from tensorwasm.wasm.definitions import Body, Data, Element, Global
-from tensorwasm.wasm.frame import HEADER, frames
+from tensorwasm.errors import InvalidWasm, UnsupportedProposal
+from tensorwasm.values import MIB
+from tensorwasm.wasm import declarations, definitions, sections
+from tensorwasm.wasm.binary import Cursor, name, sized, unsigned
+from tensorwasm.wasm.declarations import BinaryFormat, Export, Import
+from tensorwasm.wasm.definitions import CodeEntry, DataSegment, ElementSegment, Global
 from tensorwasm.wasm.types import FuncType, MemoryType, TableType
-from tensorwasm.wasm.writing import name, sized, unsigned
 
 _MAX_CUSTOMS: Final = 100_000
+MAX_SEARCHED_BYTES: Final = 4 * MIB
+"""Most code that `find_proposal` decodes: Python decodes some megabytes of it a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
-    """A custom section.
-
-    Attributes:
-        name: what it is.
-        data: what is behind the name.
-        after: number of the section that it follows, 0 for those before the first.
-    """
+class CustomSection:
+    """A custom section: its name, the bytes behind it, and the section that it follows, 0 before the first."""
 
     name: str
     data: bytes
@@ -33,8 +32,8 @@ class Custom:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """How a section was encoded, header included, for as long as its value is the very same object."""
+class EncodedSection:
+    """The bytes of a section, header included, valid for as long as its value is the very same object."""
 
     section: int
     value: object
@@ -43,24 +42,16 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module.
+    """A module; imports come before what it defines in each index space.
 
     Attributes:
-        types: signatures.
-        imports: in order.
         functions: for each function defined, the index of its type.
-        tables: the defined ones.
-        memories: the defined ones.
         tags: for each tag defined, the index of its signature.
-        globals: the defined ones.
-        exports: in order.
         start: index of the function that instantiating runs, or None.
-        elements: element segments.
-        data_count: what the data count section says, or None without one.
-        bodies: for each function defined, its body.
-        data: data segments.
+        data_count: value of the data count section, or None without one.
+        bodies: for each function defined.
         customs: custom sections, those at one place in their order.
-        kept: the encoded sections as they came, so that those nobody touched go out unchanged.
+        kept: the sections as they were read, so that unchanged ones are written with the same bytes.
     """
 
     types: tuple[FuncType, ...] = ()
@@ -72,90 +63,80 @@ class Module:
     globals: tuple[Global, ...] = ()
     exports: tuple[Export, ...] = ()
     start: int | None = None
-    elements: tuple[Element, ...] = ()
+    elements: tuple[ElementSegment, ...] = ()
     data_count: int | None = None
-    bodies: tuple[Body, ...] = ()
-    data: tuple[Data, ...] = ()
-    customs: tuple[Custom, ...] = ()
-    kept: tuple[Kept, ...] = field(default=(), compare=False, repr=False)
+    bodies: tuple[CodeEntry, ...] = ()
+    data: tuple[DataSegment, ...] = ()
+    customs: tuple[CustomSection, ...] = ()
+    kept: tuple[EncodedSection, ...] = field(default=(), compare=False, repr=False)
 
     def imported(self, kind: str) -> tuple[Import, ...]:
-        """Return the imports of a kind: they come first in its index space."""
+        """Return the imports of a kind."""
         return tuple(item for item in self.imports if item.kind == kind)
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    attribute: str
-    read: Callable[[Cursor], Any]
-    write: Callable[[Any], bytes]
-
-
+_NUMBER: Final = BinaryFormat(Cursor.unsigned, unsigned)
 _SECTIONS: Final = {
-    frame.TYPE: _Section("types", declarations.read_types, declarations.write_types),
-    frame.IMPORT: _Section("imports", declarations.read_imports, declarations.write_imports),
-    frame.FUNCTION: _Section("functions", declarations.read_functions, declarations.write_functions),
-    frame.TABLE: _Section("tables", declarations.read_tables, declarations.write_tables),
-    frame.MEMORY: _Section("memories", declarations.read_memories, declarations.write_memories),
-    frame.TAG: _Section("tags", declarations.read_tags, declarations.write_tags),
-    frame.GLOBAL: _Section("globals", definitions.read_globals, definitions.write_globals),
-    frame.EXPORT: _Section("exports", declarations.read_exports, declarations.write_exports),
-    frame.START: _Section("start", Cursor.unsigned, unsigned),
-    frame.ELEMENT: _Section("elements", definitions.read_elements, definitions.write_elements),
-    frame.DATA_COUNT: _Section("data_count", Cursor.unsigned, unsigned),
-    frame.CODE: _Section("bodies", definitions.read_bodies, definitions.write_bodies),
-    frame.DATA: _Section("data", definitions.read_data, definitions.write_data),
+    sections.TYPE: ("types", declarations.TYPES),
+    sections.IMPORT: ("imports", declarations.IMPORTS),
+    sections.FUNCTION: ("functions", declarations.FUNCTIONS),
+    sections.TABLE: ("tables", declarations.TABLES),
+    sections.MEMORY: ("memories", declarations.MEMORIES),
+    sections.TAG: ("tags", declarations.TAGS),
+    sections.GLOBAL: ("globals", definitions.GLOBALS),
+    sections.EXPORT: ("exports", declarations.EXPORTS),
+    sections.START: ("start", _NUMBER),
+    sections.ELEMENT: ("elements", definitions.ELEMENTS),
+    sections.DATA_COUNT: ("data_count", _NUMBER),
+    sections.CODE: ("bodies", definitions.BODIES),
+    sections.DATA: ("data", definitions.DATA),
 }
+"""The attribute of `Module` that holds a section, and the section's format."""
 
 
 def decode(wasm: bytes) -> Module:
-    """Read a module; function bodies are only cut out.
+    """Read a module; function bodies are not decoded.
 
-    This is no validator: what it gives may break rules that need types to be seen.
+    This is no validator: the result may break rules that depend on types.
 
     Args:
         wasm: a whole binary module. Its bytes are kept for as long as the module is.
 
     Raises:
         InvalidWasm: the bytes break the binary format; the message has the offset.
-
-    Source: Wasm core 2.0, 5.5.
     """
     values: dict[str, Any] = {}
-    customs: list[Custom] = []
-    kept: list[Kept] = []
+    customs: list[CustomSection] = []
+    kept: list[EncodedSection] = []
     after = 0
     view = memoryview(wasm)
-    for section, start, cursor in frames(wasm):
+    for section, start, cursor in sections.read_sections(wasm):
         if len(customs) > _MAX_CUSTOMS:
             raise cursor.fail(f"more than {_MAX_CUSTOMS} custom sections", start)
-        if section == frame.CUSTOM:
-            value = Custom(cursor.name(), cursor.take(cursor.end - cursor.offset), after)
+        if section == sections.CUSTOM:
+            value = CustomSection(cursor.name(), cursor.take(cursor.end - cursor.offset), after)
             customs.append(value)
         else:
-            value = values[_SECTIONS[section].attribute] = _SECTIONS[section].read(cursor)
+            attribute, form = _SECTIONS[section]
+            value = values[attribute] = form.read(cursor)
             after = section
         if not cursor.done():
             raise cursor.fail("section size mismatch")
-        kept.append(Kept(section, value, view[start : cursor.end]))
+        kept.append(EncodedSection(section, value, view[start : cursor.end]))
     module = Module(**values, customs=tuple(customs), kept=tuple(kept))
-    _check_lengths(module, Cursor(wasm, len(wasm), len(wasm)))
-    return module
-
-
-def _check_lengths(module: Module, end: Cursor) -> None:
-    """Compare the sections that must agree (Wasm core 2.0, 5.5.16)."""
+    end = Cursor(wasm, len(wasm), len(wasm))
     if len(module.functions) != len(module.bodies):
         raise end.fail("function and code section have inconsistent lengths")
     if module.data_count not in (None, len(module.data)):
         raise end.fail("data count and data section have inconsistent lengths")
+    return module
 
 
 def encode(module: Module) -> bytes:
     """Write a module.
 
-    A section whose value is the one that `decode` gave goes out as it came, and so does a body inside a section that
-    changed; everything else takes its shortest form.
+    A section that holds the value that `decode` returned keeps its bytes, and so does a body inside a changed section;
+    everything else is written in its shortest form.
 
     Raises:
         KeyError: there is no such instruction or type.
@@ -169,14 +150,33 @@ def encode(module: Module) -> bytes:
             return encoded
         return bytes([number]) + sized(write(value)) if value not in ((), None) else b""
 
-    parts: list[bytes | memoryview] = [HEADER]
-    for number in (frame.CUSTOM, *frame.ORDER):
+    parts: list[bytes | memoryview] = [sections.HEADER]
+    for number in (sections.CUSTOM, *sections.ORDER):
         if number in _SECTIONS:
-            form = _SECTIONS[number]
-            parts.append(section(number, getattr(module, form.attribute), form.write))
-        parts += [section(frame.CUSTOM, item, _write_custom) for item in module.customs if item.after == number]
+            attribute, form = _SECTIONS[number]
+            parts.append(section(number, getattr(module, attribute), form.write))
+        parts += [section(sections.CUSTOM, item, _write_custom) for item in module.customs if item.after == number]
     return b"".join(parts)
 
 
-def _write_custom(custom: Custom) -> bytes:
+def _write_custom(custom: CustomSection) -> bytes:
     return name(custom.name) + custom.data
+
+
+def find_proposal(wasm: bytes) -> UnsupportedProposal | None:
+    """Return the error for the first instruction that belongs to a proposal that is off, for a module so refused.
+
+    None if there is none in the first `MAX_SEARCHED_BYTES` of code, or if the code is malformed before it.
+    """
+    searched_bytes = 0
+    try:
+        for body in decode(wasm).bodies:
+            searched_bytes += len(body.raw)
+            if searched_bytes > MAX_SEARCHED_BYTES:
+                return None
+            body.instructions()
+    except UnsupportedProposal as found:
+        return found
+    except InvalidWasm:
+        return None
+    return None

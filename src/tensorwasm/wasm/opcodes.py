@@ -1,4 +1,4 @@
-"""The one table of instructions: code, name, and the kinds of what follows the code.
+"""The table of instructions: code, name, and the kinds of the immediates behind the code.
 
 Rows are runs: the first code, the kinds of immediates, and names by ascending code; ``-`` is a code without an
 instruction. Codes above 0xFF have the prefix 0xFC or 0xFD in their upper half.
@@ -152,8 +152,8 @@ class Opcode:
     Attributes:
         prefix: 0xFC or 0xFD, or 0 for a code of one byte.
         code: the byte, or the number after the prefix.
-        name: as the text format has it, but for ``select_t``, which is ``select`` with types.
-        immediates: their kinds in order, as `tensorwasm.wasm.immediates` knows them.
+        name: that of the text format, except ``select_t``, which is ``select`` with types.
+        immediates: their kinds in order, those of `tensorwasm.wasm.immediates`.
     """
 
     prefix: int

@@ -1,62 +1,36 @@
 """What a module declares before its code: types, imports, functions, tables, memories, tags, globals and exports.
 
-The scan costs microseconds, needs no engine and runs before any compiler sees the bytes, so a module that asks for too
-much is refused for nothing. It is not a validator: it reads what it needs exactly, checks the frame around the rest,
-and leaves the final word to the engine.
+The scan takes microseconds and needs no engine, so a module that asks for too much is refused before any compiler sees
+it. It is no validator: it reads the sections that it needs, checks the frame of the others, and leaves the rest to the
+engine.
+
+Source: Wasm core 2.0, 5.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.values import WASM_PAGE_BYTES
-from tensorwasm.wasm import declarations, frame
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.frame import HEADER, frames
+from tensorwasm.wasm import declarations, sections
+from tensorwasm.wasm.binary import Cursor
+from tensorwasm.wasm.declarations import Export, Import
 from tensorwasm.wasm.proposals import refuse
-from tensorwasm.wasm.types import FuncType, MemoryType, TableType
-
-__all__ = ["HEADER", "Export", "FuncType", "Import", "MemoryType", "Preamble", "TableType", "scan"]
-
+from tensorwasm.wasm.types import VALUE_TYPES, FuncType, MemoryType, TableType
 
 _EXCEPTIONS: Final = frozenset({"exnref", "nullexnref", "(ref exn)", "(ref noexn)"})
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
-    """One import. ``signature`` is None unless ``kind`` is ``func``."""
-
-    module: str
-    name: str
-    kind: str
-    signature: FuncType | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """One export. ``signature`` is None unless ``kind`` is ``func``."""
-
-    name: str
-    kind: str
-    signature: FuncType | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Preamble:
-    """Declarations of a module, imported ones included.
+    """Declarations of a module; in each attribute imported ones come first, and in counts they are included.
 
     Attributes:
-        imports: in order.
-        exports: in order.
-        tables: imported ones first.
-        memories: imported ones first.
-        global_types: of all globals, imported ones first.
-        value_types: that any signature names.
-        function_count: all functions, imported ones counted.
-        tag_count: all tags, imported ones counted.
-        has_start: instantiating runs a start function.
+        global_types: types of all globals.
+        value_types: all that signatures name.
+        has_start: whether instantiating runs a start function.
     """
 
     imports: tuple[Import, ...] = ()
@@ -71,12 +45,12 @@ class Preamble:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that all memories have at the start."""
+        """Size of all memories at the start."""
         return sum(memory.minimum for memory in self.memories) * WASM_PAGE_BYTES
 
     @property
     def has_exceptions(self) -> bool:
-        """Whether its guests can throw, or keep exceptions outside of functions: an engine has a heap for them."""
+        """Whether guests can throw, or keep exceptions outside of functions: an engine has a heap for them."""
         kept = {*self.global_types, *(table.element for table in self.tables)}
         return self.tag_count > 0 or not kept.isdisjoint(_EXCEPTIONS)
 
@@ -91,12 +65,70 @@ class _Scan:
     memories: list[MemoryType] = field(default_factory=list)
     global_types: list[str] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
-    has_start: bool = False
 
     def signature(self, cursor: Cursor, type_index: int) -> FuncType:
         if type_index >= len(self.types):
             raise cursor.fail(f"unknown type {type_index}")
         return self.types[type_index]
+
+    def read_imports(self, cursor: Cursor) -> None:
+        for _ in range(cursor.count(declarations.MAX_IMPORTS, "imports")):
+            module, name, kind, of_type = declarations.read_import(cursor)
+            signature = None
+            if isinstance(of_type, int):
+                (self.functions if kind == "func" else self.tags).append(of_type)
+                signature = self.signature(cursor, of_type)
+            elif isinstance(of_type, TableType):
+                self.tables.append(of_type)
+            elif isinstance(of_type, MemoryType):
+                self.memories.append(of_type)
+            else:
+                self.global_types.append(of_type.value)
+            self.imports.append(Import(module, name, kind, of_type, signature if kind == "func" else None))
+
+    def read_exports(self, cursor: Cursor) -> None:
+        for _ in range(cursor.count(declarations.MAX_EXPORTS, "exports")):
+            name, kind, index = declarations.read_export(cursor)
+            signature = None
+            if kind == "func":
+                if index >= len(self.functions):
+                    raise cursor.fail(f"unknown function {index}")
+                signature = self.signature(cursor, self.functions[index])
+            self.exports.append(Export(name, kind, index, signature))
+
+
+_SIMPLE_GLOBAL: Final = re.compile(
+    rb"([\x7b-\x7f])[\x00\x01](?:[\x41\x42][\x80-\xff]{0,9}[\x00-\x7f]|\x43.{4}|\x44.{8})\x0b", re.DOTALL
+)
+"""A global of a number with a constant as its first value, as nearly all are."""
+
+
+def _read_global_types(cursor: Cursor) -> list[str]:
+    """Read the global section for the types alone, at the speed of a regular expression where globals are simple."""
+    types = []
+    match, data, end = _SIMPLE_GLOBAL.match, cursor.data, cursor.end
+    for _ in range(cursor.count(declarations.MAX_GLOBALS, "globals")):
+        found = match(data, cursor.offset, end)
+        if found is not None:
+            types.append(VALUE_TYPES[found[1][0]])
+            cursor.offset = found.end()
+        else:
+            from tensorwasm.wasm.definitions import read_global  # noqa: PLC0415 - the table of instructions, rarely
+
+            types.append(read_global(cursor).type.value)
+    return types
+
+
+_LISTS: Final = {
+    sections.TYPE: ("types", declarations.TYPES.read),
+    sections.FUNCTION: ("functions", declarations.FUNCTIONS.read),
+    sections.TABLE: ("tables", declarations.TABLES.read),
+    sections.MEMORY: ("memories", declarations.MEMORIES.read),
+    sections.TAG: ("tags", declarations.TAGS.read),
+    sections.GLOBAL: ("global_types", _read_global_types),
+}
+"""Sections whose items are appended to a list of `_Scan`."""
+_READ: Final = frozenset({*_LISTS, sections.IMPORT, sections.EXPORT, sections.START})
 
 
 def scan(wasm: bytes) -> Preamble:
@@ -106,17 +138,25 @@ def scan(wasm: bytes) -> Preamble:
         wasm: a whole binary module.
 
     Raises:
-        InvalidWasm: the bytes break the binary format where this looks; the message has the offset.
-
-    Source: Wasm core 2.0, 5.5.
+        InvalidWasm: the bytes break the binary format in a section that is read; the message has the offset.
     """
     found = _Scan()
-    for section, _, cursor in frames(wasm):
-        read = _SECTIONS.get(section)
-        if read is None:
-            continue
-        read(cursor, found)
-        if section != frame.CUSTOM and not cursor.done():
+    has_start = False
+    for section, _, cursor in sections.read_sections(wasm):
+        match section:
+            case _ if section in _LISTS:
+                name, read = _LISTS[section]
+                getattr(found, name).extend(read(cursor))
+            case sections.IMPORT:
+                found.read_imports(cursor)
+            case sections.EXPORT:
+                found.read_exports(cursor)
+            case sections.START:
+                cursor.unsigned()
+                has_start = True
+            case sections.CUSTOM:
+                cursor.name()
+        if section in _READ and not cursor.done():
             raise cursor.fail("section size mismatch")
     return Preamble(
         tuple(found.imports),
@@ -127,14 +167,14 @@ def scan(wasm: bytes) -> Preamble:
         frozenset(kind for signature in found.types for kind in signature.params + signature.results),
         len(found.functions),
         len(found.tags),
-        found.has_start,
+        has_start,
     )
 
 
 def require_enabled(declared: Preamble) -> None:
-    """Refuse a module that declares what belongs to a proposal that is off here.
+    """Check that a module declares nothing that belongs to a proposal that is off.
 
-    What only its code uses is known to the engine, which refuses it too (`tensorwasm.wasm.refusal` says its name).
+    What only its code uses is found by the engine (`tensorwasm.wasm.module.find_proposal` names it).
 
     Raises:
         UnsupportedProposal: it does; the message names the proposal.
@@ -154,87 +194,13 @@ def longest_body(wasm: bytes) -> int:
     """Return the length in bytes of a module's longest function, its locals included; 0 without one.
 
     Raises:
-        InvalidWasm: the bytes break the binary format where this looks.
-
-    Source: Wasm core 2.0, 5.5.13.
+        InvalidWasm: the bytes break the binary format before the last body.
     """
     longest = 0
-    for section, _, cursor in frames(wasm):
-        if section == frame.CODE:
+    for section, _, cursor in sections.read_sections(wasm):
+        if section == sections.CODE:
             for _ in range(cursor.count(declarations.MAX_FUNCTIONS, "function bodies")):
                 length = cursor.unsigned()
                 longest = max(longest, length)
                 cursor.offset += length
     return longest
-
-
-def _read_custom(cursor: Cursor, _: _Scan) -> None:
-    cursor.name()
-
-
-def _read_types(cursor: Cursor, found: _Scan) -> None:
-    found.types.extend(declarations.read_types(cursor))
-
-
-def _read_imports(cursor: Cursor, found: _Scan) -> None:
-    for item in declarations.iterate_imports(cursor):
-        signature = None
-        if isinstance(item.type, int):
-            (found.functions if item.kind == "func" else found.tags).append(item.type)
-            signature = found.signature(cursor, item.type)
-        elif isinstance(item.type, TableType):
-            found.tables.append(item.type)
-        elif isinstance(item.type, MemoryType):
-            found.memories.append(item.type)
-        else:
-            found.global_types.append(item.type.value)
-        found.imports.append(Import(item.module, item.name, item.kind, signature if item.kind == "func" else None))
-
-
-def _read_functions(cursor: Cursor, found: _Scan) -> None:
-    found.functions.extend(declarations.read_functions(cursor))
-
-
-def _read_tables(cursor: Cursor, found: _Scan) -> None:
-    found.tables.extend(declarations.read_tables(cursor))
-
-
-def _read_memories(cursor: Cursor, found: _Scan) -> None:
-    found.memories.extend(declarations.read_memories(cursor))
-
-
-def _read_tags(cursor: Cursor, found: _Scan) -> None:
-    found.tags.extend(declarations.read_tags(cursor))
-
-
-def _read_globals(cursor: Cursor, found: _Scan) -> None:
-    found.global_types.extend(declarations.read_global_types(cursor))
-
-
-def _read_exports(cursor: Cursor, found: _Scan) -> None:
-    for item in declarations.iterate_exports(cursor):
-        signature = None
-        if item.kind == "func":
-            if item.index >= len(found.functions):
-                raise cursor.fail(f"unknown function {item.index}")
-            signature = found.signature(cursor, found.functions[item.index])
-        found.exports.append(Export(item.name, item.kind, signature))
-
-
-def _read_start(cursor: Cursor, found: _Scan) -> None:
-    cursor.unsigned()
-    found.has_start = True
-
-
-_SECTIONS: Final[dict[int, Callable[[Cursor, _Scan], None]]] = {
-    frame.CUSTOM: _read_custom,
-    frame.TYPE: _read_types,
-    frame.IMPORT: _read_imports,
-    frame.FUNCTION: _read_functions,
-    frame.TABLE: _read_tables,
-    frame.MEMORY: _read_memories,
-    frame.TAG: _read_tags,
-    frame.GLOBAL: _read_globals,
-    frame.EXPORT: _read_exports,
-    frame.START: _read_start,
-}

@@ -1,4 +1,4 @@
-"""Proposals of WebAssembly that are off here: what each is called, how it is known, and what to do instead.
+"""WebAssembly proposals that are off here: how each is recognised, what it is called, and what to do instead.
 
 Source: the overviews of the proposals at github.com/WebAssembly, and the opcode table of Wasm core 3.0, appendix.
 """
@@ -28,12 +28,16 @@ _REMEDIES: Final = {
     "threads": "build without shared memory and atomics, such as -pthread gives",
     "wide-arithmetic": "build without -mwide-arithmetic",
 }
-_VALUE_TYPES: Final = {
+VALUE_TYPES: Final = {
     **dict.fromkeys((0x6A, 0x6B, 0x6C, 0x6D, 0x6E, 0x71, 0x72, 0x73), "gc"),
     **dict.fromkeys((0x68, 0x75), "stack-switching"),
 }
-_TYPES: Final = {0x5D: "stack-switching", **dict.fromkeys((0x4E, 0x4F, 0x50, 0x5E, 0x5F), "gc")}
-_OPCODES: Final = {
+"""The proposal by a value type's byte."""
+
+TYPE_DEFINITIONS: Final = {0x5D: "stack-switching", **dict.fromkeys((0x4E, 0x4F, 0x50, 0x5E, 0x5F), "gc")}
+"""The proposal by the first byte of a type's definition."""
+
+OPCODES: Final = {
     **dict.fromkeys(((0, code) for code in (0x06, 0x07, 0x09, 0x18, 0x19)), LEGACY),
     **dict.fromkeys(((0, code) for code in (0x14, 0x15, 0xD4, 0xD5, 0xD6)), "function-references"),
     **dict.fromkeys(((0, code) for code in (0xD3, 0xFB)), "gc"),
@@ -41,25 +45,11 @@ _OPCODES: Final = {
     (0, 0xFE): "threads",
     **dict.fromkeys(((0xFC, code) for code in range(0x13, 0x17)), "wide-arithmetic"),
 }
+"""The proposal by an instruction's prefix, 0 without one, and code."""
 
 
 def refuse(proposal: str, at: int | None = None) -> UnsupportedProposal:
-    """Return the error for a module that uses a proposal, at a byte if that is known."""
+    """Return the error for a module that uses a proposal, at a byte of the module if it is known."""
     where = "" if at is None else f" (at byte {at})"
     what = _SPECIAL.get(proposal, f"the {proposal} proposal")
     return UnsupportedProposal(f"this module uses {what}, which is off here: {_REMEDIES[proposal]}{where}")
-
-
-def of_value_type(code: int) -> str | None:
-    """Return the proposal that a value type's byte belongs to, None if it is of none that is off."""
-    return _VALUE_TYPES.get(code)
-
-
-def of_type(code: int) -> str | None:
-    """Return the proposal that the first byte of a type's definition belongs to, None if it is of none that is off."""
-    return _TYPES.get(code)
-
-
-def of_opcode(prefix: int, code: int) -> str | None:
-    """Return the proposal that an instruction belongs to, None if it is of none that is off."""
-    return _OPCODES.get((prefix, code))

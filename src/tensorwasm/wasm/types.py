@@ -1,4 +1,9 @@
-"""Types of the binary format: signatures, tables, memories and globals, read and written."""
+"""Types of the binary format: signatures, tables, memories and globals, read and written.
+
+What reads a type raises `InvalidWasm`, or `UnsupportedProposal` if the type belongs to a proposal that is off.
+
+Source: Wasm core 2.0, 5.3, and 3.0, 5.3 (exceptions); the proposals threads and memory64.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ from typing import Final
 
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm import proposals
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.writing import unsigned, vector
+from tensorwasm.wasm.binary import Cursor, unsigned, vector
 
 VALUE_TYPES: Final = {
     0x7F: "i32",
@@ -43,12 +47,7 @@ _TABLE_WITH_VALUE: Final = 0x40
 
 @dataclass(frozen=True, slots=True)
 class FuncType:
-    """A function signature.
-
-    Attributes:
-        params: value type names: those of `VALUE_CODES`.
-        results: the same.
-    """
+    """A function signature: names of value types, those of `VALUE_CODES`."""
 
     params: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -59,14 +58,7 @@ class FuncType:
 
 @dataclass(frozen=True, slots=True)
 class TableType:
-    """A table.
-
-    Attributes:
-        minimum: elements at the start.
-        maximum: declared maximum in elements, or None.
-        element: one of `REFERENCE_TYPES`.
-        is_64: indices are 64 bits wide.
-    """
+    """A table: its length at the start and its declared maximum in elements, and one of `REFERENCE_TYPES`."""
 
     minimum: int
     maximum: int | None
@@ -76,14 +68,7 @@ class TableType:
 
 @dataclass(frozen=True, slots=True)
 class MemoryType:
-    """A memory.
-
-    Attributes:
-        minimum: pages of 64 KiB at the start.
-        maximum: declared maximum in pages, or None.
-        shared: threads may share it.
-        is_64: addresses are 64 bits wide.
-    """
+    """A memory: its size at the start and its declared maximum in pages of 64 KiB."""
 
     minimum: int
     maximum: int | None
@@ -100,45 +85,22 @@ class GlobalType:
 
 
 def read_value_type(cursor: Cursor) -> str:
-    """Read one value type.
-
-    Raises:
-        InvalidWasm: there is no such type.
-
-    Source: Wasm core 2.0, 5.3.4.
-    """
+    """Read one value type."""
     code = cursor.byte()
-    name = VALUE_TYPES.get(code)
-    return name if name is not None else _read_other(cursor, code, f"value type {code:#04x}")
+    return VALUE_TYPES.get(code) or _read_long_form(cursor, code, f"value type {code:#04x}")
 
 
 def read_reference_type(cursor: Cursor, what: str) -> str:
-    """Read one of `REFERENCE_TYPES`.
-
-    Raises:
-        InvalidWasm: it is another type, or none.
-        UnsupportedProposal: it is of a proposal that is off.
-
-    Source: Wasm core 3.0, 5.3.5.
-    """
+    """Read one of `REFERENCE_TYPES`; ``what`` names it in the message."""
     code = cursor.byte()
-    name = VALUE_TYPES.get(code)
-    if name is None:
-        return _read_other(cursor, code, what)
+    name = VALUE_TYPES.get(code) or _read_long_form(cursor, code, what)
     if name not in REFERENCE_TYPES:
         raise cursor.fail(f"unknown {what}", cursor.offset - 1)
     return name
 
 
 def read_heap_type(cursor: Cursor) -> str:
-    """Read what a null reference is of; return the name of its type.
-
-    Raises:
-        InvalidWasm: there is no such type.
-        UnsupportedProposal: it is of a proposal that is off.
-
-    Source: Wasm core 3.0, 5.3.4.
-    """
+    """Read what a null reference is of; return the name of its type."""
     start = cursor.offset
     value = cursor.signed(33)
     if value >= 0:
@@ -146,33 +108,28 @@ def read_heap_type(cursor: Cursor) -> str:
     name = VALUE_TYPES.get(value & 0x7F) if cursor.offset == start + 1 else None
     if name in HEAP_TYPES:
         return name
-    raise _refuse(cursor, value & 0x7F, "reference type", start)
+    raise _unknown(cursor, proposals.VALUE_TYPES.get(value & 0x7F), "unknown reference type", start)
 
 
-def _read_other(cursor: Cursor, code: int, what: str) -> str:
+def _read_long_form(cursor: Cursor, code: int, what: str) -> str:
     """Read the rest of a type that is not one of a single byte."""
     start = cursor.offset - 1
     if code not in (NULLABLE, NON_NULL):
-        raise _refuse(cursor, code, what, start)
+        raise _unknown(cursor, proposals.VALUE_TYPES.get(code), f"unknown {what}", start)
     heap = cursor.signed(33)
     name = _LONG_FORMS.get((code, heap & 0x7F)) if heap < 0 else None
     if name is None:
-        proposal = proposals.of_value_type(heap & 0x7F) if heap < 0 else None
+        proposal = proposals.VALUE_TYPES.get(heap & 0x7F) if heap < 0 else None
         raise proposals.refuse(proposal or "function-references", cursor.base + start)
     return name
 
 
-def _refuse(cursor: Cursor, code: int, what: str, start: int) -> InvalidWasm:
-    proposal = proposals.of_value_type(code)
-    return proposals.refuse(proposal, cursor.base + start) if proposal else cursor.fail(f"unknown {what}", start)
+def _unknown(cursor: Cursor, proposal: str | None, message: str, start: int) -> InvalidWasm:
+    return proposals.refuse(proposal, cursor.base + start) if proposal else cursor.fail(message, start)
 
 
 def read_value_types(cursor: Cursor) -> tuple[str, ...]:
-    """Read a vector of value types.
-
-    Raises:
-        InvalidWasm: one is unknown, or there are more than engines accept.
-    """
+    """Read a vector of value types."""
     count = cursor.count(_MAX_VALUES, "values in a signature")
     start = cursor.offset
     try:
@@ -188,17 +145,10 @@ def write_value_types(names: tuple[str, ...]) -> bytes:
 
 
 def read_func_type(cursor: Cursor) -> FuncType:
-    """Read a signature.
-
-    Raises:
-        InvalidWasm: it is none.
-
-    Source: Wasm core 2.0, 5.3.6.
-    """
+    """Read a signature."""
     code = cursor.byte()
     if code != _FUNCTION_TYPE:
-        proposal, at = proposals.of_type(code), cursor.offset - 1
-        raise proposals.refuse(proposal, cursor.base + at) if proposal else cursor.fail("not a type", at)
+        raise _unknown(cursor, proposals.TYPE_DEFINITIONS.get(code), "not a type", cursor.offset - 1)
     params = read_value_types(cursor)
     return FuncType(params, read_value_types(cursor))
 
@@ -229,13 +179,7 @@ def _write_limits(flags: int, minimum: int, maximum: int | None) -> bytes:
 
 
 def read_table_type(cursor: Cursor) -> TableType:
-    """Read a table's type.
-
-    Raises:
-        InvalidWasm: its element type or its limits have no such form.
-
-    Source: Wasm core 2.0, 5.3.9; the memory64 proposal.
-    """
+    """Read a table's type."""
     if cursor.data[cursor.offset : cursor.offset + 1] == bytes([_TABLE_WITH_VALUE]):
         raise proposals.refuse("function-references", cursor.base + cursor.offset)
     element = read_reference_type(cursor, "table element type")
@@ -245,18 +189,11 @@ def read_table_type(cursor: Cursor) -> TableType:
 
 def write_table_type(table: TableType) -> bytes:
     """Encode a table's type."""
-    limits = _write_limits(_IS_64 * table.is_64, table.minimum, table.maximum)
-    return VALUE_CODES[table.element] + limits
+    return VALUE_CODES[table.element] + _write_limits(_IS_64 * table.is_64, table.minimum, table.maximum)
 
 
 def read_memory_type(cursor: Cursor) -> MemoryType:
-    """Read a memory's type.
-
-    Raises:
-        InvalidWasm: its limits have no such form.
-
-    Source: Wasm core 2.0, 5.3.8; the threads and memory64 proposals.
-    """
+    """Read a memory's type."""
     flags, minimum, maximum = _read_limits(cursor, _HAS_MAXIMUM | _SHARED | _IS_64)
     return MemoryType(minimum, maximum, bool(flags & _SHARED), bool(flags & _IS_64))
 
@@ -267,13 +204,7 @@ def write_memory_type(memory: MemoryType) -> bytes:
 
 
 def read_global_type(cursor: Cursor) -> GlobalType:
-    """Read a global's type.
-
-    Raises:
-        InvalidWasm: its value type or its mutability has no such form.
-
-    Source: Wasm core 2.0, 5.3.10.
-    """
+    """Read a global's type."""
     value = read_value_type(cursor)
     mutable = cursor.byte()
     if mutable > 1:
@@ -287,13 +218,7 @@ def write_global_type(global_type: GlobalType) -> bytes:
 
 
 def read_tag_type(cursor: Cursor) -> int:
-    """Read a tag's type: the index of a signature, whose parameters an exception carries.
-
-    Raises:
-        InvalidWasm: its attribute is none that there is.
-
-    Source: Wasm core 3.0, 5.3.16.
-    """
+    """Read a tag's type: the index of a signature, whose parameters an exception carries."""
     if cursor.byte():
         raise cursor.fail("malformed tag attribute", cursor.offset - 1)
     return cursor.unsigned()

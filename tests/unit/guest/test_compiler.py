@@ -20,7 +20,7 @@ from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import EngineConfig, settings_of
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.values import MIB
-from tensorwasm.wasm.preamble import HEADER
+from tensorwasm.wasm.sections import HEADER
 
 SETTINGS = settings_of(EngineConfig())
 USUAL = CompileLimits()

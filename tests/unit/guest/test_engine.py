@@ -24,7 +24,7 @@ from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime.deploy.deployer import Deployer
 from tensorwasm.settings import current
 from tensorwasm.values import MIB, Limits
-from tensorwasm.wasm.preamble import HEADER
+from tensorwasm.wasm.sections import HEADER
 
 BUSY = """(module (memory (export "memory") 1 4) (table 2 funcref) (global (mut i32) (i32.const 1))
   (func $f (export "f") (param i32 f64) (result i64) (i64.const 7))

@@ -7,7 +7,7 @@ from tensorwasm.errors import MalformedPtx
 from tensorwasm.ptx import parse, render
 from tensorwasm.ptx.check import check
 from tensorwasm.ptx.model import Function, Variable
-from tensorwasm.ptx.scope import Scope
+from tensorwasm.ptx.symbols import SymbolTable
 
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
@@ -77,19 +77,19 @@ def test_consistent(text):
         (".reg .b32 %pm<8>;", "names that are taken"),
         ("L: L:", "'L' is declared twice"),
         ("L: .reg .b32 L;", "'L' is declared twice"),
-        ("bra L;", "'L' is no label"),
-        ("bra L; { L: }", "'L' is no label"),
-        ("bra %r1;", "'%r1' is no label"),
-        ("bra k;", "'k' is no label"),
+        ("bra L;", "'L' is not a label"),
+        ("bra L; { L: }", "'L' is not a label"),
+        ("bra %r1;", "'%r1' is not a label"),
+        ("bra k;", "'k' is not a label"),
         ("bra 5;", "bra takes one label"),
         ("L: bra L, L;", "bra takes one label"),
         ("L: mov.u64 _, L;", "'L' is a label"),
-        ("@%r1 ret;", "'%r1' is no predicate"),
-        ("@nobody ret;", "'nobody' is no predicate"),
+        ("@%r1 ret;", "'%r1' is not a predicate"),
+        ("@nobody ret;", "'nobody' is not a predicate"),
         ("brx.idx %r1, L; L:", "branchtargets expected"),
         ("brx.idx %r1;", "brx.idx takes"),
-        ("T: .branchtargets nowhere;", "'nowhere' is no label"),
-        ("T: .calltargets g;", "'g' is no function"),
+        ("T: .branchtargets nowhere;", "'nowhere' is not a label"),
+        ("T: .calltargets g;", "'g' is not a function"),
         ("call nobody;", "'nobody' is not declared"),
         ("call (%r1), f, ();", "0 arguments for 1 parameters"),
         ("call f, (%r1);", "0 results of 1"),
@@ -109,7 +109,7 @@ def test_inconsistent(text, message):
     assert caught.value.line
 
 
-def test_faults_say_where_they_are():
+def test_errors_have_positions():
     with pytest.raises(MalformedPtx) as caught:
         body("ret;\n  mov.b32 nobody, 0;")
     assert (caught.value.line, caught.value.column) == (6, 3)
@@ -148,7 +148,7 @@ def test_consistent_modules(text):
         (".global .u64 p = nobody;", "not declared"),
         (".global .u64 p[2] = {0, generic(nobody)+4};", "not declared"),
         (".global .u8 p[1] = {0xff(nobody)};", "not declared"),
-        (".func f; .alias f, nobody;", "no function"),
+        (".func f; .alias f, nobody;", "not a function"),
         (".global .u32 %tid;", "special register"),
     ],
 )
@@ -159,7 +159,7 @@ def test_inconsistent_modules(text, message):
 
 @settings(max_examples=30)
 @given(modules(), st.data())
-def test_a_module_without_one_of_its_declarations_is_refused_or_did_not_need_it(made, data):
+def test_a_module_without_a_declaration_it_uses_is_refused(made, data):
     """Taking a declaration away never lets a use of it through: the text then means another thing or nothing."""
     functions = [item for item in made.items if isinstance(item, Function) and item.body]
     registers = [(f, s) for f in functions for s in f.body if isinstance(s, Variable)]
@@ -187,8 +187,8 @@ def test_a_module_without_one_of_its_declarations_is_refused_or_did_not_need_it(
         check(changed)
 
 
-def test_numbers_without_leading_zeros_belong_to_a_family():
-    scope = Scope()
+def test_register_families_hold_numbers_without_leading_zeros():
+    scope = SymbolTable()
     family = Variable("reg", "b32", "%r", count=1000)
     scope.declare("%r", family)
     assert all(scope.find(f"%r{number}") is family for number in (0, 9, 10, 99, 999))

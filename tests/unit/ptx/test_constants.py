@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles.ptx import evaluate, spell
 from strategies.ptx import expressions
 from tensorwasm.errors import MalformedPtx
-from tensorwasm.ptx.constants import MAX_EXPRESSION_DEPTH, parse_constant, parse_whole
+from tensorwasm.ptx.constants import MAX_EXPRESSION_DEPTH, parse_constant, parse_integer
 from tensorwasm.ptx.lexer import Cursor
 from tensorwasm.ptx.model import Float, Int
 
@@ -88,7 +88,7 @@ def test_floating_point(text, value):
 
 
 @given(st.integers(0, (1 << 64) - 1))
-def test_bits_of_a_double_survive_signalling_nans_too(bits):
+def test_double_bits_are_kept_for_signalling_nans_too(bits):
     cursor = Cursor(f"0d{bits:016X};")
     assert parse_constant(cursor) == Float(bits, 64)
 
@@ -117,7 +117,7 @@ def test_refused(text, message):
         fold(text)
 
 
-def test_depth_has_a_limit_and_length_has_none():
+def test_depth_is_limited_and_length_is_not():
     deep = "(" * MAX_EXPRESSION_DEPTH + "1" + ")" * MAX_EXPRESSION_DEPTH
     assert fold(deep) == Int(1)
     assert fold("~" * 100_001 + "0") == Int((1 << 64) - 1)
@@ -127,6 +127,6 @@ def test_depth_has_a_limit_and_length_has_none():
             fold(text)
 
 
-def test_an_integer_where_an_integer_must_be():
+def test_a_float_is_refused_where_an_integer_is_required():
     with pytest.raises(MalformedPtx, match="integer expected"):
-        parse_whole(Cursor("1.5"))
+        parse_integer(Cursor("1.5"))

@@ -27,12 +27,12 @@ def module(request):
 
 
 @pytest.mark.parametrize("name", LONGEST)
-def test_a_deadline_ends_the_reading_of_the_longest_texts(name):
+def test_a_deadline_ends_the_parsing_of_the_longest_texts(name):
     text = LONGEST[name]()
     assert ended(lambda deadline: parse(text, deadline))
 
 
-def test_a_deadline_ends_the_checks_after_reading(monkeypatch):
+def test_a_deadline_ends_the_checks_after_parsing(monkeypatch):
     text = nested(1 << 20)
     checks = []
     real = Deadline.expired

@@ -51,7 +51,7 @@ def test_positions_count_lines_and_columns_from_one():
 
 
 @pytest.mark.parametrize("character", ["\0", "\x80", "é", "\udc80", "\U0001f600"])
-def test_characters_outside_ascii_are_refused_where_they_are(character):
+def test_characters_outside_ascii_are_refused_with_their_position(character):
     with pytest.raises(MalformedPtx) as caught:
         decode(f"ab\nc{character}d")
     assert (caught.value.line, caught.value.column) == (2, 2)
@@ -61,7 +61,7 @@ def test_characters_outside_ascii_are_refused_where_they_are(character):
 @given(st.binary())
 @example(b"\0")
 @example(b"a\0\0")
-def test_bytes_read_as_text_or_are_refused(data):
+def test_bytes_are_decoded_or_refused(data):
     text = data.removesuffix(b"\0")
     if all(0 < byte < 128 for byte in text):
         assert decode(data) == text.decode("ascii")
@@ -82,12 +82,12 @@ def test_bytes_read_as_text_or_are_refused(data):
         (" " * (MAX_PTX_BYTES + 1), "bytes of PTX"),
     ],
 )
-def test_what_does_not_end_or_is_too_long_is_refused(text, message):
+def test_unterminated_or_too_long_tokens_are_refused(text, message):
     with pytest.raises(MalformedPtx, match=message):
         Cursor(text)
 
 
-def test_tokens_are_counted(monkeypatch):
+def test_the_number_of_tokens_is_limited(monkeypatch):
     monkeypatch.setattr(lexer, "MAX_TOKENS", 10)
     assert len(Cursor("(" * 10).tokens) == 11
     with pytest.raises(MalformedPtx, match="more than 10 tokens"):
@@ -101,11 +101,11 @@ def test_integers_of_every_base(value):
 
 
 @pytest.mark.parametrize("word", ["08", "0b2", "0x", "1.0", "1e5", "0f3F800000", "a", "", "-1", "1_0", "U", "0xfg"])
-def test_what_is_no_integer(word):
+def test_words_that_are_not_integers(word):
     assert literal(word) is None
 
 
-def test_absurd_integers_are_not_computed():
+def test_extremely_long_integers_are_not_computed():
     assert literal("9" * 5000) == 1 << 64
     assert literal("0x" + "f" * 17) == (1 << 68) - 1
 

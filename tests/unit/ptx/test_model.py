@@ -19,7 +19,7 @@ def test_a_long_chain_of_nodes_is_released(node):
     assert (done.returncode, done.stdout) == (0, "released\n")
 
 
-def test_instructions_are_compared_by_all_but_where_they_are():
+def test_instructions_compare_without_their_position():
     one = Instruction("add", ("u32",), (Name("a"), Name("b")), position=Position(1, 2))
     same = Instruction("add", ("u32",), (Name("a"), Name("b")), position=Position(3, 4))
     assert one == same

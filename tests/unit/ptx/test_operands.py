@@ -57,7 +57,7 @@ def test_operands(text, value):
     "text",
     ["", ";", "@p", "[a", "[a+]", "[a+b]", "[]", "{a", "{a,", "%tid.q", "a.b.x", "-%f1", "!-1.5", '"s"', ".reg"],
 )
-def test_what_is_no_operand(text):
+def test_words_that_are_not_operands(text):
     with pytest.raises(MalformedPtx):
         assert operand(text) is None
 
@@ -82,12 +82,12 @@ def test_an_element_of_an_array_is_an_address(opcode, text, value):
     ("text", "error", "message"),
     [
         ("a[r]", UnsupportedPtx, "1:4: an array that is indexed by a register"),
-        ("b[1]", MalformedPtx, "1:1: 'b' is no array"),
+        ("b[1]", MalformedPtx, "1:1: 'b' is not an array"),
         ("a[1.5]", MalformedPtx, "1:3: an integer expected"),
         ("a[1", MalformedPtx, "1:4: ']' expected"),
     ],
 )
-def test_what_is_no_element_of_an_array(text, error, message):
+def test_words_that_are_not_array_elements(text, error, message):
     cursor = Cursor(text)
     cursor.arrays["a"] = 8
     with pytest.raises(error, match=message) as caught:
@@ -95,7 +95,7 @@ def test_what_is_no_element_of_an_array(text, error, message):
     assert type(caught.value) is error
 
 
-def test_depth_has_a_limit():
+def test_depth_is_limited():
     assert operand("{" * 8 + "a" + "}" * 8)
     for text in ("{" * 1000, "[a, " * 1000, "a|" * 1000):
         with pytest.raises(MalformedPtx, match=f"more than {MAX_OPERAND_DEPTH} deep"):

@@ -1,12 +1,13 @@
+import random
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oracles.ptx import check_any_text
-from strategies.ptx import CORPUS
+from strategies.ptx import CORPUS, mutate
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import MAX_PTX_BYTES, parse, parse_variants
 from tensorwasm.ptx.model import Directive, Function, Module, Variable
@@ -27,7 +28,7 @@ def test_bytes_and_text_mean_the_same():
         assert parse(text.encode("ascii")) == parse(text)
 
 
-def test_one_nul_may_end_a_text_as_the_runtime_compiler_counts_it():
+def test_a_text_may_end_with_one_nul_as_nvrtc_returns_it():
     text = CORPUS["vector_add.sm_90.ptx"]
     assert parse(text + "\0") == parse(text.encode() + b"\0") == parse(text)
     for wrong in (text + "\0\0", text + "\0\n", "\0" + text, text.replace("ret", "r\0t")):
@@ -40,12 +41,12 @@ def test_addresses_have_32_bits_unless_stated():
 
 
 @pytest.mark.parametrize("version", ["6.0", "7.8", "8.10", "9.0", "9.1", "9.5"])
-def test_versions_that_are_understood(version):
+def test_supported_versions(version):
     assert parse(f".version {version}\n.target sm_50").version == tuple(map(int, version.split(".")))
 
 
 @pytest.mark.parametrize("version", ["5.9", "1.0", "10.0", "99.1"])
-def test_versions_that_are_not(version):
+def test_unsupported_versions(version):
     with pytest.raises(UnsupportedPtx, match=f"PTX ISA {version}: versions 6.0 to 9.5 are") as caught:
         parse(f".version {version}\n.target sm_50")
     assert (caught.value.line, caught.value.column) == (1, 10)
@@ -87,7 +88,7 @@ def test_versions_that_are_not(version):
         HEADER + '.file "a" 1',
     ],
 )
-def test_what_is_no_module(text):
+def test_texts_that_are_not_modules(text):
     with pytest.raises(MalformedPtx) as caught:
         parse(text)
     assert not isinstance(caught.value, UnsupportedPtx)
@@ -153,26 +154,26 @@ def test_hostile_text_is_refused_in_time(name):
     assert check_any_text(HOSTILE[name]) is None
 
 
-def test_ten_megabytes_are_refused_unread():
+def test_ten_megabytes_are_refused_without_parsing():
     with pytest.raises(MalformedPtx, match="more than"):
         parse("{" * 10_000_000)
 
 
-def test_long_text_is_no_hostile_text():
+def test_a_long_valid_text_is_parsed():
     statements = "".join(f"L{i}: add.s32 %r1, %r2, {i}; @%p bra L{i};\n" for i in range(5_000))
     module = check_any_text(HEADER + ".entry k () { .reg .pred %p; .reg .b32 %r<5>;" + statements + "}")
     assert len(module.entry("k").body) == 15_002
 
 
 @given(st.text() | st.text('{}();.,:@%$_-+ \n"/*<>=abr0123456789', max_size=80))
-def test_any_text_at_all(text):
+def test_arbitrary_text_is_parsed_or_refused(text):
     check_any_text(text)
     check_any_text(HEADER + text)
     check_any_text(HEADER + ".entry k () {" + text)
 
 
 @given(st.binary())
-def test_any_bytes_at_all(data):
+def test_arbitrary_bytes_are_parsed_or_refused(data):
     check_any_text(data)
 
 
@@ -191,3 +192,21 @@ def test_modules_that_follow_one_another_are_variants():
         parse(one + other)
     with pytest.raises(MalformedPtx):
         parse_variants("")
+
+
+@given(st.sampled_from(sorted(CORPUS)), st.integers(0, 1 << 32))
+def test_a_mutated_corpus_file_is_parsed_or_refused(name, seed):
+    check_any_text(mutate(random.Random(seed), CORPUS[name]))
+
+
+@given(st.sampled_from(sorted(CORPUS)), st.data())
+def test_a_truncated_corpus_file_is_parsed_or_refused(name, data):
+    text = CORPUS[name]
+    check_any_text(text[: data.draw(st.integers(0, len(text)))])
+
+
+@example(b"\xff")
+@given(st.binary(max_size=8))
+def test_arbitrary_bytes_inside_a_file(data):
+    text = CORPUS["syntax.ptx"].encode("ascii")
+    check_any_text(text[:500] + data + text[500:])

@@ -8,7 +8,7 @@ from tensorwasm.ptx import parse, render
 
 @settings(max_examples=50)
 @given(modules())
-def test_what_is_rendered_parses_to_the_same_module(module):
+def test_rendered_text_parses_to_the_same_module(module):
     check_round_trip(module)
 
 
@@ -18,8 +18,8 @@ def test_the_corpus_survives_a_round_trip(name):
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_ptxas_accepts_what_is_rendered(name, tmp_path):
+def test_ptxas_accepts_rendered_text(name, tmp_path):
     complaint = assemble(render(parse(CORPUS[name])), tmp_path)
     if complaint is None:
-        pytest.skip("ptxas IS MISSING: nobody but us has read what we render")
+        pytest.skip("ptxas IS MISSING: no other tool has read the rendered text")
     assert complaint == ""

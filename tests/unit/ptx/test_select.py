@@ -50,7 +50,7 @@ def test_the_highest_that_runs_is_selected(capability, target):
         assert select(variants, capability, (9, 0)).target == (target,)
 
 
-def test_of_one_capability_the_most_specific_then_the_newest_then_the_first_is_selected():
+def test_of_one_capability_the_most_specific_then_newest_then_first_is_selected():
     plain, family, exact = made("sm_100"), made("sm_100f"), made("sm_100a")
     assert select([plain, family, exact], (10, 0), (9, 0)) is exact
     assert select([plain, family, exact], (10, 3), (9, 0)) is family
@@ -61,7 +61,7 @@ def test_of_one_capability_the_most_specific_then_the_newest_then_the_first_is_s
     assert select([second, first], (8, 0), (9, 0)) is second
 
 
-def test_a_refusal_says_what_is_offered_and_what_is_taken():
+def test_a_refusal_names_the_offered_variants_and_the_supported_versions():
     with pytest.raises(UnsupportedPtx, match=r"sm_80 \(ISA 8.7\), sm_90a \(ISA 8.0\).* takes up to sm_75 and ISA 8.6"):
         select([made("sm_80", (8, 7)), made("sm_90a")], (7, 5), (8, 6))
     with pytest.raises(UnsupportedPtx, match=r"for sm_50 \(ISA 8.0\); .* ISA 7.8"):
@@ -82,7 +82,7 @@ devices = st.sampled_from([(5, 2), (8, 6), (9, 0), (10, 0), (10, 3), (12, 1)])
 
 
 @given(st.lists(st.builds(made, targets, versions), max_size=6), devices, versions)
-def test_what_is_selected_is_compatible_and_nothing_compatible_is_passed_over(variants, capability, isa):
+def test_the_selected_variant_is_compatible_and_none_is_missed(variants, capability, isa):
     try:
         chosen = select(variants, capability, isa)
     except UnsupportedPtx:

@@ -199,7 +199,7 @@ def test_declared_pointers_and_sizes():
         (".maxnreg 32 .minnctapersm 2", 1024, None),
     ],
 )
-def test_how_large_blocks_may_be(directives, most, required):
+def test_the_largest_block_of_a_kernel(directives, most, required):
     got = signature(parse(f"{HEADER} .entry k () {directives} {{ ret; }}"), "k")
     assert (got.max_threads, got.required_block) == (most, required)
 
@@ -227,7 +227,7 @@ def test_shared_memory_of_the_entry_and_what_it_calls():
     assert signature(module, "other").static_shared_bytes == 0
 
 
-def test_an_unknown_entry_is_told_the_known_ones():
+def test_an_unknown_entry_is_refused_with_the_names_of_known_ones():
     names = ", ".join(repr(f"kernel_{index}") for index in range(10))
     entries = "".join(f".entry kernel_{index} () {{ ret; }}" for index in range(25))
     module = parse(f"{HEADER} {entries} .entry declared (); .func function () {{ ret; }}")
@@ -291,7 +291,7 @@ def test_any_module_has_signatures(module):
             assert [param.name for param in got.params] == [param.name for param in function.params]
 
 
-def test_long_chains_of_copies_take_no_longer_than_short_ones_each():
+def test_tracing_time_is_proportional_to_chains_of_copies():
     copies = "".join(f"mov.u64 %q{index}, %q{index + 1};" for index in range(20_000))
     params = ", ".join(f".param .u64 p{index}" for index in range(500))
     loads = "".join(f"ld.param.u64 %q{20_000 - index * 30}, [p{index}];" for index in range(500))

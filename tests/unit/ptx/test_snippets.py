@@ -40,7 +40,7 @@ def device():
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.name)
-def test_the_judgement_of_ptxas_is_ours(snippet, device):
+def test_snippets_are_accepted_and_refused_as_ptxas_does(snippet, device):
     try:
         module = parse(snippet.text)
         for function in module.functions():
@@ -56,11 +56,11 @@ def test_the_judgement_of_ptxas_is_ours(snippet, device):
     assert snippet.verdict == "taken" or snippet.name in LENIENT
 
 
-def test_every_exception_is_one():
+def test_every_lenient_snippet_is_refused_by_ptxas():
     assert LENIENT.keys() <= {snippet.name for snippet in SNIPPETS if snippet.verdict == "refused"}
 
 
-def test_the_verdicts_are_those_of_ptxas():
+def test_the_committed_verdicts_are_those_of_ptxas():
     if shutil.which("ptxas") is None:
         pytest.skip("NO PTXAS: the committed verdicts are not compared with its own")
     tool = Path(__file__).parents[3] / "tools" / "judge_ptx.py"

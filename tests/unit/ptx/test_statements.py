@@ -142,19 +142,19 @@ def test_positions_are_where_statements_begin():
         "mov.shared:: a;",
     ],
 )
-def test_what_is_no_statement(text):
+def test_texts_that_are_not_statements(text):
     with pytest.raises(MalformedPtx) as caught:
         body(text)
     assert caught.value.line == 1
 
 
-def test_depth_has_a_limit():
+def test_depth_is_limited():
     assert body("{" * MAX_BLOCK_DEPTH + "}" * MAX_BLOCK_DEPTH)
     with pytest.raises(MalformedPtx, match="nested"):
         body("{" * (MAX_BLOCK_DEPTH + 1))
 
 
-def test_a_body_that_does_not_end():
+def test_an_unterminated_body_is_refused():
     with pytest.raises(MalformedPtx, match="ends inside"):
         parse_body(Cursor("ret;"))
 

@@ -12,19 +12,19 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES
 from tensorwasm.values import Limits
 from tensorwasm.wasm.declarations import Export, Import
-from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, Body, Data, Element, Global
-from tensorwasm.wasm.module import Custom, Module, encode
+from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, CodeEntry, DataSegment, ElementSegment, Global
+from tensorwasm.wasm.module import CustomSection, Module, encode
 from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 
 SOON_S = 60.0
 PROC_EXIT = "wasi_snapshot_preview1", "proc_exit"
 NOTHING, EXIT = FuncType(), FuncType(("i32",))
-EMPTY = Body.build((), ())
+EMPTY = CodeEntry.build((), ())
 ZERO = (("i32.const", 0),)
 MUTABLE = Global(GlobalType("i32", mutable=True), ZERO)
 
 
-def one(body: Body = EMPTY, signature: FuncType = NOTHING, **more: object) -> Module:
+def one(body: CodeEntry = EMPTY, signature: FuncType = NOTHING, **more: object) -> Module:
     """Return a module with one function, ``main``, and more."""
     first = len([item for item in more.get("imports", ()) if item.kind == "func"])
     exports = (Export("main", "func", first), *more.pop("exports", ()))
@@ -39,7 +39,7 @@ def in_table(count: int) -> Module:
         bodies=(EMPTY,),
         exports=(Export("main", "func", 0),),
         tables=(TableType(count, None),),
-        elements=(Element(ACTIVE, (0,) * count, offset=ZERO),),
+        elements=(ElementSegment(ACTIVE, (0,) * count, offset=ZERO),),
     )
 
 
@@ -55,7 +55,7 @@ def escaping(count: int) -> Module:
         functions=(0,) * count,
         bodies=(EMPTY,) * count,
         exports=(Export("main", "func", 0),),
-        elements=(Element("declarative", tuple(range(count))),),
+        elements=(ElementSegment("declarative", tuple(range(count))),),
     )
 
 
@@ -68,20 +68,20 @@ def exports(count: int) -> Module:
 
 
 def nested(depth: int) -> Module:
-    return one(Body.build((), [("block", None)] * depth + [("end",)] * depth))
+    return one(CodeEntry.build((), [("block", None)] * depth + [("end",)] * depth))
 
 
 def labels(count: int) -> Module:
-    return one(Body.build((), [("block", None), ("i32.const", 0), ("br_table", (0,) * count), ("end",)]))
+    return one(CodeEntry.build((), [("block", None), ("i32.const", 0), ("br_table", (0,) * count), ("end",)]))
 
 
 def code(size_bytes: int) -> Module:
-    return one(Body(b"\0" + b"\x01" * (size_bytes - 2) + b"\x0b"))
+    return one(CodeEntry(b"\0" + b"\x01" * (size_bytes - 2) + b"\x0b"))
 
 
 def catches(count: int) -> Module:
     body = [("block", None), ("try_table", None, (("catch_all", None, 0),) * count), ("end",), ("end",)]
-    return one(Body.build((), body), tags=(0,))
+    return one(CodeEntry.build((), body), tags=(0,))
 
 
 KINDS = {"invalid_wasm", "module_too_large", "module_memory_too_large", "unsupported_proposal", "compile_failed"}
@@ -107,11 +107,26 @@ CASES: list[tuple[str, Callable[[int], Module], int, str]] = [
     ("elements", in_table, 32_800, RUNS),
     ("elements", in_table, MAX_TABLE_ELEMENTS, RUNS),
     ("elements", in_table, MAX_TABLE_ELEMENTS + 1, "module_memory_too_large"),
-    ("element segments", lambda n: one(elements=(Element(PASSIVE, (0,)),) * n), 10_000, RUNS),
-    ("element segments", lambda n: one(elements=(Element(PASSIVE, (0,)),) * n), 100_001, REFUSED),
-    ("data segments", lambda n: one(memories=(MemoryType(1, 1),), data=(Data(PASSIVE, b"x"),) * n), 100_000, RUNS),
-    ("data segments", lambda n: one(memories=(MemoryType(1, 1),), data=(Data(PASSIVE, b"x"),) * n), 100_001, REFUSED),
-    ("data count", lambda n: one(memories=(MemoryType(1, 1),), data=(Data(PASSIVE),) * n, data_count=n), 9, RUNS),
+    ("element segments", lambda n: one(elements=(ElementSegment(PASSIVE, (0,)),) * n), 10_000, RUNS),
+    ("element segments", lambda n: one(elements=(ElementSegment(PASSIVE, (0,)),) * n), 100_001, REFUSED),
+    (
+        "data segments",
+        lambda n: one(memories=(MemoryType(1, 1),), data=(DataSegment(PASSIVE, b"x"),) * n),
+        100_000,
+        RUNS,
+    ),
+    (
+        "data segments",
+        lambda n: one(memories=(MemoryType(1, 1),), data=(DataSegment(PASSIVE, b"x"),) * n),
+        100_001,
+        REFUSED,
+    ),
+    (
+        "data count",
+        lambda n: one(memories=(MemoryType(1, 1),), data=(DataSegment(PASSIVE),) * n, data_count=n),
+        9,
+        RUNS,
+    ),
     ("memory", lambda n: one(memories=(MemoryType(n, None),)), 4096, RUNS),
     ("memory", lambda n: one(memories=(MemoryType(n, None),)), 4097, "module_memory_too_large"),
     ("memory", lambda n: one(memories=(MemoryType(1, n),)), 1 << 16, RUNS),
@@ -122,9 +137,9 @@ CASES: list[tuple[str, Callable[[int], Module], int, str]] = [
     ("tags", lambda n: one(tags=(0,) * n), 1_000_001, "module_too_large"),
     ("catches", catches, 2_000, RUNS),
     ("catches", catches, 10_001, REFUSED),
-    ("locals", lambda n: one(Body.build([(n, "i32")], ())), 50_000, RUNS),
-    ("locals", lambda n: one(Body.build([(n, "i32")], ())), 50_001, REFUSED),
-    ("locals", lambda n: one(Body.build([(1, "i32")] * n, ())), 50_001, REFUSED),
+    ("locals", lambda n: one(CodeEntry.build([(n, "i32")], ())), 50_000, RUNS),
+    ("locals", lambda n: one(CodeEntry.build([(n, "i32")], ())), 50_001, REFUSED),
+    ("locals", lambda n: one(CodeEntry.build([(1, "i32")] * n, ())), 50_001, REFUSED),
     ("nesting", nested, 10_000, RUNS),
     ("labels", labels, 65_000, RUNS),
     ("labels", labels, 65_522, REFUSED),
@@ -133,7 +148,7 @@ CASES: list[tuple[str, Callable[[int], Module], int, str]] = [
     ("export name", lambda n: one(exports=(Export("x" * n, "func", 0),)), 100_000, RUNS),
     ("export name", lambda n: one(exports=(Export("x" * n, "func", 0),)), 100_001, REFUSED),
     ("import name", lambda n: one(imports=(Import("x" * n, "f", "func", 0),)), 100_000, "unknown_import"),
-    ("custom section", lambda n: one(customs=(Custom("x", b"\0" * n),)), 8_000_000, RUNS),
+    ("custom section", lambda n: one(customs=(CustomSection("x", b"\0" * n),)), 8_000_000, RUNS),
 ]
 
 
@@ -163,7 +178,7 @@ def test_a_module_at_a_limit_runs_or_is_refused_by_name(runtime, make, count, ex
 
 
 def test_the_size_of_a_module_is_a_limit_that_says_its_number():
-    wasm = encode(one(customs=(Custom("x", b"\0" * 1000),)))
+    wasm = encode(one(customs=(CustomSection("x", b"\0" * 1000),)))
     with Runtime("emulator", limits=Limits(module_bytes=len(wasm))) as runtime:
         assert fate(runtime, wasm) == RUNS
         assert fate(runtime, wasm + b"\0\x02\x01x") == "module_too_large"
@@ -180,6 +195,6 @@ def test_what_a_sandbox_keeps_of_a_module_is_what_the_engine_counts(runtime):
         globals=(MUTABLE,) * ((MAX_INSTANCE_BYTES - count * 64 - 100 * 32 - 9 * 16) // 16),
         tags=(0,) * 9,
         exports=(Export("main", "func", count),),
-        elements=(Element("declarative", tuple(range(count + 100))),),
+        elements=(ElementSegment("declarative", tuple(range(count + 100))),),
     )
     assert fate(runtime, encode(mixed)) == RUNS

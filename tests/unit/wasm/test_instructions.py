@@ -9,7 +9,7 @@ from oracles.wasm import instruction_text, to_wasm
 from strategies.wasm import BLOCKS, any_instructions, instructions_of, padded
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm import instructions as streams
-from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.binary import Cursor
 from tensorwasm.wasm.instructions import decode_stream, encode_stream, read, write
 from tensorwasm.wasm.module import decode
 from tensorwasm.wasm.opcodes import BY_NAME, OPCODES
@@ -67,7 +67,7 @@ def test_a_stream_reads_back(instructions):
     assert encoded == b"".join(map(write, instructions))
 
 
-def told(function, data: bytes):
+def outcome(function, data: bytes):
     error = typed_error_of(function, data)
     return error and error.message
 
@@ -83,8 +83,8 @@ def told(function, data: bytes):
 @example(b"\x02\xff\x7f\x01")
 @example(b"\x41\xff\xff\xff\xff\x0f")
 def test_fast_and_slow_agree_on_any_bytes(data):
-    message = told(one_by_one, data)
-    assert told(lambda data: decode_stream(over(data)), data) == message
+    message = outcome(one_by_one, data)
+    assert outcome(lambda data: decode_stream(over(data)), data) == message
     if message is None:
         assert decode_stream(over(data)) == one_by_one(data)
 
@@ -146,7 +146,7 @@ def test_a_padded_code_is_the_same_instruction(name, code, width):
         (b"\x41", r"unexpected end \(at byte 101\)"),
     ],
 )
-def test_each_fault_is_named_with_its_place(data, message):
+def test_each_fault_is_named_with_its_offset(data, message):
     with pytest.raises(InvalidWasm, match=message):
         decode_stream(Cursor(data, 0, len(data), 100))
 
@@ -165,7 +165,7 @@ def test_each_fault_is_named_with_its_place(data, message):
         ("ref.null", "i32"),
     ],
 )
-def test_what_no_bytes_can_say_is_refused(instruction):
+def test_values_that_cannot_be_encoded_are_refused(instruction):
     with pytest.raises(ValueError, match=r"."):
         encode_stream([instruction])
     with pytest.raises(KeyError):
@@ -182,18 +182,18 @@ def test_what_no_bytes_can_say_is_refused(instruction):
         b"\x28\xc2\x80\x00\x80\x00\x80\x00",
     ],
 )
-def test_nothing_short_is_read_one_by_one(data, monkeypatch):
+def test_short_instructions_are_not_read_one_by_one(data, monkeypatch):
     calls = []
     monkeypatch.setattr(streams, "read", lambda cursor: calls.append(cursor) or read(cursor))
     assert len(decode_stream(over(data * 20_000))) == 20_000
     assert len(calls) < 40  # one for each form, and one where a chunk ends inside an instruction
 
 
-def test_what_is_remembered_is_bounded():
+def test_caches_are_bounded():
     many = [("i64.const", number << 20) for number in range(2 * streams._REMEMBERED)]
     assert decode_stream(over(encode_stream(many))) == many
-    assert len(streams._readings) <= streams._REMEMBERED
-    assert len(streams._writings) <= streams._REMEMBERED
+    assert len(streams._decoded) <= streams._REMEMBERED
+    assert len(streams._encoded) <= streams._REMEMBERED
     long = ("br_table", tuple(range(100)))
     assert decode_stream(over(encode_stream([long]))) == [long]
-    assert long not in streams._writings
+    assert long not in streams._encoded

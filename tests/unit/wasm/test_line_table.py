@@ -53,7 +53,7 @@ def test_tables_before_dwarf_5_name_files_from_1(version):
     }
 
 
-def test_functions_that_the_linker_left_out_have_no_lines():
+def test_functions_removed_by_the_linker_have_no_lines():
     for address in (0, 0xFFFFFFFF, 0xFFFFFFFE):
         program = b"\0\x05\x02" + struct.pack("<I", address) + PROGRAM[7:]
         assert find_lines(LineSections(100, table(4, OLD, program), b""), range(90, 130), watch()) == {}
@@ -68,12 +68,12 @@ def test_functions_that_the_linker_left_out_have_no_lines():
         b"",
     ],
 )
-def test_headers_that_announce_more_than_there_is_are_refused(head):
+def test_headers_that_announce_missing_bytes_are_refused(head):
     with pytest.raises(InvalidWasm):
         find_lines(LineSections(100, table(5, head, b""), b""), [108], watch())
 
 
-def test_the_deadline_ends_a_table():
+def test_a_deadline_ends_the_reading_of_a_table():
     with pytest.raises(InvokeTimeout):
         find_lines(LineSections(100, table(4, OLD, b"\x01" * 100_000), b""), [108], watch(Deadline.after(0)))
 
@@ -89,14 +89,14 @@ def test_the_deadline_ends_a_table():
     ),
     st.just(SECTIONS.strings) | st.binary(max_size=40),
 )
-def test_whatever_a_table_says_a_trap_is_told(lines, strings):
+def test_any_table_leaves_the_stack_of_a_trap_readable(lines, strings):
     stack = tuple(Frame(0, "f", offset) for offset in CODE)
-    told = SourceLines(LineSections(SECTIONS.code_offset, lines, strings)).add_to(stack)
-    assert [frame[:3] for frame in told] == [frame[:3] for frame in stack]
-    assert all(frame.file.isprintable() and len(frame.file) <= MAX_FILE for frame in told)
+    located = SourceLines(LineSections(SECTIONS.code_offset, lines, strings)).add_to(stack)
+    assert [frame[:3] for frame in located] == [frame[:3] for frame in stack]
+    assert all(frame.file.isprintable() and len(frame.file) <= MAX_FILE for frame in located)
 
 
-def test_names_of_files_reach_no_terminal_raw():
+def test_file_names_are_printable_and_bounded():
     head = b"\0" + b"\x1b[2J" + b"x" * 100_000 + b"\0\0\0\0\0"
     (frame,) = SourceLines(LineSections(100, table(4, head, PROGRAM), b"")).add_to((Frame(0, "f", 108),))
     assert frame.line == 5
@@ -104,7 +104,7 @@ def test_names_of_files_reach_no_terminal_raw():
     assert len(frame.file) <= MAX_FILE
 
 
-def test_a_module_that_spends_its_time_has_no_more_lines():
+def test_a_module_without_time_left_has_no_lines():
     lines = SourceLines(LineSections(100, table(4, OLD, PROGRAM), b""))
     lines._left_s = 0
     assert lines.add_to((Frame(0, "f", 108),)) == (Frame(0, "f", 108),)

@@ -12,11 +12,11 @@ from oracles.guest import typed_error_of
 from oracles.wasm import fault_of, to_wasm, without_places
 from strategies.wasm import damaged, modules, padded
 from tensorwasm.errors import InvalidWasm
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.definitions import ACTIVE, Body, Data, Element
-from tensorwasm.wasm.frame import HEADER, frames
-from tensorwasm.wasm.module import Custom, Module, decode, encode
+from tensorwasm.wasm.binary import Cursor
+from tensorwasm.wasm.definitions import ACTIVE, CodeEntry, DataSegment, ElementSegment
+from tensorwasm.wasm.module import CustomSection, Module, decode, encode
 from tensorwasm.wasm.preamble import scan
+from tensorwasm.wasm.sections import HEADER, read_sections
 from tensorwasm.wasm.types import FuncType, MemoryType
 
 ROOT = Path(__file__).parents[3]
@@ -43,13 +43,13 @@ TEXTS = {
 
 def canonical(module: Module) -> Module:
     """Forget how a module was encoded, and take apart and put together every body."""
-    bodies = tuple(Body.build(body.local_runs(), body.instructions()) for body in module.bodies)
+    bodies = tuple(CodeEntry.build(body.local_runs(), body.instructions()) for body in module.bodies)
     return replace(module, kept=(), bodies=bodies)
 
 
 @settings(max_examples=80)
 @given(modules())
-def test_a_valid_module_reads_back_and_its_shortest_form_is_the_same(module):
+def test_a_valid_module_round_trips_in_its_shortest_form(module):
     wasm = encode(module)
     assert fault_of(wasm) is None
     decoded = decode(wasm)
@@ -58,7 +58,7 @@ def test_a_valid_module_reads_back_and_its_shortest_form_is_the_same(module):
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
-def test_a_committed_module_goes_out_as_it_came(path):
+def test_a_committed_module_is_encoded_to_the_same_bytes(path):
     wasm = path.read_bytes()
     decoded = decode(wasm)
     assert encode(decoded) == wasm
@@ -72,7 +72,7 @@ def test_there_are_committed_modules():
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_what_the_text_format_makes_is_the_shortest_form(text):
+def test_compiled_text_is_in_the_shortest_form(text):
     wasm = to_wasm(text)
     assert fault_of(wasm) is None
     assert encode(canonical(decode(wasm))) == encode(decode(wasm)) == wasm
@@ -81,7 +81,7 @@ def test_what_the_text_format_makes_is_the_shortest_form(text):
 def widened(wasm: bytes) -> bytes:
     """Pad the size of every section to five bytes, as object files have it."""
     out = bytearray(HEADER)
-    for section, _, cursor in frames(wasm):
+    for section, _, cursor in read_sections(wasm):
         contents = wasm[cursor.offset : cursor.end]
         out += bytes([section]) + padded(len(contents), 5) + contents
     return bytes(out)
@@ -89,7 +89,7 @@ def widened(wasm: bytes) -> bytes:
 
 @settings(max_examples=30)
 @given(modules())
-def test_padded_sections_stay_as_they_are_until_somebody_touches_them(module):
+def test_padded_sections_keep_their_bytes_until_they_are_changed(module):
     wasm = widened(encode(module))
     decoded = decode(wasm)
     assert encode(decoded) == wasm
@@ -101,11 +101,11 @@ def test_padded_sections_stay_as_they_are_until_somebody_touches_them(module):
     ]
 
 
-def test_a_body_nobody_touched_stays_as_it_is_in_a_section_that_changed():
+def test_an_unchanged_body_keeps_its_bytes_in_a_changed_section():
     wasm = to_wasm("(module (func) (func))")
-    loose = Body(b"\x81\x80\x00\x83\x80\x00\x7f\x20\x80\x00\x1a\x0b")
-    decoded = decode(encode(replace(decode(wasm), bodies=(Body.build([], []), loose))))
-    changed = decode(encode(replace(decoded, bodies=(Body.build([], [("nop",)]), decoded.bodies[1]))))
+    loose = CodeEntry(b"\x81\x80\x00\x83\x80\x00\x7f\x20\x80\x00\x1a\x0b")
+    decoded = decode(encode(replace(decode(wasm), bodies=(CodeEntry.build([], []), loose))))
+    changed = decode(encode(replace(decoded, bodies=(CodeEntry.build([], [("nop",)]), decoded.bodies[1]))))
     assert changed.bodies[1] == loose
     assert (loose.local_runs(), loose.instructions()) == (((3, "i32"),), [("local.get", 0), ("drop",)])
 
@@ -114,8 +114,10 @@ def test_custom_sections_keep_their_places():
     wasm = to_wasm(TEXTS["names and customs"])
     module = decode(wasm)
     assert [(item.name, item.after) for item in module.customs][:2] == [("one", 0), ("two", 1)]
-    edited = replace(module, memories=(MemoryType(1, None),), customs=(*module.customs, Custom("last", b"!", 10)))
-    assert [section for section, _, _ in frames(encode(edited))][:5] == [0, 1, 0, 3, 5]
+    edited = replace(
+        module, memories=(MemoryType(1, None),), customs=(*module.customs, CustomSection("last", b"!", 10))
+    )
+    assert [section for section, _, _ in read_sections(encode(edited))][:5] == [0, 1, 0, 3, 5]
     assert without_places(decode(encode(edited))) == without_places(edited)
 
 
@@ -131,7 +133,7 @@ def read_all(wasm: bytes) -> None:
 
 @settings(max_examples=150)
 @given(damaged(small_texts()) | damaged(modules().map(encode)) | st.binary(max_size=60).map(HEADER.__add__))
-def test_damaged_bytes_give_a_module_or_our_error(wasm):
+def test_damaged_bytes_give_a_module_or_invalid_wasm(wasm):
     error = typed_error_of(read_all, wasm)
     if error is None:
         assert encode(decode(wasm)) == wasm
@@ -143,7 +145,7 @@ def test_damaged_bytes_give_a_module_or_our_error(wasm):
 
 @settings(max_examples=80)
 @given(damaged(small_texts()) | damaged(modules().map(encode)))
-def test_what_an_engine_accepts_is_never_refused(wasm):
+def test_modules_that_an_engine_accepts_are_never_refused(wasm):
     if fault_of(wasm) is None:
         read_all(wasm)
         assert fault_of(encode(canonical(decode(wasm)))) is None
@@ -151,7 +153,7 @@ def test_what_an_engine_accepts_is_never_refused(wasm):
 
 @settings(max_examples=40)
 @given(modules())
-def test_the_preamble_says_the_same(module):
+def test_the_preamble_agrees_with_the_decoded_module(module):
     found = scan(encode(module))
     assert found.memories == (*(item.type for item in module.imported("memory")), *module.memories)
     assert found.tables == (*(item.type for item in module.imported("table")), *module.tables)
@@ -196,7 +198,7 @@ def test_each_fault_is_named(body, message):
         decode(HEADER + body)
 
 
-def test_four_thousand_million_locals_cost_nothing():
+def test_four_billion_locals_are_decoded_at_once():
     module = decode(
         HEADER
         + section(1, b"\x01\x60\x00\x00")
@@ -204,8 +206,8 @@ def test_four_thousand_million_locals_cost_nothing():
         + section(10, b"\x01\x08\x01" + HUGE + b"\x7f\x0b")
     )
     assert module.bodies[0].local_runs() == (((1 << 32) - 1, "i32"),)
-    assert Body.build(module.bodies[0].local_runs(), module.bodies[0].instructions()) == module.bodies[0]
-    more = Body(b"\x02" + HUGE + b"\x7f\x01\x7f\x0b", at=30)
+    assert CodeEntry.build(module.bodies[0].local_runs(), module.bodies[0].instructions()) == module.bodies[0]
+    more = CodeEntry(b"\x02" + HUGE + b"\x7f\x01\x7f\x0b", at=30)
     for read in (more.local_runs, more.instructions):
         with pytest.raises(InvalidWasm, match=r"too many locals \(at byte 30\)"):
             read()
@@ -214,22 +216,22 @@ def test_four_thousand_million_locals_cost_nothing():
 @pytest.mark.parametrize("raw", [b"\x00", b"\x00\x01", b"\x00\x0b\x01"])
 def test_a_body_must_end_with_end(raw):
     with pytest.raises(InvalidWasm, match=rf"a function does not end \(at byte {40 + len(raw)}\)"):
-        Body(raw, at=40).instructions()
+        CodeEntry(raw, at=40).instructions()
 
 
 @pytest.mark.parametrize("nesting", [200_000])
-def test_nesting_is_no_recursion(nesting):
-    body = Body(b"\x00" + b"\x02\x40" * nesting + b"\x0b" * (nesting + 1))
+def test_nesting_does_not_recurse(nesting):
+    body = CodeEntry(b"\x00" + b"\x02\x40" * nesting + b"\x0b" * (nesting + 1))
     assert len(body.instructions()) == 2 * nesting
 
 
-def test_a_segment_without_a_shorter_form_takes_the_longer():
+def test_a_segment_without_a_short_form_takes_the_long_one():
     zero = (("i32.const", 0),)
     segments = (
-        Element(ACTIVE, (0,), "funcref", 1, zero),
-        Element(ACTIVE, (0, (("ref.null", "funcref"),)), offset=zero),
+        ElementSegment(ACTIVE, (0,), "funcref", 1, zero),
+        ElementSegment(ACTIVE, (0, (("ref.null", "funcref"),)), offset=zero),
     )
-    module = Module(elements=segments, data=(Data(ACTIVE, b"x", 1, zero),))
+    module = Module(elements=segments, data=(DataSegment(ACTIVE, b"x", 1, zero),))
     again = decode(encode(module))
     assert again.elements[0] == segments[0]
     assert again.elements[1].items == ((("ref.func", 0),), (("ref.null", "funcref"),))

@@ -7,9 +7,11 @@ from wasmtime import wat2wasm
 
 from oracles.guest import typed_error_of
 from tensorwasm.errors import InvalidWasm
-from tensorwasm.wasm.cursor import Cursor
-from tensorwasm.wasm.frame import HEADER
-from tensorwasm.wasm.preamble import Export, FuncType, Import, MemoryType, Preamble, TableType, longest_body, scan
+from tensorwasm.wasm.binary import Cursor
+from tensorwasm.wasm.declarations import Export, Import
+from tensorwasm.wasm.preamble import Preamble, longest_body, scan
+from tensorwasm.wasm.sections import HEADER
+from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 
 FULL = bytes(
     wat2wasm(
@@ -48,16 +50,16 @@ def test_everything_declared_is_found():
     imported = FuncType(("i32", "i64"), ("f32",))
     assert scan(FULL) == Preamble(
         imports=(
-            Import("env", "f", "func", imported),
-            Import("env", "t", "table"),
-            Import("env", "g", "global"),
-            Import("env", "m", "memory"),
+            Import("env", "f", "func", 0, imported),
+            Import("env", "t", "table", TableType(1, 2)),
+            Import("env", "g", "global", GlobalType("i64", mutable=True)),
+            Import("env", "m", "memory", MemoryType(2, 8)),
         ),
         exports=(
-            Export("a", "func", FuncType(("v128",), ("f64", "i32"))),
-            Export("g", "global"),
-            Export("memory", "memory"),
-            Export("imported", "func", imported),
+            Export("a", "func", 1, FuncType(("v128",), ("f64", "i32"))),
+            Export("g", "global", 1),
+            Export("memory", "memory", 0),
+            Export("imported", "func", 0, imported),
         ),
         tables=(TableType(1, 2), TableType(3, None)),
         memories=(MemoryType(2, 8),),
@@ -94,14 +96,14 @@ def test_a_module_cut_inside_a_section_is_refused(length):
 @example(b"\x05\x03\x01\x00", True)
 @example(b"\x01\x86\x80\x80\x80\x00\x01\x60\x00\x00", True)
 @example(b"\x07\xff\xff\xff\xff\x0f", True)
-def test_garbage_gives_only_our_error(garbage, with_header):
+def test_arbitrary_bytes_give_only_invalid_wasm(garbage, with_header):
     error = typed_error_of(scan, HEADER + garbage if with_header else garbage)
     assert error is None or "(at byte " in error.message
 
 
 @settings(deadline=None)
 @given(st.integers(0, len(FULL) - 1), st.integers(0, 255))
-def test_one_wrong_byte_gives_a_scan_or_our_error(position, value):
+def test_one_wrong_byte_gives_a_preamble_or_invalid_wasm(position, value):
     damaged = bytearray(FULL)
     damaged[position] = value
     error = typed_error_of(scan, bytes(damaged))
@@ -175,7 +177,7 @@ def test_custom_sections_are_skipped_anywhere():
     assert scan(HEADER + custom + section(5, b"\x01\x00\x01") + custom + custom).memory_bytes == 1 << 16
 
 
-def test_a_huge_count_costs_nothing():
+def test_a_huge_count_is_refused_at_once():
     with pytest.raises(InvalidWasm):
         scan(HEADER + section(3, leb(2**32 - 1)))
 
@@ -188,5 +190,5 @@ def test_the_longest_function_is_measured_with_its_locals(lengths):
 
 
 @pytest.mark.parametrize("body", [b"\x01", b"\x01\x05", b"\x02\xff\xff\xff\xff\x0f\x00", b"\xff\xff\xff\xff\x0f"])
-def test_lengths_that_lie_are_refused_or_measured_and_never_followed(body):
+def test_wrong_body_lengths_are_refused_or_measured_without_reading(body):
     typed_error_of(longest_body, HEADER + section(10, body))

@@ -11,7 +11,7 @@ from wasmtime import WasmtimeError
 
 from oracles.guest import typed_error_of
 from oracles.wasm import fault_of, module_texts, to_wasm, without_places
-from tensorwasm.wasm.definitions import Body
+from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import decode, encode
 
 SELECTION = sorted(Path(__file__).parents[2].glob("golden/wasm/spec/*.wast"))
@@ -21,7 +21,7 @@ WHOLE = os.environ.get("TENSOR_WASM_SPEC_SUITE")
 def survives(wasm: bytes) -> None:
     module = decode(wasm)
     assert encode(module) == wasm
-    bodies = tuple(Body.build(body.local_runs(), body.instructions()) for body in module.bodies)
+    bodies = tuple(CodeEntry.build(body.local_runs(), body.instructions()) for body in module.bodies)
     shortest = replace(module, bodies=bodies, kept=())
     assert fault_of(encode(shortest)) is None
     assert without_places(decode(encode(shortest))) == without_places(shortest)
@@ -49,12 +49,12 @@ def test_the_selection_is_there():
 
 
 @pytest.mark.parametrize("path", SELECTION, ids=lambda path: path.stem)
-def test_every_valid_module_survives(path):
+def test_every_valid_module_round_trips(path):
     assert run(path.read_text(encoding="utf-8")) > 0
 
 
 @pytest.mark.skipif(not WHOLE, reason="TENSOR_WASM_SPEC_SUITE names no checkout of the WebAssembly test suite")
-def test_every_valid_module_of_the_whole_suite_survives():
+def test_every_valid_module_of_the_whole_suite_round_trips():
     scripts = sorted(Path(WHOLE).glob("**/*.wast"))
     valid = sum(run(path.read_text(encoding="utf-8", errors="replace")) for path in scripts)
     assert valid > 0

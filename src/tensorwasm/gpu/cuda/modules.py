@@ -84,7 +84,7 @@ def _refuse_printing(module: Module) -> None:
     Raises:
         UnsupportedPtx: a function of the module prints; with the line of the first that does.
     """
-    where = ptx.printing(module)
+    where = ptx.find_printf(module)
     if where is not None:
         raise UnsupportedPtx(
             "vprintf: on a GPU the output of kernels goes to the process, not to the guest", where.line, where.column

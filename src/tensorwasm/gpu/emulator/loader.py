@@ -12,8 +12,8 @@ from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, S
 from tensorwasm.gpu.emulator.variables import initial_bytes
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Module, Variable
-from tensorwasm.ptx.reach import require_understood, statements
-from tensorwasm.ptx.scope import Scope
+from tensorwasm.ptx.reachability import require_understood, statements
+from tensorwasm.ptx.symbols import SymbolTable
 from tensorwasm.values import Deadline
 from tensorwasm.watch import UNLIMITED, Watch
 
@@ -51,9 +51,9 @@ def unload(program: Program, allocations: Allocations) -> None:
     program.planes.clear()
 
 
-def _module_scope(module: Module, watch: Watch) -> Scope:
+def _module_scope(module: Module, watch: Watch) -> SymbolTable:
     """Return the names of a module; a definition hides its declarations."""
-    scope = Scope(watch=watch)
+    scope = SymbolTable(watch=watch)
     for item in watch.over(module.items):
         if isinstance(item, Directive):
             if item.name == "alias":
@@ -79,7 +79,9 @@ def _list_functions(module: Module, program: Program) -> None:
 # --------------------------------------------------------------------------------------------- variables
 
 
-def _declare_variables(module: Module, scope: Scope, program: Program, allocations: Allocations) -> dict[int, int]:
+def _declare_variables(
+    module: Module, scope: SymbolTable, program: Program, allocations: Allocations
+) -> dict[int, int]:
     addresses: dict[int, int] = {}
     defined = [one for one in module.variables() if scope.find(one.name) is one]
     inner = [one for function in module.functions() for one in statements(function.body or ())]
@@ -112,7 +114,7 @@ def _declare_variables(module: Module, scope: Scope, program: Program, allocatio
 # --------------------------------------------------------------------------------------------- functions
 
 
-def _build_functions(program: Program, scope: Scope, addresses: dict[int, int]) -> None:
+def _build_functions(program: Program, scope: SymbolTable, addresses: dict[int, int]) -> None:
     keys: dict[int, int] = {}
     targets = Targets.of(program.by_index)
     kernels = 0

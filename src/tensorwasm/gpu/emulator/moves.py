@@ -19,7 +19,7 @@ from tensorwasm.gpu.emulator.operands import RAW, Reader, own
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.planes import CONST_WINDOW, WINDOW_BYTES
 from tensorwasm.ptx.model import Instruction, Name, Operand
-from tensorwasm.ptx.special import SPECIALS
+from tensorwasm.ptx.symbols import SPECIALS
 
 _SCALARS: Final = frozenset(
     {"pred", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}

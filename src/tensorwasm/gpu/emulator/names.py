@@ -30,8 +30,7 @@ from tensorwasm.gpu.emulator.special import PREDICATES, read_special, width_bits
 from tensorwasm.gpu.emulator.usage import count_names
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import Address, Float, Function, Int, Name, Not, Offset, Operand, Pair, Variable, Vector
-from tensorwasm.ptx.scope import Scope, Symbol
-from tensorwasm.ptx.special import SPECIALS, VECTOR_SPECIALS
+from tensorwasm.ptx.symbols import SPECIALS, VECTOR_SPECIALS, Symbol, SymbolTable
 
 _COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
 _U64: Final = np.dtype(np.uint64)
@@ -49,7 +48,7 @@ class Names:
     def __init__(
         self,
         code: FunctionCode,
-        module_scope: Scope,
+        module_scope: SymbolTable,
         addresses: dict[int, int],
         functions: dict[str, FunctionCode],
         keys: dict[int, int],
@@ -64,7 +63,7 @@ class Names:
             keys: key of every other variable, by the identity of its declaration; extended here.
         """
         self.code, self.functions = code, functions
-        self._scope = Scope(module_scope)
+        self._scope = SymbolTable(module_scope)
         self._addresses, self._keys = addresses, keys
         self._registers: dict[tuple[int, str], Register] = {}
         self._uses: Counter[str] | None = None
@@ -95,7 +94,7 @@ class Names:
 
     def enter(self) -> None:
         """Begin a scope inside the current one."""
-        self._scope = Scope(self._scope)
+        self._scope = SymbolTable(self._scope)
         self._forget()
 
     def leave(self) -> None:

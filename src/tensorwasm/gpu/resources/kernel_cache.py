@@ -183,7 +183,7 @@ class KernelCache:
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         size_bytes = sum(map(variable_bytes, variables))
         writable = bool(variables) and ptx.may_write(module, entry, deadline)
-        prints = ptx.printing(module) is not None
+        prints = ptx.find_printf(module) is not None
         private = prints or bool(variables)
         draft = Draft(module, signature, text, size_bytes, private=private, writable=writable, prints=prints)
         if draft.private and len(text) <= MAX_DRAFT_BYTES:

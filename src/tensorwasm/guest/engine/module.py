@@ -22,7 +22,9 @@ from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENT
 from tensorwasm.guest.engine.source_lines import SourceLines
 from tensorwasm.values import Limits
 from tensorwasm.wasm import preamble
-from tensorwasm.wasm.preamble import FuncType, Import, Preamble
+from tensorwasm.wasm.declarations import Import
+from tensorwasm.wasm.preamble import Preamble
+from tensorwasm.wasm.types import FuncType
 
 _MAX_NAMED: Final = 20
 _INTEGERS: Final = {"i32": "i12x", "i64": "q8x"}
@@ -193,7 +195,7 @@ def compile_module(engine: Engine, wasm: bytes, limits: Limits | None = None) ->
     error = _module_new(engine.address, wasm, len(wasm), ctypes.byref(address))
     if error:
         said = traps.explain(error)
-        from tensorwasm.wasm.refusal import find_proposal  # noqa: PLC0415 - tables that few need
+        from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - tables that few need
 
         raise find_proposal(wasm) or InvalidWasm(f"not a valid WebAssembly module: {said}")
     return CompiledModule(engine, address.value, declared, len(wasm))

@@ -20,7 +20,8 @@ from tensorwasm.errors import InternalError, InvalidWasm
 from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.engine.module import CompiledModule, compile_module
-from tensorwasm.wasm.preamble import HEADER, Preamble
+from tensorwasm.wasm.preamble import Preamble
+from tensorwasm.wasm.sections import HEADER
 
 MAGIC: Final = b"\x7fELF"
 

@@ -25,7 +25,7 @@ from tensorwasm.guest.sandbox.state import ON_EPOCH_AT, GuestState
 from tensorwasm.guest.sandbox.store import START_CEILING_S, close_store, earlier, is_quick, open_store, take_outcome
 from tensorwasm.guest.sandbox.wasi import NO_WASI, WasiConfig
 from tensorwasm.values import Deadline, Limits
-from tensorwasm.wasm.preamble import Export
+from tensorwasm.wasm.declarations import Export
 
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _USUAL: Final = Limits()

@@ -27,7 +27,9 @@ from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.sandbox import preview1
 from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
-from tensorwasm.wasm.preamble import FuncType, Import, Preamble
+from tensorwasm.wasm.declarations import Import
+from tensorwasm.wasm.preamble import Preamble
+from tensorwasm.wasm.types import FuncType
 
 _caller_context: Final = capi.bind("wasmtime_caller_context")
 _context_get_data: Final = capi.bind("wasmtime_context_get_data")

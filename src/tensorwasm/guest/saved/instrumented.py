@@ -17,7 +17,7 @@ from tensorwasm.guest.engine import traps
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.declarations import MAX_EXPORTS, Export
-from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, Body, Element, Expression, Global
+from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, CodeEntry, ElementSegment, Expression, Global
 from tensorwasm.wasm.module import Module, decode, encode
 from tensorwasm.wasm.types import REFERENCE_TYPES, FuncType, GlobalType
 
@@ -166,7 +166,7 @@ def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], 
     # Its code is another from here on, and lines of the module as it came would be wrong.
     module = replace(module, customs=tuple(each for each in module.customs if each.name != ".debug_line"))
     module, marks = edit.add_globals(module, [unmarked] * len(found))
-    module, functions = edit.add_functions(module, [(FuncType(), Body.build((), (drop,))) for drop in found])
+    module, functions = edit.add_functions(module, [(FuncType(), CodeEntry.build((), (drop,))) for drop in found])
     marked = dict(zip(found, marks, strict=True))
     module = edit.mark_drops(module, _of_kind(marked, "data.drop"), _of_kind(marked, "elem.drop"))
     drops = {drop: Drop(drop[1], f"{prefix}{drop[0]}{drop[1]}.mark", f"{prefix}{drop[0]}{drop[1]}") for drop in found}
@@ -209,7 +209,7 @@ def _initial_table(module: Module, index: int) -> tuple[int | None, ...] | None:
     return tuple(table)
 
 
-def _plain_items(element: Element) -> list[int | None] | None:
+def _plain_items(element: ElementSegment) -> list[int | None] | None:
     items: list[int | None] = []
     for item in element.items:
         if isinstance(item, int):

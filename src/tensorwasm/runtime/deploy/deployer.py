@@ -241,7 +241,7 @@ class Deployer:
         try:
             code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS], work)
         except InvalidWasm as refused:
-            from tensorwasm.wasm.refusal import find_proposal  # noqa: PLC0415 - tables that few need
+            from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - tables that few need
 
             raise find_proposal(source.wasm) or refused from None
         if self._write(name, code):

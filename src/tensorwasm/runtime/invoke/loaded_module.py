@@ -13,7 +13,8 @@ from tensorwasm.guest.engine.module import COMMAND, INITIALISE
 from tensorwasm.guest.sandbox.store import is_quick
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
-from tensorwasm.wasm.preamble import Export, Preamble, longest_body
+from tensorwasm.wasm.declarations import Export
+from tensorwasm.wasm.preamble import Preamble, longest_body
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice

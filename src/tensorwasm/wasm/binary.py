@@ -1,32 +1,41 @@
-"""A bounded reader over the bytes of a module."""
+"""Numbers, names and vectors of the binary format: a bounded reader, and functions that write their shortest form.
+
+Source: Wasm core 2.0, 5.1.3 (vectors), 5.2.2 (LEB128 integers), 5.2.4 (names).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
 from tensorwasm.errors import InvalidWasm, ModuleTooLarge
 
-_MAX_NAME_BYTES = 100_000
+_Item = TypeVar("_Item")
+_MAX_NAME_BYTES: Final = 100_000
+_BYTES: Final = tuple(bytes([value]) for value in range(0x80))
 
 
+@dataclass(slots=True, eq=False)
 class Cursor:
-    """Reads numbers and names between two offsets and never past the second.
+    """Reads numbers and names from a range of bytes and never past its end.
+
+    Its methods raise `InvalidWasm`, with the offset in the module, where the bytes are cut off or not what they read.
 
     Attributes:
         data: the whole module, or a part of it.
         offset: next byte to read, counted from the start of the data.
         end: one past the last byte that may be read.
-        base: where the data starts in the module; errors count from the module's start.
+        base: offset of the data in the module.
     """
 
-    __slots__ = ("base", "data", "end", "offset")
-
-    def __init__(self, data: bytes, offset: int, end: int, base: int = 0) -> None:
-        self.data = data
-        self.offset = offset
-        self.end = end
-        self.base = base
+    data: bytes
+    offset: int
+    end: int
+    base: int = 0
 
     def fail(self, message: str, at: int | None = None) -> InvalidWasm:
-        """Return the error for a fault at an offset, the current one if none is given."""
+        """Return the error for a fault at an offset, by default the current one."""
         at = self.base + (self.offset if at is None else at)
         return InvalidWasm(f"not a valid WebAssembly module: {message} (at byte {at})")
 
@@ -35,11 +44,7 @@ class Cursor:
         return self.offset >= self.end
 
     def byte(self) -> int:
-        """Read one byte.
-
-        Raises:
-            InvalidWasm: there is none.
-        """
+        """Read one byte."""
         if self.offset >= self.end:
             raise self.fail("unexpected end")
         value = self.data[self.offset]
@@ -47,11 +52,7 @@ class Cursor:
         return value
 
     def take(self, length: int) -> bytes:
-        """Read a run of bytes.
-
-        Raises:
-            InvalidWasm: there are fewer.
-        """
+        """Read a run of bytes."""
         start = self.offset
         if length > self.end - start:
             raise self.fail("unexpected end")
@@ -59,13 +60,7 @@ class Cursor:
         return self.data[start : self.offset]
 
     def unsigned(self, bits: int = 32) -> int:
-        """Read an unsigned LEB128 number of at most ``bits`` bits.
-
-        Raises:
-            InvalidWasm: it is cut off, has more bytes than its width allows, or does not fit.
-
-        Source: Wasm core 2.0, 5.2.2.
-        """
+        """Read an unsigned LEB128 number of at most ``bits`` bits."""
         start = self.offset
         value = self.byte()
         if value < 0x80:
@@ -76,13 +71,7 @@ class Cursor:
         return value
 
     def signed(self, bits: int) -> int:
-        """Read a signed LEB128 number of at most ``bits`` bits.
-
-        Raises:
-            InvalidWasm: it is cut off, has more bytes than its width allows, or does not fit.
-
-        Source: Wasm core 2.0, 5.2.2.
-        """
+        """Read a signed LEB128 number of at most ``bits`` bits."""
         start = self.offset
         value, width = self.byte(), 7
         if value >= 0x80:
@@ -104,13 +93,7 @@ class Cursor:
         raise self.fail("integer representation too long", start)
 
     def name(self) -> str:
-        """Read a length-prefixed UTF-8 name.
-
-        Raises:
-            InvalidWasm: it is cut off, longer than engines accept, or not UTF-8.
-
-        Source: Wasm core 2.0, 5.2.4.
-        """
+        """Read a length-prefixed UTF-8 name, no longer than engines accept."""
         start = self.offset
         length = self.unsigned()
         if length > _MAX_NAME_BYTES:
@@ -121,10 +104,9 @@ class Cursor:
             raise self.fail("malformed UTF-8 encoding", start) from None
 
     def count(self, maximum: int, what: str) -> int:
-        """Read a vector's length.
+        """Read a vector's length; no vector has more items than there are bytes left.
 
         Raises:
-            InvalidWasm: more than there are bytes left.
             ModuleTooLarge: more than ``maximum``.
         """
         start = self.offset
@@ -135,15 +117,58 @@ class Cursor:
             raise ModuleTooLarge(f"the module has {value} {what}; the limit is {maximum} (at byte {self.base + start})")
         return value
 
-    def indices(self, maximum: int, what: str) -> tuple[int, ...]:
-        """Read a vector of indices.
+    def vector(self, read: Callable[[Cursor], _Item], maximum: int, what: str) -> tuple[_Item, ...]:
+        """Read a vector of items; limits are those of `count`."""
+        return tuple([read(self) for _ in range(self.count(maximum, what))])
 
-        Raises:
-            InvalidWasm: more than ``maximum``, or one of them is not an index.
-        """
+    def indices(self, maximum: int, what: str) -> tuple[int, ...]:
+        """Read a vector of indices; limits are those of `count`."""
         count = self.count(maximum, what)
         codes = self.data[self.offset : self.offset + count]
         if codes.isascii():  # all have one byte
             self.offset += count
             return tuple(codes)
         return tuple([self.unsigned() for _ in range(count)])
+
+
+def unsigned(value: int) -> bytes:
+    """Encode an unsigned LEB128 number.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    if 0 <= value < 0x80:
+        return _BYTES[value]
+    if value < 0:
+        raise ValueError(f"{value} is negative")
+    return _leb128(value, 0, 0x80)
+
+
+def signed(value: int) -> bytes:
+    """Encode a signed LEB128 number."""
+    return _leb128(value, -0x40, 0x40)
+
+
+def _leb128(value: int, low: int, high: int) -> bytes:
+    """Encode a number whose last byte holds what is at least ``low`` and less than ``high``."""
+    out = bytearray()
+    while not low <= value < high:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value & 0x7F)
+    return bytes(out)
+
+
+def sized(data: bytes) -> bytes:
+    """Encode bytes behind their length."""
+    return unsigned(len(data)) + data
+
+
+def name(text: str) -> bytes:
+    """Encode a name."""
+    return sized(text.encode())
+
+
+def vector(items: Collection[bytes]) -> bytes:
+    """Encode a vector of encoded items."""
+    return unsigned(len(items)) + b"".join(items)

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.ptx import reach_slowly
-from tensorwasm.ptx.graph import propagate
+from tensorwasm.ptx.flow import propagate
 
 NODES = 12
 edges = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=30)
@@ -10,12 +10,12 @@ seeds = st.dictionaries(st.integers(0, NODES - 1), st.sampled_from([1, 2, 4, 8])
 
 
 @given(edges, seeds)
-def test_everything_that_reaches_a_node(pairs, starts):
+def test_masks_propagate_to_every_reachable_node(pairs, starts):
     successors = [[target for source, target in pairs if source == node] for node in range(NODES)]
     assert propagate(successors, starts) == reach_slowly(pairs, starts, NODES)
 
 
-def test_a_long_path_and_a_long_circle():
+def test_propagation_on_a_long_path_and_a_long_cycle():
     length = 20_000
     path = [[node + 1] for node in range(length - 1)] + [[]]
     circle = [[(node + 1) % length] for node in range(length)]
@@ -23,5 +23,5 @@ def test_a_long_path_and_a_long_circle():
     assert propagate(circle, {5: 1, 9: 2}) == [3] * length
 
 
-def test_no_graph():
+def test_propagation_on_an_empty_graph():
     assert propagate([], {}) == []

@@ -1,4 +1,7 @@
-"""The frame of a module: its header, and the sections behind it in their order."""
+"""The outer structure of a module: its header, and the sections behind it in their order.
+
+Source: Wasm core 2.0, 5.5.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from tensorwasm.errors import InvalidWasm
-from tensorwasm.wasm.cursor import Cursor
+from tensorwasm.wasm.binary import Cursor
 
 HEADER: Final = b"\0asm\x01\0\0\0"
 
 CUSTOM: Final = 0
 TYPE, IMPORT, FUNCTION, TABLE, MEMORY, GLOBAL, EXPORT, START, ELEMENT, CODE, DATA, DATA_COUNT, TAG = range(1, 14)
-# Wasm core 2.0, 5.5.2; the tag section sits between memories and globals, the data count before the code.
+# Wasm core 2.0, 5.5.2; the tag section is between memories and globals, the data count before the code.
 ORDER: Final = (TYPE, IMPORT, FUNCTION, TABLE, MEMORY, TAG, GLOBAL, EXPORT, START, ELEMENT, DATA_COUNT, CODE, DATA)
 _RANKS: Final = {section: rank for rank, section in enumerate(ORDER)}
 
 
-def frames(wasm: bytes) -> Iterator[tuple[int, int, Cursor]]:
-    """Go through a module's sections: each one's number, where its header starts, and a cursor over its contents.
+def read_sections(wasm: bytes) -> Iterator[tuple[int, int, Cursor]]:
+    """Yield each section's number, the offset of its header, and a cursor over its contents.
 
     Raises:
         InvalidWasm: this is no module, or a section is cut off, unknown or out of order.
-
-    Source: Wasm core 2.0, 5.5.
     """
     if wasm[:8] != HEADER:
         raise InvalidWasm(_describe_header(wasm))
