@@ -6,7 +6,7 @@ import json
 
 import httpx
 
-from tensorwasm.cli import client
+from tensorwasm.cli.remote import client
 
 
 class FakeServer:

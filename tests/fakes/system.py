@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from tensorwasm.doctor.system import Answer
+from tensorwasm.doctor.facts import CommandOutput
 from tensorwasm.errors import DeviceLost, DeviceUnavailable
 from tensorwasm.gpu.device.port import Device, DeviceStatistics
 from tensorwasm.values import DeviceInfo
@@ -97,11 +97,11 @@ class FakeSystem:
     fault: str = ""
     opened: list[FakeDevice] = field(default_factory=list)
 
-    def run(self, *command: str, limit_s: float = 10.0, say: str = "") -> Answer | None:
+    def run(self, *command: str, limit_s: float = 10.0, say: str = "") -> CommandOutput | None:
         line = " ".join((*command, *(("<", say.strip()) if say else ())))
         for key in sorted(self.commands, key=len, reverse=True):
             if line == key or line.startswith(key + " "):
-                return Answer(*self.commands[key])
+                return CommandOutput(*self.commands[key])
         return None
 
     def read(self, path: str) -> str | None:

@@ -69,7 +69,9 @@ def test_a_guest_whose_code_is_kept_waits_for_nothing_it_does_not_use(tmp_path, 
 def test_the_version_needs_no_command():
     output, modules = imported("--version")
     assert output.startswith("tensor-wasm ")
-    assert not [name for name in modules if name in {"typer", "pydantic", "tensorwasm.cli.app", "tensorwasm.cli.run"}]
+    assert not [
+        name for name in modules if name in {"typer", "pydantic", "tensorwasm.cli.app", "tensorwasm.cli.local.run"}
+    ]
 
 
 def test_help_needs_no_guest():

@@ -7,28 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tensorwasm.cli import (
-    artifacts,
-    audit,
-    bench,
-    deploy,
-    doctor,
-    functions,
-    invoke,
-    jobs,
-    kernel,
-    metrics,
-    observe,
-    run,
-    serve,
-    sessions,
-    snapshot,
-    snapshots,
-    tenants,
-    tokens,
-    usage,
-)
+from tensorwasm.cli.local import artifacts, checks, run, serve, snapshot
 from tensorwasm.cli.options import for_typer
+from tensorwasm.cli.remote import calls, functions, jobs, kernel, metrics, tenants
 from tensorwasm.settings import package_version
 
 app = typer.Typer(
@@ -39,25 +20,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(for_typer(run.run))
-app.command()(doctor.doctor)
-app.command()(serve.serve)
-app.command()(bench.bench)
-app.command()(deploy.deploy)
-app.command()(invoke.invoke)
-app.command()(metrics.metrics)
-app.command()(observe.observe)
-app.command()(usage.usage)
-app.add_typer(functions.app)
-app.add_typer(jobs.app)
-app.add_typer(kernel.app)
-app.add_typer(sessions.app)
-app.add_typer(snapshots.app)
-app.add_typer(tenants.app)
-app.add_typer(tokens.app)
-app.add_typer(artifacts.app)
-app.add_typer(audit.app)
-app.add_typer(snapshot.app)
+for _command in (
+    for_typer(run.run),
+    checks.doctor,
+    serve.serve,
+    checks.bench,
+    functions.deploy,
+    calls.invoke,
+    metrics.metrics,
+    metrics.observe,
+    tenants.usage,
+):
+    app.command()(_command)
+for _group in (
+    functions.FUNCTIONS.app,
+    jobs.JOBS.app,
+    kernel.KERNELS.app,
+    calls.SESSIONS.app,
+    calls.SNAPSHOTS.app,
+    tenants.TENANTS.app,
+    tenants.TOKENS.app,
+    artifacts.app,
+    checks.audit,
+    snapshot.app,
+):
+    app.add_typer(_group)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag's value
@@ -77,11 +64,10 @@ def options(
 
 
 def run_line(arguments: Sequence[str]) -> object:
-    """Run one command line; return what its command does, or the exit code where Typer ends it.
+    """Run one command line; return the command's result, or the exit code if Typer ends it.
 
     Raises:
-        KeyboardInterrupt: it was interrupted.
-        Exception: what the command raises, and a usage error, which knows how to show itself.
+        Exception: any error of the command, or a usage error, which prints itself by its method ``show``.
     """
     try:
         return typer.main.get_command(app).main(list(arguments), prog_name="tensor-wasm", standalone_mode=False)

@@ -1,6 +1,6 @@
 """One command line from its start to its exit code: errors become one line, never a traceback.
 
-`run` and ``--version`` do without Typer, whose import takes longer than they do, where a command line is plain.
+Plain command lines of `run` and ``--version`` do without Typer, whose import takes longer than they do.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tensorwasm.cli import INTERRUPTED
 from tensorwasm.errors import (
     MAX_NAME,
     Frame,
@@ -27,31 +27,28 @@ from tensorwasm.errors import (
 from tensorwasm.settings import current, package_version
 
 MAX_FRAMES: Final = 32
-"""Functions of a guest's stack that are shown."""
+"""Innermost functions of a guest's stack that are shown."""
 
 _MAX_FILE: Final = 200
 
 
 def execute(arguments: Sequence[str]) -> NoReturn:
-    """Run one command line and end the process with its exit code.
-
-    The process ends without Python's and the driver's exit handlers: a kernel that never ends would hold them for ever.
-    """
+    """Run one command line and end the process with its exit code."""
     _open_closed_streams()
     code = dispatch(arguments)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # the reader has gone: its loss, and the code still counts
+        except OSError:  # the reader has gone: the exit code still counts
             continue
-    os._exit(code)
+    os._exit(code)  # not sys.exit: a kernel that never ends would hold the exit handlers of the driver for ever
 
 
 def _open_closed_streams() -> None:
-    """Let a standard stream that the caller has closed be the null device, whose number no other file then gets."""
+    """Open the null device in place of closed standard streams, so that no other file gets their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
             setattr(sys, name, stream)
 
 
@@ -62,7 +59,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     except TensorWasmError as error:
         return _report(error)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line instead of a traceback
         return _report_unexpected(error)
     return outcome if isinstance(outcome, int) else 0
@@ -73,7 +70,8 @@ def _run(arguments: Sequence[str]) -> object:
         print(f"tensor-wasm {package_version()}")
         return 0
     if arguments[:1] == ["run"]:
-        from tensorwasm.cli import options, run  # noqa: PLC0415 - only if it is asked for
+        from tensorwasm.cli import options  # noqa: PLC0415 - only if it is asked for
+        from tensorwasm.cli.local import run  # noqa: PLC0415 - the same
 
         given = options.parse(run.run, arguments[1:])
         if given is not None:
@@ -93,11 +91,11 @@ def _report(error: TensorWasmError) -> int:
 
 
 def _stack_of(error: TensorWasmError) -> Sequence[object]:
-    """Return the functions of a guest that trapped, here or at a server, innermost first."""
+    """Return the stack of a guest that trapped, here or at a server, innermost function first."""
     if isinstance(error, GuestTrap):
         return error.backtrace
-    told = error.left.get("backtrace") if isinstance(error, Refused) else None
-    rows = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+    found = error.left.get("backtrace") if isinstance(error, Refused) else None
+    rows = [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
     return [
         Frame(
             row["function"],
@@ -113,15 +111,14 @@ def _stack_of(error: TensorWasmError) -> Sequence[object]:
 
 
 def _report_unexpected(error: Exception) -> int:
-    if isinstance(error, OSError):  # our own printing: files and guests' output raise errors of ours
-        error = OutputClosed(f"the output cannot be written: {error.strerror}")
-        return _report(error)
-    if show := getattr(error, "show", None):  # a usage error of Click's: it knows how to print itself
+    if isinstance(error, OSError):  # from our own printing: files and guests' output raise errors of ours
+        return _report(OutputClosed(f"the output cannot be written: {error.strerror}"))
+    if show := getattr(error, "show", None):  # a usage error of Click's, which prints itself
         show()
         return int(getattr(error, "exit_code", 2))
     import traceback  # noqa: PLC0415 - an error of ours is rare, and this slow to import
 
-    with contextlib.suppress(TensorWasmError):  # a setting that does not parse: then not
+    with contextlib.suppress(TensorWasmError):  # a setting that does not parse
         if current().traceback:
             traceback.print_exception(error)
     sys.stderr.write(f"error: internal: {type(error).__name__}: {error}\n")

@@ -1,7 +1,7 @@
-"""Options of a command that must start quickly: declared without Typer, whose import takes longer than such a command.
+"""Options, and input and output, without Typer, whose import takes longer than a command that must start quickly.
 
-The command's signature is the one place where they are. `for_typer` makes of it what Typer reads, which knows help and
-says what is wrong; `parse` reads the plain command lines, those that leave nothing to say, and gives up on all others.
+The command's signature declares them once. `parse` reads plain command lines; for help and for all others `for_typer`
+translates the signature for Typer.
 """
 
 from __future__ import annotations
@@ -9,39 +9,38 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TextIO
+
+from tensorwasm.errors import InvalidArgs, OutputClosed, TensorWasmError
 
 
 class Argument(NamedTuple):
-    """A positional argument.
-
-    Attributes:
-        metavar: how help calls it.
-        help: one sentence for people.
-    """
+    """A positional argument, as help names and describes it."""
 
     metavar: str
     help: str
 
 
 class Option(NamedTuple):
-    """An option.
-
-    Attributes:
-        help: one sentence for people.
-        metavar: how help calls its value, None for the name of its type.
-        flag: its name, empty for that of the parameter.
-        min: least value of a number.
-    """
+    """An option."""
 
     help: str
-    metavar: str | None = None
-    flag: str = ""
-    min: int | None = None
+    metavar: str | None = None  # name of the value in help; None for the name of its type
+    flag: str = ""  # name of the option; empty for that of the parameter
+    min: int | None = None  # least value of a number
 
+
+Module = Annotated[Path, Argument(metavar="FILE", help="The module, a .wasm file; - reads standard input.")]
+Arguments = Annotated[
+    list[str] | None, Argument(metavar="ARG", help="After --: arguments that the guest sees as its argv.")
+]
+Export = Annotated[str | None, Option(help="Function to call; without it _start, and where there is none, main.")]
+Args = Annotated[str, Option(metavar="JSON", help='Its arguments, a JSON array: [1, 2.5, "NaN", 9007199254740993].')]
+Env = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="A variable the guest sees.")]
 
 _READERS: Final[Mapping[Any, tuple[re.Pattern[str], Callable[[str], Any]]]] = {
     str: (re.compile(r".*", re.DOTALL), str),
@@ -51,15 +50,12 @@ _READERS: Final[Mapping[Any, tuple[re.Pattern[str], Callable[[str], Any]]]] = {
 
 
 def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any] | None:
-    """Read a command line.
+    """Return the keyword arguments of a command line, or None for a line that Typer must read.
 
     Args:
-        command: whose parameters are annotated with `Argument` and `Option`: first a path, then a list of texts, which
-            are its arguments; its options are texts, numbers, lists of texts, and flags that are False unasked.
-        words: what follows its name.
-
-    Returns:
-        Its keyword arguments; None for a command line that Typer has to look at.
+        command: has as its parameters a path and a list of texts, annotated with `Argument`, and options, annotated
+            with `Option`: texts, numbers, lists of texts, and flags that are False by default.
+        words: the words after its name.
     """
     hints = typing.get_type_hints(command, include_extras=True)
     (first, rest), options = _split(hints)
@@ -100,7 +96,7 @@ def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any
 
 
 def _split(hints: Mapping[str, Any]) -> tuple[list[str], dict[str, tuple[str, Option, Any]]]:
-    """Return the names of the arguments, and the options by flag: name, declaration and bare type."""
+    """Return the names of the arguments, and name, declaration and bare type of the options by flag."""
     arguments: list[str] = []
     options: dict[str, tuple[str, Option, Any]] = {}
     for name, hint in hints.items():
@@ -115,29 +111,78 @@ def _split(hints: Mapping[str, Any]) -> tuple[list[str], dict[str, tuple[str, Op
 
 
 def for_typer(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command as Typer takes it: with its own declarations in the place of ours."""
-    hints = typing.get_type_hints(command, include_extras=True)
+    """Return a command with its signature translated for Typer."""
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         return command(**given)
 
-    kept = inspect.signature(command).parameters.values()
-    parameters = [
-        each.replace(annotation=_translate(hints[each.name]), kind=inspect.Parameter.KEYWORD_ONLY) for each in kept
+    return with_parameters(run, inspect.signature(command, eval_str=True).parameters.values())
+
+
+def with_parameters(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
+    """Return a command after giving it these parameters, by keyword and translated, in the places that Typer reads."""
+    keywords = [
+        each.replace(annotation=_translate(each.annotation), kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters
     ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in keywords}
+    return command
 
 
 def _translate(hint: Any) -> Any:
-    import typer  # noqa: PLC0415 - what this module is there to avoid
+    """Return an annotation of ours as one of Typer's, and any other unchanged."""
+    import typer  # noqa: PLC0415 - its import is what this module avoids
 
-    declared = hint.__metadata__[0]
+    declared = getattr(hint, "__metadata__", (None,))[0]
+    if not isinstance(declared, Argument | Option):
+        return hint
     if isinstance(declared, Argument):
         return Annotated[hint.__origin__, typer.Argument(metavar=declared.metavar, help=declared.help)]
     flags = (declared.flag,) if declared.flag else ()
     return Annotated[
         hint.__origin__, typer.Option(*flags, metavar=declared.metavar, help=declared.help, min=declared.min)
     ]
+
+
+def read_bytes(file: Path, limit_bytes: int, too_long: TensorWasmError, *, stdin: bool = False) -> bytes:
+    """Return the content of a file; with `stdin`, ``-`` is standard input.
+
+    Raises:
+        InvalidArgs: the file cannot be read.
+        TensorWasmError: `too_long`, if there are more bytes than the limit.
+    """
+    try:
+        if stdin and str(file) == "-":
+            data = sys.stdin.buffer.read(limit_bytes + 1)
+        else:
+            with file.open("rb") as opened:
+                data = opened.read(limit_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise InvalidArgs(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', 'no such path')}") from None
+    if len(data) > limit_bytes:
+        raise too_long
+    return data
+
+
+def write_bytes(stream: TextIO, data: bytes) -> None:
+    """Write bytes at once, in order with the text of the stream; raise OutputClosed if that fails."""
+    try:
+        stream.flush()
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except OSError as error:
+        raise OutputClosed(f"the output cannot be written: {error.strerror}") from error
+
+
+def read_variables(pairs: Sequence[str]) -> dict[str, str]:
+    """Return variables by name, or raise InvalidArgs if one is not NAME=VALUE."""
+    split = [pair.partition("=") for pair in pairs]
+    if bad := [name for name, equals, _ in split if not (name and equals)]:
+        raise InvalidArgs(f"--env takes NAME=VALUE, not {bad[0][:64]!r}")
+    return {name: value for name, _, value in split}
+
+
+def without_none(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,20 +1,19 @@
-"""What is wrong with this machine, and how to mend it."""
+"""Checks of this machine: the cause of what does not work, and the fix."""
 
+from tensorwasm.doctor.checks import check_machine
 from tensorwasm.doctor.diagnoses import DIAGNOSES, Diagnosis, diagnose
-from tensorwasm.doctor.reporting import render, render_rows, report
-from tensorwasm.doctor.rows import Report, Row, Status
-from tensorwasm.doctor.system import LocalSystem, System
+from tensorwasm.doctor.facts import System
+from tensorwasm.doctor.results import CheckResult, MachineReport, Status, render, render_rows
 
 __all__ = [
     "DIAGNOSES",
+    "CheckResult",
     "Diagnosis",
-    "LocalSystem",
-    "Report",
-    "Row",
+    "MachineReport",
     "Status",
     "System",
+    "check_machine",
     "diagnose",
     "render",
     "render_rows",
-    "report",
 ]

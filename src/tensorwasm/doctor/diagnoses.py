@@ -1,4 +1,4 @@
-"""Known error messages: what causes them and what mends them. A table; the first row that matches applies."""
+"""Known error messages with their causes and fixes: a table of which the first row that matches applies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One row of the table.
+    """A known error message, its cause and its fix."""
 
-    Attributes:
-        name: stable, for documents and tests.
-        group: where the message comes from.
-        message: a message as users see it.
-        pattern: regular expression that finds it, case ignored.
-        cause: why it appears.
-        fix: what to do.
-    """
-
-    name: str
-    group: str
-    message: str
-    pattern: str
+    name: str  # stable: documents and tests use it
+    group: str  # where the message comes from
+    message: str  # an example
+    pattern: str  # regular expression that finds the message; case is ignored
     cause: str
     fix: str
 
@@ -41,7 +32,7 @@ DIAGNOSES: Final = (
         _WSL,
         "WSL/Windows could not load the dynamic library 'libcuda.so.1'",
         r"could not load the dynamic library 'libcuda\.so|/usr/lib/wsl/lib/libcuda\.so\.1 is missing",
-        "The Windows driver is too old to lend its library to WSL, or was upgraded after WSL had started.",
+        "The Windows driver is too old to provide its library to WSL, or was upgraded after WSL had started.",
         "Install Windows driver 555.85 or newer, then run 'wsl --shutdown' in PowerShell and open WSL again.",
     ),
     Diagnosis(
@@ -211,7 +202,7 @@ DIAGNOSES: Final = (
         _DEVICE,
         "no CUDA-capable device is detected (error 100)",
         r"no CUDA-capable device|\(error 100\b|No devices were found",
-        "The driver is loaded but shows no usable GPU: no permission on the device, a container started without GPUs, "
+        "The driver is loaded but finds no usable GPU: no permission on the device, a container started without GPUs, "
         "an empty CUDA_VISIBLE_DEVICES, or another process that holds the GPU exclusively.",
         "Run nvidia-smi in the same shell. Docker: --gpus all and nvidia-container-toolkit. Kubernetes: the "
         "NVIDIA device plugin and nvidia.com/gpu: 1. 'nvidia-smi -q -d COMPUTE' should say Default.",
@@ -221,9 +212,9 @@ DIAGNOSES: Final = (
         _DEVICE,
         "cuda runtime error: out of memory",
         r"cuda runtime error.{0,20}out of memory|CUDA_ERROR_OUT_OF_MEMORY|device has no such memory left|\(error 2\b",
-        "The GPU is full: this process, or another on the card, holds too much.",
-        "See nvidia-smi for who holds it. Lower --memory (256 MiB is enough for most guests) and what guests may "
-        "allocate (512 MiB).",
+        "The GPU's memory is full: this process, or another on the card, holds too much.",
+        "nvidia-smi lists the processes that hold it. Lower --memory (256 MiB is enough for most guests) and what "
+        "guests may allocate (512 MiB).",
     ),
     Diagnosis(
         "illegal-address",
@@ -239,7 +230,7 @@ DIAGNOSES: Final = (
         _DEVICE,
         "vector_add: 3 of 1000 sums are wrong",
         r"sums are wrong",
-        "The device takes the kernel and computes something else: a hardware fault, an overclocked card or a bug here.",
+        "The device runs the kernel and computes wrong results: a hardware fault, an overclocked card or a bug here.",
         "Look for 'Xid' in dmesg and at ECC errors in 'nvidia-smi -q'; run the same with --device emulator.",
     ),
     Diagnosis(
@@ -248,7 +239,7 @@ DIAGNOSES: Final = (
         "all CUDA-capable devices are busy or unavailable (error 46)",
         r"devices are busy or unavailable|\(error 46\b|exclusive or prohibited compute mode|prohibited compute mode",
         "The GPU is in exclusive or prohibited compute mode, and not for this process.",
-        "'nvidia-smi -q -d COMPUTE' shows the mode and nvidia-smi who holds it; 'Default' is what you want.",
+        "'nvidia-smi -q -d COMPUTE' shows the mode, and nvidia-smi the process; the mode should be 'Default'.",
     ),
     Diagnosis(
         "no-fabric-manager",
@@ -279,7 +270,7 @@ DIAGNOSES: Final = (
         _LOADER,
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
         r"couldn't communicate with the NVIDIA driver",
-        "The driver's kernel module is not loaded: not built for this kernel, barred by Secure Boot, or nouveau has "
+        "The driver's kernel module is not loaded: not built for this kernel, rejected by Secure Boot, or nouveau has "
         "the card.",
         "sudo modprobe nvidia and see dmesg; install the kernel's headers and the driver again (DKMS).",
     ),
@@ -319,5 +310,5 @@ DIAGNOSES: Final = (
 
 
 def diagnose(text: str) -> Diagnosis | None:
-    """Return the first row whose pattern is found in a message, None if no row knows it."""
+    """Return the first row whose pattern is found in a text, None if there is none."""
     return next((row for row in DIAGNOSES if re.search(row.pattern, text, re.IGNORECASE)), None)

@@ -15,7 +15,7 @@ from tensorwasm.artifacts.sealed.header import HEADER_BYTES, read_header
 from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database.engine.opening import read_database, sqlite_url
 from tensorwasm.database.inventory import Inventory, take_inventory
-from tensorwasm.doctor.rows import Row, Status
+from tensorwasm.doctor.results import CheckResult, Status
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, SealRefused, TensorWasmError, UnknownKey
 from tensorwasm.runtime.snapshots import stored
 from tensorwasm.service.sessions.instances import session_name
@@ -32,7 +32,7 @@ _KEY_FIX: Final = (
 )
 
 
-def examine(folder: Path, settings: ServiceSettings) -> tuple[Row, ...]:
+def examine(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, ...]:
     """Look at a data folder, and at what the settings say is elsewhere. Blocks.
 
     Args:
@@ -40,7 +40,7 @@ def examine(folder: Path, settings: ServiceSettings) -> tuple[Row, ...]:
         settings: of the service that is to use it.
     """
     if not folder.is_dir():
-        return (Row("data folder", Status.FAIL, "it is not there", "", "Name the folder that was copied."),)
+        return (CheckResult("data folder", Status.FAIL, "it is not there", "", "Name the folder that was copied."),)
     rows, seals = _keys(folder, settings)
     found, inventory = _database(folder, settings)
     rows.append(found)
@@ -50,21 +50,21 @@ def examine(folder: Path, settings: ServiceSettings) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[Row], SnapshotKeys | None]:
+def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[CheckResult], SnapshotKeys | None]:
     named = "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY" if settings.snapshot_hmac_key else f"keys/{PURPOSE}"
     try:
         # A folder that is not there would be made by who looks into it.
         there = settings.snapshot_hmac_key or (folder / "keys").is_dir()
         seals = SnapshotKeys.kept(settings.snapshot_hmac_key, folder) if there else None
     except TensorWasmError as error:
-        return [Row("keys", Status.FAIL, error.message, "", _KEY_FIX)], None
+        return [CheckResult("keys", Status.FAIL, error.message, "", _KEY_FIX)], None
     if seals is None:
         why = "What signs snapshots and sessions is not in the folder, nor in a setting."
-        return [Row("keys", Status.FAIL, f"{named} is missing", why, _KEY_FIX)], None
-    return [Row("keys", Status.OK, f"{named} (identity {seals.id})")], seals
+        return [CheckResult("keys", Status.FAIL, f"{named} is missing", why, _KEY_FIX)], None
+    return [CheckResult("keys", Status.OK, f"{named} (identity {seals.id})")], seals
 
 
-def _database(folder: Path, settings: ServiceSettings) -> tuple[Row, Inventory | None]:
+def _database(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, Inventory | None]:
     try:
         database = read_database(settings.database or sqlite_url(folder / "service.db"))
         try:
@@ -74,16 +74,16 @@ def _database(folder: Path, settings: ServiceSettings) -> tuple[Row, Inventory |
             database.close()
     except TensorWasmError as error:
         fix = "Bring back service.db, and service.db-wal if there was one, or set TENSOR_WASM_DATABASE."
-        return Row("database", Status.FAIL, error.message, "", fix), None
+        return CheckResult("database", Status.FAIL, error.message, "", fix), None
     counts = f"{len(found.modules)} versions of functions, {len(found.saves)} saved sessions"
-    return Row("database", Status.OK, f"{counts}, {len(found.snapshots)} snapshots"), found
+    return CheckResult("database", Status.OK, f"{counts}, {len(found.snapshots)} snapshots"), found
 
 
-def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -> Iterator[Row]:
+def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -> Iterator[CheckResult]:
     place = process.current().artifacts or str(folder / "artifacts")
     fix = "Bring back the folder artifacts/, copied after the database, or set TENSOR_WASM_ARTIFACTS."
     if "://" not in place and not Path(place).is_dir():
-        yield Row("artifacts", Status.FAIL, "the folder is not there", "", fix)
+        yield CheckResult("artifacts", Status.FAIL, "the folder is not there", "", fix)
         return
     try:
         store = open_store(place)
@@ -92,7 +92,7 @@ def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -
         named += [(int(tenant), snapshot_name(each), each) for tenant, each in inventory.snapshots]
         states = [(_state(store, seals, tenant, name), each) for tenant, name, each in named]
     except TensorWasmError as error:
-        yield Row("artifacts", Status.FAIL, error.message, "", fix)
+        yield CheckResult("artifacts", Status.FAIL, error.message, "", fix)
         return
     yield _row("modules", lost, "modules are missing", len(inventory.modules), fix)
     missing = [each for state, each in states if state == "missing"]
@@ -122,21 +122,21 @@ def _state(store: ContentStore, seals: SnapshotKeys | None, tenant: int, name: s
     return "ok"
 
 
-def _row(check: str, bad: list[str], what: str, total: int, fix: str) -> Row:
+def _row(check: str, bad: list[str], what: str, total: int, fix: str) -> CheckResult:
     if not bad:
-        return Row(check, Status.OK, f"all {total} are there")
+        return CheckResult(check, Status.OK, f"all {total} are there")
     more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return Row(check, Status.FAIL, f"{len(bad)} of {total} {what}: {', '.join(bad[:_SHOWN])}{more}", "", fix)
+    return CheckResult(check, Status.FAIL, f"{len(bad)} of {total} {what}: {', '.join(bad[:_SHOWN])}{more}", "", fix)
 
 
-def _audit(folder: Path, settings: ServiceSettings) -> Row:
+def _audit(folder: Path, settings: ServiceSettings) -> CheckResult:
     try:
         path = log_path(settings, folder)
         if path is None or not path.exists():
-            return Row("audit log", Status.INFO, "there is none in a file")
+            return CheckResult("audit log", Status.INFO, "there is none in a file")
         found = verify(*log_files(path))
     except TensorWasmError as error:
-        return Row("audit log", Status.WARN, error.message)
+        return CheckResult("audit log", Status.WARN, error.message)
     if found.ok:
-        return Row("audit log", Status.OK, f"lines {found.first_seq} to {found.last.seq} hold")
-    return Row("audit log", Status.WARN, found.findings[0].detail, "", "See `tensor-wasm audit verify`.")
+        return CheckResult("audit log", Status.OK, f"lines {found.first_seq} to {found.last.seq} hold")
+    return CheckResult("audit log", Status.WARN, found.findings[0].detail, "", "See `tensor-wasm audit verify`.")

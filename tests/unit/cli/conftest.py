@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from fakes.client import FakeServer
-from tensorwasm.cli import client, entry
+from tensorwasm.cli import entry
+from tensorwasm.cli.remote import commands
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ def server(monkeypatch):
     for name in ("TENSOR_WASM_TOKEN", "TENSOR_WASM_SERVER"):
         monkeypatch.delenv(name, raising=False)
     server = FakeServer()
-    monkeypatch.setattr(client, "connect", server.connect)
+    monkeypatch.setattr(commands, "Client", server.connect)
     return server
 
 

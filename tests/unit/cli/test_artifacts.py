@@ -12,7 +12,7 @@ from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.cli.app import app
-from tensorwasm.cli.artifacts import shown
+from tensorwasm.cli.output import escaped
 from tensorwasm.errors import InvalidArgs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="artifacts on disk need flock")
@@ -45,7 +45,7 @@ def damage(folder):
     blob.write_bytes(b"rot")
 
 
-def test_ls_shows_everybodys_artifacts_and_sends_the_terminal_nothing_odd(artifacts):
+def test_ls_lists_all_tenants_artifacts_without_control_characters(artifacts):
     code, text = artifacts("ls")
     assert code == 0
     assert "\x1b" not in text
@@ -72,7 +72,7 @@ def test_ls_of_one_tenant_as_json(artifacts):
     assert artifacts("ls", "--tenant", "nobody", "--json") == (0, "[]\n")
 
 
-def test_gc_leaves_what_is_young_and_what_has_a_name(artifacts):
+def test_gc_keeps_recent_and_named_artifacts(artifacts):
     assert artifacts("gc") == (0, "collected 0 artifacts of 0 bytes and 0 leftovers\n")
     code, text = artifacts("gc", "--grace", "0", "--json")
     assert (code, json.loads(text)) == (
@@ -89,7 +89,7 @@ def test_gc_leaves_what_is_young_and_what_has_a_name(artifacts):
         artifacts("gc", "--grace", "-1")
 
 
-def test_gc_of_one_whose_catalog_is_damaged_goes_on_with_the_others_and_says_so(artifacts, folder):
+def test_gc_skips_a_tenant_with_a_damaged_catalog_and_reports_it(artifacts, folder):
     (folder / "alice" / "catalog").chmod(0o600)
     (folder / "alice" / "catalog").write_bytes(b"")
     code, text = artifacts("gc", "--grace", "0")
@@ -98,14 +98,14 @@ def test_gc_of_one_whose_catalog_is_damaged_goes_on_with_the_others_and_says_so(
     assert "collected 1 artifacts" in text
 
 
-def test_verify_says_ok_and_what_no_name_leads_to(artifacts):
+def test_verify_reports_ok_and_lists_unreachable_artifacts(artifacts):
     code, text = artifacts("verify")
     assert code == 0
     assert text.splitlines()[0].startswith("unreachable bob")
     assert text.splitlines()[-1] == "ok: 2 artifacts of 605 bytes"
 
 
-def test_verify_exits_with_1_if_something_is_damaged(artifacts, folder):
+def test_verify_exits_with_1_if_an_artifact_is_damaged(artifacts, folder):
     damage(folder)
     code, text = artifacts("verify")
     assert (code, text.splitlines()[-1]) == (1, "NOT OK: 2 artifacts of 605 bytes")
@@ -119,12 +119,12 @@ def test_verify_exits_with_1_if_something_is_damaged(artifacts, folder):
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\u202eabc", "\ud800", "a\nb", "\x9b31m"])
-def test_no_text_reaches_a_terminal_as_anything_but_text(text):
-    assert shown(text).isprintable()
-    assert shown("plain \N{SNOWMAN}") == "plain \N{SNOWMAN}"
+def test_escaped_text_is_printable(text):
+    assert escaped(text).isprintable()
+    assert escaped("plain \N{SNOWMAN}") == "plain \N{SNOWMAN}"
 
 
-def test_the_folder_of_the_settings_is_the_states_own(tmp_path):
+def test_the_default_store_is_in_the_state_folder(tmp_path):
     environment = {**os.environ, "TENSOR_WASM_STATE_DIR": str(tmp_path)}
     environment.pop("TENSOR_WASM_ARTIFACTS", None)
     command = [sys.executable, "-m", "tensorwasm.cli", "artifacts", "verify"]

@@ -1,4 +1,4 @@
-"""What all client commands have in common: options, headers, errors as exit codes, and nothing raw on the terminal."""
+"""Client commands in general: options, headers, errors as exit codes, no control characters on the terminal."""
 
 import subprocess
 import sys
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.client import refuse
-from tensorwasm.cli.client import Client, Options, is_loopback
-from tensorwasm.cli.showing import clean
+from tensorwasm.cli.output import clean
+from tensorwasm.cli.remote.client import Client, ServerOptions, is_loopback
 from tensorwasm.errors import InvalidArgs
 
 METRICS = httpx.Response(200, text="a 1\n")
 
 
-def test_a_request_says_who_asks_and_for_whom(server, cli, monkeypatch):
+def test_a_request_has_the_token_and_the_tenant(server, cli, monkeypatch):
     monkeypatch.setenv("TENSOR_WASM_TOKEN", "hunter2")
     server["GET /metrics"] = METRICS
     assert cli("metrics", "--tenant", 2**64 - 1).code == 0
@@ -24,7 +24,7 @@ def test_a_request_says_who_asks_and_for_whom(server, cli, monkeypatch):
     assert (headers["Authorization"], headers["X-TensorWasm-Tenant"]) == ("Bearer hunter2", str(2**64 - 1))
 
 
-def test_the_server_is_the_environments_unless_it_is_said(server, cli, monkeypatch):
+def test_the_server_is_an_option_or_from_the_environment(server, cli, monkeypatch):
     server["GET /metrics"] = METRICS
     for variable, arguments, host in (
         (None, (), "127.0.0.1:8080"),
@@ -38,7 +38,7 @@ def test_the_server_is_the_environments_unless_it_is_said(server, cli, monkeypat
     assert cli("metrics").code == 2
 
 
-def test_tenant_0_and_no_token_are_left_out(server, cli):
+def test_tenant_0_and_an_empty_token_are_left_out(server, cli):
     server["GET /metrics"] = METRICS
     assert cli("metrics", "--tenant", 0).code == 0
     assert not {"authorization", "x-tensorwasm-tenant"} & set(server.requests[0].headers)
@@ -57,7 +57,7 @@ def test_tenant_0_and_no_token_are_left_out(server, cli):
         ("--server", "https://127.0.0.1", "--ca-cert", "/nonexistent"),
     ],
 )
-def test_a_mistake_in_the_options_is_2_and_nothing_is_sent(server, cli, arguments):
+def test_an_invalid_option_exits_with_2_and_nothing_is_sent(server, cli, arguments):
     done = cli("metrics", *arguments)
     assert done.code == 2
     assert not server.requests
@@ -65,15 +65,18 @@ def test_a_mistake_in_the_options_is_2_and_nothing_is_sent(server, cli, argument
 
 
 @pytest.mark.parametrize("token", ["hunter2\r\nX-Evil: 1", "hunter2 2", "hünter2"])
-def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(server, cli, monkeypatch, token):
+def test_a_token_that_is_invalid_in_a_header_is_refused_and_not_shown(server, cli, monkeypatch, token):
     monkeypatch.setenv("TENSOR_WASM_TOKEN", token)
     done = cli("metrics")
     assert done.code == 2
     assert "nter2" not in done.err
 
 
-def test_a_token_is_not_in_what_options_show():
-    assert "hunter2" not in repr(Options(token="hunter2"))
+def test_a_token_is_not_in_the_repr_of_the_options(server, cli, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_TOKEN", "hunter2")
+    server["GET /metrics"] = METRICS
+    assert cli("metrics").code == 0
+    assert "hunter2" not in repr(server.options)
 
 
 @pytest.mark.parametrize(
@@ -87,24 +90,24 @@ def test_a_token_in_the_clear_is_warned_of_once(server, cli, monkeypatch, server
     assert (done.code, done.err.count("in the clear")) == (0, warned)
 
 
-def test_insecure_is_warned_of_every_time(server, cli):
+def test_insecure_is_warned_of(server, cli):
     server["GET /metrics"] = METRICS
     assert "--insecure" in cli("metrics", "--insecure", "--server", "https://host").err
 
 
-def test_a_server_that_does_not_answer_is_1(server, cli):
+def test_an_unreachable_server_exits_with_1(server, cli):
     server["GET /metrics"] = httpx.ConnectError("nobody\x1b[31m there")
     done = cli("metrics")
     assert (done.code, done.err) == (1, "error: server_unreachable: the server cannot be reached: nobody[31m there\n")
 
 
-def test_a_connection_that_breaks_off_is_1(server, cli):
+def test_a_broken_connection_exits_with_1(server, cli):
     server["GET /metrics"] = httpx.RemoteProtocolError("cut")
     done = cli("metrics")
     assert (done.code, done.err) == (1, "error: server_unreachable: the connection to the server broke off: cut\n")
 
 
-def test_a_route_that_the_server_does_not_ship_is_3(server, cli):
+def test_a_missing_route_exits_with_3(server, cli):
     done = cli("metrics")
     assert (done.code, done.err.split(":")[1]) == (3, " endpoint_missing")
 
@@ -115,39 +118,39 @@ def test_a_route_that_the_server_does_not_ship_is_3(server, cli):
         (refuse(404, "not_found", "there is no such function"), "not_found: there is no such function"),
         (refuse(401, "unauthorized", "no\x07 token"), "unauthorized: no token (TENSOR_WASM_TOKEN is not set)"),
         (refuse(400, "in\nvalid", "args"), "invalid: args"),
-        (httpx.Response(502, text="<html>"), "refused: the server answers 502, and not as one of this kind does"),
-        (httpx.Response(500, json={"error": 7}), "refused: the server answers 500, and not as one of this kind does"),
+        (httpx.Response(502, text="<html>"), "refused: the server answers 502, without an error of TensorWasm"),
+        (httpx.Response(500, json={"error": 7}), "refused: the server answers 500, without an error of TensorWasm"),
         (httpx.Response(302, headers={"Location": "http://evil"}), "refused: the server answers 302"),
     ],
 )
-def test_what_the_server_refuses_is_1_and_said_without_control_characters(server, cli, answer, said):
+def test_a_refusal_exits_with_1_and_is_printed_without_control_characters(server, cli, answer, said):
     server["GET /metrics"] = answer
     done = cli("metrics")
     assert (done.code, len(server.requests)) == (1, 1)
     assert done.err.startswith(f"error: {said}")
 
 
-def test_an_answer_that_is_no_json_is_told(server):
+def test_an_answer_that_is_not_json_is_refused(server):
     server["GET /x"] = httpx.Response(200, text="{")
-    with server.connect(Options()) as client, pytest.raises(Exception, match="not JSON"):
+    with server.connect(ServerOptions()) as client, pytest.raises(Exception, match="not JSON"):
         client.call("GET", "/x")
 
 
 @given(st.text())
-def test_what_is_shown_can_be_printed(text):
+def test_cleaned_text_is_printable(text):
     assert not text or clean(text).isprintable()
 
 
 @given(st.ip_addresses())
-def test_only_this_machines_addresses_are_loopback(address):
+def test_only_addresses_of_this_machine_are_loopback(address):
     assert is_loopback(str(address)) == address.is_loopback
 
 
-def test_a_certificate_is_held_against_the_systems_roots_unless_told_otherwise():
+def test_a_url_with_an_invalid_port_is_refused():
     with pytest.raises(InvalidArgs):
-        Client(Options(server="https://host:port"))
+        Client(ServerOptions(server="https://host:port"))
 
 
-def test_help_does_not_load_the_client():
+def test_help_does_not_load_httpx():
     code = "import sys; sys.argv[1:] = ['--help']; from tensorwasm.cli.app import app; print('httpx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Kernels from the command line: signed here, published, listed, fetched, checked."""
+"""Kernels from the command line: signed, published, listed, fetched, checked."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_a_kernel_is_signed_here_and_published_without_the_key(server, cli, file
 
 
 @pytest.mark.parametrize("content", [b"", b"k" * 31, b"k" * 33, b"6b" * 31 + b"zz", b"6b" * 40])
-def test_what_is_no_key_is_refused_without_showing_it(server, cli, files, content):
+def test_an_invalid_key_is_refused_and_not_shown(server, cli, files, content):
     (files / "key").write_bytes(content)
     done = publish(cli, files)
     assert done.code == 2
@@ -58,7 +58,7 @@ def test_what_is_no_key_is_refused_without_showing_it(server, cli, files, conten
     assert server.bodies == []
 
 
-def test_a_key_that_others_may_read_is_warned_of_or_refused(server, cli, files, monkeypatch):
+def test_a_key_file_open_to_others_is_warned_of_or_refused(server, cli, files, monkeypatch):
     server["POST /kernels"] = (201, {"name": "fill", "version": "1"})
     (files / "key").chmod(0o640)
     done = publish(cli, files)
@@ -78,7 +78,7 @@ def test_kernels_are_listed_page_by_page(server, cli):
     assert cli("kernel", "list", "--output", "json").out == "[]\n"
 
 
-def test_a_kernel_is_fetched(server, cli, tmp_path):
+def test_a_kernel_and_its_manifest_are_fetched(server, cli, tmp_path):
     server["GET /kernels/a b/1"] = {"manifest": {"name": "a b"}, "ptx_text": "one\x1b[2J\ntwo\n"}
     done = cli("kernel", "fetch", "a b@1", "--manifest-file", tmp_path / "manifest")
     assert (done.code, done.out) == (0, "one[2J\ntwo\n")
@@ -89,14 +89,14 @@ def test_a_kernel_is_fetched(server, cli, tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"name": 1}', '{"name":"a","version":"1","sm_version":1,"digest":"x"}']
 )
-def test_what_is_no_manifest_is_refused(cli, files, content):
+def test_an_invalid_manifest_is_refused(cli, files, content):
     (files / "manifest").write_text(content)
     done = cli("kernel", "verify", "a@1", "--manifest-file", files / "manifest", "--key-file", files / "key")
     assert done.code == 2
     assert cli("kernel", "verify", "a@1", "--manifest-file", files / "none", "--key-file", files / "key").code == 2
 
 
-def test_what_is_no_ptx_is_not_sent(server, cli, files):
+def test_invalid_ptx_or_names_are_not_sent(server, cli, files):
     (files / "bad").write_bytes(b"\xff")
     assert publish(cli, files, ptx="bad").code == 2
     assert publish(cli, files, name="a\nb").code == 2
@@ -104,7 +104,7 @@ def test_what_is_no_ptx_is_not_sent(server, cli, files):
     assert server.bodies == []
 
 
-def test_each_kernel_of_a_text_says_whether_a_device_takes_it(cli, tmp_path):
+def test_check_reports_for_each_kernel_whether_a_device_accepts_it(cli, tmp_path):
     text = tmp_path / "some.ptx"
     text.write_text(TEXT + ".visible .entry odd()\n{\n    wgmma.fence.sync.aligned;\n    ret;\n}\n")
     done = cli("kernel", "check", text, "--device", "emulator", "--output", "json")

@@ -1,4 +1,4 @@
-"""Command lines that are read without Typer: as Typer would read them, or not at all."""
+"""Command lines that are parsed without Typer: as Typer would parse them, or not at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorwasm.cli.local.run import run
 from tensorwasm.cli.options import Argument, Option, for_typer, parse
-from tensorwasm.cli.run import run
 
 SEEN: list[dict[str, object]] = []
 
@@ -60,7 +60,7 @@ words = st.lists(values | flags | st.builds("{}={}".format, flags, values), max_
 
 
 @given(words)
-def test_what_is_read_is_what_typer_reads(line):
+def test_parsed_options_equal_those_of_typer(line):
     read = parse(command, line)
     if read is not None:
         SEEN.clear()
@@ -86,12 +86,12 @@ def test_what_is_read_is_what_typer_reads(line):
         ),
     ],
 )
-def test_plain_lines_of_run_need_no_typer(line, given_):
+def test_plain_lines_of_run_are_parsed_without_typer(line, given_):
     assert parse(run, line) == given_
 
 
 @pytest.mark.parametrize(
     "line", [[], ["--help"], ["m.wasm", "--exprot", "f"], ["m.wasm", "--timeout"], ["m.wasm", "--memory", "x"], [""]]
 )
-def test_lines_about_which_there_is_something_to_say_are_typers(line):
+def test_help_and_invalid_lines_are_left_to_typer(line):
     assert parse(run, line) is None

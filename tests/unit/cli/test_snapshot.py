@@ -10,7 +10,7 @@ from wasmtime import wat2wasm
 from strategies.live import GUEST
 from tensorwasm import settings
 from tensorwasm.cli.app import app
-from tensorwasm.cli.snapshot import parse_call
+from tensorwasm.cli.local.snapshot import parse_call
 from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
 
 
@@ -36,7 +36,7 @@ def snapshot(folder):
     return run
 
 
-def test_what_was_saved_goes_on(snapshot, folder):
+def test_a_saved_instance_is_restored(snapshot, folder):
     (folder / "input.txt").write_bytes(b"some input")
     code, text = snapshot(
         "save", "guest.wasm", "one.tws", "--call", "store [64, 77]", "--call", "vector", "--input", "input.txt"
@@ -66,7 +66,7 @@ def test_a_chain_is_restored_with_its_parents_and_not_without(snapshot):
     assert snapshot("verify", "three.tws", "--parent", "one.tws")[1].startswith("ok: ")
 
 
-def test_inspect_tells_sizes_and_names_and_nothing_private(snapshot):
+def test_inspect_prints_sizes_and_names_but_no_data(snapshot):
     snapshot("save", "guest.wasm", "one.tws", "--call", "set-i32 [123456789]", "--grant", "cuda")
     code, text = snapshot("inspect", "one.tws")
     assert code == 0
@@ -79,7 +79,7 @@ def test_inspect_tells_sizes_and_names_and_nothing_private(snapshot):
     assert summary["gpu"] is True
 
 
-def test_diff_tells_pages_globals_and_fields(snapshot):
+def test_diff_prints_pages_globals_and_fields(snapshot):
     snapshot("save", "guest.wasm", "one.tws")
     snapshot("save", "guest.wasm", "two.tws", "--call", "store [70000, 1]", "--call", "set-i32 [5]")
     assert snapshot("diff", "one.tws", "one.tws") == (0, "the same\n")
@@ -106,7 +106,7 @@ def test_a_damaged_or_foreign_file_is_refused(snapshot, folder):
         snapshot("verify", "nothing.tws")
 
 
-def test_what_cannot_be_saved_is_named_and_nothing_is_written(snapshot, folder):
+def test_an_instance_that_cannot_be_saved_leaves_no_file(snapshot, folder):
     wasi = '(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))) (memory 1))'
     (folder / "wasi.wasm").write_bytes(bytes(wat2wasm(wasi)))
     with pytest.raises(NotCapturable, match="folders"):
@@ -118,11 +118,11 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(snapshot, folder):
     ("text", "call"),
     [("f", ("f", [])), ("f [1]", ("f", [1])), ('f["NaN", 2]', ("f", ["NaN", 2])), (" a b [ ]", ("a b", []))],
 )
-def test_a_call_is_a_name_and_perhaps_an_array(text, call):
+def test_a_call_is_a_name_and_an_optional_array(text, call):
     assert parse_call(text) == call
 
 
 @pytest.mark.parametrize("text", ["", " ", "[1]", "f [1", "f [1] x"])
-def test_what_is_no_call_is_refused(text):
+def test_an_invalid_call_is_refused(text):
     with pytest.raises(InvalidArgs):
         parse_call(text)

@@ -1,12 +1,10 @@
-"""Tenants, usage and snapshots of a server from the command line."""
+"""Tenants, tokens and usage of a server: the secret of a token is printed alone, and only once."""
 
 import json
-from pathlib import Path
 
-import httpx
 import pytest
 
-from fakes.client import refuse
+from tensorwasm.cli.remote import tenants
 
 TENANT = {
     "tenant": 7,
@@ -16,8 +14,6 @@ TENANT = {
     "disabled": False,
     "created_unix_ms": 0,
 }
-ID = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
-SNAPSHOT = {"id": ID, "size_bytes": 5, "created_unix_ms": 0, "function_id": ID, "version": 1}
 USED = dict.fromkeys(("requests", "errors", "cpu_us", "gpu_us", "launches", "bytes_in", "bytes_out"), 4)
 
 
@@ -60,12 +56,12 @@ def test_a_tenant_is_created_changed_disabled_and_enabled(server, cli):
         ("create", "7", "--quota", "qps=-1"),
     ],
 )
-def test_what_no_tenant_can_be_is_a_mistake(server, cli, arguments):
+def test_invalid_tenants_and_quotas_are_refused(server, cli, arguments):
     assert cli("tenants", *arguments).code == 2
     assert not server.requests
 
 
-def test_usage_is_shown_with_the_quotas_that_hold(server, cli):
+def test_usage_is_shown_with_quotas(server, cli):
     quotas = {"instances": {"used": 1, "limit": 8}, "requests": {"used": 0, "limit": None}}
     report = {"hours": [{"hour_unix_ms": 0, "used": USED}], "total": USED, "quotas": quotas}
     server["GET /usage"] = report
@@ -80,30 +76,65 @@ def test_usage_is_shown_with_the_quotas_that_hold(server, cli):
     assert cli("usage").code == 1
 
 
-def test_snapshots_are_listed_shown_restored_and_deleted(server, cli):
-    server["GET /snapshots"] = {"snapshots": [SNAPSHOT], "next": None}
-    server[f"GET /snapshots/{ID}"] = SNAPSHOT
-    server[f"POST /snapshots/{ID}/restore"] = (201, {"instance_id": "there"})
-    server[f"DELETE /snapshots/{ID}"] = (204, None)
-    assert ID in cli("snapshots", "list").out
-    assert "5" in cli("snapshots", "show", ID).out
-    assert cli("snapshots", "restore", ID).out == "there\n"
-    assert cli("snapshots", "delete", ID).code == 0
-    assert cli("snapshots", "show", "a/b").code == 2
+# ---------------------------------------------------------------- tokens
+
+ID = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+TOKEN = {
+    "id": ID,
+    "name": "ci\x1b[31m",
+    "tenants": [1, 2**64 - 1],
+    "scopes": ["invoke", "jobs"],
+    "created_unix_ms": 0,
+    "expires_unix_ms": None,
+    "revoked_unix_ms": None,
+    "replaces": None,
+}
+MADE = {**TOKEN, "token": "tw_hunter2"}
 
 
-def test_a_snapshot_is_fetched_whole_or_not_at_all(server, cli, tmp_path):
-    path = tmp_path / "state.tws"
-    server[f"GET /snapshots/{ID}/content"] = httpx.Response(200, content=b"state")
-    assert cli("snapshots", "fetch", ID, path).code == 0
-    assert path.read_bytes() == b"state"
-    server[f"GET /snapshots/{ID}/content"] = refuse(404, "not_found", "there is no such snapshot")
-    assert cli("snapshots", "fetch", ID, tmp_path / "none.tws").code == 1
-    assert cli("snapshots", "fetch", ID, tmp_path / "no" / "folder").code == 2
-    assert [each.name for each in tmp_path.iterdir()] == ["state.tws"]
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(tenants.time, "time", lambda: 1000.0)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not there")
-def test_a_file_that_cannot_be_replaced_is_told(server, cli):
-    server[f"GET /snapshots/{ID}/content"] = httpx.Response(200, content=b"state")
-    assert cli("snapshots", "fetch", ID, "/dev/full").code == 2
+def test_a_new_token_is_alone_on_standard_output(server, cli, clock):
+    server["POST /tokens"] = (201, MADE)
+    done = cli("tokens", "create", "ci", "--tenants", f"1, {2**64 - 1}", "--scope", "invoke", "--expires", "60")
+    assert (done.code, done.out) == (0, "tw_hunter2\n")
+    assert f"1, {2**64 - 1}" in done.err
+    assert "\x1b" not in done.err
+    wanted = {"name": "ci", "tenants": [1, 2**64 - 1], "scopes": ["invoke"], "expires_unix_ms": 1_060_000}
+    assert server.bodies == [wanted]
+
+
+def test_a_token_for_all_tenants_has_the_default_scopes(server, cli):
+    server["POST /tokens"] = (201, MADE)
+    assert json.loads(cli("tokens", "create", "ci", "--tenants", "*", "--output", "json").out) == MADE
+    assert server.bodies == [{"name": "ci", "tenants": "*"}]
+
+
+@pytest.mark.parametrize("tenants_", ["", "1,", "-1", "x", "1;2", str(2**64), "٣"])
+def test_invalid_tenants_of_a_token_are_refused(server, cli, tenants_):
+    assert cli("tokens", "create", "ci", "--tenants", tenants_).code == 2
+    assert not server.requests
+
+
+def test_tokens_are_listed(server, cli):
+    server["GET /tokens"] = {"tokens": [TOKEN], "next": None}
+    head, row = cli("tokens", "list").out.splitlines()
+    assert head.split() == ["ID", "TENANTS", "EXPIRES", "REVOKED", "SCOPES", "NAME"]
+    assert row == f"{ID}  1, {2**64 - 1}  -        -        invoke, jobs  ci[31m"
+
+
+def test_a_token_is_rotated(server, cli, clock):
+    server[f"POST /tokens/{ID}/rotate"] = (201, MADE)
+    assert cli("tokens", "rotate", ID, "--overlap", "30", "--expires", "1").out == "tw_hunter2\n"
+    assert cli("tokens", "rotate", ID).code == 0
+    assert server.bodies == [{"overlap_s": 30.0, "expires_unix_ms": 1_001_000}, {"overlap_s": 0.0}]
+    for wrong in ("-1", "nan", "inf"):
+        assert cli("tokens", "rotate", ID, "--overlap", wrong).code == 2
+
+
+def test_a_token_is_revoked(server, cli):
+    server[f"DELETE /tokens/{ID}"] = (204, None)
+    assert cli("tokens", "revoke", ID).code == 0

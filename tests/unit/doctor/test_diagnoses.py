@@ -1,4 +1,4 @@
-"""Each row of the table, as a golden file: the message, a line of dashes, and what is made of it.
+"""Each diagnosis as a golden file: the message, a line of dashes, and the cause and fix.
 
 ``TENSOR_WASM_UPDATE_GOLDEN=1 pytest tests/unit/doctor`` writes the second half anew.
 """
@@ -65,15 +65,15 @@ PYTHON = {
     ("message", "name"),
     (LINKER_AND_LOADER | DRIVER_AND_TOOLKIT | DEVICE_AT_RUN_TIME | WSL2 | BUILDING | PYTHON).items(),
 )
-def test_a_known_message_is_recognised(message, name):
+def test_a_known_message_is_diagnosed(message, name):
     found = diagnose(message)
     assert found is not None
     assert found.name == name
-    assert diagnose(f"Traceback:\n  {message.upper()}\nmore") == found, "wherever it stands, however it is written"
+    assert diagnose(f"Traceback:\n  {message.upper()}\nmore") == found, "at any position, in any case"
 
 
 @pytest.mark.parametrize("row", DIAGNOSES, ids=lambda row: row.name)
-def test_each_row_is_the_golden_one(row):
+def test_each_diagnosis_equals_its_golden_file(row):
     path = GOLDEN / f"{row.name}.txt"
     if os.environ.get("TENSOR_WASM_UPDATE_GOLDEN"):
         path.write_text(f"{row.message}{CUT}{row.group}\nwhy: {row.cause}\nfix: {row.fix}\n", encoding="ascii")
@@ -83,11 +83,11 @@ def test_each_row_is_the_golden_one(row):
     assert f"{found.group}\nwhy: {found.cause}\nfix: {found.fix}\n" == expected
 
 
-def test_no_golden_file_is_left_of_a_row_that_is_gone():
+def test_every_golden_file_has_a_diagnosis():
     assert {path.stem for path in GOLDEN.iterdir()} == {row.name for row in DIAGNOSES}
 
 
-def test_rows_are_named_once_and_say_why_and_what_to_do_in_sentences():
+def test_names_are_unique_and_causes_are_sentences():
     assert len({row.name for row in DIAGNOSES}) == len(DIAGNOSES)
     for row in DIAGNOSES:
         assert row.cause.endswith("."), row.name
@@ -96,7 +96,7 @@ def test_rows_are_named_once_and_say_why_and_what_to_do_in_sentences():
 
 
 @pytest.mark.parametrize("code", [34, 35, 46, 100, 802, 803, 804, 805, 807, 808, 809, 2, 700])
-def test_our_own_sentence_for_an_error_of_the_driver_is_recognised(code):
+def test_our_own_message_for_an_error_of_the_driver_is_diagnosed(code):
     assert code in MEANINGS
     found = diagnose(describe(DriverFailure("cuInit", code)).partition("; ")[0])
     assert found is not None
@@ -104,10 +104,10 @@ def test_our_own_sentence_for_an_error_of_the_driver_is_recognised(code):
 
 
 @given(st.text(max_size=300))
-def test_any_text_can_be_asked_about(text):
+def test_any_text_can_be_diagnosed(text):
     found = diagnose(text)
     assert found is None or found in DIAGNOSES
 
 
-def test_long_hostile_text_is_answered_quickly():
+def test_long_hostile_text_is_diagnosed_quickly():
     diagnose("Unsupported gpu architecture '" * 20_000 + "failed to build " * 20_000)

@@ -1,4 +1,4 @@
-"""Whole reports, as golden files: the machine, a line of dashes, and what the doctor says of it.
+"""Whole reports, as golden files: the machine, a line of dashes, and the report.
 
 ``TENSOR_WASM_UPDATE_GOLDEN=1 pytest tests/unit/doctor`` writes the second half anew.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakes.system import FakeSystem
-from tensorwasm.doctor import Status, render, report
+from tensorwasm.doctor import Status, check_machine, render
 from tensorwasm.errors import InvalidArgs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "doctor"
@@ -29,21 +29,21 @@ def stage(path: Path) -> tuple[str, FakeSystem, str]:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_the_report_is_the_golden_one(path):
+def test_each_report_equals_its_golden_file(path):
     choice, system, expected = stage(path)
-    said = render(report(choice, system))
+    text = render(check_machine(choice, system))
     if os.environ.get("TENSOR_WASM_UPDATE_GOLDEN"):
         machine = path.read_text(encoding="ascii").partition(CUT)[0]
-        path.write_text(machine + CUT + said, encoding="ascii")
+        path.write_text(machine + CUT + text, encoding="ascii")
     else:
-        assert said == expected
+        assert text == expected
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("choice", ["auto", "emulator", "cuda"])
-def test_a_report_is_ok_exactly_if_the_device_works_and_nothing_failed(path, choice):
+def test_a_report_is_ok_only_if_the_device_works_and_no_check_failed(path, choice):
     _, system, _ = stage(path)
-    found = report(choice, system)
+    found = check_machine(choice, system)
     failed = [row.check for row in found.rows if row.status is Status.FAIL]
     assert found.ok is not bool(failed)
     if found.ok:
@@ -53,25 +53,25 @@ def test_a_report_is_ok_exactly_if_the_device_works_and_nothing_failed(path, cho
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_without_a_gpu_that_was_asked_for_nothing_about_gpus_fails(path):
+def test_no_check_of_gpus_fails_if_the_emulator_is_chosen(path):
     _, system, _ = stage(path)
     own = {"Python", "wasmtime", "numpy", "ml_dtypes"}
-    failed = {row.check for row in report("emulator", system).rows if row.status is Status.FAIL}
+    failed = {row.check for row in check_machine("emulator", system).rows if row.status is Status.FAIL}
     assert failed <= own
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_what_failed_or_warns_says_what_to_do(path):
+def test_a_failure_or_warning_has_a_cause_or_a_fix(path):
     choice, system, _ = stage(path)
-    for row in report(choice, system).rows:
+    for row in check_machine(choice, system).rows:
         if row.status in {Status.FAIL, Status.WARN}:
             assert row.fix or row.diagnosis, row
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_device_that_was_opened_is_closed_with_nothing_left_on_it(path):
+def test_every_opened_device_is_closed_without_allocations_or_modules(path):
     choice, system, _ = stage(path)
-    report(choice, system)
+    check_machine(choice, system)
     assert system.opened
     for device in system.opened:
         assert device.closed
@@ -83,15 +83,15 @@ def test_there_is_a_scenario_for_every_platform():
     assert platforms == {"linux", "win32", "darwin"}
 
 
-def test_an_unknown_device_is_refused_before_anything_is_looked_at():
+def test_an_unknown_device_is_refused_before_any_check():
     system = FakeSystem()
     with pytest.raises(InvalidArgs):
-        report("quantum", system)
+        check_machine("quantum", system)
     assert system.opened == []
 
 
-def test_strange_output_of_commands_is_printed_as_plain_ascii():
+def test_output_of_commands_is_printed_as_plain_ascii():
     system = FakeSystem(commands={"nvidia-smi": (9, "Fehler: Gerät \x1b[31mweg\x1b[0m\x07")})
-    text = render(report("emulator", system))
+    text = render(check_machine("emulator", system))
     assert text.isascii()
     assert "\x1b" not in text

@@ -1,4 +1,4 @@
-"""The chosen device, to the end: open it, load a kernel, launch it, verify what it computed."""
+"""The chosen device: open it, load a kernel, launch it, verify the result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm import ptx
-from tensorwasm.doctor.machine import Machine
-from tensorwasm.doctor.rows import Row, Status
+from tensorwasm.doctor.facts import MachineFacts
+from tensorwasm.doctor.results import CheckResult, Results, Status
 from tensorwasm.errors import InternalError, TensorWasmError
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
-_COUNT: Final = 1000
+_LENGTH: Final = 1000
 _BLOCK: Final = 128
 _LIMIT_S: Final = 30.0
 
@@ -55,106 +55,100 @@ DONE:
 """
 
 
-def check_emulator(machine: Machine) -> tuple[Row, ...]:
-    """Does the emulator, which needs no GPU, compute the right sum?"""
-    if machine.opened.device is not None and machine.opened.device.info.kind == "emulator":
-        return ()
+def check_emulator(machine: MachineFacts) -> Results:
+    """Launch and verify a kernel on the emulator, which needs no GPU, unless it is the chosen device."""
+    chosen, _ = machine.opened
+    if chosen is not None and chosen.info.kind == "emulator":
+        return None
     try:
         device, _ = machine.system.open("emulator")
     except TensorWasmError as error:
         seen, _, fix = error.message.partition("; ")
-        return (Row("emulator", Status.WARN, seen, "It is what runs kernels without a GPU.", fix),)
+        return CheckResult("emulator", Status.WARN, seen, "It is what runs kernels without a GPU.", fix)
     try:
-        return (Row("emulator", Status.OK, verify(device, "")),)
+        return CheckResult("emulator", Status.OK, verify(device, ""))
     except TensorWasmError as error:
-        return (machine.bad("emulator", Status.WARN, f"{error.kind}: {error.message}"),)
+        return machine.diagnosed("emulator", Status.WARN, f"{error.kind}: {error.message}")
     finally:
         device.close()
 
 
-def check_device(machine: Machine) -> tuple[Row, ...]:
-    """Does the chosen device open?"""
-    device, reason = machine.opened.device, machine.opened.reason
+def check_device(machine: MachineFacts) -> Results:
+    """Open the chosen device."""
+    device, reason = machine.opened
+    brief, _, rest = reason.partition("; ")
     if device is None:
-        found = machine.bad("device", Status.FAIL, reason)
-        seen, _, rest = reason.partition("; ")
-        return (Row("device", Status.FAIL, seen, found.diagnosis, found.fix or rest),)
+        found = machine.diagnosed("device", Status.FAIL, reason)
+        return CheckResult("device", Status.FAIL, brief, found.diagnosis, found.fix or rest)
     info = device.info
-    major, minor = info.ptx_version
-    capability = f"sm_{info.compute_capability[0]}{info.compute_capability[1]}"
-    seen = f"{info.kind}: {info.name}, {capability}, PTX up to {major}.{minor} ({reason.partition('; ')[0]})"
-    return (Row("device", Status.OK, seen),)
+    capability, version = "sm_{}{}".format(*info.compute_capability), "{}.{}".format(*info.ptx_version)
+    return CheckResult("device", Status.OK, f"{info.kind}: {info.name}, {capability}, PTX up to {version} ({brief})")
 
 
-def check_managed(machine: Machine) -> tuple[Row, ...]:
-    """May processor and GPU touch managed memory at once?"""
-    device = machine.opened.device
+def check_managed(machine: MachineFacts) -> Results:
+    """Report whether processor and GPU may access managed memory at once."""
+    device, _ = machine.opened
     if device is None or device.info.kind != "cuda":
-        return ()
+        return None
     if device.info.concurrent_managed_access:
-        return (Row("managed memory", Status.OK, "processor and GPU may touch it at once"),)
+        return CheckResult("managed memory", Status.OK, "processor and GPU may touch it at once")
     why = "Windows and WSL move managed memory only when no kernel runs." if machine.windows or machine.wsl else ""
-    return (Row("managed memory", Status.INFO, "not while a kernel runs; registered memory is used", why),)
+    return CheckResult("managed memory", Status.INFO, "not while a kernel runs; registered memory is used", why)
 
 
-def check_launch(machine: Machine) -> tuple[Row, ...]:
+def check_launch(machine: MachineFacts) -> Results:
     """Load, launch and verify a kernel on the chosen device."""
-    device = machine.opened.device
+    device, _ = machine.opened
     if device is None:
-        return ()
+        return None
     try:
-        return (
-            Row("load, launch, verify", Status.OK, verify(device, machine.system.environment.get("CUDA_ARCH", ""))),
-        )
+        seen = verify(device, machine.system.environment.get("CUDA_ARCH", ""))
     except TensorWasmError as error:
-        return (machine.failed("load, launch, verify", error),)
+        return machine.failed("load, launch, verify", error)
+    return CheckResult("load, launch, verify", Status.OK, seen)
 
 
 def verify(device: Device, architecture: str) -> str:
-    """Add two vectors on a device and compare; return what was done.
+    """Add two vectors on a device, compare the sums and return a summary.
 
     Args:
-        device: where.
-        architecture: what ``CUDA_ARCH`` asks for, used if the device has it.
+        device: the device.
+        architecture: value of ``CUDA_ARCH``, used as the target if the device supports it.
 
     Raises:
-        TensorWasmError: the device did not do it, or not in time.
-        InternalError: the device computed something else.
+        TensorWasmError: the device fails, or does not end in time.
+        InternalError: the device computes something else.
     """
     target = _target(device, architecture)
     deadline = Deadline.after(_LIMIT_S)
-    first = struct.pack(f"<{_COUNT}f", *(0.5 * at for at in range(_COUNT)))
-    second = struct.pack(f"<{_COUNT}f", *(float(_COUNT - at) for at in range(_COUNT)))
-    wanted = struct.pack(f"<{_COUNT}f", *(_COUNT - 0.5 * at for at in range(_COUNT)))
+    first = struct.pack(f"<{_LENGTH}f", *(0.5 * index for index in range(_LENGTH)))
+    second = struct.pack(f"<{_LENGTH}f", *(float(_LENGTH - index) for index in range(_LENGTH)))
+    expected = struct.pack(f"<{_LENGTH}f", *(_LENGTH - 0.5 * index for index in range(_LENGTH)))
+    found = bytearray(len(expected))
     with ExitStack() as held:
         loaded = device.load(ptx.parse(_source(device, target)), deadline)
         held.callback(device.unload, loaded)
         stream = device.open_stream()
         held.callback(device.close_stream, stream)
         addresses = []
-        for data in (first, second, bytes(len(wanted))):
+        for data in (first, second, bytes(len(expected))):
             addresses.append(device.allocate(len(data)))
             held.callback(device.free, addresses[-1])
             device.write(addresses[-1], data, stream)
-        args = [*(address.to_bytes(8, "little") for address in addresses), _COUNT.to_bytes(4, "little")]
-        regions = [Region(address, len(wanted), host=False) for address in addresses]
-        config = LaunchConfig((-(-_COUNT // _BLOCK), 1, 1), (_BLOCK, 1, 1))
+        args = [*(address.to_bytes(8, "little") for address in addresses), _LENGTH.to_bytes(4, "little")]
+        regions = [Region(address, len(expected), host=False) for address in addresses]
+        config = LaunchConfig((-(-_LENGTH // _BLOCK), 1, 1), (_BLOCK, 1, 1))
         device.launch(loaded, "vector_add", config, args, regions, stream, deadline)
         device.synchronize(stream, deadline)
-        found = bytearray(len(wanted))
         device.read(addresses[-1], memoryview(found), stream)
-    return _verdict(bytes(found), wanted, target)
-
-
-def _verdict(found: bytes, wanted: bytes, target: str) -> str:
-    wrong = sum(found[at : at + 4] != wanted[at : at + 4] for at in range(0, len(wanted), 4))
+    wrong = sum(found[at : at + 4] != expected[at : at + 4] for at in range(0, len(expected), 4))
     if wrong:
-        raise InternalError(f"vector_add for {target}: {wrong} of {_COUNT} sums are wrong")
-    return f"vector_add for {target}: {_COUNT} sums, all right"
+        raise InternalError(f"vector_add for {target}: {wrong} of {_LENGTH} sums are wrong")
+    return f"vector_add for {target}: {_LENGTH} sums, all right"
 
 
 def _target(device: Device, architecture: str) -> str:
-    """Return what ``CUDA_ARCH`` asks for if the device has it, else the oldest target."""
+    """Return the target that ``CUDA_ARCH`` names if the device supports it, otherwise the oldest."""
     found = re.fullmatch(r"sm_(\d{1,2})(\d)", architecture)
     if found is None or not (7, 0) <= (int(found[1]), int(found[2])) <= device.info.compute_capability:
         return "sm_70"

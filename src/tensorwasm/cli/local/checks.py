@@ -1,0 +1,138 @@
+"""`tensor-wasm doctor`, `audit verify` and `bench`: commands that exit with 1 if something is not as it should be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorwasm.cli.output import AsJson, print_json
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.settings import current
+from tensorwasm.settings.parsing import checked_seconds
+
+audit = typer.Typer(name="audit", help="The service's audit log.", no_args_is_help=True)
+
+
+def doctor(
+    *,
+    device: Annotated[str | None, typer.Option(help="The device that must work: auto, emulator, cuda, cuda:N.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a data folder of the service, or a copy of one, instead.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check this machine, from the driver to a verified kernel launch on the chosen device; or check a backup.
+
+    The exit code is 0 only if that device works. A FAIL keeps it from working; a WARN does not. With --data it is 0
+    only if the service could go on with the folder: database, artifacts and keys.
+    """
+    from tensorwasm.doctor import Status, check_machine, render, render_rows  # noqa: PLC0415 - keeps --help quick
+
+    if data is None:
+        report = check_machine(device or current().device)
+        ok, found, text = report.ok, asdict(report), render(report)
+    else:
+        from tensorwasm.service.backup import examine  # noqa: PLC0415 - the same
+        from tensorwasm.settings.service import ServiceSettings  # noqa: PLC0415 - the same
+
+        rows = examine(data.expanduser(), ServiceSettings.from_environment(os.environ))
+        ok = all(row.status is not Status.FAIL for row in rows)
+        found = {"ok": ok, "rows": [asdict(row) for row in rows]}
+        verdict = "It is whole." if ok else "The service cannot go on with all of it."
+        text = render_rows("TensorWasm doctor: a data folder", rows, verdict)
+    if as_json:
+        print_json(found)
+    else:
+        sys.stdout.write(text)
+    if not ok:
+        raise typer.Exit(1)
+
+
+@audit.callback()
+def _audit() -> None:
+    """Keep `verify` a command of the group although it is the only one."""
+
+
+@audit.command("verify")
+def verify_audit(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="The log's file, with the full ones beside it; or files, oldest first."),
+    ],
+    *,
+    head: Annotated[
+        bool, typer.Option("--head/--no-head", help="The last file has its head beside it; not if it was moved away.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Read an audit log, and exit with 1 if a line was changed, removed or moved, or its beginning or end is cut off.
+
+    The last line's number and hash are printed: kept elsewhere, they prove later that the log was not replaced.
+    """
+    from tensorwasm.tenancy.audit import log_files, verify  # noqa: PLC0415 - keeps --help quick
+
+    found = verify(*(log_files(paths[0]) if len(paths) == 1 and head else paths), head=head)
+    if as_json:
+        print_json({**asdict(found), "ok": found.ok})
+    else:
+        for finding in found.findings:
+            print(f"{finding.path}:{finding.line}: {finding.detail}")
+        print(
+            f"{'ok' if found.ok else 'NOT OK'}: {found.lines} lines, {found.first_seq} to {found.last.seq}, "
+            f"the last with hash {found.last.hash}"
+        )
+        if found.removed is not None:
+            print(f"lines up to {found.removed.seq} were removed by the log itself, the last with {found.removed.hash}")
+        elif found.first_seq > 1:
+            print(f"lines before {found.first_seq} are not here, and no line says that the log removed them")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def bench(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, quota, sandbox, "
+            "soak, start or waiting."
+        ),
+    ],
+    *,
+    device: Annotated[
+        str | None, typer.Option(help="For benchmarks that take one: auto, emulator, cuda, cuda:N.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http: of each "
+            "run of wrk, instead of 5; for neighbours: beside each load, instead of 60."
+        ),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Measure, print one row per figure, and exit with 1 if a bar is missed."""
+    from tensorwasm.bench import BENCHMARKS, TIMED  # noqa: PLC0415 - keeps --help quick
+
+    if name not in BENCHMARKS:
+        raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
+    if seconds is not None and name not in TIMED:
+        raise InvalidArgs(f"--seconds is for {', '.join(sorted(TIMED))}, not for {name}")
+    timed = {} if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
+    report = BENCHMARKS[name](device or current().device, **timed)
+    sys.stdout.write(report.to_text())
+    if json_file:
+        json_file.write_text(report.to_json())
+    if plot_file:
+        from tensorwasm.bench.plot import plot  # noqa: PLC0415 - matplotlib takes a second to load
+
+        plot(report, plot_file)
+    if not report.met:
+        raise typer.Exit(1)
