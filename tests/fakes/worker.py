@@ -215,7 +215,7 @@ class FaultyDevice:
     """A device that is lost with the first launch that has more than one block along y."""
 
     def __init__(self, device):
-        self._device = late_device
+        self._device = device
         self._lost = False
 
     def __getattr__(self, name):
