@@ -2,8 +2,8 @@
 
 The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library.
 
-A guest carries its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
-bytes; another release gives other bytes that work as well.
+A guest contains its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
+bytes; the bytes of another release differ and work as well.
 
 Usage: build_guests.py [--check]
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from committed import ROOT, BuildError, asked_to_check, settle
+from committed import ROOT, BuildError, parse_check_option, write_or_compare
 
 ZIGLANG: Final = "0.17.1"
 """The release that made the committed files."""
@@ -40,7 +40,7 @@ FOLDERS: Final[dict[str, tuple[str, ...]]] = {
         *("-mllvm", "-wasm-enable-sjlj", "-mllvm", "-wasm-use-legacy-eh=false"),
     ),
 }
-"""Where sources are, and options of their own; the first that fits counts. One with ``-g`` keeps its symbols."""
+"""Options by pattern of the sources; the first pattern that matches counts. With ``-g`` symbols are kept."""
 
 OPTIONS: Final = ("-target", "wasm32-wasi", "-O2", "-Wall", "-Wextra", "-Werror")
 STANDARDS: Final = {".c": "-std=c23", ".cpp": "-std=c++23"}
@@ -67,7 +67,7 @@ def compile_guest(source: Path, options: Sequence[str], folder: Path) -> bytes:
     """
     module = folder / source.with_suffix(".wasm").name
     includes = [f"-I{include}" for include in INCLUDES]
-    # From the root and by relative path, so that no path of this machine can reach the module.
+    # From the root and by relative path, so that the module contains no path of this machine.
     command = [
         sys.executable,
         "-m",
@@ -106,5 +106,5 @@ def build(*, check: bool) -> Iterator[tuple[Path, bytes]]:
 
 
 if __name__ == "__main__":
-    check = asked_to_check("Compile the example guests to their committed Wasm.")
-    sys.exit(settle(build(check=check), "every committed guest is what its source compiles to", check=check))
+    check = parse_check_option("Compile the example guests to their committed Wasm.")
+    sys.exit(write_or_compare(build(check=check), "every committed guest is what its source compiles to", check=check))

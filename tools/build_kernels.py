@@ -1,7 +1,7 @@
 """Compile every examples/NAME/NAME.cu to the committed NAME.sm_75.ptx and NAME.sm_80.ptx, verbatim as CUDA emits it.
 
 The compiler is the one inside nvcc, taken as a library (NVRTC) from CUDA 12.0: it writes PTX ISA 8.0, which drivers
-from 525 on accept, where a newer nvcc writes a newer ISA that they refuse. It comes from PyPI, so neither
+from 525 on accept; a newer nvcc writes a newer ISA that they refuse. It comes from PyPI, so neither
 a CUDA toolkit nor a C++ compiler has to be installed. Each text is then assembled by the ptxas of the same release.
 
 Usage: build_kernels.py [--check]
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from committed import ROOT, BuildError, asked_to_check, settle
+from committed import ROOT, BuildError, parse_check_option, write_or_compare
 
 PACKAGES: Final = (
     "nvidia-cuda-nvrtc-cu12==12.0.140",  # the compiler
@@ -26,7 +26,7 @@ PACKAGES: Final = (
 )
 TARGETS: Final = (75, 80)
 OPTIONS: Final = ("--fmad=false", "--std=c++03")
-"""``--fmad=false``: a kernel fuses where its source says ``fmaf`` and nowhere else, so a CPU can follow it exactly.
+"""``--fmad=false``: a kernel fuses only where its source says ``fmaf``, so a CPU can reproduce it exactly.
 ``c++03``: under later standards this release puts the unused constants of ``<nv/target>`` into every module."""
 
 EXAMPLES: Final = ROOT / "examples"
@@ -35,7 +35,7 @@ NVIDIA: Final = TOOLKIT / "nvidia"
 
 
 def install_toolkit() -> None:
-    """Put the compiler into ``build/``, once.
+    """Install the compiler into ``build/``, once.
 
     Raises:
         BuildError: there is no such package for this machine, or no network.
@@ -56,7 +56,7 @@ class Compiler:
         """Load the library.
 
         Raises:
-            BuildError: it is not there.
+            BuildError: it is not installed.
         """
         libraries = sorted((NVIDIA / "cuda_nvrtc" / "lib").glob("libnvrtc.so*"))
         if not libraries:
@@ -92,11 +92,11 @@ class Compiler:
 
     def _call(self, function: str, *args: object) -> None:
         if status := getattr(self._nvrtc, function)(*args):
-            raise BuildError(f"{function} answered {status}")
+            raise BuildError(f"{function} returned {status}")
 
 
 def assemble(ptx: bytes, target: int) -> None:
-    """Let ptxas judge a text.
+    """Assemble a text with ptxas.
 
     Raises:
         BuildError: it is not ASCII, or ptxas refuses it.
@@ -130,5 +130,5 @@ def build() -> Iterator[tuple[Path, bytes]]:
 
 
 if __name__ == "__main__":
-    check = asked_to_check("Compile the example kernels to their committed PTX.")
-    sys.exit(settle(build(), "every committed PTX text is what its source compiles to", check=check))
+    check = parse_check_option("Compile the example kernels to their committed PTX.")
+    sys.exit(write_or_compare(build(), "every committed PTX text is what its source compiles to", check=check))

@@ -1,7 +1,7 @@
-"""Kill a server and its workers at random under load, and write what that has shown.
+"""Kill a server and its workers at random under load, and report what was lost.
 
-``tools/chaos.py --kills 100 --json bench/results/chaos.json``. It ends with 1 if anything that was acknowledged is lost
-or is there twice, or the server was away for 2 s.
+``tools/chaos.py --kills 100 --json bench/results/chaos.json``. The exit code is 1 if anything that was acknowledged is
+lost or exists twice, or the server did not answer for 2 s.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PACKAGES = ("tensor-wasm", "granian", "uvloop", "SQLAlchemy", "wasmtime")
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run with the options of the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--json", type=Path, help="where the report goes besides the screen")
+    parser.add_argument("--json", type=Path, help="file for the report, which is printed as well")
     asked = parser.parse_args(arguments)
     loads = [os.getloadavg()[0]]
     with (
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(asked: argparse.Namespace, found: storm.Report, loads: list[float]) -> dict[str, Any]:
-    """Return what is written of a storm."""
+    """Return the report of a storm."""
     lost = {kind: count - found.found[kind] for kind, count in found.acknowledged.items()}
     back = found.server_s + found.beside_s
     return {
@@ -76,7 +76,7 @@ def describe(asked: argparse.Namespace, found: storm.Report, loads: list[float])
 
 
 def quantiles(times_s: list[float]) -> dict[str, float]:
-    """Return the middle, the 99th of a hundred and the longest, each a time that there was; nothing of nothing."""
+    """Return median, 90th and 99th percentile and maximum, each one of the times; empty for no times."""
     ordered = sorted(times_s)
     if not ordered:
         return {}

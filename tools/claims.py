@@ -1,6 +1,6 @@
 """Claims, and the tests that show them: each table of claims is a page of the reference.
 
-A claim of a table must be shown by at least one test that says so with the table's mark, as `pytest.mark.rule("ID")`.
+At least one test must show each claim, and name it with the table's mark, as `pytest.mark.rule("ID")`.
 The page is made from both; a claim without a test, or a mark without a claim, is an error.
 """
 
@@ -20,12 +20,7 @@ TESTS: Final = ROOT / "tests"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that tests show.
-
-    Attributes:
-        id: what marks name.
-        text: the claim.
-    """
+    """One statement that tests show; marks name its ``id``."""
 
     id: str
     text: str
@@ -80,7 +75,7 @@ def render(table: Table, folder: Path = TESTS) -> str:
     """Return the page of a table.
 
     Raises:
-        ValueError: a claim that no test shows or that is there twice, or a mark that names no claim.
+        ValueError: a claim that no test shows or that is listed twice, or a mark that names no claim.
     """
     shown: defaultdict[str, list[str]] = defaultdict(list)
     for mark, claim, test in marked(folder):

@@ -1,4 +1,4 @@
-"""Files that are made from sources and committed: compared with what their sources give, or written."""
+"""Generated files that are committed: written from their sources, or compared with them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 class BuildError(Exception):
-    """A file cannot be made; the text says why."""
+    """A file cannot be generated; the text says why."""
 
 
-def asked_to_check(description: str) -> bool:
-    """Read the command line of a tool and return whether it shall only compare."""
+def parse_check_option(description: str) -> bool:
+    """Read the command line of a tool and return whether it must only compare."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare only: exit 1 if a file is not reproduced")
     return parser.parse_args().check
 
 
-def settle(outputs: Iterator[tuple[Path, bytes]], all_is_well: str, *, check: bool) -> int:
-    """Write or compare every file and say what came of it.
+def write_or_compare(outputs: Iterator[tuple[Path, bytes]], all_is_well: str, *, check: bool) -> int:
+    """Write or compare every file, and print the result.
 
     Args:
-        outputs: every file and what its source gives; may raise `BuildError`.
-        all_is_well: what to say when no file differs.
+        outputs: every file and the bytes that its source gives; may raise `BuildError`.
+        all_is_well: printed when no file differs.
         check: compare only.
 
     Returns:
-        The exit code: 0; 1 if a compared file differs; 3 if the files cannot be made.
+        The exit code: 0; 1 if a compared file differs; 3 if the files cannot be generated.
     """
     try:
         changed = [path for path, made in outputs if _differed(path, made, check=check)]

@@ -1,6 +1,6 @@
-"""Write what follows from the ABI table: wit/, the C header of guest-sdk/ and the tables of docs/abi.md.
+"""Write what is generated from the ABI table: wit/, the C header of guest-sdk/ and the tables of docs/abi.md.
 
-``--check`` writes nothing and fails if a file says something else.
+``--check`` writes nothing and fails if a file differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check
-    drifted = [path for path, text in outputs() if not settle(path, text, check=check)]
+    drifted = [path for path, text in outputs() if not write_or_compare(path, text, check=check)]
     for path in drifted:
         print(f"{path.relative_to(ROOT)} is out of date: run make docs", file=sys.stderr)
     return 1 if drifted else 0
@@ -49,13 +49,13 @@ def newest() -> tuple[interfaces.Interface, ...]:
 
 
 def wit_folder(interface: interfaces.Interface) -> str:
-    """Return where a WIT package lies: an older version says in its folder's name which it is."""
+    """Return the folder of a WIT package: the name of an older version's folder ends with the version."""
     name = interface.package.partition(":")[2]
     return name if interface in newest() else f"{name}-{interface.version}"
 
 
-def settle(path: Path, text: str, *, check: bool) -> bool:
-    """Bring a file to its text, or see whether it is there."""
+def write_or_compare(path: Path, text: str, *, check: bool) -> bool:
+    """Write a file's text, or with ``check`` compare it; return whether the file had it before."""
     current = path.read_text(encoding="utf-8") if path.exists() else ""
     if current == text:
         return True
@@ -120,7 +120,7 @@ def c_limits() -> str:
 
 
 def measure(limit: abi.Limit) -> str:
-    """Return what a limit counts, if not things."""
+    """Return the unit that a limit counts, empty for things."""
     return "" if limit.unit == "count" else f"{limit.unit} of "
 
 
@@ -308,7 +308,7 @@ static inline int32_t tw_read(void *dst, int64_t handle, uint32_t bytes)
 
 
 def fill_tables(page: str) -> str:
-    """Put the tables between the page's markers; what is around them is written by hand."""
+    """Put the tables between the page's markers; the text around them is written by hand."""
 
     def table(match: re.Match[str]) -> str:
         return f"{match['open']}\n\n{TABLES[match['name']]()}\n{match['close']}"

@@ -1,4 +1,4 @@
-"""Write the reference pages that are made from code and tests. `--check` fails on drift."""
+"""Write the reference pages that are generated from code and tests; `--check` fails if one differs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def render_errors() -> str:
     head = ("| Kind | Python | HTTP | Exit code | Retry | Meaning |", "|---|---|---|---|---|---|")
     text = (
         "Kinds, statuses and exit codes are contract; messages are not. *Retry*: the same request may succeed if it is "
-        "made again; whether its effects may happen twice is for its maker to know."
+        "made again; the client has to know whether its effects may happen twice."
     )
     return "\n".join(("# Errors", "", text, "", *head, *rows)) + "\n"
 
@@ -83,7 +83,7 @@ def render_metrics() -> str:
     text = (
         "`GET /metrics` gives these in Prometheus's text format, version 0.0.4, and the `process_*` metrics of the "
         "serving process. `route` is a route's template, such as `/functions/:id/invoke`, or `unknown`. "
-        "`tenant_id` is `T#` and the number for the 100 tenants that have most, and `other` for the rest together."
+        "`tenant_id` is `T#` and the number for the 100 tenants with the highest values, and `other` for the rest."
     )
     head = ("| Name | Type | Labels | Meaning |", "|---|---|---|---|")
     return "\n".join(("# Metrics", "", text, "", *head, *rows)) + "\n"
@@ -127,9 +127,9 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Write the pages, or say which have drifted."""
+    """Write the pages, or with ``--check`` print which differ."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not what it would be")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page differs")
     check = parser.parse_args().check
     drifted = []
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def main() -> int:
         if not check:
             path.write_text(text)
     if check and drifted:
-        print(f"docs/reference is not what the code says: {', '.join(drifted)}; run make docs", file=sys.stderr)
+        print(f"docs/reference is out of date: {', '.join(drifted)}; run make docs", file=sys.stderr)
         return 1
     print(f"docs/reference: {len(PAGES)} pages, {'ok' if not drifted else 'written'}")
     return 0

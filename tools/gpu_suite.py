@@ -1,10 +1,10 @@
-"""Run everything that only a GPU can show, and write the report that is committed.
+"""Run all suites that need a GPU, and write the report that is committed.
 
-Every suite runs, whatever the one before it did; each has a log of its own beside the report. A skipped test
-counts as a failure here: on a machine with a GPU there is nothing to skip.
+Every suite runs, even if the one before it failed; each has a log of its own beside the report. A skipped test counts
+as a failure: on a machine with a GPU there is nothing to skip.
 
-Suites can be run one by one: the report keeps what the others came to on the same GPU with the same sources, and says
-ok only if all have run.
+Suites can be run one by one: the report keeps the results of the others on the same GPU with the same sources, and is
+``ok`` only if all have run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Suite:
     Attributes:
         name: of the log.
         command: arguments after the interpreter; ``{report}`` stands for a JSON file beside the report.
-        limit_s: after which it is ended, with all that it started.
+        limit_s: after which it is killed, with all processes that it started.
         tests: whether it writes a JUnit file.
     """
 
@@ -46,11 +46,11 @@ class Suite:
     tests: bool = True
 
 
-# A call into a driver may hang and hold the interpreter's lock: the dump of where it does needs no lock.
+# A call into a driver may hang and hold the interpreter's lock: the dump of the stacks needs no lock.
 HANGS = ("--timeout", "120", "--timeout-method", "thread", "-o", "faulthandler_timeout=60")
 PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", *HANGS)
 SPREAD = ("-n", "8", "--dist", "worksteal")
-# The GPU's own tests are a suite of their own; stores of artifacts know no GPU.
+# The GPU's own tests are a suite of their own; stores of artifacts use no GPU.
 WITHOUT = ("--ignore=tests/conformance/cuda", "--ignore=tests/conformance/artifacts")
 SUITES = (
     Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), 60, tests=False),
@@ -75,7 +75,7 @@ SUITES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a suite came to; counts are of tests, 0 for a benchmark."""
+    """The result of a suite; counts are of tests, 0 for a benchmark."""
 
     suite: str
     ok: bool
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def run(suite: Suite, out: Path, device: str) -> Outcome:
-    """Run one suite, its output into a log in a folder beside the report."""
+    """Run one suite, with a log in a folder beside the report."""
     logs = out / "gpu-logs"
     logs.mkdir(parents=True, exist_ok=True)
     log, junit = logs / f"{suite.name}.log", logs / f"{suite.name}.xml"
@@ -114,7 +114,7 @@ def run(suite: Suite, out: Path, device: str) -> Outcome:
 
 
 def await_end(process: subprocess.Popen[bytes], limit_s: float) -> int:
-    """Return how a process ended; at the limit it is killed, and everything in its group."""
+    """Return a process's exit code; at the limit its process group is killed."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -123,7 +123,7 @@ def await_end(process: subprocess.Popen[bytes], limit_s: float) -> int:
 
 
 def describe_device() -> dict[str, object]:
-    """Return the GPU's name and driver as the product itself sees them."""
+    """Return the GPU's name and driver as the product itself reports them."""
     code = (
         "import json; from dataclasses import asdict; from tensorwasm.gpu.opening import open_device; "
         "print(json.dumps(asdict(open_device('cuda')[0].info)))"
@@ -135,7 +135,7 @@ def describe_device() -> dict[str, object]:
 
 
 def digest_sources(root: Path = ROOT) -> str:
-    """Return what tells one state of the sources from another."""
+    """Return a digest of the sources' names and contents."""
     digest = hashlib.sha256()
     for name in SOURCES:
         for path in sorted((root / name).rglob("*")) if (root / name).is_dir() else [root / name]:
@@ -145,8 +145,8 @@ def digest_sources(root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def kept(reports: Sequence[Path], device: dict[str, object], sources: str) -> dict[str, dict[str, object]]:
-    """Return what suites came to on the same device with the same sources, as reports have it; the last one wins."""
+def earlier_results(reports: Sequence[Path], device: dict[str, object], sources: str) -> dict[str, dict[str, object]]:
+    """Return the results in reports of the same device with the same sources; the last report of a suite counts."""
     found = {}
     for path in reports:
         report = json.loads(path.read_text()) if path.exists() else {}
@@ -163,7 +163,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """Run the suites named, or all; return 0 if every one is green."""
+    """Run the named suites, or all; return 0 if all pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results", help="folder of the report")
     parser.add_argument("suites", nargs="*", help=f"of {', '.join(suite.name for suite in SUITES)}; default all")
@@ -173,7 +173,7 @@ def main() -> int:
     device = describe_device()
     name = str(device["name"]).lower().replace(" ", "-")
     file, sources = f"gpu-{name}.json", digest_sources()
-    outcomes = kept((ROOT / "bench" / "results" / file, options.out / file), device, sources)
+    outcomes = earlier_results((ROOT / "bench" / "results" / file, options.out / file), device, sources)
     chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
     for suite in chosen:
         outcome = run(suite, options.out, name)
@@ -192,7 +192,7 @@ def main() -> int:
 
 
 def show(outcome: Outcome) -> None:
-    """Print a line, and what failed."""
+    """Print a line with the result, and the failures."""
     print(
         f"{outcome.suite:14}{'ok' if outcome.ok else 'FAILED':8}{outcome.passed:6} passed {outcome.failed:4} failed "
         f"{outcome.skipped:4} skipped {outcome.seconds:8} s",

@@ -1,7 +1,7 @@
-"""Ask ptxas which of the committed snippets of PTX it takes, and write its verdicts down.
+"""Record which of the committed snippets of PTX ptxas accepts.
 
 Snippets are in ``tests/golden/ptx/snippets.txt``, each behind a line ``=== name: verdict``, where the verdict is
-``taken`` or ``refused``; the text follows. A snippet that is no whole module gets a header, or the header and a kernel.
+``taken`` or ``refused``; the text follows. An incomplete module is completed by a header, or by a header and a kernel.
 
 Usage: judge_ptx.py [--check]
 """
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from committed import ROOT, BuildError, asked_to_check, settle
+from committed import ROOT, BuildError, parse_check_option, write_or_compare
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -28,7 +28,7 @@ _TARGET: Final = re.compile(r"\.target (\w+)")
 
 
 def judge(ptxas: str, snippet: Snippet) -> str:
-    """Return what ptxas says to a snippet: ``taken`` or ``refused``."""
+    """Return the verdict of ptxas on a snippet: ``taken`` or ``refused``."""
     target = _TARGET.search(snippet.text)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "snippet.ptx")
@@ -39,20 +39,22 @@ def judge(ptxas: str, snippet: Snippet) -> str:
 
 
 def verdicts() -> Iterator[tuple[Path, bytes]]:
-    """Yield the file of snippets with today's verdicts.
+    """Yield the file of snippets with the current verdicts.
 
     Raises:
-        BuildError: there is no ptxas here.
+        BuildError: ptxas is not installed.
     """
     ptxas = shutil.which("ptxas")
     if ptxas is None:
-        raise BuildError("no ptxas on the PATH, whose verdicts these are")
+        raise BuildError("no ptxas on the PATH")
     snippets = read_snippets()
     with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(lambda snippet: judge(ptxas, snippet), snippets))
-    text = "".join(f"=== {one.name}: {verdict}\n{one.source}" for one, verdict in zip(snippets, said, strict=True))
+        results = list(pool.map(lambda snippet: judge(ptxas, snippet), snippets))
+    text = "".join(f"=== {one.name}: {verdict}\n{one.source}" for one, verdict in zip(snippets, results, strict=True))
     yield SNIPPETS, text.encode("ascii")
 
 
 if __name__ == "__main__":
-    sys.exit(settle(verdicts(), "ptxas says what is written down", check=asked_to_check(__doc__ or "")))
+    sys.exit(
+        write_or_compare(verdicts(), "the verdicts of ptxas have not changed", check=parse_check_option(__doc__ or ""))
+    )

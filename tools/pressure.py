@@ -1,9 +1,9 @@
-"""Put every load of ``tensor-wasm bench neighbours`` on one server in a control group of 3 GiB, and see what is lost.
+"""Put every load of ``tensor-wasm bench neighbours`` on one server in a control group of 3 GiB, and count losses.
 
-``tools/pressure.py --seconds 300 --json bench/results/pressure.json``, as root, for the group is made here (memory
+``tools/pressure.py --seconds 300 --json bench/results/pressure.json`` needs root: it makes the group (memory
 controller, version 1 or 2). Meanwhile a witness deploys functions, queues jobs and makes durable calls of a session,
-and notes what the server acknowledged. It ends with 1 if a process was killed, the server was replaced, or anything
-that was acknowledged is not there afterwards.
+and records what the server acknowledges. The exit code is 1 if a process was killed, the server was replaced, or
+anything that was acknowledged is missing afterwards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from tensorwasm.bench.examples import read_guest  # noqa: E402 - found there
-from tensorwasm.bench.http.client import Client  # noqa: E402 - likewise
-from tensorwasm.bench.http.serving import Served, serving  # noqa: E402 - likewise
-from tensorwasm.bench.neighbours.loads import LOADS, REFUSALS, Load, Scene, prepare  # noqa: E402 - likewise
-from tensorwasm.bench.neighbours.pressing import pressing  # noqa: E402 - likewise
+from tensorwasm.bench.inputs import read_guest  # noqa: E402 - found there
+from tensorwasm.bench.processes import first_child  # noqa: E402 - likewise
+from tensorwasm.bench.service.neighbours import (  # noqa: E402 - likewise
+    LOADS,
+    REFUSALS,
+    LoadContext,
+    TenantLoad,
+    prepare,
+    pressing,
+)
+from tensorwasm.bench.service.serving import RunningService, ServiceClient, serving  # noqa: E402 - likewise
 from tensorwasm.errors import InternalError  # noqa: E402 - likewise
 from tensorwasm.values import MIB  # noqa: E402 - likewise
 
@@ -41,19 +47,14 @@ WITNESS: Final = 1
 PAUSE_S: Final = 0.1
 SETTLE_S: Final = 120.0
 BEGIN_S: Final = 120.0
-"""How long it is tried to make what a load works with, while the server refuses."""
+"""How long the preparation of a load is repeated while the server refuses."""
 
 END_S: Final = 30.0
 _GROUPS: Final = Path("/sys/fs/cgroup")
-_WASM: Final = {"content-type": "application/wasm"}
 
 
 class Group:
-    """A control group with a limit of memory.
-
-    Args:
-        limit_bytes: of all processes in it.
-    """
+    """A control group that limits the memory of all processes in it."""
 
     def __init__(self, limit_bytes: int) -> None:
         v1 = (_GROUPS / "memory" / "memory.limit_in_bytes").exists()
@@ -68,7 +69,7 @@ class Group:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Have what is started in the block begin its life in the group."""
+        """Put this process into the group during the block; its children stay there."""
         (self._folder / "cgroup.procs").write_text(str(os.getpid()))
         try:
             yield
@@ -76,16 +77,16 @@ class Group:
             (self._parent / "cgroup.procs").write_text(str(os.getpid()))
 
     def kills(self) -> int:
-        """Return how many processes were killed for want of memory."""
+        """Return how many processes were killed because the group had no memory left."""
         rows = dict(line.split() for line in (self._folder / self._events).read_text().splitlines())
         return int(rows["oom_kill"])
 
     def peak_mib(self) -> float:
-        """Return the most memory that the group had."""
+        """Return the peak of the group's memory."""
         return int((self._folder / self._peak).read_text()) / MIB
 
     def remove(self) -> None:
-        """End what still runs in the group, and take it away."""
+        """End the processes that still run in the group, and remove it."""
         ends = time.monotonic() + END_S
         while (left := (self._folder / "cgroup.procs").read_text().split()) and time.monotonic() < ends:
             for process in left:
@@ -97,17 +98,19 @@ class Group:
 
 @dataclass
 class Witness:
-    """What the server acknowledged to one tenant.
+    """A tenant that records what the server acknowledges.
 
     Attributes:
+        client: of the tenant.
+        add: id of a function that adds.
+        session: id of its session.
+        calls: result of the last durable call, which counts calls.
         functions: ids of functions that were deployed.
-        jobs: ids of jobs that were taken.
-        session: its id.
-        calls: durable calls that were answered, the last of them with this number.
+        jobs: ids of jobs that were accepted.
         answers: how often each status was answered.
     """
 
-    client: Client
+    client: ServiceClient
     add: str = ""
     session: str = ""
     calls: int = 0
@@ -116,13 +119,13 @@ class Witness:
     answers: Counter[int] = field(default_factory=Counter)
 
     def begin(self) -> None:
-        """Make what it works with, before there is any load."""
+        """Deploy its functions and open its session, before there is any load."""
         self.add = self._deploy("add", "add") or ""
         counting = self._deploy("counting", "appetite")
         self.session = self.client.ask("POST", "/sessions", {"function": counting})["id"]
 
     def work(self, ending: threading.Event) -> None:
-        """Ask for things that must not be lost, until told to stop."""
+        """Ask for things that must not be lost, until the event is set."""
         while not ending.wait(PAUSE_S):
             turn = self.answers.total()
             if (made := self._deploy(f"made{turn}", "add")) is not None:
@@ -135,7 +138,7 @@ class Witness:
                 self.calls = json.loads(body)["result"][0]
 
     def lost(self) -> dict[str, int]:
-        """Return how much of what was acknowledged is not there."""
+        """Return how much of what was acknowledged is missing."""
         functions = sum(self._status("GET", f"/functions/{each}") != 200 for each in self.functions)
         ends = time.monotonic() + SETTLE_S
         pending = set(self.jobs)
@@ -145,7 +148,7 @@ class Witness:
         return {"functions": functions, "jobs": jobs, "durable calls": max(0, self.calls + 1 - self._count())}
 
     def _count(self) -> int:
-        """Call the session once more, as soon as there is room, and return how many calls it has had; 0 for none."""
+        """Call the session as soon as there is room; return how many calls it has counted, 0 without an answer."""
         ends = time.monotonic() + SETTLE_S
         while time.monotonic() < ends:
             status, body = self._post(f"/sessions/{self.session}/invoke", {"export": "count"})
@@ -155,7 +158,7 @@ class Witness:
         return 0
 
     def _deploy(self, name: str, guest: str) -> str | None:
-        status, body = self._send("POST", f"/functions?name={name}", read_guest(guest), **_WASM)
+        status, body = self._send("POST", f"/functions?name={name}", read_guest(guest), content_type="application/wasm")
         self.answers[status] += 1
         return json.loads(body)["id"] if status == 200 else None
 
@@ -164,12 +167,12 @@ class Witness:
         self.answers[status] += 1
         return status, answer
 
-    def _send(self, method: str, path: str, body: bytes | None, **headers: str) -> tuple[int, bytes]:
-        """Return an answer; status 0 where none came, and then nothing counts as acknowledged."""
+    def _send(self, method: str, path: str, body: bytes | None = None, **options: str) -> tuple[int, bytes]:
+        """Return an answer; status 0 stands for none, and then nothing counts as acknowledged."""
         try:
-            return self.client.send(method, path, body, headers)
+            return self.client.send(method, path, body, **options)
         except (OSError, http.client.HTTPException):
-            self.client.reconnect()
+            self.client.close()
             return 0, b""
 
     def _status(self, method: str, path: str) -> int:
@@ -180,22 +183,22 @@ class Witness:
         return str(json.loads(body)["status"]) if status == 200 else str(status)
 
     def _again(self, method: str, path: str) -> tuple[int, bytes]:
-        """Return an answer that is no refusal, if there is one in time."""
+        """Return an answer; a refusal only when the time is up."""
         ends = time.monotonic() + SETTLE_S
         while True:
-            status, body = self._send(method, path, None)
+            status, body = self._send(method, path)
             if status not in {0, *REFUSALS} or time.monotonic() >= ends:
                 return status, body
             time.sleep(PAUSE_S)
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run with the options of the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--limit-mib", type=int, default=3072)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the server and the group, too
-    parser.add_argument("--json", type=Path, help="where the report goes besides the screen")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that server and group end, too
+    parser.add_argument("--json", type=Path, help="file for the report, which is printed as well")
     asked = parser.parse_args(arguments)
     group = Group(asked.limit_mib * MIB)
     try:
@@ -211,17 +214,17 @@ def main(arguments: list[str]) -> int:
 
 
 def endure(group: Group, folder: Path, seconds: float) -> dict[str, Any]:
-    """Start a server, put all loads on it, and return what is written of that."""
+    """Start a server, put all loads on it, and return the report."""
     with ExitStack() as stack:
         with group.joined():
-            served = stack.enter_context(serving(folder))
-        first = server_of(served)
-        with Client(served.url, served.token, WITNESS) as client:
+            service = stack.enter_context(serving(folder))
+        first = first_child(service.process)
+        with service.client(WITNESS) as client:
             client.ask("PATCH", f"/tenants/{WITNESS}", {"quotas": {"qps": 100_000, "burst": 1000}})
             witness = Witness(client)
             witness.begin()
-            answers = press(served, witness, seconds)
-            lost, kills, same = witness.lost(), group.kills(), server_of(served) == first
+            answers = press(service, witness, seconds)
+            lost, kills, same = witness.lost(), group.kills(), first_child(service.process) == first
         return {
             "killed": kills,
             "same_server": same,
@@ -238,17 +241,17 @@ def endure(group: Group, folder: Path, seconds: float) -> dict[str, Any]:
         }
 
 
-def press(served: Served, witness: Witness, seconds: float) -> dict[str, dict[str, int]]:
-    """Put all loads on a server at once, for so long, and return how they were answered."""
+def press(service: RunningService, witness: Witness, seconds: float) -> dict[str, dict[str, int]]:
+    """Put all loads on a server at once, and return how they were answered."""
     ending = threading.Event()
-    scenes = {}
+    contexts = {}
     for number, load in enumerate(LOADS, WITNESS + 1):
-        with Client(served.url, served.token, number) as client:
-            scenes[load.name] = prepare_in_time(load, client)
+        with service.client(number) as client:
+            contexts[load.name] = prepare_in_time(load, client)
     with ExitStack() as stack:
         found = {
-            load.name: stack.enter_context(pressing(load, scenes[load.name], served.url))
-            for load in reversed(LOADS)  # the last makes its modules first, for which the others would leave no time
+            load.name: stack.enter_context(pressing(load, contexts[load.name], service.url))
+            for load in reversed(LOADS)  # the last begins: making its modules takes processor time
         }
         thread = threading.Thread(target=witness.work, args=(ending,))
         thread.start()
@@ -259,17 +262,15 @@ def press(served: Served, witness: Witness, seconds: float) -> dict[str, dict[st
             thread.join()
     answers = {}
     for load in LOADS:
-        counts = found[load.name].answers
-        good, refused = (sum(counts[each] for each in kinds) for kinds in (load.expected, REFUSALS))
-        answers[load.name] = {"good": good, "refused": refused, "other": counts.total() - good - refused}
+        answers[load.name] = dict(zip(("good", "refused", "other"), load.tally(found[load.name]), strict=True))
     return answers
 
 
-def prepare_in_time(load: Load, client: Client) -> Scene:
-    """Deploy what a load calls, and open its sessions; again while that is refused.
+def prepare_in_time(load: TenantLoad, client: ServiceClient) -> LoadContext:
+    """Deploy what a load calls, and open its sessions; repeat this while the server refuses.
 
     Raises:
-        InternalError: it was refused all the time.
+        InternalError: the server refused until the time was up.
     """
     ends = time.monotonic() + BEGIN_S
     while True:
@@ -278,20 +279,8 @@ def prepare_in_time(load: Load, client: Client) -> Scene:
         except (InternalError, OSError, http.client.HTTPException):
             if time.monotonic() >= ends:
                 raise
-            client.reconnect()
+            client.close()
             time.sleep(PAUSE_S)
-
-
-def server_of(served: Served) -> list[str]:
-    """Return the server's process, the first of those that the command has started: one stands by.
-
-    Raises:
-        InternalError: the command has ended.
-    """
-    try:
-        return Path(f"/proc/{served.process}/task/{served.process}/children").read_text().split()[:1]
-    except OSError:
-        raise InternalError("the server has ended") from None
 
 
 if __name__ == "__main__":

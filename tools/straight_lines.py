@@ -1,11 +1,11 @@
 """Run random straight-line programs on a card and on the emulator, and compare every register to the bit.
 
-``python tools/straight_lines.py --report FILE [--keep FILE]``. Modules are shared among all processors. A program that
-differs is run once more as ptxas assembles it without optimising (``-O0``). If card and emulator agree then, the
-compiler's optimiser is the reason (docs/ptx-differences.md); if not, there is none. The report has what was run and
-each program that differs, cut down to the statements it takes. The exit status is 1 if there is a difference without a
-reason, or if the time is up before all have run. ``--keep`` writes the card's answers to the first programs, those of
-``-O0`` where the optimiser is wrong, which `tests/conformance/test_straight_lines.py` holds the emulator to.
+``python tools/straight_lines.py --report FILE [--keep FILE]``. Modules are distributed over all processors. A program
+that differs is run once more as ptxas assembles it without optimising (``-O0``). If card and emulator agree then, the
+compiler's optimiser is the reason (docs/ptx-differences.md); if not, there is none. The report counts the programs and
+has each that differs, reduced to the statements that matter. The exit code is 1 if a difference has no reason, or if
+the time is up before all have run. ``--keep`` writes the card's answers to the first programs, those of ``-O0`` where
+the optimiser is wrong; `tests/conformance/test_straight_lines.py` compares the emulator with them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tensorwasm.gpu.opening import open_device
 SHRUNK_A_MODULE = 4
 SHRINKING_S = 20.0
 OPTIMISER = "ptxas optimises it wrongly: right with -O0"
-"""The one reason that a difference may have."""
+"""The only reason that a difference may have."""
 devices: list[Device] = []
-"""Of a process that compares: the card, the emulator."""
+"""The card and the emulator, in a process that compares."""
 
 
 # ------------------------------------------------------------------------------- in a process that compares
@@ -57,8 +57,8 @@ class Compared:
     """One program on both devices.
 
     Attributes:
-        registers: that differ, or what either device said instead of an answer.
-        checksums: one for each register as the card left it; none if it did not answer.
+        registers: that differ, or the error of either device.
+        checksums: one for each register after the card's run; none if it failed.
     """
 
     registers: tuple[str, ...]
@@ -72,7 +72,7 @@ def prepare(choice: str, ptxas: str) -> None:
 
 
 def compare(given: Sequence[Program | int]) -> list[Compared]:
-    """Run programs, or those of some numbers, as one module on both devices.
+    """Run programs, some of them given by number, as one module on both devices.
 
     Raises:
         TensorWasmError: a kernel failed, and the device may be lost.
@@ -91,17 +91,17 @@ Comparison = Callable[[Sequence[Program | int]], list[Compared]]
 
 
 class Comparer:
-    """Compares in a process of its own, which is replaced when it has lost the GPU."""
+    """Compares in a process of its own, which is replaced when the GPU is lost."""
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
         self._pool = start()
 
     def __call__(self, given: Sequence[Program | int]) -> list[Compared]:
-        """Compare; what loses the GPU is found by halving the programs, and told by its error.
+        """Compare; a program that loses the GPU is found by halving the programs, and reported by its error.
 
         Raises:
-            DeviceLost: the GPU was lost to programs that leave it alone when they run in two halves.
+            DeviceLost: the programs lost the GPU together, but not when they ran in two halves.
         """
         try:
             return self._pool.submit(compare, given).result()
@@ -117,7 +117,7 @@ class Comparer:
             return found
 
     def close(self) -> None:
-        """End the process once it has nothing to do."""
+        """End the process once it is idle."""
         self._pool.shutdown(wait=False)
 
 
@@ -132,9 +132,9 @@ class Difference:
 
     Attributes:
         program: its number.
-        registers: that differ, or what either device said instead of an answer.
+        registers: that differ, or the error of either device.
         reason: of the difference, empty if there is none.
-        statements: of the program, cut down where there was time to.
+        statements: of the program, reduced if there was time.
     """
 
     program: int
@@ -145,7 +145,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Result:
-    """What one module came to; ``checksums`` are of what every program should answer, if that is known of all."""
+    """The result of one module; ``checksums`` are the right ones of every program, if all are known."""
 
     numbers: range
     differences: list[Difference] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Result:
 
 
 def judge(numbers: range, optimised: Comparison, plain: Comparison) -> Result:
-    """Compare one module, and once more without the optimiser what differs."""
+    """Compare one module, and the programs that differ once more without the optimiser."""
     found = optimised(numbers)
     wrong = [at for at, one in enumerate(found) if one.registers]
     again = dict(zip(wrong, plain([numbers[at] for at in wrong]), strict=True)) if wrong else {}
@@ -170,7 +170,7 @@ def judge(numbers: range, optimised: Comparison, plain: Comparison) -> Result:
 
 
 def shrink(one: Program, optimised: Comparison) -> Program:
-    """Return the program without statements that it differs without; halves first, then quarters, to single ones."""
+    """Remove statements while the program still differs: halves first, then quarters, down to single ones."""
     until = time.monotonic() + SHRINKING_S
     size = len(one.statements) // 2
     while size:
@@ -186,7 +186,7 @@ def shrink(one: Program, optimised: Comparison) -> Program:
 
 
 def run(options: argparse.Namespace, ptxas: str, plain: str) -> Iterator[Result | str]:
-    """Yield what each module came to, as they end, or the error that ended one, until the time is up."""
+    """Yield the result or the error of each module as it ends, until the time is up."""
     until = time.monotonic() + options.seconds
     starts = range(0, options.count, MODULE)
     own, made = threading.local(), []
@@ -216,18 +216,18 @@ def run(options: argparse.Namespace, ptxas: str, plain: str) -> Iterator[Result 
 
 
 def main() -> int:
-    """Compare; return 0 if every program ran and every difference has its reason."""
+    """Compare; return 0 if every program ran and every difference has a reason."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--keep", type=Path, help=f"file for the device's answers to the first {KEPT} programs")
     parser.add_argument("--count", type=int, default=100_000, help="programs")
-    parser.add_argument("--device", default="cuda", help="what is compared with the emulator")
+    parser.add_argument("--device", default="cuda", help="the device that is compared with the emulator")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=510.0, help="after which no module is waited for")
+    parser.add_argument("--seconds", type=float, default=510.0, help="how long modules are waited for")
     options = parser.parse_args()
     assembler = find_assembler(settings.current().ptxas, os.environ)
     if assembler is None:
-        parser.error("there is no ptxas here")
+        parser.error("ptxas is not installed")
     device, _ = open_device(options.device)
     name = f"{device.info.name}, driver {device.info.driver}" if device.info.driver else device.info.name
     device.close()
@@ -264,7 +264,7 @@ def main() -> int:
 
 
 def show(outcome: Result | str) -> None:
-    """Print an error, or what differs."""
+    """Print an error, or the programs that differ."""
     if isinstance(outcome, str):
         print(outcome, flush=True)
         return
@@ -273,10 +273,10 @@ def show(outcome: Result | str) -> None:
 
 
 def keep(path: Path, name: str, results: list[Result]) -> None:
-    """Write the device's answers to the first programs, if it answered all of them rightly."""
+    """Write the device's answers to the first programs, if all of them are right."""
     first = sorted((one for one in results if one.numbers.stop <= KEPT), key=lambda one: one.numbers.start)
     if sum(len(one.checksums) for one in first) != KEPT:
-        print(f"nothing kept: not all of the first {KEPT} programs were answered as they should be", flush=True)
+        print(f"nothing kept: not all of the first {KEPT} programs have right answers", flush=True)
         return
     texts = []
     for result in first:

@@ -1,16 +1,17 @@
-"""Run public test suites through TensorWasm, and name every difference.
+"""Run public test suites through TensorWasm, and report every difference from wasmtime.
 
 ``python tools/suites.py spec FOLDER`` runs scripts of the WebAssembly core test suite (``*.wast``). They are converted
 by ``wasm-tools json-from-wast`` or, where that is not installed, by ``wast2json`` of WABT. Scripts whose modules import
 nothing run through the product: `tensorwasm.Runtime`, one live instance a module. Scripts that link modules, or need
 ``spectest``, run at engine level: wasmtime with the proposals that the product's engine has. What fails is run by
-wasmtime as it comes, too: what fails there as well, or needs a proposal that the product leaves off, is no failure.
+wasmtime as it comes, too: a command that fails there as well, or needs a proposal that the product leaves off, does
+not count as a failure.
 
 ``python tools/suites.py wasi FOLDER`` runs programs of WASI preview 1 in the layout of WebAssembly/wasi-testsuite: a
-``NAME.json`` beside ``NAME.wasm`` says arguments, environment, folders, exit code and output. Each runs by
+``NAME.json`` beside ``NAME.wasm`` has arguments, environment, folders, exit code and output. Each runs by
 ``tensor-wasm run`` and by wasmtime: ``--wasmtime`` or one on the PATH, else the package's own class.
 
-The exit status is 1 if anything fails that wasmtime passes.
+The exit code is 1 if anything fails that wasmtime passes.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ SPECTEST: Final = """(module
   (func (export "print")) (func (export "print_i32") (param i32)) (func (export "print_i64") (param i64))
   (func (export "print_f32") (param f32)) (func (export "print_f64") (param f64))
   (func (export "print_i32_f32") (param i32 f32)) (func (export "print_f64_f64") (param f64 f64)))"""
-"""What the suite's interpreter gives every script to import."""
+"""What every script of the suite may import."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a suite came to."""
+    """The result of a suite."""
 
     passed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Count another's as well."""
+        """Add another tally."""
         self.passed += other.passed
         self.skipped += other.skipped
         self.failures += other.failures
@@ -80,7 +81,7 @@ def convert(script: Path, to: Path, converter: str) -> list[dict[str, Any]]:
     """Return the commands of a script; its modules are files in a folder.
 
     Raises:
-        Skipped: the converter does not take the script.
+        Skipped: the converter rejects the script.
     """
     out = to / "commands.json"
     options = [each.replace("{folder}", str(to)) for each in CONVERTERS[converter]]
@@ -88,7 +89,7 @@ def convert(script: Path, to: Path, converter: str) -> list[dict[str, Any]]:
         [converter, *options, str(script), "-o", str(out)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise Skipped(f"{converter} does not take the script")
+        raise Skipped(f"{converter} rejects the script")
     commands: list[dict[str, Any]] = json.loads(out.read_text())["commands"]
     return commands
 
@@ -102,7 +103,7 @@ class Product:
         self._named: dict[str | None, Any] = {}
 
     def load(self, wasm: bytes, name: str | None) -> None:
-        """Instantiate a module, which is the current one from now on."""
+        """Instantiate a module and make it the current one."""
         opened = self._runtime.load(wasm, limits=LIMITS).open()
         self._named[None] = opened
         if name is not None:
@@ -144,7 +145,7 @@ class Engine:
         self._linker.define_instance(self._store, "spectest", self._linker.instantiate(self._store, spectest))
 
     def load(self, wasm: bytes, name: str | None) -> None:
-        """Instantiate a module, which is the current one from now on."""
+        """Instantiate a module and make it the current one."""
         made = self._linker.instantiate(self._store, wasmtime.Module(self._engine, wasm))
         self._named[None] = made
         if name is not None:
@@ -169,9 +170,9 @@ class Engine:
 
 
 OFF: Final = r"memory64|multi-memory|multiple memories|gc|function.references|threads|shared|custom.page"
-"""What a refusal of wasmtime's says of a proposal that the product leaves off."""
+"""How wasmtime's errors name a proposal that the product leaves off."""
 USES: Final = r"uses (?:the )?([\w-]+)"
-"""What the product's own says of it."""
+"""How the product's own errors name it."""
 REFUSED: Final = (TensorWasmError, wasmtime.WasmtimeError, wasmtime.Trap)
 TRAPPED: Final = (GuestError, wasmtime.Trap)
 
@@ -189,35 +190,35 @@ def run_script(script: Path, runtime: Runtime, converter: str) -> Tally:
         if failed:
             bare = _run(commands, Engine({}), Path(folder))[2]
             pinned = failed if links else _run(commands, Engine(PROPOSALS), Path(folder))[2]
-        for line, told in failed.items():
+        for line, failure in failed.items():
             if line in bare:
                 tally.skipped["wasmtime does not pass it either"] += 1
-            elif off := _off(told, script, refused=line in pinned):
+            elif off := _off(failure, script, refused=line in pinned):
                 tally.skipped[f"a proposal that is off: {off}"] += 1
             else:
-                tally.failures.append(f"{script.name}:{line}: {told}")
+                tally.failures.append(f"{script.name}:{line}: {failure}")
     return tally
 
 
-def _off(told: str, script: Path, *, refused: bool) -> str | None:
-    """Return the proposal for whose sake a module was refused, None if it was not or should not have been.
+def _off(failure: str, script: Path, *, refused: bool) -> str | None:
+    """Return the proposal because of which a module was refused, None if another reason caused it.
 
     Args:
-        told: what failed.
+        failure: what failed.
         script: the script.
-        refused: an engine with the product's proposals refuses the module as well; it takes ``externref``.
+        refused: an engine with the product's proposals refuses the module as well; it accepts ``externref``.
     """
-    if UnsupportedProposal.__name__ in told:
-        found = re.search(USES, told)
+    if UnsupportedProposal.__name__ in failure:
+        found = re.search(USES, failure)
         return found[1] if found and (refused or found[1] in script.read_text(errors="replace")) else None
-    found = re.search(OFF, told, re.IGNORECASE) if refused else None
+    found = re.search(OFF, failure, re.IGNORECASE) if refused else None
     return found[0] if found else None
 
 
 def _run(
     commands: Sequence[Mapping[str, Any]], host: Product | Engine, folder: Path
 ) -> tuple[int, Counter[str], dict[int, str]]:
-    """Return how many commands passed, which were skipped, and what failed by its line."""
+    """Return how many commands passed, which were skipped, and the failures by line."""
     passed, skipped, failed = 0, Counter[str](), {}
     for command in commands:
         try:
@@ -226,7 +227,7 @@ def _run(
         except Skipped as why:
             skipped[str(why)] += 1
         except KeyError:
-            skipped["its module was not taken, or the command is none that is known"] += 1
+            skipped["its module was rejected, or the command is unknown"] += 1
         except Exception as error:  # noqa: BLE001 - whatever it is, this command failed and the next may not
             failed[command["line"]] = f"{command['type']}: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
     host.close()
@@ -250,12 +251,12 @@ def _module(command: Mapping[str, Any], host: Product | Engine, folder: Path) ->
 
 def _refused(command: Mapping[str, Any], host: Product | Engine, folder: Path) -> None:
     if command.get("module_type", "binary") != "binary":
-        raise Skipped("a text is the converter's affair")
+        raise Skipped("the converter handles text modules")
     try:
         host.load((folder / command["filename"]).read_bytes(), "refused")
     except REFUSED:
         return
-    raise AssertionError(f"taken, though: {command['text']}")
+    raise AssertionError(f"accepted instead of rejected: {command['text']}")
 
 
 def _act(action: Mapping[str, Any], host: Product | Engine) -> list[Any]:
@@ -305,7 +306,7 @@ COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any], Product | Engine, Path
 
 
 def _value(argument: Mapping[str, str]) -> Any:
-    """Return an argument; the suite writes all of them as the number of their bits."""
+    """Return an argument; the suite writes each as an integer with its bits."""
     type_ = argument["type"]
     if type_ not in NUMBERS:
         raise Skipped(f"{type_} in a signature")
@@ -355,15 +356,15 @@ def run_spec(options: argparse.Namespace) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program of a WASI suite, with what its manifest says.
+    """One program of a WASI suite, with its manifest.
 
     Attributes:
         wasm: the module.
         args: its arguments, without the program's name.
         env: its variables.
-        folders: names of folders beside it, which it sees under the same names.
-        exit_code: that it must end with.
-        stdout: what it must print; None for anything.
+        folders: names of folders beside it, which the guest sees under the same names.
+        exit_code: expected exit code.
+        stdout: expected output; None for any.
     """
 
     wasm: Path
@@ -375,21 +376,21 @@ class Program:
 
     @classmethod
     def read(cls, wasm: Path) -> Program:
-        """Read a program's manifest; without one it takes nothing and must end well."""
+        """Read a program's manifest; without one it has no arguments and must exit with 0."""
         manifest = wasm.with_suffix(".json")
-        said = json.loads(manifest.read_text()) if manifest.exists() else {}
-        folders = said.get("dirs") or ([said["root"]] if "root" in said else [])
+        fields = json.loads(manifest.read_text()) if manifest.exists() else {}
+        folders = fields.get("dirs") or ([fields["root"]] if "root" in fields else [])
         return cls(
             wasm,
-            tuple(said.get("args", ())),
-            tuple(said.get("env", {}).items()),
+            tuple(fields.get("args", ())),
+            tuple(fields.get("env", {}).items()),
             tuple(folders),
-            int(said.get("exit_code", 0)),
-            said.get("stdout"),
+            int(fields.get("exit_code", 0)),
+            fields.get("stdout"),
         )
 
     def passes(self, ended: Ended) -> bool:
-        """Return whether it ended as it must."""
+        """Return whether exit code and output are as expected."""
         code, out = ended
         return code == self.exit_code and (self.stdout is None or out == self.stdout)
 
@@ -414,7 +415,7 @@ def _wasmtime(binary: str) -> Command:
 
 
 def _package(program: Program, folder: Path) -> list[str]:
-    said = json.dumps(
+    order = json.dumps(
         {
             "wasm": str(program.wasm),
             "argv": [program.wasm.name, *program.args],
@@ -422,22 +423,22 @@ def _package(program: Program, folder: Path) -> list[str]:
             "folders": [(str(folder / name), name) for name in program.folders],
         }
     )
-    return [sys.executable, __file__, "peer", said]
+    return [sys.executable, __file__, "peer", order]
 
 
-def run_peer(said: Mapping[str, Any]) -> int:
+def run_peer(order: Mapping[str, Any]) -> int:
     """Run one program by wasmtime's own package, and return its exit code."""
     engine = wasmtime.Engine()
     store, linker, config = wasmtime.Store(engine), wasmtime.Linker(engine), wasmtime.WasiConfig()
     linker.define_wasi()
-    config.argv, config.env = said["argv"], [tuple(each) for each in said["env"]]
+    config.argv, config.env = order["argv"], [tuple(each) for each in order["env"]]
     config.inherit_stdin()
     config.inherit_stdout()
     config.inherit_stderr()
-    for host, guest in said["folders"]:
+    for host, guest in order["folders"]:
         config.preopen_dir(host, guest)
     store.set_wasi(config)
-    instance = linker.instantiate(store, wasmtime.Module.from_file(engine, said["wasm"]))
+    instance = linker.instantiate(store, wasmtime.Module.from_file(engine, order["wasm"]))
     try:
         instance.exports(store)["_start"](store)
     except wasmtime.ExitTrap as ended:
@@ -478,8 +479,8 @@ def run_wasi(options: argparse.Namespace) -> Tally:
         elif not program.passes(theirs):
             tally.skipped[f"wasmtime does not pass it either: {where}"] += 1
         else:
-            told = f"exit code {ours[0]} instead of {program.exit_code}, wrote {ours[1][:100]!r}"
-            tally.failures.append(f"{where}: {told}")
+            failure = f"exit code {ours[0]} instead of {program.exit_code}, wrote {ours[1][:100]!r}"
+            tally.failures.append(f"{where}: {failure}")
     return tally
 
 
@@ -490,19 +491,21 @@ def _programs(folder: Path) -> Iterator[Program]:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the suite that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="suite", required=True)
     spec = parts.add_parser("spec", help="scripts of the WebAssembly core test suite")
-    spec.add_argument("--converter", choices=CONVERTERS, help="what turns scripts into modules and commands")
+    spec.add_argument(
+        "--converter", choices=CONVERTERS, help="the program that converts scripts to modules and commands"
+    )
     wasi = parts.add_parser("wasi", help="programs of WASI preview 1")
-    wasi.add_argument("--wasmtime", help="the binary that is compared with")
+    wasi.add_argument("--wasmtime", help="the binary to compare with")
     for part in (spec, wasi):
         part.add_argument("folder", type=Path, help="the suite's checkout")
-    parts.add_parser("peer").add_argument("said")
+    parts.add_parser("peer").add_argument("order")
     options = parser.parse_args()
     if options.suite == "peer":
-        return run_peer(json.loads(options.said))
+        return run_peer(json.loads(options.order))
     tally = run_spec(options) if options.suite == "spec" else run_wasi(options)
     for line in tally.failures:
         print(f"FAILED {line}")

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 from conformance.rig import Rig
-from tensorwasm.bench.waiting import Gate, measure_waiting
+from tensorwasm.bench.device.waiting import StreamGate, measure_waiting
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import NEVER, Deadline
 
@@ -70,7 +70,7 @@ def test_a_call_comes_once_and_not_before_the_work_is_over(device):
         session.buffers.allocate(64)
         session.streams.synchronize(Deadline.after(SOON_S))
         # Only now: behind a closed gate a driver may make no stream, and have no queue left for memory.
-        with closing(Gate(device)) as gate:
+        with closing(StreamGate(device)) as gate:
             gate.hold(session._work.find(0).stream)
             session.buffers.allocate(64)
             assert session.streams.notify(0, bell.address, 2)

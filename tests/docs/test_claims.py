@@ -1,4 +1,4 @@
-"""Tables of claims and the tests that show them: what is missing, strange or there twice is an error."""
+"""Tables of claims and the tests that show them: a missing, unknown or duplicate claim is an error."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _load(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for it there, and the tables import it by this name
+    sys.modules[name] = module  # where dataclasses and the tables' imports find it
     spec.loader.exec_module(module)
     return module
 
@@ -81,18 +81,18 @@ def test_a_claim_without_a_test_and_a_mark_without_a_claim_are_errors(tmp_path, 
         claims.render(TABLE, _write(tmp_path, {"test_it.py": text}))
 
 
-def test_a_claim_that_is_listed_twice_is_an_error(folder):
+def test_a_duplicate_claim_is_an_error(folder):
     twice = claims.Table("rule", "Rules", "Why.", (*TABLE.claims, claims.Claim("2", "Two again.")))
     with pytest.raises(ValueError, match=r"more than one 2"):
         claims.render(twice, folder)
 
 
-def test_marks_of_another_table_are_not_this_ones(folder):
+def test_marks_of_other_tables_are_ignored(folder):
     other = claims.Table("hardware", "Silicon", "Why.", (claims.Claim("other", "It."),))
     assert claims.render(other, folder).endswith("| other | It. | `unit/test_one.py::test_second` |\n")
 
 
-def test_every_safety_rule_of_the_design_has_parts_that_are_shown_and_no_other_has():
+def test_the_claims_have_the_numbers_of_the_designs_safety_rules():
     rules = re.findall(r"^- \*\*(\d+)\.\*\* ", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
     parts = [claim.id.partition("-")[0] for claim in safety.SAFETY.claims]
     assert rules == sorted(set(rules), key=int) != []

@@ -8,7 +8,7 @@ import pytest
 import tensorwasm
 
 FORBIDDEN = {"fork", "forkpty", "preexec_fn", "multiprocessing", "ProcessPoolExecutor"}
-SPAWNED = {("pressing.py", "multiprocessing")}
+SPAWNED = {("neighbours.py", "multiprocessing")}
 """A benchmark's clients, by ``get_context("spawn")``."""
 FILES = sorted(Path(tensorwasm.__file__).parent.rglob("*.py"))
 

@@ -1,23 +1,24 @@
-"""Benchmarks: each a function from a device choice to a report."""
+"""Benchmarks: each is a function from a device choice to a report.
+
+It raises `InvalidArgs` if something that it needs is not installed, and `InternalError` if what it measures fails or
+gives a wrong result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tensorwasm.bench.deploy import measure_deploy
-from tensorwasm.bench.dispatch import measure_dispatch
-from tensorwasm.bench.emulator import measure_emulator
+from tensorwasm.bench.device.dispatch import measure_dispatch, measure_job, measure_memory
+from tensorwasm.bench.device.emulator import measure_emulator
+from tensorwasm.bench.device.quota import measure_quota
+from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
-from tensorwasm.bench.http.measuring import measure_http
-from tensorwasm.bench.job import measure_job
-from tensorwasm.bench.memory import measure_memory
-from tensorwasm.bench.neighbours.measuring import measure_neighbours
-from tensorwasm.bench.quota import measure_quota
 from tensorwasm.bench.sandbox import measure_sandbox
-from tensorwasm.bench.soak.measuring import measure_soak
-from tensorwasm.bench.start import measure_start
-from tensorwasm.bench.waiting import measure_waiting
+from tensorwasm.bench.service.http import measure_http
+from tensorwasm.bench.service.neighbours import measure_neighbours
+from tensorwasm.bench.service.soak import measure_soak
+from tensorwasm.bench.startup import measure_deploy, measure_start
 
 BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "deploy": measure_deploy,

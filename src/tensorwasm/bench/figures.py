@@ -1,4 +1,4 @@
-"""What a benchmark reports: rows of figures, as a table for people, JSON for machines and a picture for both.
+"""The report of a benchmark: rows of figures as a table for people, JSON for machines and a picture for both.
 
 A bar is the least or the most that a figure must reach; a report is met when every figure with a bar is.
 """
@@ -9,28 +9,30 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from tensorwasm.errors import InvalidArgs
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row.
+    """One row of a report.
 
     Attributes:
         name: what was measured.
         unit: of ``value`` and ``spread``: ``s``, ``us``, ``GB/s``.
         value: median of the samples.
-        spread: half the distance between the quartiles.
-        samples: how many.
-        peer: what it was measured against in the same run, empty if nothing.
+        spread: half the interquartile range.
+        samples: number of samples.
+        peer: what it was measured against in the same run, empty without one.
         ratio: value over the peer's value, None without a peer or when the peer is missing.
         bar: the limit, None for a figure that is only shown.
-        judged: whether ``value`` or ``ratio`` is held against the bar.
+        judged: which of ``value`` and ``ratio`` is held against the bar.
         sense: ``at most`` or ``at least``.
     """
 
@@ -46,25 +48,25 @@ class Figure:
     sense: Literal["at most", "at least"] = "at most"
 
     @property
+    def result(self) -> float | None:
+        """The number that is held against the bar; None for the ratio to a missing peer."""
+        return self.value if self.judged == "value" else self.ratio
+
+    @property
     def met(self) -> bool | None:
         """Whether the bar is met; None without a bar. A missing peer misses the bar."""
-        if self.bar is None:
-            return None
-        got = self.value if self.judged == "value" else self.ratio
-        if got is None:
-            return False
-        return got <= self.bar if self.sense == "at most" else got >= self.bar
+        if self.bar is None or self.result is None:
+            return None if self.bar is None else False
+        return self.result <= self.bar if self.sense == "at most" else self.result >= self.bar
+
+
+class MissingPeer(Exception):
+    """A peer is not installed or does not work; its figures say why and miss their bars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One benchmark's outcome.
-
-    Attributes:
-        benchmark: its name.
-        device: the device's name, empty if none took part.
-        figures: the rows.
-    """
+    """The outcome of one benchmark; the device's name is empty if none took part."""
 
     benchmark: str
     device: str
@@ -77,80 +79,142 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON, with machine, versions and date."""
-        rows = [asdict(figure) | {"met": figure.met} for figure in self.figures]
-        head: dict[str, Any] = {
+        report = {
             "benchmark": self.benchmark,
             "device": self.device,
             "machine": machine(),
             "versions": versions(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "figures": [asdict(figure) | {"met": figure.met} for figure in self.figures],
         }
-        return json.dumps(head | {"figures": rows}, indent=1) + "\n"
+        return json.dumps(report, indent=1) + "\n"
 
     def to_text(self) -> str:
         """Return the report as an aligned table."""
         head = ("figure", "value", "spread", "n", "peer", "ratio", "bar", "met")
-        rows = [head, *(_cells(figure) for figure in self.figures)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        rows = [head, *map(_cells, self.figures)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join((f"{self.benchmark} on {self.device or 'this machine'}", "", *lines)) + "\n"
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
-    verdict = {None: "", True: "yes", False: "NO"}[figure.met]
-    bar = "" if figure.bar is None else f"{figure.sense} {figure.bar:g}"
     ratio = "" if figure.ratio is None else f"{figure.ratio:.3g}"
-    if figure.peer and figure.ratio is None:
-        ratio = "peer missing"
-    value = f"{figure.value:.4g} {figure.unit}"
-    return (figure.name, value, f"{figure.spread:.2g}", str(figure.samples), figure.peer, ratio, bar, verdict)
+    return (
+        figure.name,
+        f"{figure.value:.4g} {figure.unit}",
+        f"{figure.spread:.2g}",
+        str(figure.samples),
+        figure.peer,
+        "peer missing" if figure.peer and figure.ratio is None else ratio,
+        "" if figure.bar is None else f"{figure.sense} {figure.bar:g}",
+        {None: "", True: "yes", False: "NO"}[figure.met],
+    )
+
+
+def sampled(
+    name: str,
+    unit: str,
+    samples: Sequence[float],
+    *,
+    peer: str = "",
+    peers: Sequence[float] = (),
+    bar: float | None = None,
+    at_least: bool = False,
+) -> Figure:
+    """Return the figure of samples; with a peer, the bar is for the ratio. A missing peer has no samples."""
+    value, spread, count = summarise(samples)
+    return Figure(
+        name,
+        unit,
+        value,
+        spread,
+        count,
+        peer=peer,
+        ratio=value / summarise(peers)[0] if peers else None,
+        bar=bar,
+        judged="ratio" if peer else "value",
+        sense="at least" if at_least else "at most",
+    )
+
+
+def alternate(subjects: Mapping[str, Callable[[], float]], samples: int) -> dict[str, tuple[float, ...]]:
+    """Return samples of each subject, taken in turns because machines drift; a first round is not counted."""
+    rounds = [{name: subject() for name, subject in subjects.items()} for _ in range(samples + 1)]
+    return {name: tuple(taken[name] for taken in rounds[1:]) for name in subjects}
 
 
 def measure(work: Callable[[], object], samples: int) -> tuple[float, ...]:
     """Return wall-clock seconds of ``samples`` runs, after one that is not counted."""
+    return tuple([time_once(work) for _ in range(samples + 1)][1:])
+
+
+def time_once(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that one run takes by the clock."""
+    start = clock()
     work()
-    taken = []
-    for _ in range(samples):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return tuple(taken)
+    return clock() - start
 
 
 def summarise(samples: Sequence[float]) -> tuple[float, float, int]:
-    """Return median, half the interquartile range, and count."""
+    """Return median, half the interquartile range (half the range of fewer than four samples), and count."""
     if len(samples) < 4:
         return statistics.median(samples), (max(samples) - min(samples)) / 2, len(samples)
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     return middle, (high - low) / 2, len(samples)
 
 
+def p99(samples: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return sorted(samples)[len(samples) * 99 // 100]
+
+
 def machine() -> str:
-    """Return processor and system, as far as Python knows them."""
+    """Return processor and operating system."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = f"{len(names)} x {names[0]}" if names else cpu
-    return f"{cpu}, {platform.system()} {platform.release()}"
-
-
-def _linkage() -> str:
-    """Say how the interpreter is built where that shows: as a shared library it is slower by a third."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return ""
-    return ", a shared library" if "/libpython" in maps.read_text() else ", a program of one piece"
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{f'{len(names)} x {names[0]}' if names else cpu}, {platform.system()} {platform.release()}"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that figures depend on."""
-    found = {"python": platform.python_version() + _linkage()}
+    maps, linkage = Path("/proc/self/maps"), ""
+    if maps.exists():  # an interpreter in a shared library is slower by a third
+        linkage = ", a shared library" if "/libpython" in maps.read_text() else ", a program of one piece"
+    found = {"python": platform.python_version() + linkage}
     for name in ("tensor-wasm", "wasmtime", "numpy", "cuda-bindings"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw how far each figure is from its bar: 1 is the bar, shorter is better.
+
+    Raises:
+        InvalidArgs: matplotlib is not installed, or cannot write files with this suffix.
+    """
+    try:
+        from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - takes a second, and only a plot needs it
+    except ImportError:
+        raise InvalidArgs("--plot needs matplotlib: pip install matplotlib") from None
+    rows = [figure for figure in report.figures if figure.bar]
+    used = []
+    for row in rows:
+        share = (row.result or 0.0) / (row.bar or 1.0)
+        used.append(share if row.sense == "at most" else 1 / share if share else 0.0)
+    canvas = Canvas(figsize=(8, 1 + 0.5 * len(rows)), layout="constrained")
+    axes = canvas.subplots()
+    axes.barh([row.name for row in rows], used, color=["#2a7f62" if row.met else "#b3392f" for row in rows])
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the bar used (1 = the bar)")
+    axes.set_title(f"{report.benchmark} on {report.device}", loc="left")
+    try:
+        canvas.savefig(path)
+    except ValueError as error:
+        raise InvalidArgs(str(error)) from None

@@ -35,14 +35,14 @@ def test_one_missed_bar_misses_the_report():
     assert not Report("b", "d", (good, bad)).met
 
 
-def test_json_carries_what_a_claim_needs():
+def test_json_has_machine_versions_date_and_figures():
     said = json.loads(Report("dispatch", "H200", (figure(bar=3.0),)).to_json())
     assert said.keys() == {"benchmark", "device", "machine", "versions", "date", "figures"}
     assert said["figures"][0]["met"] is True
     assert said["figures"][0].keys() >= {"name", "unit", "value", "spread", "samples", "peer", "ratio", "bar"}
 
 
-def test_the_table_says_a_miss_and_a_missing_peer_aloud():
+def test_the_table_shows_a_miss_and_a_missing_peer():
     text = Report("b", "", (figure(bar=1.0), figure(peer="CuPy"))).to_text()
     assert "NO" in text
     assert "peer missing" in text

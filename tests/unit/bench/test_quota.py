@@ -1,17 +1,17 @@
-"""The benchmark of quotas would notice if they did not hold."""
+"""The benchmark of quotas detects quotas that do not hold."""
 
 from dataclasses import replace
 
 import pytest
 
 from fakes.pools import FakePools
-from tensorwasm.bench.quota import CAP_BYTES, Contention, _figures, contend, measure_quota, refusals_us
+from tensorwasm.bench.device.quota import CAP_BYTES, ContentionResult, _figures, contend, measure_quota, refusals_us
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.slab import Slab
 from tensorwasm.values import Region
 
 
-def test_quotas_hold_over_pools_that_keep_books():
+def test_quotas_hold_over_pools_that_check_their_caller():
     pools = FakePools()
     run = contend(pools, 20_000, cap_bytes=4 << 20)
     assert 0 < run.most_region_bytes <= 4 << 20
@@ -32,7 +32,7 @@ def test_a_slab_that_fails_fails_the_benchmark(monkeypatch):
         contend(FakePools(), 1000)
 
 
-def test_a_slab_that_hands_out_too_much_is_caught(monkeypatch):
+def test_a_slab_that_exceeds_the_cap_is_detected(monkeypatch):
     monkeypatch.setattr(Slab, "allocate", lambda self, size: Region(1, 1 << 20, host=False))
     monkeypatch.setattr(Slab, "free", lambda self, region: None)
     run = contend(FakePools(), 2000, cap_bytes=1 << 20)
@@ -51,12 +51,12 @@ def test_a_slab_that_hands_out_too_much_is_caught(monkeypatch):
     ],
 )
 def test_a_byte_over_or_left_misses_a_bar(changes, met):
-    run = replace(Contention(1.0, 10, 1, CAP_BYTES, CAP_BYTES, CAP_BYTES, 0), **changes)
+    run = replace(ContentionResult(1.0, 10, 1, CAP_BYTES, CAP_BYTES, CAP_BYTES, 0), **changes)
     assert all(figure.met is not False for figure in _figures(run, [1.0] * 4, [1.0] * 4)) is met
     assert not all(figure.met is not False for figure in _figures(run, [11.0] * 4, [1.0] * 4))
 
 
-def test_the_report_is_of_the_emulator_where_that_is_asked_for():
+def test_the_report_names_the_chosen_device():
     report = measure_quota("emulator", operations=2000)
     assert report.benchmark == "quota"
     assert "emulator" in report.device

@@ -14,7 +14,7 @@ import tensorwasm.gpu.limits.quota
 import tensorwasm.runtime.invoke.dispatch
 from fakes.gate import Sitter
 from tensorwasm import Runtime
-from tensorwasm.bench.waiting import GatedHost
+from tensorwasm.bench.device.waiting import GatedHost
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.limits.quota import Gate, patience
 from tensorwasm.gpu.shared_device import SharedDevice

@@ -11,7 +11,7 @@ from wasmtime import wat2wasm
 
 import tensorwasm.gpu.resources.device_resources
 from tensorwasm import Runtime
-from tensorwasm.bench.waiting import GatedHost
+from tensorwasm.bench.device.waiting import GatedHost
 from tensorwasm.gpu.emulator import background
 from tensorwasm.gpu.limits import queue_credits
 from tensorwasm.gpu.limits.quota import Gate

@@ -17,7 +17,7 @@ from wasmtime import wat2wasm
 import tensorwasm.runtime.invoke.dispatch
 import tensorwasm.runtime.invoke.fiber_runner
 from tensorwasm import Runtime
-from tensorwasm.bench.waiting import GatedHost
+from tensorwasm.bench.device.waiting import GatedHost
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport, TickerNotRunning
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.api.function import Function

@@ -131,7 +131,7 @@ def bench(
     if json_file:
         json_file.write_text(report.to_json())
     if plot_file:
-        from tensorwasm.bench.plot import plot  # noqa: PLC0415 - matplotlib takes a second to load
+        from tensorwasm.bench.figures import plot  # noqa: PLC0415 - matplotlib takes a second to load
 
         plot(report, plot_file)
     if not report.met:

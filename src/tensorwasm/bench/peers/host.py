@@ -1,8 +1,12 @@
-"""JavaScript runtimes that serve the same module over HTTP, a fresh instance for each request: workerd and Node."""
+"""Peers on the host: wasmtime-py as it comes, a process, zstandard with a write, and JavaScript runtimes over HTTP.
+
+The JavaScript runtimes, workerd and Node, serve the same module with a fresh instance for each request.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -11,8 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.bench.peers.missing import MissingPeer
+from tensorwasm.bench.figures import MissingPeer, time_once
+from tensorwasm.bench.processes import free_port
 
+WASMTIME: Final = "wasmtime-py"
+PROCESS: Final = "a process"
+ZSTANDARD: Final = "zstandard level 3 + fsync"
 WORKERD: Final = "workerd"
 NODE: Final = "Node's http"
 
@@ -47,7 +55,56 @@ const config :Workerd.Config = (
 const add :Workerd.Worker = (compatibilityDate = "2025-01-01", modules = [
   (name = "worker.js", esModule = embed "worker.js"), (name = "./add.wasm", wasm = embed "add.wasm")]);
 """
-_START_S: Final = 20.0
+
+Loop = Callable[[int], float]
+"""A loop of so many starts, which returns microseconds per start."""
+
+
+def wasmtime_loop(wasm: bytes, export: str, value: int) -> Loop:
+    """Make stores, instances and calls with the classes of wasmtime-py and its default engine.
+
+    The module has no imports; the export returns its only argument.
+    """
+    import wasmtime  # noqa: PLC0415 - with what measures it
+
+    engine = wasmtime.Engine()
+    linker, module = wasmtime.Linker(engine), wasmtime.Module(engine, wasm)
+
+    def loop(count: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            store = wasmtime.Store(engine)
+            if linker.instantiate(store, module).exports(store)[export](store, value) != value:
+                raise MissingPeer("wasmtime-py returned a wrong result")
+        return (time.perf_counter_ns() - start) / count / 1000
+
+    return loop
+
+
+def process_loop() -> Loop:
+    """Start processes of a program that does nothing, and wait for their ends."""
+    program = _find("true", "not on the PATH")
+
+    def loop(count: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            os.waitpid(os.posix_spawn(program, [program], {}), 0)
+        return (time.perf_counter_ns() - start) / count / 1000
+
+    return loop
+
+
+def zstandard_to_disk(data: bytes, path: Path) -> Callable[[], float]:
+    """Return a function that compresses data, replaces the file at ``path`` with it, and returns milliseconds."""
+    import zstandard  # noqa: PLC0415 - with what measures it
+
+    def write() -> None:
+        with path.open("wb") as file:
+            file.write(zstandard.ZstdCompressor(level=3).compress(data))
+            file.flush()
+            os.fsync(file.fileno())
+
+    return lambda: time_once(write) * 1e3
 
 
 def _node(folder: Path, port: int) -> Sequence[str]:
@@ -61,37 +118,22 @@ def _workerd(folder: Path, port: int) -> Sequence[str]:
     return [_find("workerd", "npm install workerd"), "serve", str(folder / "workerd.capnp")]
 
 
-PEERS: Final[Mapping[str, Callable[[Path, int], Sequence[str]]]] = {WORKERD: _workerd, NODE: _node}
-"""What starts each, given a folder that has ``add.wasm`` and a port."""
+SERVERS: Final[Mapping[str, Callable[[Path, int], Sequence[str]]]] = {WORKERD: _workerd, NODE: _node}
+"""The command of each, given a folder that has ``add.wasm`` and a port."""
 
 
 @contextlib.contextmanager
-def serving(name: str, folder: Path) -> Iterator[str]:
-    """Run a peer, and yield its URL.
-
-    Args:
-        name: of `PEERS`.
-        folder: where ``add.wasm`` is and its files may be; the caller's to remove.
-
-    Raises:
-        MissingPeer: it is not installed, or does not answer.
-    """
+def serve_peer(name: str, folder: Path) -> Iterator[str]:
+    """Run one of `SERVERS` in a folder that has ``add.wasm`` and takes its files, and yield its URL."""
     port = free_port()
     with subprocess.Popen(  # noqa: S603 - a program that was looked for by name, with files made here
-        PEERS[name](folder, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        SERVERS[name](folder, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
             _wait(process, port, name)
             yield f"http://127.0.0.1:{port}/"
         finally:
             process.kill()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _find(program: str, remedy: str) -> str:
@@ -102,7 +144,7 @@ def _find(program: str, remedy: str) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, name: str) -> None:
-    ends_s = time.monotonic() + _START_S
+    ends_s = time.monotonic() + 20.0
     while process.poll() is None and time.monotonic() < ends_s:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

@@ -1,0 +1,107 @@
+"""Inputs of benchmarks: guests and kernels of the checkout, and generated modules of any size.
+
+Generated functions are such as compilers write: arithmetic, loads and stores, calls, loops.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.wasm.binary import signed, sized, unsigned, vector
+from tensorwasm.wasm.sections import HEADER
+
+FUNCTION_BYTES: Final = 230
+"""About the size of a generated function."""
+
+_LOCALS: Final = 6
+_ARITHMETIC: Final = b"\x6a\x6b\x6c\x71\x72\x73\x74"  # i32.add to i32.shl
+
+
+def read_example(name: str) -> bytes:
+    """Return the bytes of ``examples/<name>``.
+
+    Raises:
+        InvalidArgs: the package does not run from a checkout.
+    """
+    return _read(f"examples/{name}")
+
+
+def read_guest(name: str) -> bytes:
+    """Return a guest that only benchmarks run; raises as `read_example` does."""
+    return _read(f"bench/guests/{name}.wasm")
+
+
+def _read(name: str) -> bytes:
+    try:
+        return (Path(__file__).resolve().parents[3] / name).read_bytes()
+    except OSError:
+        raise InvalidArgs(f"benchmarks need {name}: run them from a checkout of the project") from None
+
+
+def make_module(code_bytes: int, seed: int = 0, distinct: int | None = None) -> bytes:
+    """Return a valid module with one export, ``f``, which must not be called: it may not end.
+
+    Args:
+        code_bytes: approximate size of the code.
+        seed: a seed gives the same module every time.
+        distinct: number of different bodies, repeated in turn, which is quicker to make; None for all.
+    """
+    source = random.Random(seed)  # noqa: S311 - the same module every time, no secret
+    count = max(1, code_bytes // FUNCTION_BYTES)
+    made = [_function(source, count) for _ in range(min(count, distinct or count))]
+    sections = {
+        1: b"\x01\x60\x02\x7f\x7f\x01\x7f",
+        3: unsigned(count) + bytes(count),
+        5: b"\x01\x00\x02",
+        7: b"\x01\x01f\x00\x00",
+        10: vector([made[index % len(made)] for index in range(count)]),
+    }
+    return HEADER + b"".join(bytes([number]) + sized(body) for number, body in sections.items())
+
+
+def _function(source: random.Random, count: int) -> bytes:
+    code = bytearray(b"\x01\x04\x7f")
+    for _ in range(source.randint(6, 30)):
+        code += source.choice(_STATEMENTS)(source, count)
+    return sized(bytes(code) + b"\x20\x00\x0b")
+
+
+def _compute(source: random.Random, _count: int) -> bytes:
+    return _get(source) + _get(source) + bytes([source.choice(_ARITHMETIC)]) + _set(source)
+
+
+def _load(source: random.Random, _count: int) -> bytes:
+    return _address(source) + b"\x28\x02" + unsigned(source.randrange(4096)) + _set(source)
+
+
+def _store(source: random.Random, _count: int) -> bytes:
+    return _address(source) + _get(source) + b"\x36\x02" + unsigned(source.randrange(4096))
+
+
+def _call(source: random.Random, count: int) -> bytes:
+    return _get(source) + _get(source) + b"\x10" + unsigned(source.randrange(count)) + _set(source)
+
+
+def _loop(source: random.Random, _count: int) -> bytes:
+    index = unsigned(source.randrange(_LOCALS))
+    step, end = (signed(source.randrange(*limits)) for limits in ((1, 1000), (1 << 30,)))
+    return b"\x03\x40\x20" + index + b"\x41" + step + b"\x6a\x22" + index + b"\x41" + end + b"\x48\x0d\x00\x0b"
+
+
+_STATEMENTS: Final[tuple[Callable[[random.Random, int], bytes], ...]] = (_compute, _load, _store, _call, _loop)
+
+
+def _get(source: random.Random) -> bytes:
+    return b"\x20" + unsigned(source.randrange(_LOCALS))
+
+
+def _set(source: random.Random) -> bytes:
+    return b"\x21" + unsigned(source.randrange(_LOCALS))
+
+
+def _address(source: random.Random) -> bytes:
+    return _get(source) + b"\x41" + signed(0xFFFF) + b"\x71"

@@ -1,0 +1,1 @@
+"""The service over HTTP: throughput, neighbours, and endurance with faults."""
