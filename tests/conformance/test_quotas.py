@@ -8,7 +8,7 @@ from strategies.kernels import VECTOR_ADD
 from tensorwasm.errors import QuotaExceeded
 from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
-from tensorwasm.gpu.slab import Slab
+from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig
 
@@ -34,7 +34,7 @@ def account(accounts):
 
 @pytest.fixture
 def slab(device, account):
-    slab = Slab(device.pools, account)
+    slab = Suballocator(device.pools, account)
     yield slab
     slab.close()
     assert slab.statistics().release_failures == 0
@@ -68,7 +68,7 @@ def test_the_account_refuses_the_byte_after_the_last(device, slab, account):
 
 def test_the_process_refuses_what_is_over_its_limit_and_the_device_hears_nothing(device):
     account = Accounts(MemoryLedger(max_bytes=MIB)).register("tenant", CAP)
-    slab = Slab(device.pools, account)
+    slab = Suballocator(device.pools, account)
     before = asked(device)
     with pytest.raises(QuotaExceeded):
         slab.allocate(MIB + 1)
@@ -159,7 +159,7 @@ def test_a_raised_cap_is_there_at_once_and_a_lowered_one_holds(slab, accounts, a
 
 def test_close_gives_the_device_everything_back(device, account):
     before = device.statistics()
-    slab = Slab(device.pools, account)
+    slab = Suballocator(device.pools, account)
     for size in (1, 100, MIB, 20 * MIB):
         slab.allocate(size)
     slab.close()

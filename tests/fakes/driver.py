@@ -1,4 +1,4 @@
-"""A driver module without a GPU: the entry points that gpu/cuda calls, with memory, contexts and failures to order."""
+"""A driver module without a GPU: the entry points that gpu/cuda calls, with memory, contexts and chosen failures."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FakeDriver:
         self._ended.set()
         self._lock = threading.Lock()
 
-    # ----------------------------------------------------------------------------------- what tests turn
+    # ----------------------------------------------------------------------------------- controls for tests
 
     def begin(self) -> None:
         """From now on the work of streams that were given kernels does not end by itself."""

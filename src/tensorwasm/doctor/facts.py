@@ -19,7 +19,7 @@ from tensorwasm.doctor.diagnoses import diagnose
 from tensorwasm.doctor.results import CheckResult, Status
 from tensorwasm.errors import DeviceUnavailable, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
-from tensorwasm.gpu.cuda.versions import Version, parse_version
+from tensorwasm.gpu.cuda.driver.versions import Version, parse_version
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.opening import open_device, parse_choice
 

@@ -14,8 +14,8 @@ from conformance.cuda.kernels import SMID
 from tensorwasm import settings
 from tensorwasm.errors import DeviceFault, DeviceUnavailable
 from tensorwasm.gpu.cuda.assembler import find_assembler
-from tensorwasm.gpu.cuda.binding import load_driver
-from tensorwasm.gpu.cuda.versions import cuda_version
+from tensorwasm.gpu.cuda.driver.binding import load_driver
+from tensorwasm.gpu.cuda.driver.versions import cuda_version
 from tensorwasm.guest.imports.argv import Window, encode_argv
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request

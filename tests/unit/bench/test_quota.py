@@ -7,7 +7,7 @@ import pytest
 from fakes.pools import FakePools
 from tensorwasm.bench.device.quota import CAP_BYTES, ContentionResult, _figures, contend, measure_quota, refusals_us
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.slab import Slab
+from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.values import Region
 
 
@@ -27,14 +27,14 @@ def test_refusals_are_counted_one_by_one():
 
 
 def test_a_slab_that_fails_fails_the_benchmark(monkeypatch):
-    monkeypatch.setattr(Slab, "free", lambda self, region: 1 / 0)
+    monkeypatch.setattr(Suballocator, "free", lambda self, region: 1 / 0)
     with pytest.raises(InternalError, match="64 of 64"):
         contend(FakePools(), 1000)
 
 
 def test_a_slab_that_exceeds_the_cap_is_detected(monkeypatch):
-    monkeypatch.setattr(Slab, "allocate", lambda self, size: Region(1, 1 << 20, host=False))
-    monkeypatch.setattr(Slab, "free", lambda self, region: None)
+    monkeypatch.setattr(Suballocator, "allocate", lambda self, size: Region(1, 1 << 20, host=False))
+    monkeypatch.setattr(Suballocator, "free", lambda self, region: None)
     run = contend(FakePools(), 2000, cap_bytes=1 << 20)
     assert run.most_region_bytes > 1 << 20
 

@@ -12,7 +12,7 @@ from fakes.pools import FakePools
 from tensorwasm.errors import DeviceLost, InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.gpu.limits.accounts import Accounts, Reservation
 from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
-from tensorwasm.gpu.slab import Slab
+from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.values import MIB, Region
 
 TENANTS = ("a", "b")
@@ -54,7 +54,7 @@ class QuotaModel(RuleBasedStateMachine):
         self.caps = {"a": (a, a), "b": (b, b)}
         self.registered = set(TENANTS)
         self.account = {tenant: self.accounts.register(tenant, *self.caps[tenant]) for tenant in TENANTS}
-        self.slabs = {tenant: Slab(self.pools, self.account[tenant]) for tenant in TENANTS}
+        self.slabs = {tenant: Suballocator(self.pools, self.account[tenant]) for tenant in TENANTS}
         self.charges = []
         self.refusals = dict.fromkeys(TENANTS, 0)
         self.failures = 0
@@ -170,7 +170,7 @@ class QuotaModel(RuleBasedStateMachine):
             self.charges.remove(charge)
         self.slabs[tenant].close()
         self.failures += self.slabs[tenant].statistics().release_failures
-        self.slabs[tenant] = Slab(self.pools, self.account[tenant])
+        self.slabs[tenant] = Suballocator(self.pools, self.account[tenant])
 
     def in_pieces(self, tenant):
         slab = self.slabs[tenant].statistics()

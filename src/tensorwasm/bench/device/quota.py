@@ -19,8 +19,8 @@ from tensorwasm.errors import InternalError, QuotaExceeded
 from tensorwasm.gpu.device.protocols import Pool, Pools
 from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.gpu.limits.quota import MemoryLedger
+from tensorwasm.gpu.memory.suballocator import GRAIN_BYTES, Suballocator
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.gpu.slab import GRAIN_BYTES, Slab
 from tensorwasm.values import MIB, Region
 
 THREADS: Final = 64
@@ -106,7 +106,7 @@ def contend(pools: Pools, operations: int, threads: int = THREADS, cap_bytes: in
     ledger = MemoryLedger()
     account = Accounts(ledger).register("contended", cap_bytes)
     counted, regions = CountedPools(pools), ByteCounter()
-    slab = Slab(counted, account)
+    slab = Suballocator(counted, account)
     each = max(1, operations // threads)
     refused: list[int] = []
     failures: list[Exception] = []
@@ -156,7 +156,7 @@ def refusals_us(count: int = REFUSALS) -> list[float]:
 
 def pairs_us(pools: Pools, count: int = REFUSALS) -> list[float]:
     """Return how long it takes to allocate a small region and free it again, in microseconds."""
-    slab = Slab(pools, Accounts(MemoryLedger()).register("alone", CAP_BYTES))
+    slab = Suballocator(pools, Accounts(MemoryLedger()).register("alone", CAP_BYTES))
     beside = slab.allocate(GRAIN_BYTES)
     taken = []
     for _ in range(count):
@@ -168,7 +168,7 @@ def pairs_us(pools: Pools, count: int = REFUSALS) -> list[float]:
     return taken
 
 
-def _churn(slab: Slab, counter: ByteCounter, operations: int, share_bytes: int, seed: int) -> int:
+def _churn(slab: Suballocator, counter: ByteCounter, operations: int, share_bytes: int, seed: int) -> int:
     """Allocate and free about twice a share of the cap, so that some requests are refused; return how many."""
     draw = random.Random(seed)  # noqa: S311 - inputs of a benchmark, the same in every run
     held: list[Region] = []
@@ -191,7 +191,7 @@ def _churn(slab: Slab, counter: ByteCounter, operations: int, share_bytes: int, 
     return refused
 
 
-def _free(slab: Slab, counter: ByteCounter, region: Region) -> int:
+def _free(slab: Suballocator, counter: ByteCounter, region: Region) -> int:
     counter.count(-_charged(region))
     slab.free(region)
     return region.size_bytes

@@ -13,8 +13,8 @@ from typing import Final
 from tensorwasm.doctor.facts import DEVICE_NODES, KERNEL_MODULE, ListedGpu, MachineFacts
 from tensorwasm.doctor.results import CheckResult, Results, Status
 from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
-from tensorwasm.gpu.cuda.mps import CONTROL, DEFAULT_PIPES, PIPES_VARIABLE, count_clients, find_daemon
-from tensorwasm.gpu.cuda.versions import (
+from tensorwasm.gpu.cuda.driver.mps import CONTROL, DEFAULT_PIPES, PIPES_VARIABLE, count_clients, find_daemon
+from tensorwasm.gpu.cuda.driver.versions import (
     DRIVER_FLOORS,
     MINIMUM_CAPABILITY,
     MINIMUM_CUDA,

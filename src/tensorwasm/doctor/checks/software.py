@@ -7,7 +7,7 @@ from typing import Final
 
 from tensorwasm.doctor.facts import WSL_LIBRARY, MachineFacts
 from tensorwasm.doctor.results import CheckResult, Results, Status
-from tensorwasm.gpu.cuda.versions import parse_version
+from tensorwasm.gpu.cuda.driver.versions import parse_version
 
 _LIBRARY_PATHS: Final = (
     "/usr/lib/x86_64-linux-gnu/libcuda.so.1",

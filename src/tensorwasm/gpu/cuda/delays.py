@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tensorwasm.gpu.cuda.handles import CudaStream, Overdue, Rival
-from tensorwasm.gpu.cuda.streams import Streams
+from tensorwasm.gpu.cuda.streams.device_streams import DeviceStreams
 
 OVERRUN_GRACE_NS: Final = 900_000_000
 """How long past its deadline a kernel may run before the GPU is given up: less than a session waits at its end."""
@@ -30,7 +30,7 @@ class Delays:
         live: returns the streams that there are.
     """
 
-    def __init__(self, streams: Streams, live: Callable[[], Iterable[CudaStream]]) -> None:
+    def __init__(self, streams: DeviceStreams, live: Callable[[], Iterable[CudaStream]]) -> None:
         self._streams = streams
         self._live = live
         self._lock = threading.Lock()

@@ -1,23 +1,30 @@
-"""What this device hands out: opaque outside, each with the driver's own handle inside."""
+"""What a CUDA device hands out, opaque outside and with the driver's handle inside, and the tables of what is live."""
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from tensorwasm.errors import InvalidHandle, InvalidPointer
 from tensorwasm.gpu.cuda.dues import Dues
+from tensorwasm.gpu.cuda.modules import CudaModule
+from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import Deadline
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(eq=False, slots=True)
 class CudaStream:
-    """A stream of ours.
+    """A stream.
 
     Attributes:
         handle: the driver's stream.
         event: marks the end of the work that is waited for.
         dues: when its work must have stopped.
-        cleared: how many clearings of new memory the stream is ordered behind.
+        cleared: number of clearings of new memory that the stream is ordered behind.
         recording: whether what is given to it is recorded instead of run.
         overdue: what is known of its work that has missed its deadline, if any has.
     """
@@ -50,8 +57,8 @@ class Overdue:
     """Work that has missed its deadline.
 
     Attributes:
-        ended: how much of the stream's work had been seen to end: what comes behind it is another matter.
-        rivals: what may hold it up, of what had been given when it was first found overdue.
+        ended: `Dues.ended` when the work was found overdue: another value means other work.
+        rivals: what may hold it up, of the work that other streams had when it was first found overdue.
         excused_until_ns: how long it is excused.
     """
 
@@ -62,13 +69,13 @@ class Overdue:
 
 @dataclass(eq=False, slots=True)
 class CudaEvent:
-    """An event of ours.
+    """An event.
 
     Attributes:
         handle: the driver's event.
         deadline: when the work before the mark must have stopped; None without work that has a deadline.
         source: the stream that the mark is in.
-        number: of the mark among that stream's work.
+        number: of the mark among that stream's work, as `Dues.mark` counts.
     """
 
     handle: Any
@@ -79,23 +86,172 @@ class CudaEvent:
 
 @dataclass(eq=False, slots=True)
 class CudaGraph:
-    """A graph of ours.
-
-    Attributes:
-        handle: the driver's executable graph.
-    """
+    """A graph; the handle is the driver's executable graph."""
 
     handle: Any
 
 
 @dataclass(eq=False, slots=True)
 class CudaPool:
-    """A pool of ours.
-
-    Attributes:
-        handle: the driver's memory pool.
-        addresses: where its live allocations begin.
-    """
+    """A pool; the addresses are those of its live allocations."""
 
     handle: Any
     addresses: set[int] = field(default_factory=set)
+
+
+class LiveHandles(set[_Item]):
+    """Live handles of one kind. Safe from any thread.
+
+    Args:
+        refusal: what is wrong with any other.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    def enter(self, item: _Item) -> _Item:
+        """Add a handle and return it."""
+        self.add(item)
+        return item
+
+    def take(self, item: _Item) -> tuple[_Item]:
+        """Remove a handle and return what `enter` takes: of two calls, one succeeds.
+
+        Raises:
+            InvalidHandle: it is not live.
+        """
+        try:
+            self.remove(item)
+        except KeyError:
+            raise InvalidHandle("released already") from None
+        return (item,)
+
+    def entries(self) -> list[tuple[_Item]]:
+        """Return what was entered."""
+        return [(item,) for item in list(self)]
+
+    def require(self, item: Any) -> _Item:
+        """Return a handle that a caller has passed in.
+
+        Raises:
+            InvalidHandle: it is not live here.
+        """
+        if item not in self:
+            raise InvalidHandle(self._refusal)
+        own: _Item = item
+        return own
+
+
+@dataclass(eq=False, slots=True)
+class LiveRanges:
+    """Live address ranges of one kind, none overlapping. Safe from any thread."""
+
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _starts: list[int] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self, address: int, size_bytes: int) -> int:
+        """Add a range and return its address."""
+        with self._lock:
+            self._sizes[address] = size_bytes
+            insort(self._starts, address)
+        return address
+
+    def take(self, address: int) -> tuple[int, int]:
+        """Remove the range that begins at an address and return what `enter` takes: of two calls, one succeeds.
+
+        Raises:
+            InvalidHandle: no live range begins there.
+        """
+        with self._lock:
+            if address not in self._sizes:
+                raise InvalidHandle(f"nothing live begins at {address:#x}")
+            self._starts.remove(address)
+            return address, self._sizes.pop(address)
+
+    def entries(self) -> list[tuple[int, int]]:
+        """Return address and size of each range, ascending."""
+        with self._lock:
+            return [(start, self._sizes[start]) for start in self._starts]
+
+    def holds(self, address: int, size_bytes: int) -> bool:
+        """Return whether a range of bytes lies inside one live range."""
+        with self._lock:
+            at = bisect_right(self._starts, address) - 1
+            start = self._starts[at] if at >= 0 else 0
+            return at >= 0 and address + size_bytes <= start + self._sizes[start]
+
+    def size(self, address: int) -> int:
+        """Return the size of the range that begins at an address, 0 if none does."""
+        with self._lock:
+            return self._sizes.get(address, 0)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def totals(self) -> tuple[int, int]:
+        """Return the number of live ranges and their bytes."""
+        with self._lock:
+            return len(self._sizes), sum(self._sizes.values())
+
+
+class LiveResources:
+    """Everything that a device holds. Safe from any thread.
+
+    Attributes:
+        allocations: device memory from `Device.allocate`.
+        pooled: device memory from tenants' pools.
+        managed: managed memory.
+        reserved: ranges in which memory may be mapped.
+        mapped: memory that is mapped in them.
+        registrations: host memory that kernels reach.
+        launches: kernels and graphs that the driver has taken.
+        release_failures: releases that the driver has refused.
+        counting: held while one of the two changes.
+    """
+
+    def __init__(self) -> None:
+        self.allocations, self.pooled, self.registrations = LiveRanges(), LiveRanges(), LiveRanges()
+        self.managed, self.reserved, self.mapped = LiveRanges(), LiveRanges(), LiveRanges()
+        self.modules = LiveHandles[CudaModule]("the module is not loaded on this device")
+        self.streams = LiveHandles[CudaStream]("the stream is not open on this device")
+        self.events = LiveHandles[CudaEvent]("the event is not open on this device")
+        self.graphs = LiveHandles[CudaGraph]("the graph is not open on this device")
+        self.pools = LiveHandles[CudaPool]("the pool is not open on this device")
+        self.launches = self.release_failures = 0
+        self.counting = threading.Lock()
+
+    def require(self, address: int, size_bytes: int) -> None:
+        """Check that a range lies inside one piece of the device's live memory.
+
+        Raises:
+            InvalidPointer: it does not.
+        """
+        memory = (self.allocations, self.pooled, self.managed, self.mapped)
+        if not any(ranges.holds(address, size_bytes) for ranges in memory):
+            raise InvalidPointer(f"{size_bytes} bytes at {address:#x} are not inside one live allocation")
+
+    def empty(self) -> bool:
+        """Return whether nothing is live."""
+        handles = (self.modules, self.streams, self.events, self.graphs, self.pools)
+        memory = (self.allocations, self.pooled, self.managed, self.reserved, self.mapped, self.registrations)
+        return not (any(handles) or any(memory))
+
+    def statistics(self) -> DeviceStatistics:
+        """Return the totals."""
+        own, pooled, registered = (each.totals() for each in (self.allocations, self.pooled, self.registrations))
+        return DeviceStatistics(
+            allocations=own[0] + pooled[0],
+            allocated_bytes=own[1] + pooled[1],
+            registrations=registered[0],
+            registered_bytes=registered[1],
+            modules=len(self.modules),
+            streams=len(self.streams),
+            launches=self.launches,
+            events=len(self.events),
+            graphs=len(self.graphs),
+            pools=len(self.pools),
+            unified_bytes=self.managed.totals()[1] + self.mapped.totals()[1],
+            release_failures=self.release_failures,
+        )

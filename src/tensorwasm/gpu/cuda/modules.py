@@ -1,25 +1,35 @@
-"""From a PTX model to a module on the device: select, print, assemble, load."""
+"""From PTX to a kernel on the device: compile a module, load it, look up its kernels, check and pack their arguments.
+
+Source: CUDA Driver API, "Module Management", "Execution Control" (cuLaunchKernel).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 from typing import Any, Final
 
 from tensorwasm import ptx
-from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.cuda.assembler import Assembler
-from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.diagnostics import summarize
-from tensorwasm.gpu.cuda.results import DriverFailure, meaning
+from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs, MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.cuda.assembler import Assembler, summarize
+from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.results import DriverFailure, meaning
+from tensorwasm.gpu.device.protocols import NativeKernel
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import Deadline, DeviceInfo
+from tensorwasm.values import Deadline, DeviceInfo, Dim3, KernelSignature, LaunchConfig
 
 _LOG_BYTES: Final = 8192
+_SLOT_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Compiler:
-    """How this device's modules are compiled.
+class PtxCompiler:
+    """How a device's modules are compiled.
 
     Attributes:
         driver: the driver API.
@@ -36,17 +46,23 @@ class Compiler:
     jit: bool = True
 
     def compile(self, module: Module, deadline: Deadline) -> bytes:
-        """Return what the driver is to load: a cubin, or PTX text with its final NUL. Needs no context.
+        """Return the image that `load` takes: a cubin, or PTX text with its final NUL. Needs no context.
 
         Raises:
-            UnsupportedPtx: the module asks for what this device or its driver lacks, or, where the driver is not to
-                compile, its ptxas.
+            UnsupportedPtx: the device or the driver lacks something that the module needs, or ptxas does where the
+                driver must not compile; or the module prints.
             MalformedPtx: it is not ASCII, or ptxas refuses it.
             InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine cannot run its ptxas.
         """
         ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
-        _refuse_printing(module)
+        where = ptx.find_printf(module)
+        if where is not None:  # the driver would write it to the output of this process, which is no guest's
+            raise UnsupportedPtx(
+                "vprintf: on a GPU the output of kernels goes to the process, not to the guest",
+                where.line,
+                where.column,
+            )
         text = ptx.render(module, deadline)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
@@ -57,11 +73,7 @@ class Compiler:
         return text.encode("ascii") + b"\0"
 
     def load(self, image: bytes) -> Any:
-        """Return the driver's module for what `compile` returned. A context must be bound.
-
-        Raises:
-            DriverFailure: the driver does not take it; its log is in the failure.
-        """
+        """Return the driver's module of a compiled image. A context must be bound."""
         option = self.driver.api.CUjit_option
         errors = bytearray(_LOG_BYTES)
         options = {option.CU_JIT_ERROR_LOG_BUFFER: errors, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES}
@@ -78,14 +90,128 @@ class Compiler:
         return f"sm_{major}{minor}{word[-1] if word[-1:] in {'a', 'f'} else ''}"
 
 
-def _refuse_printing(module: Module) -> None:
-    """Refuse what prints: the driver writes it to the output of this process, which is no guest's.
+@dataclass(frozen=True, slots=True)
+class LaunchLimits:
+    """What a device takes.
 
-    Raises:
-        UnsupportedPtx: a function of the module prints; with the line of the first that does.
+    Attributes:
+        grid: most blocks along x, y, z.
+        block: most threads along x, y, z.
+        shared_bytes: most shared memory of a block, opt-in included.
     """
-    where = ptx.find_printf(module)
-    if where is not None:
-        raise UnsupportedPtx(
-            "vprintf: on a GPU the output of kernels goes to the process, not to the guest", where.line, where.column
-        )
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+
+
+class CudaKernel:
+    """A kernel on the device.
+
+    Attributes:
+        handle: the driver's function.
+    """
+
+    def __init__(self, driver: Driver, handle: Any, signature: KernelSignature) -> None:
+        """Ask the driver for the kernel's limits."""
+        attributes = driver.api.CUfunction_attribute
+        self.handle = handle
+        self._driver = driver
+        self._signature = signature
+        self._sizes = [param.size_bytes for param in signature.params]
+        # One block of memory: a pointer to each value, then the values, each padded to a multiple of 8 bytes.
+        values = (f"{size}s{-size % _SLOT_BYTES}x" for size in self._sizes)
+        self._layout = struct.Struct(f"={len(self._sizes)}Q{''.join(values)}")
+        self._block = ctypes.c_char * self._layout.size
+        padded = (size + -size % _SLOT_BYTES for size in self._sizes)
+        self._offsets = list(accumulate(padded, initial=_SLOT_BYTES * len(self._sizes)))[:-1]
+        self._most_dynamic = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._threads = self._ask(attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        self._static_bytes = self._ask(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        self._dynamic_bytes = self._ask(self._most_dynamic)
+        self._lock = threading.Lock()
+
+    def _ask(self, attribute: Any) -> int:
+        return int(self._driver.call("cuFuncGetAttribute", attribute, self.handle))
+
+    def check(self, config: LaunchConfig, args: Sequence[bytes], most: LaunchLimits) -> None:
+        """Check a launch before the driver sees it.
+
+        Raises:
+            InvalidDimensions: more than this device or this kernel takes.
+            InvalidKernelArgs: sizes other than those of the kernel's parameters: the driver would read past them.
+        """
+        entry = self._signature.entry
+        if not (_within(config.grid, most.grid) and _within(config.block, most.block)):
+            raise InvalidDimensions(
+                f"grid {config.grid}, block {config.block}; this device takes 1 to {most.grid}, {most.block}"
+            )
+        threads = prod(config.block)
+        if threads > self._threads:
+            raise InvalidDimensions(f"{threads} threads in a block; {entry} takes {self._threads}")
+        required = self._signature.required_block
+        if required is not None and config.block != required:
+            raise InvalidDimensions(f"block {config.block}; {entry} requires {required}")
+        free_bytes = most.shared_bytes - self._static_bytes
+        if not 0 <= config.shared_bytes <= free_bytes:
+            raise InvalidDimensions(
+                f"{config.shared_bytes} bytes of dynamic shared memory; {free_bytes} are left of a block's"
+            )
+        if list(map(len, args)) != self._sizes:
+            raise InvalidKernelArgs(f"{entry} takes parameters of {self._sizes} bytes")
+
+    def pack(self, args: Sequence[bytes]) -> tuple[int, object]:
+        """Pack arguments that `check` has passed.
+
+        Returns:
+            The address of a ``void*[]``, a pointer to each value; and the memory that it lies in, which the caller
+            keeps until the driver has copied the values.
+        """
+        block = self._block()
+        base = ctypes.addressof(block)
+        self._layout.pack_into(block, 0, *[base + offset for offset in self._offsets], *args)
+        return base, block
+
+    def native(self, most: LaunchLimits) -> NativeKernel:
+        """Return the kernel for compiled code, admitted to all the dynamic shared memory that there is."""
+        free_bytes = most.shared_bytes - self._static_bytes
+        self.admit_shared(free_bytes)
+        return NativeKernel(int(self.handle), self._threads, free_bytes, most.grid, most.block)
+
+    def admit_shared(self, size_bytes: int) -> None:
+        """Let the kernel use that much dynamic shared memory, which beyond 48 KiB takes an attribute of its own."""
+        with self._lock:
+            if size_bytes > self._dynamic_bytes:
+                self._driver.call("cuFuncSetAttribute", self.handle, self._most_dynamic, size_bytes)
+                self._dynamic_bytes = size_bytes
+
+
+def _within(asked: Dim3, most: Dim3) -> bool:
+    return 1 <= asked[0] <= most[0] and 1 <= asked[1] <= most[1] and 1 <= asked[2] <= most[2]
+
+
+class CudaModule:
+    """A module on the device, with the kernels that were launched so far.
+
+    Attributes:
+        handle: the driver's module.
+    """
+
+    def __init__(self, handle: Any, module: Module) -> None:
+        self.handle = handle
+        self._module = module
+        self._kernels: dict[str, CudaKernel] = {}
+
+    def kernel(self, driver: Driver, entry: str, deadline: Deadline) -> CudaKernel:
+        """Return a kernel, looking it up on its first use.
+
+        Raises:
+            InvalidKernel: the same.
+            InvokeTimeout: the deadline passed.
+        """
+        kernel = self._kernels.get(entry)
+        if kernel is None:
+            handle = driver.call("cuModuleGetFunction", self.handle, entry.encode())
+            signature = ptx.signature(self._module, entry, deadline)
+            kernel = self._kernels.setdefault(entry, CudaKernel(driver, handle, signature))
+        return kernel

@@ -1,11 +1,11 @@
 """A GPU for compiled code: `tensorwasm.gpu.device.protocols.Native`.
 
-The addresses are the driver's own entry points, asked of the driver itself for the release whose signatures compiled
-code knows, and never those with a default stream per thread.
+The addresses are those of the driver's own entry points, asked of the driver itself for the release whose signatures
+compiled code knows, and never those with a default stream per thread.
 
 A handle is good for one context: a kernel's for that in which its module was loaded. Another library's reset destroys
-the context and all of them, and compiled code cannot see that: `CudaNative.bound` does, and answers `DeviceLost`, so
-whoever runs compiled code binds anew each time it hands over the thread.
+the context and all of them, which compiled code cannot see. `CudaNative.bound` does, and raises `DeviceLost`, so it has
+to be entered anew each time that a thread is handed over to compiled code.
 
 Source: CUDA Driver API, "Driver Entry Point Access" (cuGetProcAddress), "Execution Control" (cuLaunchHostFunc).
 """
@@ -15,12 +15,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.functions import Geometry
-from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
+from tensorwasm.gpu.cuda.driver.results import SUCCESS, DriverFailure
+from tensorwasm.gpu.cuda.modules import LaunchLimits
 from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.values import Deadline, Region
 
@@ -47,37 +48,27 @@ _HostFunc: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void
 
 
 class CudaNative:
-    """What compiled code needs."""
+    """The device for compiled code; see `CudaDevice` for what every method raises."""
 
-    def __init__(self, core: Core, geometry: Geometry) -> None:
-        """Ask nothing yet."""
+    confines = False
+    """See `Native.confines`: the hardware does not."""
+
+    def __init__(self, core: Core, limits: LaunchLimits) -> None:
         self._core = core
-        self._geometry = geometry
-        self._addresses: dict[str, int] = {}
-        self._launch_host_func: Any = None
+        self._limits = limits
 
     @property
     def table(self) -> NativeTable:
-        """The functions, valid until the device is closed.
-
-        Raises:
-            DeviceLost: the device does not answer.
-            DeviceUnavailable: the driver lacks one of them.
-        """
+        """See `Native.table`. Raises `DeviceUnavailable` if the driver lacks one of the functions."""
         core = self._core
         with core.calling:
             number = int(core.driver.call("cuCtxGetId", core.context.handle))
-            return NativeTable(**self._found(), context=int(core.context.handle), context_number=number)
+            return NativeTable(**self._addresses, context=int(core.context.handle), context_number=number)
 
     @property
     def usable(self) -> bool:
-        """See `Native.usable`: no, once the GPU was lost or reset."""
+        """See `Native.usable`: False once the GPU was lost or reset."""
         return self._core.intact
-
-    @property
-    def confines(self) -> bool:
-        """See `Native.confines`: the hardware does not."""
-        return False
 
     def bound(self) -> AbstractContextManager[None]:
         """See `Native.bound`. May be entered again inside itself, on one thread and on many.
@@ -91,23 +82,17 @@ class CudaNative:
         """See `Native.kernel`.
 
         Raises:
-            InvalidHandle: the module is not loaded here.
             InvalidKernel: the module has no such kernel.
             InvalidDimensions: the driver does not grant the shared memory that it says there is.
             InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
         """
-        core, kernels = self._core, self._core.module(loaded)
+        core, module = self._core, self._core.live.modules.require(loaded)
         with core.calling:
-            return kernels.function(core.driver, entry, deadline).native(self._geometry)
+            return module.kernel(core.driver, entry, deadline).native(self._limits)
 
     def stream(self, stream: Stream) -> int:
-        """See `Native.stream`.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-        """
-        return int(self._core.stream(stream).handle)
+        """See `Native.stream`."""
+        return int(self._core.live.streams.require(stream).handle)
 
     def confine(
         self,
@@ -115,49 +100,34 @@ class CudaNative:
         regions: Sequence[Region],  # noqa: ARG002 - the hardware has no allocation table of ours to check against
         deadline: Deadline,  # noqa: ARG002 - nor a clock: `started` says when work must have stopped
     ) -> None:
-        """See `Native.confine`. Puts the stream behind the clearing of all memory that there is now.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-            DeviceLost: the device does not answer.
-        """
-        core, own = self._core, self._core.stream(stream)
+        """See `Native.confine`. Puts the stream behind the clearing of all memory that there is now."""
+        core, own = self._core, self._core.live.streams.require(stream)
         with core.calling:
             core.streams.order(own)
 
     def started(self, stream: Stream, deadline: Deadline) -> None:
-        """See `Native.started`.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-        """
-        self._core.stream(stream).dues.add(deadline)
+        """See `Native.started`."""
+        self._core.live.streams.require(stream).dues.add(deadline)
 
     def notify(self, stream: Stream, function: int, argument: int) -> None:
         """See `Native.notify`. The driver calls the function itself: cuda-bindings would take the GIL around it.
 
-        After a fault nothing is called any more, for any stream: whoever waits must look, at its deadline at the
-        latest, whether the stream has `ended`.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-            LaunchRefused: the stream records.
-            DeviceLost: the device does not answer.
-            DeviceUnavailable: the driver has no such function.
+        After a fault nothing is called any more, for any stream: a caller that waits has to check, at its deadline at
+        the latest, whether the stream has `ended`.
         """
-        core, own = self._core, self._core.running(stream)
+        core, own = self._core, self._core.require_running(stream)
         with core.calling:
-            if self._launch_host_func is None:
-                self._launch_host_func = _HostFunc(self._found()["launch_host_func"])
             code = self._launch_host_func(int(own.handle), function, argument)
             if code != SUCCESS:
                 raise DriverFailure("cuLaunchHostFunc", code)
 
-    def _found(self) -> dict[str, int]:
-        """Return the addresses, asking for them once."""
-        if not self._addresses:
-            self._addresses = {field: self._address(function) for field, function in _FUNCTIONS.items()}
-        return self._addresses
+    @cached_property
+    def _addresses(self) -> dict[str, int]:
+        return {field: self._address(function) for field, function in _FUNCTIONS.items()}
+
+    @cached_property
+    def _launch_host_func(self) -> Any:
+        return _HostFunc(self._addresses["launch_host_func"])
 
     def _address(self, function: str) -> int:
         address, _ = self._core.driver.call("cuGetProcAddress", function.encode(), _RELEASE, _LEGACY_STREAM)

@@ -1,4 +1,4 @@
-"""Opening a GPU: is there a driver, is it new enough, is the GPU, and what can it do."""
+"""Opening a GPU: find the driver, check that it and the GPU are new enough, and describe what the GPU can do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from typing import Any, Final
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
-from tensorwasm.gpu.cuda.binding import Driver, load_driver
-from tensorwasm.gpu.cuda.context import Context, bound, primary_context
 from tensorwasm.gpu.cuda.device import CudaDevice
-from tensorwasm.gpu.cuda.functions import Geometry
-from tensorwasm.gpu.cuda.modules import Compiler
-from tensorwasm.gpu.cuda.results import DriverFailure, describe, translate
-from tensorwasm.gpu.cuda.share import take_share
-from tensorwasm.gpu.cuda.traits import describe_memory
-from tensorwasm.gpu.cuda.versions import (
+from tensorwasm.gpu.cuda.driver.binding import Driver, load_driver
+from tensorwasm.gpu.cuda.driver.contexts import Context, bound, open_green_context, primary_context
+from tensorwasm.gpu.cuda.driver.results import DriverFailure, describe, translate
+from tensorwasm.gpu.cuda.driver.versions import (
     MINIMUM_CAPABILITY,
     MINIMUM_CUDA,
     cuda_version,
@@ -28,6 +24,8 @@ from tensorwasm.gpu.cuda.versions import (
     parse_version,
     spell_version,
 )
+from tensorwasm.gpu.cuda.memory.traits import describe_memory
+from tensorwasm.gpu.cuda.modules import LaunchLimits, PtxCompiler
 from tensorwasm.values import DeviceInfo, Dim3, SmPlacement
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
@@ -47,8 +45,8 @@ def open_cuda(
 
     Args:
         ordinal: its index, as CUDA counts them (``CUDA_VISIBLE_DEVICES`` applies).
-        multiprocessors: how many of its multiprocessors the kernels of this device may run on at least: the driver
-            rounds up, and `DeviceInfo.multiprocessors` says to what. None for all, not set apart from other devices'.
+        multiprocessors: least number of multiprocessors for the kernels of this device: the driver rounds up, and
+            `DeviceInfo.multiprocessors` says to what. None for all, not set apart from other devices'.
         place: where among the shares of other processes the share lies; None for the first that the driver gives, which
             other processes are given too.
         jit: whether the driver's own compiler may take PTX that ptxas cannot, or where there is no ptxas. It runs in
@@ -64,7 +62,7 @@ def open_cuda(
 
 
 def count_gpus() -> int:
-    """Return how many GPUs CUDA shows to this process.
+    """Return the number of GPUs that CUDA shows to this process.
 
     Raises:
         DeviceUnavailable: no driver, or one that cannot be used; says what to do.
@@ -86,66 +84,41 @@ def open_with(
     place: SmPlacement | None = None,
     jit: bool = True,
 ) -> CudaDevice:
-    """Open a GPU through a given driver.
+    """Open a GPU through a given driver; the other arguments and the errors are those of `open_cuda`.
 
-    Args:
-        driver: the driver API.
-        ordinal: the GPU's index.
-        find: looks for a ptxas once the GPU is known to be usable; None for the driver's own compiler.
-        multiprocessors: as `open_cuda`.
-        place: likewise.
-        jit: likewise.
-
-    Raises:
-        InvalidArgs: as `open_cuda`.
-        DeviceUnavailable: as `open_cuda`.
+    ``find`` looks for a ptxas once the GPU is known to be usable; if it returns None, the driver compiles.
     """
     if place is not None and multiprocessors is None:
         raise InvalidArgs("only a share of a GPU has a place on it")
     try:
-        return _open(driver, ordinal, find, multiprocessors, place, jit=jit)
+        cuda = _require_driver(driver)
+        device, info = _require_device(driver, ordinal, cuda)
+        primary = primary_context(driver, ordinal, device)
+        with bound(primary):
+            traits = describe_memory(driver, device, ordinal, cuda)
+        limits = _launch_limits(driver, device)
+        assembler = find()
+        if not jit:
+            info = replace(info, ptx_version=_require_assembler(assembler, info, cuda))
+        context: Context = primary
+        if multiprocessors is not None:
+            context = share = open_green_context(driver, primary, device, multiprocessors, cuda, place)
+            info = replace(info, multiprocessors=share.multiprocessors)
+        try:
+            return CudaDevice(driver, context, info, limits, traits, PtxCompiler(driver, info, cuda, assembler, jit))
+        except DriverFailure:
+            context.close()
+            raise
     except DriverFailure as failure:
         error = translate(failure)
         raise DeviceUnavailable(describe(failure)) from (None if isinstance(error, DeviceUnavailable) else error)
 
 
-def _open(
-    driver: Driver,
-    ordinal: int,
-    find: Callable[[], Assembler | None],
-    multiprocessors: int | None,
-    place: SmPlacement | None,
-    *,
-    jit: bool,
-) -> CudaDevice:
-    cuda = _require_driver(driver)
-    device = _require_device(driver, ordinal)
-    primary = primary_context(driver, ordinal, device)
-    if primary.lost:
-        raise DeviceUnavailable(f"this process has lost the GPU: {primary.lost}; start a new process")
-    info = _describe_device(driver, device, ordinal, cuda)
-    with bound(primary):
-        traits = describe_memory(driver, device, ordinal, cuda)
-    geometry = _geometry(driver, device)
-    assembler = find()
-    if not jit:
-        info = replace(info, ptx_version=_readable(assembler, info, cuda))
-    context: Context = primary
-    if multiprocessors is not None:
-        context = share = take_share(driver, primary, device, multiprocessors, cuda, place)
-        info = replace(info, multiprocessors=share.multiprocessors)
-    try:
-        return CudaDevice(driver, context, info, geometry, traits, Compiler(driver, info, cuda, assembler, jit))
-    except DriverFailure:
-        context.close()
-        raise
-
-
-def _readable(assembler: Assembler | None, info: DeviceInfo, cuda: tuple[int, int]) -> tuple[int, int]:
-    """Return the newest PTX ISA of a device whose driver is not to compile.
+def _require_assembler(assembler: Assembler | None, info: DeviceInfo, cuda: tuple[int, int]) -> tuple[int, int]:
+    """Return the newest PTX ISA of a device whose driver must not compile.
 
     Raises:
-        DeviceUnavailable: nobody else can.
+        DeviceUnavailable: no ptxas here compiles for the device either.
     """
     if assembler is not None and assembler.serves(info.compute_capability, cuda):
         return min(info.ptx_version, isa_version(assembler.release))
@@ -170,33 +143,31 @@ def _require_driver(driver: Driver) -> tuple[int, int]:
     return cuda
 
 
-def _require_device(driver: Driver, ordinal: int) -> Any:
+def _require_device(driver: Driver, ordinal: int, cuda: tuple[int, int]) -> tuple[Any, DeviceInfo]:
     count = int(driver.call("cuDeviceGetCount"))
     if not 0 <= ordinal < count:
         have = f"{count} GPU{'s' if count != 1 else ''}, cuda:0 to cuda:{count - 1}" if count else "no GPU"
         raise DeviceUnavailable(f"there is no cuda:{ordinal}: this machine shows {have}; see CUDA_VISIBLE_DEVICES")
     device = driver.call("cuDeviceGet", ordinal)
-    capability = _capability(driver, device)
+    spelled: bytes = driver.call("cuDeviceGetName", _NAME_BYTES, device)
+    name = spelled.split(b"\0", 1)[0].decode("ascii", "replace")
+    capability = (
+        driver.attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
+        driver.attribute(device, "COMPUTE_CAPABILITY_MINOR"),
+    )
     if capability < MINIMUM_CAPABILITY:
         raise DeviceUnavailable(
-            f"{_name(driver, device)} has compute capability {spell_version(capability)}, below 7.0 (Volta); "
+            f"{name} has compute capability {spell_version(capability)}, below 7.0 (Volta); "
             "use a newer GPU, or the emulator"
         )
     if driver.attribute(device, "COMPUTE_MODE") == _PROHIBITED:
-        raise DeviceUnavailable(
-            f"{_name(driver, device)} is in prohibited compute mode; 'nvidia-smi -q -d COMPUTE' should say Default"
-        )
-    return device
-
-
-def _describe_device(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, int]) -> DeviceInfo:
-    supported = f"CUDA {spell_version(cuda)}"
-    version = driver_version()
-    return DeviceInfo(
+        raise DeviceUnavailable(f"{name} is in prohibited compute mode; 'nvidia-smi -q -d COMPUTE' should say Default")
+    supported, version = f"CUDA {spell_version(cuda)}", driver_version()
+    return device, DeviceInfo(
         kind="cuda",
         ordinal=ordinal,
-        name=_name(driver, device),
-        compute_capability=_capability(driver, device),
+        name=name,
+        compute_capability=capability,
         ptx_version=isa_version(cuda),
         memory_bytes=int(driver.call("cuDeviceTotalMem", device)),
         multiprocessors=driver.attribute(device, "MULTIPROCESSOR_COUNT"),
@@ -216,23 +187,11 @@ def driver_version() -> str:
     return spell_version(found) if found else ""
 
 
-def _capability(driver: Driver, device: Any) -> tuple[int, int]:
-    return (
-        driver.attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
-        driver.attribute(device, "COMPUTE_CAPABILITY_MINOR"),
-    )
-
-
-def _name(driver: Driver, device: Any) -> str:
-    name: bytes = driver.call("cuDeviceGetName", _NAME_BYTES, device)
-    return name.split(b"\0", 1)[0].decode("ascii", "replace")
-
-
-def _geometry(driver: Driver, device: Any) -> Geometry:
+def _launch_limits(driver: Driver, device: Any) -> LaunchLimits:
     def axes(prefix: str) -> Dim3:
         x, y, z = (driver.attribute(device, f"{prefix}_{axis}") for axis in "XYZ")
         return x, y, z
 
-    return Geometry(
+    return LaunchLimits(
         axes("MAX_GRID_DIM"), axes("MAX_BLOCK_DIM"), driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
     )

@@ -1,7 +1,8 @@
 """How much of a device each tenant may hold: one account a tenant, charged together with the process's ledger.
 
 This is the first of two locks on device memory: it decides before the device is asked. The second is the device's own,
-a pool with a cap (`tensorwasm.gpu.slab`). Host memory that a device reaches is a line of its own in the same account.
+a pool with a cap (`tensorwasm.gpu.memory.suballocator`). Host memory that a device reaches is a line of its own in the
+same account.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A buffer that a device's kernels reach, over memory of any kind.
 
 A buffer checks sizes and ranges, charges an account, and gives everything back. It does not order the host's accesses
-behind a device's: whoever has work in flight on it waits for that work first.
+behind a device's: a caller waits for its work in flight on the buffer first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.device.protocols import Advice, Stream
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
-from tensorwasm.gpu.memory.backings import KINDS, BufferKind, KindTraits
-from tensorwasm.gpu.memory.capabilities import Capabilities, check_request, describe
+from tensorwasm.gpu.memory.backings import KINDS, BufferKind, Capabilities, check_request
 from tensorwasm.values import NEVER, Region
 
 _SECRET: Final = secrets.token_bytes(16)
@@ -34,8 +33,13 @@ class UnifiedBuffer:
     Kinds: ``device``, the device's own, which the host reaches by copies; ``pinned``, pages of the host that are
     registered; ``managed``, which moves; ``vmm``, a reserved range that is mapped as it grows.
 
-    A buffer belongs to whoever made it and lives until `close`: one that is merely forgotten keeps its memory and its
-    charge. Make one with `allocate`.
+    A buffer belongs to its maker and lives until `close`: one that is merely forgotten keeps its memory and its charge.
+    Every use of a closed buffer raises `InternalError`, a range that is not inside it `InvalidArgs`, and every use may
+    raise `DeviceLost`.
+
+    Attributes:
+        kind: of memory.
+        capacity: bytes up to where it may grow, 0 once it is closed.
     """
 
     def __init__(
@@ -47,18 +51,18 @@ class UnifiedBuffer:
         account: Account | None,
         drained: Callable[[], bool] | None,
     ) -> None:
-        """Make a buffer of checked sizes; see `allocate`."""
+        """Make a buffer of checked sizes; callers use `allocate`."""
+        self.kind: Final = kind
+        self.capacity = capacity_bytes
         self._device = device
-        self._kind: Final = kind
-        self._traits: Final[KindTraits] = KINDS[kind]
+        self._traits: Final = KINDS[kind]
         self._account = account
         self._drained = drained
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._reservations: list[Reservation] = []
         self._stream: Stream | None = None
         self._views: list[weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = []
         self._closing = self._closed = False
-        self._capacity_bytes = capacity_bytes
         with self._charged(self._held_bytes(size_bytes)):
             self._backing = self._traits.open(device, size_bytes, capacity_bytes)
         self._address = self._backing.address
@@ -75,26 +79,22 @@ class UnifiedBuffer:
         account: Account | None = None,
         drained: Callable[[], bool] | None = None,
     ) -> Self:
-        """Return a new buffer of zeros.
+        """Return a new buffer of zeros, which the device outlives.
 
         Args:
-            device: outlives the buffer.
+            device: of the memory.
             size_bytes: at least 1.
-            kind: of memory.
-            capacity_bytes: up to where it may grow in place, at least the size; None for no further than the size.
-                Only ``managed`` memory takes all of it at once, as addresses: pages that nobody touched take no room.
-            account: charged for what is held: ``device`` memory the size, ``managed`` memory the capacity, both as
-                device memory; whole pages or granules of ``pinned`` and ``vmm`` memory as pinned memory. None charges
-                nobody.
-            drained: asked by `close` whether no stream can reach the buffer any more; None leaves that to the caller.
+            kind: of the memory.
+            capacity_bytes: up to where it may grow in place, at least the size, which is the default. Only ``managed``
+                memory takes all of it at once, as addresses: pages that were never touched take no room.
+            account: charged for the size of ``device`` and the capacity of ``managed`` memory, as device memory; for
+                whole pages or granules of ``pinned`` and ``vmm`` memory, as pinned memory.
+            drained: called by `close`: whether no stream can reach the buffer any more. None leaves that to the caller.
 
         Raises:
-            InvalidArgs: no such kind, a size below 1, or a capacity below the size.
-            TooLarge: more than there can be of it; nothing was asked of the device.
-            NotSupported: the device has no such memory, or the kind no capacity.
+            InvalidArgs, TooLarge, NotSupported: see `check_request`; the device was not asked.
             QuotaExceeded: over the account's cap, or there is not as much.
             LaunchRefused: the device cannot reach the pages.
-            DeviceLost: the device does not answer.
         """
         capacity_bytes = size_bytes if capacity_bytes is None else capacity_bytes
         check_request(device, kind, size_bytes, capacity_bytes)
@@ -107,47 +107,25 @@ class UnifiedBuffer:
         return self._size_bytes
 
     @property
-    def capacity(self) -> int:
-        """Bytes up to where it may grow, 0 once it is closed."""
-        return self._capacity_bytes
-
-    @property
     def is_empty(self) -> bool:
-        """Whether no byte is usable: it is closed."""
+        """Whether no byte is usable, which means that it is closed."""
         return self._size_bytes == 0
 
     @property
-    def kind(self) -> BufferKind:
-        """Kind of memory."""
-        return self._kind
-
-    @property
     def address(self) -> int:
-        """First byte, for as long as the buffer lives; the host's address too except for kind ``device``.
-
-        Raises:
-            InternalError: the buffer is closed.
-        """
+        """First byte, for as long as the buffer lives; the host's address too except for kind ``device``."""
         self._require_open()
         return self._address
 
     @property
     def region(self) -> Region:
-        """The usable bytes as one range.
-
-        Raises:
-            InternalError: the buffer is closed.
-        """
+        """The usable bytes as one range."""
         return Region(self.address, self._size_bytes, host=self._traits.host)
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The usable bytes as launches take them: in parts where pinned memory was registered in parts.
-
-        Raises:
-            InternalError: the buffer is closed.
-        """
-        with self._turn:
+        """The usable bytes as launches take them: in parts where pinned memory was registered in parts."""
+        with self._lock:
             whole = self.region
             edges = (whole.address, *self._backing.borders, whole.end)
             return tuple(Region(start, end - start, host=whole.host) for start, end in pairwise(edges))
@@ -161,53 +139,43 @@ class UnifiedBuffer:
     @property
     def is_uvm_backed(self) -> bool:
         """Whether it is managed memory."""
-        return self._kind == "managed"
+        return self.kind == "managed"
 
     @property
     def supports_grow_in_place(self) -> bool:
         """Whether there is room to grow."""
-        return self._capacity_bytes > self._size_bytes
+        return self.capacity > self._size_bytes
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""
-        return describe(self._device, self._kind)
+        traits = self._traits
+        return Capabilities(traits.host, traits.grows, traits.hints and self._device.info.concurrent_managed_access)
 
     def __repr__(self) -> str:
-        """Return kind, size and device, and a hash that tells buffers apart but not where they lie."""
+        """Return kind, size and device, and a hash that tells buffers apart without their addresses."""
         mark = blake2b(self._address.to_bytes(8, "little"), key=_SECRET, digest_size=4).hexdigest()
-        state = "closed" if self._closing else f"{self._size_bytes} of {self._capacity_bytes} bytes"
-        return f"<UnifiedBuffer {mark}: {self._kind}, {state}, on {self.device_id}>"
+        state = "closed" if self._closing else f"{self._size_bytes} of {self.capacity} bytes"
+        return f"<UnifiedBuffer {mark}: {self.kind}, {state}, on {self.device_id}>"
 
     # ------------------------------------------------------------------------------------------------ contents
 
     def as_memoryview(self) -> memoryview:
-        """Return the usable bytes, ``(len,) uint8``, to be read and written in place.
+        """Return the bytes that are usable now, ``(len,) uint8``, to be read and written in place by the host.
 
-        The buffer cannot be closed while the view, or anything made of it, is there. It shows what was usable when it
-        was made.
-
-        Raises:
-            NotSupported: the host does not reach this kind.
-            InternalError: the buffer is closed.
+        The buffer cannot be closed while the view, or anything made of it, exists.
         """
-        with self._turn:
+        with self._lock:
             self._require_open()
             if not self._traits.host:
-                raise NotSupported(f"the host does not reach memory of kind {self._kind}; use read and write")
+                raise NotSupported(f"the host does not reach memory of kind {self.kind}; use read and write")
             array = pages.array_at(self._address, self._size_bytes)
             self._views = [view for view in self._views if view() is not None]
             self._views.append(weakref.ref(array))
             return memoryview(array).cast("B")
 
     def write(self, data: bytes | bytearray | memoryview, offset_bytes: int = 0) -> None:
-        """Copy bytes into the buffer. Blocks until done.
-
-        Raises:
-            InvalidArgs: they do not fit.
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
-        """
+        """Copy bytes into the buffer. Blocks until done."""
         source = memoryview(data).cast("B")
         with self._within(offset_bytes, len(source)) as address:
             if not source:
@@ -218,13 +186,7 @@ class UnifiedBuffer:
                 self._device.write(address, source, self._own_stream())
 
     def read(self, into: bytearray | memoryview, offset_bytes: int = 0) -> None:
-        """Fill a writable buffer with bytes from an offset on. Blocks until done.
-
-        Raises:
-            InvalidArgs: there are not so many.
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
-        """
+        """Fill a writable buffer with bytes from an offset on. Blocks until done."""
         target = memoryview(into).cast("B")
         with self._within(offset_bytes, len(target)) as address:
             if not target:
@@ -235,13 +197,7 @@ class UnifiedBuffer:
                 self._device.read(address, target, self._own_stream())
 
     def clear(self, offset_bytes: int, size_bytes: int) -> None:
-        """Fill a part with zeros. Blocks until done.
-
-        Raises:
-            InvalidArgs: the part is not inside the buffer.
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
-        """
+        """Fill a part with zeros. Blocks until done."""
         with self._within(offset_bytes, size_bytes) as address:
             if self._traits.host:
                 pages.clear(address, size_bytes)
@@ -253,56 +209,40 @@ class UnifiedBuffer:
     # ------------------------------------------------------------------------------------------- hints, growth
 
     def advise(self, advice: Advice) -> bool:
-        """Say how the buffer will be used.
+        """Give a hint on how the buffer will be used; return False where it has no effect.
 
-        Returns False where that has no effect: on memory that is not managed, on devices without concurrent managed
-        access, and where host and device have one memory anyway.
-
-        Raises:
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
+        That is so without managed memory, without concurrent managed access, and where host and device share memory.
         """
         with self._within(0, self._size_bytes) as address:
             return self.capabilities.hints and self._device.unified.advise(address, self._size_bytes, advice)
 
     def prefetch_to_device(self, stream: Stream) -> bool:
-        """Start moving the buffer to the device, behind the work in the stream. False as with `advise`.
-
-        Raises:
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
-        """
+        """Start moving the buffer to the device, behind the work in the stream. False as with `advise`."""
         return self._prefetch(stream, to_host=False)
 
     def prefetch_to_host(self, stream: Stream) -> bool:
-        """Start moving the buffer to the host, behind the work in the stream. False as with `advise`.
-
-        Raises:
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
-        """
+        """Start moving the buffer to the host, behind the work in the stream. False as with `advise`."""
         return self._prefetch(stream, to_host=True)
 
     def try_grow_in_place(self, size_bytes: int) -> None:
         """Make the buffer longer: data and address stay, new bytes are zero. Work in flight is not disturbed.
 
+        A call that raises has changed nothing.
+
         Raises:
             NotSupported: this kind does not grow.
             InvalidArgs: that would make it shorter.
             TooLarge: beyond the capacity.
-            QuotaExceeded: over the account's cap, or there is not as much; nothing has changed.
-            LaunchRefused: the device cannot reach more; nothing has changed.
-            DeviceLost: the device does not answer.
-            InternalError: the buffer is closed.
+            QuotaExceeded, LaunchRefused: as `allocate`.
         """
-        with self._turn:
+        with self._lock:
             self._require_open()
             if not self._traits.grows:
-                raise NotSupported(f"memory of kind {self._kind} does not grow in place")
+                raise NotSupported(f"memory of kind {self.kind} does not grow in place")
             if size_bytes < self._size_bytes:
                 raise InvalidArgs(f"a buffer of {self._size_bytes} bytes does not shrink to {size_bytes}")
-            if size_bytes > self._capacity_bytes:
-                raise TooLarge(size_bytes, self._capacity_bytes)
+            if size_bytes > self.capacity:
+                raise TooLarge(size_bytes, self.capacity)
             if size_bytes > self._size_bytes:
                 with self._charged(self._held_bytes(size_bytes) - self._held_bytes(self._size_bytes)):
                     self._backing.grow(self._size_bytes, size_bytes)
@@ -313,13 +253,12 @@ class UnifiedBuffer:
     def close(self) -> None:
         """Give the memory back and refund it; host memory is zeroed first. Idempotent.
 
-        What the device did not let go of when this raises stays allocated and charged, and `close` may be called again.
+        If the device does not let go of something, that stays allocated and charged, and `close` may be called again.
 
         Raises:
-            InternalError: a stream may still reach the buffer, or a view of it is still there; nothing has changed.
-            DeviceLost: the device does not answer.
+            InternalError: a stream may still reach the buffer, or a view of it still exists; nothing has changed.
         """
-        with self._turn:
+        with self._lock:
             if self._closed:
                 return
             if self._drained is not None and not self._drained():
@@ -332,22 +271,20 @@ class UnifiedBuffer:
                 self._stream = None
             self._backing.release()
             self._closed = True
-            self._size_bytes = self._capacity_bytes = 0
+            self._size_bytes = self.capacity = 0
             while self._reservations:
                 self._reservations.pop().release()
 
     def __enter__(self) -> Self:
-        """Return the buffer."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the buffer."""
         self.close()
 
     # ---------------------------------------------------------------------------------------------------------
 
     def _held_bytes(self, size_bytes: int) -> int:
-        return self._traits.held_bytes(self._device, size_bytes, self._capacity_bytes)
+        return self._traits.held_bytes(self._device, size_bytes, self.capacity)
 
     @contextmanager
     def _charged(self, held_bytes: int) -> Iterator[None]:
@@ -362,8 +299,8 @@ class UnifiedBuffer:
 
     @contextmanager
     def _within(self, offset_bytes: int, size_bytes: int) -> Iterator[int]:
-        """Take a turn and yield the address of a range that is inside the buffer."""
-        with self._turn:
+        """Hold the lock and yield the address of a range that is inside the buffer."""
+        with self._lock:
             self._require_open()
             if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self._size_bytes:
                 raise InvalidArgs(f"{size_bytes} bytes at {offset_bytes} are not inside {self._size_bytes} bytes")
@@ -375,9 +312,8 @@ class UnifiedBuffer:
 
     def _prefetch(self, stream: Stream, *, to_host: bool) -> bool:
         with self._within(0, self._size_bytes) as address:
-            if not self.capabilities.hints:
-                return False
-            return self._device.unified.prefetch(address, self._size_bytes, stream, to_host=to_host)
+            prefetch = self._device.unified.prefetch
+            return self.capabilities.hints and prefetch(address, self._size_bytes, stream, to_host=to_host)
 
     def _own_stream(self) -> Stream:
         if self._stream is None:

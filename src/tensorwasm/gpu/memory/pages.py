@@ -13,14 +13,14 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 _FLAGS: Final = (
     {}
     if sys.platform == "win32"
-    # Without a reservation in swap: a buffer may have room to grow that it never uses.
+    # Without a reservation in swap: a buffer may have capacity that it never uses.
     else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)}
 )
 _memset: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(
     ctypes.cast(ctypes.memset, ctypes.c_void_p).value or 0
 )
-"""C's memset without the GIL: the one of ctypes keeps it for as long as it takes."""
-# A mapping goes when its object does, and a device may still reach the pages of a buffer that was merely forgotten.
+"""C's memset without the GIL, which `ctypes.memset` holds."""
+# A mapping ends with its object, and a device may still reach the pages of a buffer that was merely forgotten.
 _live: Final[dict[int, mmap.mmap]] = {}
 
 
@@ -40,7 +40,7 @@ def acquire(size_bytes: int) -> int:
 
 
 def give_back(address: int) -> None:
-    """Give back what `acquire` returned. Nobody may still reach it."""
+    """Give back pages from `acquire`, which neither host nor device reaches any more."""
     _live.pop(address).close()
 
 
@@ -50,7 +50,7 @@ def clear(address: int, size_bytes: int) -> None:
 
 
 def array_at(address: int, size_bytes: int) -> ctypes.Array[ctypes.c_ubyte]:
-    """Return host memory as an array of bytes, which keeps nothing alive. The caller vouches for the range."""
+    """Return host memory as an array of bytes, which keeps nothing alive. The range is not checked."""
     return (ctypes.c_ubyte * size_bytes).from_address(address)
 
 

@@ -1,4 +1,4 @@
-"""Parts of managed memory, moved to the device before a kernel reads them.
+"""Moving parts of managed memory to the device before a kernel reads them.
 
 A kernel that touches managed memory that lies on the host stops at every group of pages: on an H200, 8 GB/s arrive so,
 and 51 GB/s when the driver is asked ahead.
@@ -21,12 +21,8 @@ from tensorwasm.gpu.memory import pages
 from tensorwasm.values import MIB, Region
 
 PREFETCH_BYTES: Final = 2 * MIB
-"""Bytes of a launch's windows from which they are moved ahead of it.
-
-Whether the host has touched them since they were moved last, nobody knows: a guest runs between its launches. So every
-launch asks, also for what is there already. Fewer bytes arrive by faults in a quarter of a millisecond, which
-is not worth asking at every launch.
-"""
+"""Bytes of a launch's windows from which they are moved ahead of it. Every launch asks, also for what is there already:
+the guest may have touched it since. Fewer bytes arrive by faults in a quarter of a millisecond."""
 
 _REFUSALS: Final = (CallerError, LimitError, InternalError)
 _log: Final = logging.getLogger(__name__)
@@ -34,9 +30,6 @@ _log: Final = logging.getLogger(__name__)
 
 class Prefetch:
     """Moves parts of one managed memory to its device. Not safe from several threads.
-
-    Args:
-        device: where the memory is.
 
     Attributes:
         effective: whether moving has an effect, as far as is known.
@@ -49,11 +42,11 @@ class Prefetch:
         self.effective = device.info.concurrent_managed_access
 
     def choose(self, windows: Iterable[tuple[int, int]], memory: Region) -> list[Region]:
-        """Return the longest parts, ascending and apart, of what is worth moving: none if they are small together.
+        """Return the longest disjoint parts that are worth moving, ascending; none if they are small together.
 
         Args:
             windows: first byte and length of each; they may overlap, and be empty.
-            memory: what may be moved: whole pages, of which the windows are given whole ones.
+            memory: what may be moved, in whole pages.
         """
         if not self.effective:
             return []
@@ -74,11 +67,8 @@ class Prefetch:
     def start(self, spans: Sequence[Region], stream: Stream) -> None:
         """Start moving parts, behind the work in a stream that does not record.
 
-        It is a hint: one that is refused is noted, and the pages move when they are touched.
-
-        Raises:
-            KernelFault: a kernel faulted; the device may be lost.
-            DeviceLost: the device does not answer.
+        It is a hint: one that is refused is logged, and the pages move when they are touched. A lost device and a
+        kernel's fault are raised.
         """
         unified = self._device.unified
         try:
@@ -88,10 +78,10 @@ class Prefetch:
         except _REFUSALS as refused:
             _log.info("managed memory was not moved ahead of a kernel: %s", refused)
         if not self.effective:
-            _note_without(self._device.info.name)
+            _log_ineffective(self._device.info.name)
 
 
 @cache
-def _note_without(device: str) -> None:
-    """Say, once for a device, that moving has no effect there."""
+def _log_ineffective(device: str) -> None:
+    """Log, once for a device, that moving has no effect there."""
     _log.info("on %s managed memory moves only when it is touched", device)

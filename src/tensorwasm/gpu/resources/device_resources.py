@@ -15,11 +15,11 @@ from tensorwasm.gpu.device.protocols import Event
 from tensorwasm.gpu.limits.accounts import Account, Accounts
 from tensorwasm.gpu.limits.queue_credits import QueueCapacity
 from tensorwasm.gpu.limits.quota import PROCESS_GATE, Gate
+from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
 from tensorwasm.gpu.resources.kernel_cache import KernelCache
 from tensorwasm.gpu.resources.session_pool import SessionPool
 from tensorwasm.gpu.resources.stream_stock import Stock, StreamStock
-from tensorwasm.gpu.slab import Slab
 from tensorwasm.gpu.staging import Slot, StagingRing
 
 MAX_IDLE_STREAMS: Final = 64
@@ -42,7 +42,7 @@ class TenantResources:
     def __init__(self, tenant: str, account: Account, device: Device, spare: Callable[[], bool]) -> None:
         self.tenant = tenant
         self.account = account
-        self.slab = Slab(device.pools, account, spare=spare)
+        self.slab = Suballocator(device.pools, account, spare=spare)
 
 
 class DeviceResources:

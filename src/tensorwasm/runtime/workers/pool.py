@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final, Literal, Self
 
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.gpu.cuda.mps import find_daemon
+from tensorwasm.gpu.cuda.driver.mps import find_daemon
 from tensorwasm.runtime.executor.local import ExecutorStatistics, RunningCalls
 from tensorwasm.runtime.executor.request import Request, check_request
 from tensorwasm.runtime.invoke.pending import Listener, PendingInvocation

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda.mps import PIPES_VARIABLE, WITHOUT_MPS
+from tensorwasm.gpu.cuda.driver.mps import PIPES_VARIABLE, WITHOUT_MPS
 
 PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.child")
 """What Python runs in a worker; the number of the descriptor follows."""

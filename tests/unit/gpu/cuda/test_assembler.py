@@ -5,10 +5,11 @@ import sys
 import tempfile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensorwasm.errors import DeviceUnavailable, InvokeTimeout, MalformedPtx
-from tensorwasm.gpu.cuda import assembler as room
-from tensorwasm.gpu.cuda.assembler import Assembler, AssemblyLimits, find_assembler
+from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler, summarize
 from tensorwasm.values import NEVER, Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for ptxas is a script")
@@ -35,7 +36,7 @@ def ptxas(tmp_path, folders):
         path = tmp_path / "ptxas"
         path.write_text(f"#!{sys.executable} -S\nimport os, sys\n{body}\n", encoding="utf-8")
         path.chmod(0o700)
-        return Assembler(str(path), (12, 9), AssemblyLimits(wall_s, memory_bytes))
+        return Assembler(str(path), (12, 9), wall_s, memory_bytes)
 
     return make
 
@@ -71,7 +72,7 @@ open(sys.argv[at + 1], "w").write(f"{mode} {sys.argv[sys.argv.index('--gpu-name'
         ),
     ],
 )
-def test_whatever_becomes_of_the_child_is_a_refusal_of_the_module(ptxas, folders, body, words):
+def test_every_end_of_the_child_without_a_cubin_is_a_refusal_of_the_module(ptxas, folders, body, words):
     assert words in refusal(ptxas(body))
     assert list(folders.iterdir()) == []
 
@@ -80,7 +81,7 @@ def test_a_child_that_does_not_finish_is_ended(ptxas, folders):
     body = "open(os.environ['TMPDIR'] + '/pid', 'w').write(str(os.getpid()))\nwhile True: pass"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folders))
-        assert "in time" in refusal(ptxas(body, wall_s=0.5))
+        assert "in time" in refusal(ptxas(body, wall_s=2.0))
     pid = int((folders / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -114,11 +115,11 @@ def test_no_room_for_temporary_files_makes_the_device_unavailable_without_a_path
 
 
 def test_a_child_that_cannot_be_limited_is_ended(ptxas, tmp_path, folders, monkeypatch):
-    def refuse(pid, _limits):
+    def refuse(_assembler, pid):
         (tmp_path / "pid").write_text(str(pid))
         raise PermissionError(errno.EPERM, "Operation not permitted", str(folders))
 
-    monkeypatch.setattr(room, "_confine", refuse)
+    monkeypatch.setattr(Assembler, "_confine", refuse)
     assert "Operation not permitted" in unavailable(ptxas("while True: pass"), tmp_path)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -181,7 +182,7 @@ def test_the_toolkits_variables_are_asked_in_their_order(ptxas, tmp_path):
 
 
 @pytest.mark.parametrize("body", ["sys.exit(1)", "print('release unknown')", "sys.stdout.buffer.write(b'\\xff')"])
-def test_a_ptxas_that_does_not_say_its_release_is_passed_over(ptxas, body):
+def test_a_ptxas_that_does_not_print_its_release_is_skipped(ptxas, body):
     found = find_assembler(ptxas(body).path, {"PATH": ""})
     assert found is None or found.path == "/usr/local/cuda/bin/ptxas"
 
@@ -194,3 +195,37 @@ def test_the_real_ptxas_assembles_and_refuses(folders):
     with pytest.raises(MalformedPtx, match="line 4"):
         assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90", NEVER)
     assert list(folders.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------- summaries of logs
+
+
+LOG = (
+    b"ptxas /home/u/secret/module.ptx, line 4; error   : Arguments mismatch for instruction 'add'\n"
+    b"ptxas application ptx input, line 9; error   : Unknown modifier '.bar'\n"
+    b"ptxas fatal   : Ptx assembly aborted due to errors\n\0old bytes"
+)
+
+
+def test_the_first_lines_stay_and_paths_go():
+    assert summarize(LOG) == (
+        "line 4; error : Arguments mismatch for instruction 'add'; line 9; error : Unknown modifier '.bar'"
+    )
+
+
+def test_windows_paths_go_too():
+    assert summarize(rb"ptxas C:\Users\u\module.ptx, line 1; error : x") == "line 1; error : x"
+
+
+@given(st.binary(max_size=2000))
+def test_every_summary_is_short_printable_ascii(log):
+    text = summarize(log)
+    assert len(text) <= 400
+    assert all(" " <= character <= "~" for character in text)
+
+
+@given(st.lists(st.sampled_from(["home", "a.b", "x-1", "tmp"]), min_size=1, max_size=5))
+@pytest.mark.rule("16-messages")
+def test_no_path_survives(parts):
+    path = "/" + "/".join(parts)
+    assert path not in summarize(f"error in {path}: bad".encode())

@@ -1,4 +1,4 @@
-"""Work that misses its deadline because others' is in its way costs nobody the GPU, and nobody is excused for ever."""
+"""Work that misses its deadline because of others' work does not lose the GPU, and no excuse lasts for ever."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def end(device, stream):
     assert device.ended(stream)
 
 
-def test_work_that_nobody_holds_up_has_no_excuse(device, other, find_late):
+def test_work_without_rivals_has_no_excuse(device, other, find_late):
     assert not find_late()
 
 

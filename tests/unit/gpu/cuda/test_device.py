@@ -20,7 +20,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse
@@ -147,7 +147,7 @@ def test_a_module_is_loaded_as_text_with_its_final_nul(device, fake):
     assert device.statistics().modules == 1
 
 
-def test_what_the_compiler_says_is_in_the_error_without_paths(device, fake):
+def test_the_compilers_log_is_in_the_error_without_paths(device, fake):
     fake.jit_log = b"ptxas /tmp/x.ptx, line 3; error   : no such thing\n"
     with (
         fake.failing("cuModuleLoadDataEx", 218),
@@ -286,7 +286,7 @@ def test_long_work_is_waited_for_without_asking_again_and_again(device, fake, sc
     assert fake.calls["cuEventSynchronize"] == 1
 
 
-def test_a_kernel_that_ends_soon_after_its_deadline_costs_its_caller_and_nobody_else(device, fake, scale, stream):
+def test_a_kernel_that_ends_soon_after_its_deadline_fails_its_caller_alone(device, fake, scale, stream):
     scale(deadline=Deadline.after(0.01))
     fake.begin()
     with pytest.raises(InvokeTimeout):
@@ -343,7 +343,7 @@ def test_the_callers_own_context_is_current_again_afterwards(device, fake):
     assert fake.stack() == [theirs]
 
 
-def test_the_context_is_bound_on_whatever_thread_calls(device):
+def test_the_context_is_bound_on_the_calling_thread(device):
     addresses = []
     threads = [threading.Thread(target=lambda: addresses.append(device.allocate(64))) for _ in range(16)]
     for thread in threads:

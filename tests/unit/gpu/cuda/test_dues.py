@@ -44,18 +44,18 @@ def test_the_latest_deadline_counts_until_its_work_was_seen_to_end(steps):
         assert dues.outlast(Deadline(at_ns)) == (value(dues.latest) > value(Deadline(at_ns)))
 
 
-def test_deadlines_that_fall_for_ever_take_no_room_for_ever():
+def test_falling_deadlines_take_bounded_room():
     dues = Dues()
     for at_ns in range(10_000, 0, -1):
         dues.add(Deadline(at_ns))
     assert dues.latest == Deadline(10_000)
     assert len(dues._latest) <= module._MOST
     dues.end(dues.mark() - 1)
-    assert value(dues.latest) >= 1, "told apart no more, it is taken for a later one"
+    assert value(dues.latest) >= 1, "not kept apart any more, it counts as a later one"
     dues.end(dues.mark())
     assert dues.latest is None
 
 
-def test_no_deadline_comes_last():
+def test_no_deadline_is_later_than_any_deadline():
     assert later(NEVER, Deadline(1)) == later(Deadline(1), NEVER) == NEVER
     assert later(Deadline(2), Deadline(1)) == later(Deadline(1), Deadline(2)) == Deadline(2)

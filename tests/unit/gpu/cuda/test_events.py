@@ -122,7 +122,7 @@ def test_waits_from_many_threads_end_together(device, fake, event, stream, work)
     assert len(done) == 8
 
 
-def test_an_event_is_destroyed_only_when_nobody_waits_for_it_in_the_driver(
+def test_an_event_is_destroyed_only_when_no_thread_waits_for_it_in_the_driver(
     device, fake, event, stream, work, monkeypatch
 ):
     work(stream, Deadline.after(1000))
@@ -141,7 +141,7 @@ def test_an_event_is_destroyed_only_when_nobody_waits_for_it_in_the_driver(
 
 
 @pytest.mark.parametrize("what", ["stream", "device", "event and device"])
-def test_what_is_closed_leaves_the_event_to_a_thread_that_comes_back_late(device, fake, event, stream, work, what):
+def test_closing_leaves_an_event_to_a_thread_that_still_waits_for_it(device, fake, event, stream, work, what):
     """As on an H200: the work had ended, the thread of a wait that was given up was still reading the event."""
     returns, may_return = threading.Event(), threading.Event()
     fake.on_return = lambda: (returns.set(), may_return.wait(10))
@@ -169,4 +169,4 @@ def test_what_is_closed_leaves_the_event_to_a_thread_that_comes_back_late(device
         closing.join()
     assert device._core.streams.wait_for_threads(Deadline.after(10))
     assert waited not in fake.handles
-    assert not device._core.context.lost
+    assert not device._core.gpu.lost

@@ -19,9 +19,9 @@ import tensorwasm.gpu.cuda
 from fakes.driver import ENTRY_POINTS, FakeDriver
 from fakes.driver_memory import GRANULARITY
 from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, LimitError, TensorWasmError
-from tensorwasm.gpu.cuda import streams
-from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
+from tensorwasm.gpu.cuda.streams import device_streams
 from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -40,7 +40,7 @@ DRIVERS: dict[str, Callable[[], FakeDriver]] = {
 """Kinds of drivers; a function is tried on the first that is asked for it."""
 
 FOR_GOOD = {"cuGraphDestroy", "cuEventDestroy", "cuMemRelease", "cuStreamDestroy"}
-"""Functions that release what nobody can name any more: their failure leaves it to the driver, logged and counted."""
+"""Functions that release what callers cannot name: on failure the driver keeps it, which is logged and counted."""
 
 ASKING = {"cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemPoolTrimTo", "cuCtxPopCurrent", "cuCtxGetId"}
 """Functions whose failure is an answer, or of no consequence."""
@@ -54,10 +54,10 @@ def without(fake: FakeDriver, *attributes: str) -> FakeDriver:
 @pytest.fixture(autouse=True)
 def no_spin(monkeypatch):
     """Let a wait ask the driver once, so that every life makes the same calls."""
-    monkeypatch.setattr(streams, "_SPIN_NS", 0)
+    monkeypatch.setattr(device_streams, "_SPIN_NS", 0)
 
 
-# ---------------------------------------------------------------------- what is done, each on a device of its own turn
+# ---------------------------------------------------------------------- episodes in a device's life -----------------
 
 
 def memory(device) -> None:
@@ -225,7 +225,7 @@ def check_books(fake: FakeDriver, device) -> None:
 def names_in_source() -> set[str]:
     """Collect every entry point that gpu/cuda names, wherever it is called in the end."""
     found = set()
-    for path in Path(tensorwasm.gpu.cuda.__file__).parent.glob("*.py"):
+    for path in Path(tensorwasm.gpu.cuda.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and re.fullmatch(r"cu[A-Z]\w+", str(node.value)):
                 found.add(node.value)
@@ -281,13 +281,13 @@ def test_a_call_that_fails_has_created_and_changed_nothing(function, caplog):
             assert fake.failed(), f"call {nth} of {function} was not made"
             assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) >= kept
             if fake.leftovers():
-                assert kept, f"call {nth} of {function} left {fake.leftovers()} and nobody said so"
+                assert kept, f"call {nth} of {function} left {fake.leftovers()} and no failure was counted"
             if function != "cuCtxPopCurrent":
                 assert fake.stack() == []
 
 
 @pytest.mark.parametrize("function", sorted(set(FUNCTIONS) - ASKING))
-def test_a_sticky_failure_anywhere_loses_the_device_and_is_nobodys_mistake(function):
+def test_a_sticky_failure_anywhere_loses_the_device_and_is_not_a_callers_error(function):
     kind, count = chosen(function)
     for nth in turns(count)[:2]:
         fake = DRIVERS[kind]()
@@ -338,7 +338,7 @@ def test_a_release_that_fails_is_logged_and_counted_and_may_be_tried_again(devic
 
 
 @pytest.mark.parametrize("function", ["cuMemAllocFromPoolAsync", "cuLaunchKernel", "cuEventQuery"])
-def test_an_entry_point_that_the_driver_lacks_is_an_error_of_ours(fake, function):
+def test_an_entry_point_that_the_driver_lacks_makes_the_device_unavailable(fake, function):
     fake.missing.add(function)
     errors = [error for _, error in live(fake) if error is not None]
     assert any(isinstance(error, DeviceUnavailable) and function in error.message for error in errors)

@@ -48,7 +48,7 @@ def test_copies_and_fills_are_recorded_too(device, stream):
     assert bytes(into) == bytes(4) + b"rded"
 
 
-def test_nothing_of_ours_gets_into_a_recording_and_a_replay_is_behind_every_clearing(device, stream, work):
+def test_housekeeping_is_not_recorded_and_a_replay_is_behind_every_clearing(device, stream, work):
     device.graphs.begin_capture(stream)
     device.free(device.allocate(64))
     pool = device.pools.open_pool(1 << 20)
@@ -76,7 +76,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_would_spoil_a_recording_is_refused_and_does_not(device, fake, stream, work, what):
+def test_an_operation_that_would_spoil_a_recording_is_refused_and_does_not_spoil_it(device, fake, stream, work, what):
     device.graphs.begin_capture(stream)
     work(stream)
     with pytest.raises(LaunchRefused, match="recording"):
@@ -143,7 +143,7 @@ def test_a_replay_after_its_deadline_starts_nothing(device, fake, record, stream
 
 
 @pytest.mark.parametrize("close", ["close_stream", "close"])
-def test_a_recording_that_nobody_ended_goes_with_its_stream(device, fake, stream, work, close):
+def test_a_recording_that_was_not_ended_is_released_with_its_stream(device, fake, stream, work, close):
     device.graphs.begin_capture(stream)
     work(stream)
     if close == "close":

@@ -1,17 +1,18 @@
+import ctypes
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.driver import FakeDriver
+from fakes.driver import FakeDriver, Handle
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.assembler import Assembler
-from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.modules import Compiler
+from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.modules import CudaKernel, PtxCompiler
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.ptx import extract, parse
-from tensorwasm.values import NEVER
+from tensorwasm.values import NEVER, KernelParam, KernelSignature
 
 TEXT = ".version {}.{}\n.target sm_80\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
 ISAS = [(7, 0), (8, 0), (8, 4), (8, 5), (8, 8), (9, 0)]
@@ -40,7 +41,7 @@ def test_the_driver_gets_ptx_only_where_it_may_compile(isa, release, jit):
     driver = Driver(FakeDriver())
     device = open_with(driver, 0)
     assembler = None if release is None else Assembler("ptxas", release)
-    compiler = Compiler(driver, device.info, (13, 0), assembler, jit)
+    compiler = PtxCompiler(driver, device.info, (13, 0), assembler, jit)
     suits = assembler is not None and assembler.suits((9, 0), isa, (13, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Assembler, "assemble", lambda *_: b"cubin")
@@ -91,3 +92,30 @@ def test_a_kernel_that_prints_is_refused_by_name_and_no_other_of_its_text(assemb
     assert [".entry quiet" in one for one in assembled] == [True]
     assert "vprintf" not in assembled[0]
     device.close()
+
+
+# -------------------------------------------------------------------------------------------- arguments
+
+
+def kernel(sizes: list[int]) -> CudaKernel:
+    fake = FakeDriver()
+    fake.stack().append(Handle("context", 1))
+    params = tuple(KernelParam(f"p{at}", size, 1) for at, size in enumerate(sizes))
+    return CudaKernel(Driver(fake), Handle("function", 2), KernelSignature("k", params))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=70), max_size=128))
+def test_every_pointer_points_at_its_value_aligned_and_apart(args):
+    address, _memory = kernel([len(arg) for arg in args]).pack(args)
+    pointers = (ctypes.c_uint64 * len(args)).from_address(address)
+    assert [ctypes.string_at(pointer, len(arg)) for pointer, arg in zip(pointers, args, strict=True)] == args
+    assert all(pointer % 8 == address % 8 for pointer in pointers)
+    ends = [pointer + len(arg) for pointer, arg in zip(pointers, args, strict=True)]
+    assert all(end <= begin for end, begin in zip(ends, list(pointers)[1:], strict=False))
+
+
+def test_two_launches_never_share_memory():
+    function = kernel([8])
+    one, two = function.pack([b"11111111"]), function.pack([b"22222222"])
+    values = [ctypes.string_at(ctypes.c_uint64.from_address(address).value, 8) for address, _ in (one, two)]
+    assert values == [b"11111111", b"22222222"]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.cuda.mps import (
+from tensorwasm.gpu.cuda.driver.mps import (
     DEFAULT_PIPES,
     PIPES_VARIABLE,
     WITHOUT_MPS,
@@ -18,14 +18,14 @@ def found(environment, *there):
     return find_daemon(environment, lambda path: path in there)
 
 
-def test_the_variables_folder_is_looked_at_before_the_default_one():
+def test_the_variables_folder_is_searched_before_the_default_one():
     both = "/run/mps/control", "/tmp/nvidia-mps/control"
     assert found(ASKED, *both) == Daemon("/run/mps", "/run/mps/control")
     assert found({}, *both) == Daemon(DEFAULT_PIPES, "/tmp/nvidia-mps/control")
     assert found(ASKED, both[1]).pipes == DEFAULT_PIPES
 
 
-def test_without_a_daemon_the_reason_names_every_place_that_was_looked_at():
+def test_without_a_daemon_the_reason_names_every_path_that_was_searched():
     assert found(ASKED) == Daemon("", "no /run/mps/control nor /tmp/nvidia-mps/control")
     assert found({}) == Daemon("", "no /tmp/nvidia-mps/control")
     assert found({PIPES_VARIABLE: DEFAULT_PIPES}) == Daemon("", "no /tmp/nvidia-mps/control")
@@ -43,11 +43,11 @@ def test_clients_are_counted_over_all_servers():
 
 
 @pytest.mark.parametrize("answer", [None, "Cannot find MPS control daemon process\n", "12 abc"])
-def test_what_is_no_list_is_not_told(answer):
+def test_an_answer_that_is_no_list_gives_no_number(answer):
     assert count_clients(lambda _line: answer) is None
 
 
 @given(st.text(max_size=50) | st.none())
-def test_whatever_the_daemon_says_there_is_an_answer(said):
+def test_every_answer_of_the_daemon_gives_a_number_or_none(said):
     clients = count_clients(lambda _line: said)
     assert clients is None or clients >= 0

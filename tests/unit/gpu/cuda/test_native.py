@@ -7,7 +7,7 @@ import pytest
 from tensorwasm.errors import DeviceLost, DeviceUnavailable, InvalidHandle, InvalidKernel
 from tensorwasm.values import NEVER, Deadline
 
-CALL_BACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def test_the_table_names_every_function_and_the_context(device, fake):
@@ -21,7 +21,7 @@ def test_the_table_names_every_function_and_the_context(device, fake):
     assert fake.calls["cuGetProcAddress"] == 10
 
 
-def test_a_function_that_the_driver_lacks_is_an_error_of_ours(device, fake):
+def test_a_function_that_the_driver_lacks_makes_the_device_unavailable(device, fake):
     fake.cuGetProcAddress = lambda symbol, version, flags: (0, 0, "not found")
     with pytest.raises(DeviceUnavailable, match="cuLaunchKernel"):
         _ = device.native.table
@@ -79,7 +79,7 @@ def test_a_kernel_that_is_not_there_is_named(device, loaded):
         device.native.kernel(loaded, "k", NEVER)
 
 
-def test_streams_are_told_apart_by_number(device, stream):
+def test_streams_have_different_numbers(device, stream):
     other = device.open_stream()
     assert device.native.stream(stream) != device.native.stream(other)
     device.close_stream(other)
@@ -100,24 +100,24 @@ def test_work_of_compiled_code_is_waited_for_as_long_as_it_may_take(device, stre
     assert stream.dues.latest == deadline
 
 
-def test_a_call_back_comes_once_when_the_work_has_ended(device, fake, stream, work):
+def test_a_callback_is_called_once_when_the_work_has_ended(device, fake, stream, work):
     called, came = [], threading.Event()
 
-    @CALL_BACK
-    def call_back(argument):
+    @CALLBACK
+    def callback(argument):
         called.append(argument)
         came.set()
 
     work(stream)
     fake.begin()
-    device.native.notify(stream, ctypes.cast(call_back, ctypes.c_void_p).value, 1234)
+    device.native.notify(stream, ctypes.cast(callback, ctypes.c_void_p).value, 1234)
     assert called == []
     fake.finish()
     assert came.wait(30)
     assert called == [1234]
 
 
-def test_a_call_back_that_the_driver_refuses_is_an_error_of_ours(device, fake, stream):
+def test_a_callback_that_the_driver_refuses_is_an_error_of_the_tree(device, fake, stream):
     fake.fail["cuLaunchHostFunc"] = 719
     with pytest.raises(DeviceLost):
         device.native.notify(stream, 1, 2)

@@ -5,9 +5,10 @@ import pytest
 
 from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda import binding, opening
+from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.assembler import Assembler
-from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.driver import binding
+from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 
 
@@ -17,7 +18,7 @@ def reason(fake: FakeDriver, ordinal: int = 0) -> str:
     return caught.value.message
 
 
-def test_a_device_says_what_it_is(monkeypatch):
+def test_a_device_describes_itself(monkeypatch):
     monkeypatch.setattr(opening, "driver_version", lambda: "580.159.03")
     device = open_with(Driver(FakeDriver()), 0)
     info = device.info
@@ -55,14 +56,14 @@ def test_a_gpu_below_volta_is_refused_by_name():
     assert reason(fake).startswith("NVIDIA Fake has compute capability 6.1, below 7.0")
 
 
-def test_a_prohibited_gpu_says_where_to_look():
+def test_a_gpu_in_prohibited_mode_is_refused_with_a_remedy():
     fake = FakeDriver()
     fake.attributes["COMPUTE_MODE"] = 2
     assert "nvidia-smi -q -d COMPUTE" in reason(fake)
 
 
 @pytest.mark.parametrize(("ordinal", "devices", "words"), [(2, 2, "2 GPUs, cuda:0 to cuda:1"), (0, 0, "no GPU")])
-def test_an_ordinal_that_is_not_there_is_told_what_is(ordinal, devices, words):
+def test_an_absent_ordinal_is_refused_with_those_that_exist(ordinal, devices, words):
     message = reason(FakeDriver(devices=devices), ordinal)
     assert f"no cuda:{ordinal}" in message
     assert words in message
@@ -81,7 +82,7 @@ def test_an_ordinal_that_is_not_there_is_told_what_is(ordinal, devices, words):
     ],
 )
 @pytest.mark.parametrize("function", ["cuInit", "cuDevicePrimaryCtxRetain"])
-def test_each_error_of_the_driver_comes_with_its_number_and_what_to_do(function, code, words):
+def test_each_error_of_the_driver_is_reported_with_its_number_and_a_remedy(function, code, words):
     fake = FakeDriver()
     fake.fail[function] = code
     message = reason(fake)
@@ -89,13 +90,13 @@ def test_each_error_of_the_driver_comes_with_its_number_and_what_to_do(function,
     assert words.lower() in message.lower()
 
 
-def test_no_driver_at_all_is_said_so():
+def test_an_absent_driver_is_named():
     fake = FakeDriver()
     fake.missing.add("cuInit")
     assert reason(fake).startswith("no driver: ")
 
 
-def test_no_bindings_at_all_is_said_so(monkeypatch):
+def test_absent_bindings_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     binding.load_driver.cache_clear()
     with pytest.raises(DeviceUnavailable, match="cuda-bindings"):
@@ -103,7 +104,7 @@ def test_no_bindings_at_all_is_said_so(monkeypatch):
     binding.load_driver.cache_clear()
 
 
-def test_importing_the_package_imports_no_bindings_and_opening_says_what_lacks():
+def test_importing_the_package_imports_no_bindings_and_opening_names_what_is_missing():
     program = """
 import sys
 sys.modules["cuda"] = None

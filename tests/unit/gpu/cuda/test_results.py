@@ -14,7 +14,7 @@ from tensorwasm.errors import (
     TensorWasmError,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.cuda.results import MEANINGS, DriverFailure, Scope, describe, meaning, translate
+from tensorwasm.gpu.cuda.driver.results import MEANINGS, DriverFailure, FailureScope, describe, meaning, translate
 
 
 @given(
@@ -30,12 +30,12 @@ def test_every_code_of_every_call_is_an_error_of_the_tree_that_names_both(code, 
 @given(st.integers(1, 2**31 - 1))
 def test_what_takes_the_device_away_is_never_the_callers_error(code):
     failure = DriverFailure("cuMemAlloc", code)
-    if meaning(failure).scope is not Scope.CALL:
+    if meaning(failure).scope is not FailureScope.CALL:
         assert not isinstance(translate(failure), CallerError)
 
 
 def test_a_code_that_is_not_in_the_table_loses_the_device():
-    assert meaning(DriverFailure("cuMemFree", 123456)).scope is Scope.DEVICE
+    assert meaning(DriverFailure("cuMemFree", 123456)).scope is FailureScope.DEVICE
 
 
 @pytest.mark.parametrize("code", [700, 702, 710, 714, 715, 716, 717, 718, 719])
@@ -73,7 +73,7 @@ def test_the_table(function, code, error):
     assert type(translate(DriverFailure(function, code))) is error
 
 
-def test_an_absent_device_always_comes_with_something_to_do():
+def test_every_absent_device_has_a_remedy():
     for code, row in MEANINGS.items():
         if row.error is DeviceUnavailable:
             assert row.fix, code

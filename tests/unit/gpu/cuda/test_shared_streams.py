@@ -61,7 +61,7 @@ def test_a_deadline_of_work_that_has_ended_does_not_count(device, fake, stream, 
         "ask": lambda: device.ended(stream),
         "event": lambda: device.events.synchronize_event(event, NEVER),
         "event asked": lambda: device.events.event_reached(event),
-        "launch": lambda: None,  # nobody has seen it end: the driver is asked before the shorter work begins
+        "launch": lambda: None,  # its end was not seen: the driver is asked before the shorter work begins
     }[seen]()
     deadline = Deadline.after(0.05)
     work(stream, deadline)
@@ -81,7 +81,7 @@ def test_work_that_others_gave_after_a_mark_is_not_forgotten_with_it(device, fak
     assert stream.dues.latest == longer
 
 
-def test_a_launch_asks_the_driver_nothing_unless_its_deadline_is_shorter(device, fake, stream, work):
+def test_a_launch_queries_the_stream_only_if_its_deadline_is_shorter(device, fake, stream, work):
     fake.begin()
     for seconds in (10, 10, 20):
         work(stream, Deadline.after(seconds))
@@ -133,7 +133,7 @@ def test_work_without_a_deadline_has_no_end_to_its_patience(device, stream, work
 
 
 @pytest.mark.parametrize("copy", ["read", "write"])
-def test_a_copy_that_waits_for_nobody_stands_behind_nobodys_kernel(device, fake, stream, work, copy):
+def test_a_copy_without_a_stream_waits_for_no_kernel(device, fake, stream, work, copy):
     address = device.allocate(8)
     work(stream)
     fake.begin()
@@ -143,13 +143,13 @@ def test_a_copy_that_waits_for_nobody_stands_behind_nobodys_kernel(device, fake,
     assert bytes(into) == (bytes(8) if copy == "read" else b"12345678")
 
 
-def test_a_copy_comes_after_the_clearing_of_its_memory(device):
+def test_a_copy_is_ordered_after_the_clearing_of_its_memory(device):
     address = device.allocate(8)
     device.write(address, b"12345678", None)
     into = bytearray(8)
     device.read(address, memoryview(into), None)
     assert into == b"12345678"
-    copying = device._core.streams.copying()
+    copying = device._core.streams.own("copying")
     assert len(copying.handle.waits) == 1
 
 
@@ -176,7 +176,7 @@ def test_many_threads_copy_at_once(device):
 @pytest.mark.parametrize("copy", ["read", "write"])
 def test_a_copy_that_the_gpu_does_not_come_to_ends_at_its_deadline_and_was_not_started(device, fake, copy):
     address = device.allocate(8)
-    device._core.streams.copying().handle.worked = True
+    device._core.streams.own("copying").handle.worked = True
     fake.begin()
     before = fake.calls.copy()
     with pytest.raises(InvokeTimeout):
@@ -189,7 +189,7 @@ def test_a_copy_that_the_gpu_does_not_come_to_ends_at_its_deadline_and_was_not_s
 
 
 def test_a_copy_that_was_started_is_waited_for_until_the_gpu_is_lost(device, fake, monkeypatch):
-    monkeypatch.setattr(core.Streams, "wait", lambda self, stream, deadline: device._core.context.lose("test"))
+    monkeypatch.setattr(core.DeviceStreams, "wait", lambda self, stream, deadline: device._core.gpu.lose("test"))
     with pytest.raises(DeviceLost):
         device.read(device.allocate(8), memoryview(bytearray(8)), None)
 
@@ -216,7 +216,7 @@ def test_the_streams_of_the_device_are_there_before_any_kernel_runs(device, fake
 def busy(device, fake, monkeypatch):
     """A driver that does not come to what pools do."""
     monkeypatch.setattr(core, "POOL_LIMIT_S", 0.01)
-    device._core.streams.pooling().handle.worked = True
+    device._core.streams.own("pooling").handle.worked = True
     return fake.begin
 
 

@@ -6,7 +6,7 @@ from fakes.driver import FakeDriver
 from fakes.driver_memory import DIRT
 from fakes.driver_memory import GRANULARITY as GRAIN
 from tensorwasm.errors import InvalidHandle, InvalidPointer, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.gpu.device.protocols import Advice
@@ -76,7 +76,7 @@ def test_managed_memory_is_never_more_than_the_device_has_free(device, fake, siz
     device.free(address)
 
 
-def test_a_device_without_managed_memory_says_so():
+def test_a_device_without_managed_memory_refuses_it():
     device, _ = opened(MANAGED_MEMORY=0)
     assert not device.unified.managed
     with pytest.raises(LaunchRefused):
@@ -108,7 +108,7 @@ def test_every_hint_reaches_the_driver_as_its_bindings_spell_it(case):
 
 
 @pytest.mark.parametrize("options", [{"CONCURRENT_MANAGED_ACCESS": 0}, {"cuda": 12010}, {"lacks": 1}])
-def test_hints_that_can_have_no_effect_say_so(options):
+def test_hints_without_effect_return_false(options):
     lacks = options.pop("lacks", 0)
     device, fake = opened(**options)
     if lacks:
@@ -221,7 +221,7 @@ def test_a_full_address_space_is_a_refusal_and_no_quota(device, fake):
         ({"cuda": 12010}, ""),
     ],
 )
-def test_where_memory_lies_follows_from_what_the_device_says(changes, kind):
+def test_the_location_of_mapped_memory_follows_from_the_devices_attributes(changes, kind):
     device, fake = opened(**changes)
     assert device.unified.growable == bool(kind)
     if kind:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.cuda import versions
-from tensorwasm.gpu.cuda.versions import (
+from tensorwasm.gpu.cuda.driver import versions
+from tensorwasm.gpu.cuda.driver.versions import (
     DRIVER_FLOORS,
     ISA_BY_CUDA,
     assembles,
@@ -91,7 +91,7 @@ def test_no_text_is_too_strange_to_look_for_a_version_in(text):
     assert found is None or len(found) in {2, 3, 4}
 
 
-def test_ptxas_knows_what_its_release_brought_and_no_longer_what_a_later_one_dropped():
+def test_ptxas_knows_the_architectures_between_its_first_and_last_release():
     assert assembles((12, 9), (7, 0))
     assert not assembles((13, 0), (7, 0))
     assert assembles((13, 0), (7, 5))
@@ -99,7 +99,7 @@ def test_ptxas_knows_what_its_release_brought_and_no_longer_what_a_later_one_dro
     assert assembles((12, 8), (12, 0))
 
 
-def test_an_architecture_nobody_has_heard_of_is_not_assumed():
+def test_an_unknown_architecture_is_not_assumed():
     assert not assembles((99, 0), (77, 0))
     assert toolkits_for((77, 0)) is None
 

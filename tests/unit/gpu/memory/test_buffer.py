@@ -1,4 +1,4 @@
-"""A buffer is zero, checked, charged and given back, whatever is behind it."""
+"""A buffer of every kind is zero, checked, charged and given back."""
 
 import ctypes
 import gc
@@ -80,7 +80,7 @@ def check_regions(device, buffer):
         assert len(inside) == (buffer.kind == "pinned")
 
 
-def test_a_new_buffer_is_zero_and_says_what_it_is(device, kind):
+def test_a_new_buffer_is_zero_and_describes_itself(device, kind):
     with UnifiedBuffer.allocate(device, 1000, kind) as buffer:
         assert len(buffer) == buffer.capacity == 1000
         assert not buffer.is_empty
@@ -163,7 +163,7 @@ def test_impossible_sizes_are_refused_before_the_device_is_asked(device, kind, s
     assert device.calls == []
 
 
-def test_too_large_says_how_large_it_may_be(device, kind):
+def test_too_large_names_the_limit(device, kind):
     limit = DEVICE_BYTES if kind in ("device", "managed") else MAX_PROCESS_DEVICE_BYTES
     with pytest.raises(TooLarge) as caught:
         UnifiedBuffer.allocate(device, limit + 1, kind)
@@ -243,7 +243,7 @@ def test_managed_memory_that_cannot_be_cleared_does_not_grow(device, account):
 
 
 @pytest.mark.parametrize("kind", ["pinned", "vmm"])
-def test_growing_within_what_is_held_asks_nobody(device, kind):
+def test_growing_within_what_is_held_calls_no_device(device, kind):
     with UnifiedBuffer.allocate(device, 1, kind, capacity_bytes=ROOM) as buffer:
         before = len(device.calls)
         buffer.try_grow_in_place(PAGE)
@@ -332,7 +332,7 @@ def test_hints_reach_managed_memory(device):
         device.close_stream(stream)
 
 
-def test_hints_do_nothing_elsewhere_and_say_so(device, kind):
+def test_hints_do_nothing_elsewhere_and_return_false(device, kind):
     if kind == "managed":
         device.info = replace(device.info, concurrent_managed_access=False)
     with UnifiedBuffer.allocate(device, 100, kind) as buffer:
@@ -422,7 +422,7 @@ def test_parts_that_were_released_are_not_released_twice(device, account, failin
 
 
 @pytest.mark.rule("4-memory")
-def test_host_memory_is_zeroed_before_it_goes(device, monkeypatch):
+def test_host_memory_is_zeroed_before_it_is_given_back(device, monkeypatch):
     seen = []
     monkeypatch.setattr(
         pages,

@@ -91,7 +91,7 @@ def test_a_refused_hint_is_no_failure(device, error):
 
 
 @pytest.mark.parametrize("error", [DeviceLost("gone"), KernelFault("of a kernel before")])
-def test_a_failure_is_told(device, error):
+def test_a_failure_of_the_device_is_raised(device, error):
     device.failures["prefetch"] = error
     with pytest.raises(type(error)):
         Prefetch(device).start([MEMORY], object())
@@ -102,8 +102,8 @@ def test_a_device_without_concurrent_access_is_not_asked(device):
     assert Prefetch(device).choose([(BASE, MEMORY.size_bytes)], MEMORY) == []
 
 
-def test_where_moving_has_no_effect_it_is_tried_once_and_said_once(device, caplog):
-    prefetch._note_without.cache_clear()
+def test_where_moving_has_no_effect_it_is_tried_once_and_logged_once(device, caplog):
+    prefetch._log_ineffective.cache_clear()
     device.prefetch = lambda *_, to_host: False
     with caplog.at_level(logging.INFO, prefetch.__name__):
         for _ in range(2):  # two sandboxes

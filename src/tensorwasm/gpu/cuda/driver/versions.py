@@ -1,4 +1,4 @@
-"""Which release of CUDA, of the driver, of ptxas and of the PTX ISA goes with which.
+"""Releases of CUDA, the driver, ptxas and the PTX ISA that go together.
 
 Source: PTX ISA, "Release Notes" (PTX release history, target support); CUDA Toolkit Release Notes, "CUDA Toolkit and
 Corresponding Driver Versions"; CUDA Compatibility, "Minor Version Compatibility".
@@ -49,13 +49,7 @@ ISA_BY_CUDA: Final[dict[Version, tuple[int, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DriverFloor:
-    """Oldest driver that a toolkit release was made for.
-
-    Attributes:
-        cuda: toolkit release.
-        linux: driver version on Linux.
-        windows: driver version on Windows.
-    """
+    """Oldest driver on each system that a toolkit release was made for."""
 
     cuda: tuple[int, int]
     linux: Version
@@ -77,28 +71,28 @@ DRIVER_FLOORS: Final = (
 )
 """In ascending order."""
 
-_ARCHITECTURES: Final[dict[int, tuple[Version, Version]]] = {
+_ARCHITECTURES: Final[dict[int, tuple[Version, Version | None]]] = {
     70: ((9, 0), (12, 9)),
     72: ((9, 2), (12, 9)),
-    75: ((10, 0), (99, 0)),
-    80: ((11, 0), (99, 0)),
-    86: ((11, 1), (99, 0)),
-    87: ((11, 4), (99, 0)),
-    88: ((13, 0), (99, 0)),
-    89: ((11, 8), (99, 0)),
-    90: ((11, 8), (99, 0)),
-    100: ((12, 8), (99, 0)),
+    75: ((10, 0), None),
+    80: ((11, 0), None),
+    86: ((11, 1), None),
+    87: ((11, 4), None),
+    88: ((13, 0), None),
+    89: ((11, 8), None),
+    90: ((11, 8), None),
+    100: ((12, 8), None),
     101: ((12, 8), (12, 9)),
-    103: ((12, 9), (99, 0)),
-    110: ((13, 0), (99, 0)),
-    120: ((12, 8), (99, 0)),
-    121: ((12, 9), (99, 0)),
+    103: ((12, 9), None),
+    110: ((13, 0), None),
+    120: ((12, 8), None),
+    121: ((12, 9), None),
 }
-"""First and last toolkit release whose ptxas generates code for sm_N."""
+"""First and last toolkit release (None: still current) whose ptxas generates code for sm_N."""
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the first dotted number in ``text``: ``"driver 580.159.03"`` is (580, 159, 3). None if there is none."""
+    """Return the first dotted number in a text: (580, 159, 3) for ``"driver 580.159.03"``. None if there is none."""
     found = re.search(r"\d{1,6}(?:\.\d{1,6}){1,3}", text)
     return tuple(int(part) for part in found.group().split(".")) if found else None
 
@@ -116,9 +110,9 @@ def cuda_version(number: int) -> tuple[int, int]:
 
 
 def isa_version(cuda: Version) -> tuple[int, int]:
-    """Return the newest PTX ISA that a driver or ptxas of this CUDA release accepts.
+    """Return the newest PTX ISA that a driver or ptxas of a CUDA release accepts.
 
-    A release newer than the table gets the newest entry: it accepts at least that. One older gets (6, 0).
+    A release newer than the table gets the newest entry, which it accepts at least; one older gets (6, 0).
     """
     known = [isa for release, isa in ISA_BY_CUDA.items() if release <= cuda]
     return max(known, default=(6, 0))
@@ -130,18 +124,12 @@ def driver_floor(cuda: Version, *, windows: bool = False) -> Version:
     return rows[-1].windows if windows else rows[-1].linux
 
 
-def assembles(release: Version, capability: tuple[int, int]) -> bool:
-    """Return whether the ptxas of a toolkit release generates code for a compute capability.
-
-    An architecture that the table lacks is one newer than this table: not assumed.
-    """
-    first, last = _ARCHITECTURES.get(capability[0] * 10 + capability[1], ((99, 0), (0, 0)))
-    return first <= release <= last
-
-
 def toolkits_for(capability: tuple[int, int]) -> tuple[Version, Version | None] | None:
     """Return the first and last (None: still current) toolkit release for a compute capability, None if unknown."""
-    bounds = _ARCHITECTURES.get(capability[0] * 10 + capability[1])
-    if bounds is None:
-        return None
-    return bounds[0], None if bounds[1] == (99, 0) else bounds[1]
+    return _ARCHITECTURES.get(capability[0] * 10 + capability[1])
+
+
+def assembles(release: Version, capability: tuple[int, int]) -> bool:
+    """Return whether the ptxas of a toolkit release generates code for a compute capability; False for unknown ones."""
+    known = toolkits_for(capability)
+    return known is not None and known[0] <= release and (known[1] is None or release <= known[1])

@@ -1,10 +1,12 @@
-"""Free space inside chunks of memory: the smallest span that is large enough, joined again when it comes back."""
+"""Free space inside chunks of memory: best fit, joined again when pieces come back."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """A range of addresses that is handed out in pieces.
 
@@ -16,17 +18,14 @@ class Chunk:
         starts: free spans, end to start.
     """
 
-    __slots__ = ("address", "size_bytes", "sizes", "starts", "used_bytes")
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.address = address
-        self.size_bytes = size_bytes
-        self.used_bytes = 0
-        self.sizes: dict[int, int] = {}
-        self.starts: dict[int, int] = {}
+    address: int
+    size_bytes: int
+    used_bytes: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
 
 
-class Spans:
+class FreeList:
     """The free spans of some chunks. Not safe from several threads.
 
     Chunks may lie side by side: spans are joined within a chunk only. A search takes log n steps; adding and removing a
@@ -37,18 +36,15 @@ class Spans:
         self._by_size: list[tuple[int, int, Chunk]] = []
 
     def add(self, chunk: Chunk) -> None:
-        """Take in a chunk of which nothing is handed out."""
+        """Add a chunk, all of it free."""
         self._insert(chunk, chunk.address, chunk.size_bytes)
 
     def remove(self, chunk: Chunk) -> None:
-        """Take out a chunk of which nothing is handed out."""
+        """Remove a chunk, all of which is free."""
         self._extract(chunk, chunk.address)
 
     def take(self, size_bytes: int) -> tuple[int, Chunk] | None:
-        """Return the address of a piece and its chunk, or None if no span is that long.
-
-        It is the start of the smallest span that will do, of several the lowest.
-        """
+        """Return the start of the smallest span that is long enough, of several the lowest, and its chunk; or None."""
         at = bisect_left(self._by_size, (size_bytes,))
         if at == len(self._by_size):
             return None
@@ -60,7 +56,7 @@ class Spans:
         return address, chunk
 
     def put(self, chunk: Chunk, address: int, size_bytes: int) -> None:
-        """Take back exactly one piece."""
+        """Take back a piece from `take`, all of it."""
         chunk.used_bytes -= size_bytes
         end = address + size_bytes
         if end in chunk.sizes:
@@ -74,10 +70,6 @@ class Spans:
     def longest_bytes(self) -> int:
         """Return the bytes of the longest span, 0 without any."""
         return self._by_size[-1][0] if self._by_size else 0
-
-    def free_bytes(self) -> int:
-        """Return the bytes of all spans."""
-        return sum(size_bytes for size_bytes, _, _ in self._by_size)
 
     def _insert(self, chunk: Chunk, address: int, size_bytes: int) -> None:
         chunk.sizes[address] = size_bytes

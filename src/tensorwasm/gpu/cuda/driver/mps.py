@@ -1,7 +1,7 @@
-"""NVIDIA's Multi-Process Service: is there a daemon, and what does it say?
+"""NVIDIA's Multi-Process Service (MPS): finding the daemon and counting its clients.
 
-Processes under MPS share one fault domain: an illegal access in one ends its neighbours. So nothing here joins a
-daemon unasked, and a CUDA process joins whichever it finds: to be kept out it is pointed at where no daemon can be.
+Processes under MPS share one fault domain: an illegal access in one ends its neighbours. A CUDA process joins any
+daemon that it finds; one that must not is pointed at a folder in which no daemon can be (`WITHOUT_MPS`).
 
 Source: NVIDIA Multi-Process Service, "CUDA_MPS_PIPE_DIRECTORY", "nvidia-cuda-mps-control".
 """
@@ -16,7 +16,7 @@ from typing import Final
 PIPES_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - the daemon's own default
 WITHOUT_MPS: Final = "/dev/null"
-"""A folder of pipes that nobody can make: `PIPES_VARIABLE` set to this keeps a process from joining any daemon."""
+"""A folder of pipes that cannot exist: `PIPES_VARIABLE` set to this keeps a process from joining any daemon."""
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 _MAX_SERVERS: Final = 64
@@ -24,11 +24,11 @@ _MAX_SERVERS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """What the probe found.
+    """The result of `find_daemon`.
 
     Attributes:
         pipes: the daemon's folder of pipes, empty if there is none.
-        reason: why this one, or why none.
+        reason: the control pipe that was found, or the paths at which there is none.
     """
 
     pipes: str
@@ -36,12 +36,7 @@ class Daemon:
 
 
 def find_daemon(environment: Mapping[str, str], exists: Callable[[str], bool]) -> Daemon:
-    """Look for a daemon's control pipe: where `PIPES_VARIABLE` says, then at the default place.
-
-    Args:
-        environment: this process's variables.
-        exists: whether there is anything at a path.
-    """
+    """Look for a daemon's control pipe: in the folder that `PIPES_VARIABLE` names, then in the default one."""
     asked = environment.get(PIPES_VARIABLE)
     missing = []
     for pipes in dict.fromkeys((asked, DEFAULT_PIPES) if asked else (DEFAULT_PIPES,)):
@@ -53,13 +48,13 @@ def find_daemon(environment: Mapping[str, str], exists: Callable[[str], bool]) -
 
 
 def count_clients(ask: Callable[[str], str | None]) -> int | None:
-    """Return how many clients the daemon has, None if it does not say.
+    """Return the number of the daemon's clients, None if it does not say.
 
-    The daemon has no question for how many it can have, which depends on the GPU and on the driver's release; where it
-    is full a client's start fails with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED. So the limit is not told.
+    The daemon has no command for its limit, which depends on the GPU and on the driver's release. When it is full, a
+    client's start fails with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED.
 
     Args:
-        ask: gives the control program one line and returns what it printed, None if it cannot be asked.
+        ask: gives the control program one line and returns what it printed, None if that failed.
     """
     servers = _numbers(ask("get_server_list"))
     if servers is None:
@@ -69,7 +64,7 @@ def count_clients(ask: Callable[[str], str | None]) -> int | None:
 
 
 def _numbers(answer: str | None) -> list[int] | None:
-    """Return the process numbers in an answer, one a line; None if it is not such a list."""
+    """Return the process numbers in an answer, one a line; None for anything else."""
     lines = (answer or "").split()
     if answer is None or not all(re.fullmatch(r"\d{1,10}", line, re.ASCII) for line in lines):
         return None

@@ -30,28 +30,30 @@ UNKNOWN: Final = 999
 
 
 class DriverFailure(Exception):
-    """A driver call that did not succeed. Never leaves gpu/cuda: `translate` turns it into an error of our tree.
+    """A driver call that did not succeed.
+
+    Inside gpu/cuda every function that calls the driver may raise it; one that does has created and changed nothing. It
+    never leaves gpu/cuda: `translate` turns it into an error of our tree.
 
     Attributes:
         function: name of the entry point.
         code: CUresult.
-        log: what the driver's compiler had to say, if it was asked.
+        log: what the driver's compiler wrote, if it was called.
     """
 
     def __init__(self, function: str, code: int, log: str = "") -> None:
-        """Remember the call and its result."""
         super().__init__(f"{function}: {code}")
         self.function = function
         self.code = code
         self.log = log
 
 
-class Scope(Enum):
-    """What a failure leaves behind."""
+class FailureScope(Enum):
+    """What a failure affects."""
 
     CALL = "call"  # the call did nothing; everything else goes on
     DEVICE = "device"  # the device stopped answering this process
-    KERNEL = "kernel"  # a kernel broke a rule, and took the context with it
+    KERNEL = "kernel"  # a kernel faulted, and destroyed the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +62,29 @@ class Meaning:
 
     Attributes:
         error: the class raised.
-        text: what happened, for people.
-        scope: what is left.
+        text: what happened.
+        scope: what the failure affects.
         fix: what to do, empty if nothing can be advised.
     """
 
     error: type[TensorWasmError]
     text: str
-    scope: Scope = Scope.CALL
+    scope: FailureScope = FailureScope.CALL
     fix: str = ""
 
 
 def _lost(text: str, fix: str = "start a new process") -> Meaning:
-    return Meaning(DeviceLost, text, Scope.DEVICE, fix)
+    return Meaning(DeviceLost, text, FailureScope.DEVICE, fix)
 
 
 def _fault(text: str) -> Meaning:
     return Meaning(
-        KernelFault, text, Scope.KERNEL, "run the kernel on the emulator, which names thread and instruction"
+        KernelFault, text, FailureScope.KERNEL, "run the kernel on the emulator, which names thread and instruction"
     )
 
 
 def _absent(text: str, fix: str) -> Meaning:
-    return Meaning(DeviceUnavailable, text, Scope.CALL, fix)
+    return Meaning(DeviceUnavailable, text, FailureScope.CALL, fix)
 
 
 MEANINGS: Final[dict[int, Meaning]] = {
@@ -111,7 +113,7 @@ MEANINGS: Final[dict[int, Meaning]] = {
     101: _absent("no device with this ordinal", "see 'nvidia-smi -L' for the ordinals and CUDA_VISIBLE_DEVICES"),
     102: _absent("the device is not licensed", "give the vGPU its licence"),
     200: Meaning(MalformedPtx, "the driver does not take the module's image"),
-    201: Meaning(DeviceLost, "the context was destroyed by another library", Scope.DEVICE, "start a new process"),
+    201: _lost("the context was destroyed by another library"),
     209: Meaning(UnsupportedPtx, "the module has no code for this device"),
     214: _lost("an uncorrectable memory error", "have the card checked; start a new process"),
     218: Meaning(MalformedPtx, "the driver's compiler refuses the module"),
@@ -131,7 +133,7 @@ MEANINGS: Final[dict[int, Meaning]] = {
     700: _fault("an access outside memory"),
     701: Meaning(InvalidDimensions, "the block needs more registers or shared memory than the device has"),
     702: _fault("the kernel ran longer than the driver allows"),
-    709: Meaning(DeviceLost, "the context was destroyed by another library", Scope.DEVICE, "start a new process"),
+    709: _lost("the context was destroyed by another library"),
     710: _fault("a device assertion failed"),
     712: Meaning(LaunchRefused, "part of the memory is already registered"),
     713: Meaning(LaunchRefused, "the memory is not registered"),
@@ -196,8 +198,8 @@ _SPECIAL: Final[dict[tuple[str, int], Meaning]] = {
     ("cuMemAddressReserve", 2): Meaning(LaunchRefused, "there is no room for the range"),
     ("cuMemCreate", 304): Meaning(QuotaExceeded, "the operating system has no such memory left"),
 }
-"""Codes that mean something else in one function: CUDA_ERROR_INVALID_VALUE is a bug here unless it speaks of what the
-caller gave."""
+"""Codes that mean something else in one function: CUDA_ERROR_INVALID_VALUE is a bug of ours, unless the value in
+question came from the caller."""
 
 _UNKNOWN: Final = _lost("a driver error that is not in the table")
 
@@ -208,7 +210,7 @@ def meaning(failure: DriverFailure) -> Meaning:
 
 
 def describe(failure: DriverFailure) -> str:
-    """Return the sentence for people: what happened, the code and the call, the log, what to do."""
+    """Return the message: what happened, the code and the call, the log, what to do."""
     row = meaning(failure)
     text = f"{row.text} (error {failure.code} from {failure.function})"
     if failure.log:
@@ -221,10 +223,10 @@ def translate(failure: DriverFailure, *, waiting: bool = False) -> TensorWasmErr
 
     Args:
         failure: the failed call.
-        waiting: True where the work of a stream is waited for: there a kernel's fault is raised as `KernelFault`;
-            elsewhere it is what took the device away, `DeviceLost`.
+        waiting: True where the work of a stream is waited for: a kernel's fault is raised as `KernelFault` there,
+            and as `DeviceLost` elsewhere.
     """
     row = meaning(failure)
-    if row.scope is Scope.KERNEL and not waiting:
+    if row.scope is FailureScope.KERNEL and not waiting:
         return DeviceLost(f"a kernel faulted: {describe(failure)}")
     return row.error(describe(failure))

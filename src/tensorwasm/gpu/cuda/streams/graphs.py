@@ -3,8 +3,8 @@
 The capture is relaxed. The stricter modes forbid calls that might synchronise, such as allocations, to the capturing
 thread or to every thread of the process until the recording ends: another tenant's allocation, or another library's,
 would then fail or spoil the recording. And they tie the end to the thread of the beginning, but a guest that waits may
-go on elsewhere. What the relaxed mode gives up, a guard against such a call inside the recording, is not needed: only
-launches and copies are put into a recording stream.
+go on elsewhere. The relaxed mode does not guard against such a call inside the recording; that is not needed, for
+only launches and copies are put into a recording stream.
 
 Source: CUDA Driver API, "Graph Management", "Stream Management" (cuStreamBeginCapture,
 cuThreadExchangeStreamCaptureMode).
@@ -14,33 +14,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tensorwasm.errors import InvalidHandle, InvokeTimeout, LaunchRefused
+from tensorwasm.errors import InvokeTimeout, LaunchRefused
 from tensorwasm.gpu.cuda.core import Core
+from tensorwasm.gpu.cuda.driver.results import SUCCESS, DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaGraph, CudaStream
-from tensorwasm.gpu.cuda.results import SUCCESS, DriverFailure
 from tensorwasm.gpu.device.protocols import Graph, Stream
 from tensorwasm.values import Deadline, Region
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class CudaGraphs:
-    """Records and replays."""
+    """Records and replays; see `CudaDevice` for what every method raises."""
 
-    def __init__(self, core: Core) -> None:
-        """Record nothing yet."""
-        self._core = core
-        self._lock = threading.Lock()
+    _core: Core
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin_capture(self, stream: Stream) -> None:
-        """See `Graphs.begin_capture`.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-            LaunchRefused: the stream is recording already, or cannot.
-            DeviceLost: the device does not answer.
-        """
-        core, own = self._core, self._core.stream(stream)
+        """See `Graphs.begin_capture`."""
+        core, own = self._core, self._core.live.streams.require(stream)
         with self._lock, core.calling:
             if own.recording:
                 raise LaunchRefused("the stream is recording already")
@@ -49,15 +43,8 @@ class CudaGraphs:
             own.recording = True
 
     def end_capture(self, stream: Stream) -> Graph:
-        """See `Graphs.end_capture`. A launch that was refused meanwhile may have spoilt the recording.
-
-        Raises:
-            InvalidHandle: the stream is not open here.
-            LaunchRefused: the stream is not recording, or what was recorded cannot be replayed.
-            QuotaExceeded: there is no memory for the graph; the stream records no longer.
-            DeviceLost: the device does not answer.
-        """
-        core, own = self._core, self._core.stream(stream)
+        """See `Graphs.end_capture`. A launch that was refused meanwhile may have spoilt the recording."""
+        core, own = self._core, self._core.live.streams.require(stream)
         with self._lock, core.calling:
             if not own.recording:
                 raise LaunchRefused("the stream is not recording")
@@ -67,8 +54,7 @@ class CudaGraphs:
                 graph = CudaGraph(core.driver.call("cuGraphInstantiate", recorded, 0))
             finally:
                 core.undo("cuGraphDestroy", recorded)  # the executable graph stands alone
-            core.ledger.graphs.add(graph)
-            return graph
+            return core.live.graphs.enter(graph)
 
     def replay(
         self,
@@ -80,35 +66,25 @@ class CudaGraphs:
         """See `Graphs.replay`.
 
         Raises:
-            InvalidHandle: the graph or the stream is not open here.
             InvokeTimeout: the deadline has passed already, nothing ran.
-            LaunchRefused: the stream is recording, or the driver refused; nothing ran.
-            DeviceLost: the device does not answer.
+            LaunchRefused: the driver refused; nothing ran.
         """
-        core, made, own = self._core, self._own(graph), self._core.running(stream)
+        core, own = self._core, self._core.require_running(stream)
+        made = core.live.graphs.require(graph)
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the replay")
         with core.calling:
             core.streams.order(own)
-            core.give(own, deadline, "cuGraphLaunch", made.handle, own.handle)
+            core.submit(own, deadline, "cuGraphLaunch", made.handle, own.handle)
 
     def graph_handle(self, graph: Graph) -> int:
-        """See `Graphs.graph_handle`.
-
-        Raises:
-            InvalidHandle: the graph is not open here.
-        """
-        return int(self._own(graph).handle)
+        """See `Graphs.graph_handle`."""
+        return int(self._core.live.graphs.require(graph).handle)
 
     def close_graph(self, graph: Graph) -> None:
-        """See `Graphs.close_graph`.
-
-        Raises:
-            InvalidHandle: the graph is not open here.
-            DeviceLost: the device does not answer.
-        """
-        core, own = self._core, self._own(graph)
-        core.retire(core.ledger.graphs, own, lambda item: core.release("cuGraphExecDestroy", item.handle))
+        """See `Graphs.close_graph`."""
+        core, live = self._core, self._core.live.graphs
+        core.retire(live, live.require(graph), lambda own: core.release("cuGraphExecDestroy", own.handle))
 
     def abandon(self, stream: CudaStream) -> None:
         """End a stream's recording, if it has one, and throw it away. The context must be bound."""
@@ -123,11 +99,10 @@ class CudaGraphs:
                 return  # it was spoilt: there is nothing to throw away
 
     def _end(self, stream: CudaStream) -> Any:
-        """Return what was recorded; the stream records no longer, whatever happens.
+        """Return what was recorded; the stream records no longer, even if this raises.
 
         Raises:
-            DriverFailure: it was spoilt, or the driver does not give it out.
-            LaunchRefused: it was spoilt.
+            LaunchRefused: the recording was spoilt.
         """
         driver = self._core.driver
         stream.recording = False
@@ -140,8 +115,3 @@ class CudaGraphs:
         if not int(recorded):
             raise LaunchRefused("what was recorded cannot be replayed: an operation in it was refused")
         return recorded
-
-    def _own(self, graph: Graph) -> CudaGraph:
-        if not isinstance(graph, CudaGraph) or graph not in self._core.ledger.graphs:
-            raise InvalidHandle("the graph is not open on this device")
-        return graph

@@ -1,35 +1,31 @@
-"""The driver API as this package calls it: results are checked, and cuda-bindings is imported only when asked for."""
+"""Calls of the driver API with checked results. cuda-bindings is imported by `load_driver` only."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda.results import SUCCESS, UNKNOWN, DriverFailure
+from tensorwasm.gpu.cuda.driver.results import SUCCESS, UNKNOWN, DriverFailure
 
 _LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
+@dataclass(frozen=True, slots=True)
 class Driver:
-    """The entry points of a driver module.
+    """The entry points of a driver module: ``cuda.bindings.driver``, or one that behaves like it."""
 
-    Attributes:
-        api: ``cuda.bindings.driver``, or a module that behaves like it.
-    """
-
-    def __init__(self, api: ModuleType | Any) -> None:
-        """Wrap a module; nothing is called yet."""
-        self.api = api
+    api: ModuleType | Any
 
     def call(self, function: str, *args: Any) -> Any:
         """Call an entry point and return its one result, a tuple of several, or None.
 
         Raises:
             DriverFailure: the result is not CUDA_SUCCESS.
-            DeviceUnavailable: there is no such entry point in this driver, or no driver at all.
+            DeviceUnavailable: as `attempt`.
         """
         code, values = self.attempt(function, *args)
         if code != SUCCESS:
@@ -51,21 +47,13 @@ class Driver:
         results = len(answer) - 1
         return int(answer[0]), answer[1] if results == 1 else answer[1:] if results else None
 
-    def has(self, function: str) -> bool:
-        """Return whether the bindings know an entry point; the driver may lack it even so."""
-        return hasattr(self.api, function)
-
     def attribute(self, device: Any, name: str) -> int:
-        """Return a device attribute, named without its ``CU_DEVICE_ATTRIBUTE_`` prefix.
-
-        Raises:
-            DriverFailure: the driver does not know it.
-        """
+        """Return a device attribute, named without its ``CU_DEVICE_ATTRIBUTE_`` prefix."""
         key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", key, device))
 
     def supports(self, device: Any, name: str) -> bool:
-        """Return whether a device says yes to an attribute; one that the bindings or the driver do not know is a no."""
+        """Return whether an attribute is set; False for one that the bindings or the driver do not know."""
         key = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
         if key is None:
             return False
@@ -74,7 +62,7 @@ class Driver:
 
 
 def _explain(function: str, error: Exception) -> str:
-    """Say what an exception of the bindings means; they find the library and its entry points on first use."""
+    # The bindings look for the library and for each entry point on its first use.
     if function == "cuInit":
         return (
             f"no driver: {_LIBRARY} not found; install the NVIDIA driver, or in a container start it with the NVIDIA "

@@ -1,4 +1,4 @@
-"""What a GPU and its driver can do with memory, asked once when it is opened.
+"""What a GPU and its driver can do with memory, queried once when it is opened.
 
 Source: CUDA Driver API, "Device Management", CUdevice_attribute; "Virtual Memory Management". CUmemPoolProps.maxSize,
 host locations and hints by location came with CUDA 12.2.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tensorwasm.gpu.cuda.binding import Driver
-from tensorwasm.gpu.cuda.results import SUCCESS
+from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.results import SUCCESS
 
 _LOCATIONS_CUDA: Final = (12, 2)
 """First release with caps for pools, host locations, and hints that take a location."""
@@ -23,7 +23,7 @@ _HOSTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryLocation:
     """A location of memory, as the driver names it.
 
     Attributes:
@@ -56,65 +56,54 @@ class MemoryTraits:
         granularity_bytes: what is mapped there at a time; 0 without `host`.
     """
 
-    device: Place
+    device: MemoryLocation
     pools: bool
     capped: bool
     managed: bool
     hints: Literal["ordinal", "location"] | None
-    host: Place | None
+    host: MemoryLocation | None
     granularity_bytes: int
 
 
 def describe_memory(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, int]) -> MemoryTraits:
-    """Return what a device can do with memory. Its context must be bound.
-
-    Raises:
-        DriverFailure: the driver does not say.
-    """
-    place = Place("DEVICE", ordinal)
-    host = _host(driver, device) if cuda >= _LOCATIONS_CUDA else None
-    granularity_bytes = _granularity(driver, host) if host is not None else 0
+    """Return what a device can do with memory. Its context must be bound."""
+    located = cuda >= _LOCATIONS_CUDA
+    host = _host_location(driver, device) if located else None
+    granularity_bytes = 0
+    if host is not None:
+        option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        code, size_bytes = driver.attempt("cuMemGetAllocationGranularity", host_property(driver, host), option)
+        granularity_bytes = int(size_bytes) if code == SUCCESS else 0  # else there is no such memory after all
+    hints: Literal["ordinal", "location"] | None = None
+    if driver.supports(device, "CONCURRENT_MANAGED_ACCESS"):
+        if located:
+            hints = "location"
+        elif hasattr(driver.api, "cuMemAdvise_v2"):  # bindings 13 know locations only
+            hints = "ordinal"
     pools = driver.supports(device, "MEMORY_POOLS_SUPPORTED")
     return MemoryTraits(
-        device=place,
+        device=MemoryLocation("DEVICE", ordinal),
         pools=pools,
-        capped=pools and cuda >= _LOCATIONS_CUDA,
+        capped=pools and located,
         managed=driver.supports(device, "MANAGED_MEMORY"),
-        hints=_hints(driver, device, cuda),
+        hints=hints,
         host=host if granularity_bytes else None,
         granularity_bytes=granularity_bytes,
     )
 
 
-def host_property(driver: Driver, host: Place) -> Any:
+def host_property(driver: Driver, host: MemoryLocation) -> Any:
     """Return the driver's description of host memory that can be mapped."""
-    api = driver.api
-    wanted = api.CUmemAllocationProp()
-    wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location = host.spell(api)
+    wanted = driver.api.CUmemAllocationProp()
+    wanted.type = driver.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location = host.spell(driver.api)
     return wanted
 
 
-def _host(driver: Driver, device: Any) -> Place | None:
-    if not driver.supports(device, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        return None
-    kind = next((kind for kind, attribute in _HOSTS.items() if driver.supports(device, attribute)), None)
-    if kind is None:
-        return None
-    node = driver.attribute(device, "HOST_NUMA_ID") if kind == "HOST_NUMA" else 0
-    return Place(kind, max(0, node))  # the driver says -1 on a host that is one node
-
-
-def _granularity(driver: Driver, host: Place) -> int:
-    """Return the granularity of host memory, 0 if the driver does not have such memory after all."""
-    option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    code, size_bytes = driver.attempt("cuMemGetAllocationGranularity", host_property(driver, host), option)
-    return int(size_bytes) if code == SUCCESS else 0
-
-
-def _hints(driver: Driver, device: Any, cuda: tuple[int, int]) -> Literal["ordinal", "location"] | None:
-    if not driver.supports(device, "CONCURRENT_MANAGED_ACCESS"):
-        return None
-    if cuda >= _LOCATIONS_CUDA:
-        return "location"
-    return "ordinal" if driver.has("cuMemAdvise_v2") else None  # bindings 13 know locations only
+def _host_location(driver: Driver, device: Any) -> MemoryLocation | None:
+    if driver.supports(device, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+        for kind, attribute in _HOSTS.items():
+            if driver.supports(device, attribute):
+                node = driver.attribute(device, "HOST_NUMA_ID") if kind == "HOST_NUMA" else 0
+                return MemoryLocation(kind, max(0, node))  # the driver says -1 on a host that is one node
+    return None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceLost, DeviceUnavailable, InvalidArgs, LaunchRefused
-from tensorwasm.gpu.cuda.binding import Driver
+from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse
@@ -32,7 +32,7 @@ def use(device) -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 8), (16, 16), (20, 24), (132, 132)])
-def test_a_share_is_rounded_up_and_says_so(driver, fake, asked, given):
+def test_a_share_is_rounded_up_and_reports_its_size(driver, fake, asked, given):
     device = open_with(driver, 0, multiprocessors=asked)
     assert device.info.multiprocessors == given
     use(device)
@@ -70,7 +70,7 @@ def test_a_share_of_nothing_is_refused(driver, asked):
         (8, {"cuda": 12040}, "upgrade it to 555"),
     ],
 )
-def test_a_share_that_cannot_be_had_says_what_to_do(asked, options, words):
+def test_a_share_that_is_not_available_is_refused_with_a_remedy(asked, options, words):
     fake = FakeDriver(**options)
     fake.attributes["MULTIPROCESSOR_COUNT"] = 132 if asked != 131 else 131 + 1
     with pytest.raises(DeviceUnavailable, match=words):
@@ -102,7 +102,7 @@ def test_a_driver_that_does_not_divide_the_device_leaves_nothing_behind(driver, 
 
 
 def processors_of(asked, place):
-    """Return the multiprocessors that a process of its own gets for a share, and how many it says they are."""
+    """Return the multiprocessors that a process of its own gets for a share, and the number that it reports."""
     fake = FakeDriver()
     device = open_with(Driver(fake), 0, multiprocessors=asked, place=place)
     (green,) = (handle for handle in fake.handles if handle.kind == "green")
@@ -113,7 +113,7 @@ def processors_of(asked, place):
 
 
 @given(st.lists(st.integers(1, 132), min_size=1, max_size=6))
-def test_shares_of_one_gpu_do_not_overlap_whatever_process_takes_them(shares):
+def test_shares_of_several_processes_do_not_overlap(shares):
     unit, taken = math.gcd(*shares), set()
     size = -(-unit // 8) * 8
     for index, asked in enumerate(shares):
@@ -123,8 +123,8 @@ def test_shares_of_one_gpu_do_not_overlap_whatever_process_takes_them(shares):
             with pytest.raises(DeviceUnavailable, match=r"no room|another number"):
                 processors_of(asked, place)
             return
-        own, told = processors_of(asked, place)
-        assert asked <= len(own) == told
+        own, reported = processors_of(asked, place)
+        assert asked <= len(own) == reported
         assert not own & taken
         taken |= own
 
@@ -140,9 +140,9 @@ def test_equal_shares_take_the_groups_of_one_split_in_order(asked):
 
 
 def test_a_share_of_several_groups_is_as_small_as_they_allow():
-    own, told = processors_of(20, SmPlacement(4, (8, 9)))
+    own, reported = processors_of(20, SmPlacement(4, (8, 9)))
     assert own == set(range(24, 48))
-    assert told == 24
+    assert reported == 24
 
 
 def test_the_whole_device_may_be_the_first_share_and_no_other():

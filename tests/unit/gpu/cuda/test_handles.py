@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidHandle, InvalidPointer
-from tensorwasm.gpu.cuda.ledger import Ledger, Ranges
+from tensorwasm.gpu.cuda.handles import LiveRanges, LiveResources
 
 UNIT = 256
 
@@ -27,9 +27,9 @@ def layouts(draw):
 @given(layouts())
 def test_a_range_is_inside_exactly_if_one_live_range_holds_all_of_it(layout):
     ranges, (address, size) = layout
-    books = Ranges()
+    books = LiveRanges()
     for start, length in ranges:
-        books.add(start, length)
+        books.enter(start, length)
     inside = any(start <= address and address + size <= start + length for start, length in ranges)
     assert books.holds(address, size) == inside
 
@@ -37,20 +37,20 @@ def test_a_range_is_inside_exactly_if_one_live_range_holds_all_of_it(layout):
 @given(layouts())
 def test_totals_are_exact(layout):
     ranges, _ = layout
-    books = Ranges()
+    books = LiveRanges()
     for start, length in ranges:
-        books.add(start, length)
+        books.enter(start, length)
     assert books.totals() == (len(ranges), sum(length for _, length in ranges))
-    assert books.live() == sorted(start for start, _ in ranges)
+    assert books.entries() == sorted(ranges)
     for start, length in ranges:
-        assert books.take(start) == length
+        assert books.take(start) == (start, length)
     assert books.totals() == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["allocations", "pooled", "managed", "mapped"])
 def test_a_copy_may_reach_memory_of_every_kind_and_no_other(kind):
-    books = Ledger()
-    getattr(books, kind).add(4096, 512)
+    books = LiveResources()
+    getattr(books, kind).enter(4096, 512)
     books.require(4096 + 256, 256)
     with pytest.raises(InvalidPointer):
         books.require(4096 + 256, 257)
@@ -58,16 +58,16 @@ def test_a_copy_may_reach_memory_of_every_kind_and_no_other(kind):
 
 
 def test_nothing_is_taken_twice():
-    books = Ranges()
-    books.add(4096, 1)
+    books = LiveRanges()
+    books.enter(4096, 1)
     books.take(4096)
     with pytest.raises(InvalidHandle):
         books.take(4096)
 
 
 def test_of_many_threads_one_takes_it():
-    books = Ranges()
-    books.add(4096, 1)
+    books = LiveRanges()
+    books.enter(4096, 1)
     won, start = [], threading.Barrier(16)
 
     def take():
@@ -82,4 +82,4 @@ def test_of_many_threads_one_takes_it():
         thread.start()
     for thread in threads:
         thread.join()
-    assert won == [1]
+    assert won == [(4096, 1)]

@@ -2,17 +2,17 @@ import threading
 
 import pytest
 
-from tensorwasm.gpu.cuda.waiting import Waiters
+from tensorwasm.gpu.cuda.streams.device_streams import WaitThreads
 
 
 @pytest.fixture
 def waiters():
-    made = Waiters()
+    made = WaitThreads()
     yield made
     made.close()
 
 
-def test_the_result_comes_back(waiters):
+def test_the_result_is_returned(waiters):
     assert waiters.wait(lambda: 7, 10.0) == 7
 
 
@@ -46,7 +46,7 @@ def test_waits_at_once_do_not_hold_each_other_up(waiters):
 
 def test_closing_leaves_no_thread():
     before = set(threading.enumerate())
-    made = Waiters()
+    made = WaitThreads()
     made.wait(lambda: 0, 10.0)
     made.close()
     assert set(threading.enumerate()) <= before

@@ -1,0 +1,1 @@
+"""Streams of a GPU, events between them and graphs recorded on them."""
