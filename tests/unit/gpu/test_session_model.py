@@ -99,7 +99,7 @@ class SessionModel(RuleBasedStateMachine):
     def watch_releases(self):
         """Have what is handed on inside the process checked like what is given back to the device."""
         commons = self.shared._commons
-        slab, ring = commons.tenancy("tenant").slab, commons.ring
+        slab, ring = commons.tenancy("tenant").suballocator, commons.ring
         for owner, name, region in ((slab, "free", lambda region: region), (ring, "give", lambda slot: slot.region)):
             release = getattr(owner, name)
 
@@ -111,7 +111,7 @@ class SessionModel(RuleBasedStateMachine):
             if owner is ring:
                 ring.give = checked
             else:
-                commons.tenancy("tenant").slab = Watched(slab, checked)
+                commons.tenancy("tenant").suballocator = Watched(slab, checked)
 
     def open(self, kind, *, pad):
         self.kind = kind

@@ -12,7 +12,7 @@ from wasmtime import wat2wasm
 import tensorwasm.gpu.resources.device_resources
 from tensorwasm import Runtime
 from tensorwasm.bench.device.waiting import GatedHost
-from tensorwasm.gpu.emulator import background
+from tensorwasm.gpu.emulator.streams import queues
 from tensorwasm.gpu.limits import queue_credits
 from tensorwasm.gpu.limits.quota import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
@@ -99,7 +99,7 @@ GUEST = f"""(module
 @pytest.fixture
 def host(monkeypatch):
     """A runtime on whose device all who come find a place, and a thread for their work."""
-    monkeypatch.setattr(background, "THREADS", 1000)
+    monkeypatch.setattr(queues, "THREADS", 1000)
     monkeypatch.setattr(
         tensorwasm.gpu.resources.device_resources, "QueueCapacity", lambda: queue_credits.QueueCapacity(shares=1000)
     )

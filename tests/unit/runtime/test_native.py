@@ -11,7 +11,7 @@ import pytest
 
 from tensorwasm import Runtime, settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
-from tensorwasm.gpu.emulator.native import EmulatedNative
+from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.guest.native import session_layouts
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -27,7 +27,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES
-from tensorwasm.gpu.emulator.native import EmulatedNative
+from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.guest.imports.argv import Number, Window, encode_argv
 from tensorwasm.guest.native import session_layouts
 from tensorwasm.guest.sandbox import linker, state

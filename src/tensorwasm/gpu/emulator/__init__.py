@@ -1,1 +1,1 @@
-"""A second device in software: executes PTX on NumPy."""
+"""An emulated GPU: executes PTX with NumPy on the host's processor."""

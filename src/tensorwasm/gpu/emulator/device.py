@@ -9,20 +9,19 @@ from typing import Final
 from tensorwasm.gc_pause import gc_paused
 from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.device.port import DeviceStatistics, LoadedModule, Stream
-from tensorwasm.gpu.emulator.allocations import Allocations
-from tensorwasm.gpu.emulator.background import Background
-from tensorwasm.gpu.emulator.copies import Copies
-from tensorwasm.gpu.emulator.events import EmulatedEvents
-from tensorwasm.gpu.emulator.graphs import EmulatedGraphs
 from tensorwasm.gpu.emulator.handles import Handles
-from tensorwasm.gpu.emulator.kernels import LANES, Kernels
-from tensorwasm.gpu.emulator.native import EmulatedNative
-from tensorwasm.gpu.emulator.pools import EmulatedPools
-from tensorwasm.gpu.emulator.queues import EmulatedStream, Queues, Work
-from tensorwasm.gpu.emulator.unified import EmulatedMemory
+from tensorwasm.gpu.emulator.kernels import LANES, KernelRunner
+from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
+from tensorwasm.gpu.emulator.memory.pools import EmulatedPools
+from tensorwasm.gpu.emulator.memory.unified import EmulatedMemory
+from tensorwasm.gpu.emulator.streams.copies import Copies
+from tensorwasm.gpu.emulator.streams.events import EmulatedEvents
+from tensorwasm.gpu.emulator.streams.graphs import EmulatedGraphs
+from tensorwasm.gpu.emulator.streams.native import EmulatedNative
+from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.select import check_compatible
-from tensorwasm.values import NEVER, NEWEST_PTX, Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEWEST_PTX, Deadline, DeviceInfo, LaunchConfig, Region
 
 MULTIPROCESSORS: Final = 132
 EMULATED_CAPABILITY: Final = (9, 0)
@@ -31,11 +30,15 @@ EMULATED_CAPABILITY: Final = (9, 0)
 class EmulatorDevice:
     """A device that any machine has.
 
-    Work waits in its stream until somebody waits for it, and then runs in that thread; work that is only asked after
-    runs in the background. Streams run side by side if several threads wait.
+    Work waits in its stream until a thread waits for it, and then runs in that thread; work that is only polled runs in
+    the background. Streams run side by side if several threads wait. Each method raises `InvalidHandle` for a stream or
+    module that is not open here, and `LaunchRefused` for a stream that is recording, unless the call can be recorded.
 
     Attributes:
         events, graphs, pools, unified, native: the facets of the port.
+        allocate, free: methods of the `AllocationTable`.
+        write, read, fill, copy_in, copy_out: methods of `Copies`.
+        open_stream: returns a new stream.
     """
 
     def __init__(
@@ -49,14 +52,11 @@ class EmulatorDevice:
     ) -> None:
         """Open the device.
 
-        Args:
-            memory_bytes: device memory, module variables and managed memory included.
-            multiprocessors: how many it claims to have; None for as many as a large GPU.
-            compute_capability: what it claims to be.
-            ptx_version: newest PTX ISA it claims to know.
-            lanes: threads that run side by side, at least those of one block.
+        ``memory_bytes`` bounds device memory, module variables and managed memory included; ``lanes`` the threads that
+        run side by side, which are at least those of one block. The others are what the device claims to have and to
+        be: None multiprocessors are as many as those of a large GPU, ``ptx_version`` is the newest PTX ISA it knows.
         """
-        self._info = DeviceInfo(
+        self.info: Final = DeviceInfo(
             kind="emulator",
             ordinal=0,
             name="TensorWasm emulator",
@@ -70,141 +70,38 @@ class EmulatorDevice:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._launches = 0
-        self._allocations = Allocations(memory_bytes)
-        self._kernels = Kernels(self._info, self._allocations, lanes, self._closing)
-        self._queues = Queues()
         self._handles = Handles()
-        self._background = Background(self._queues)
-        self._copies = Copies(self._allocations, self._queues)
-        self.events: Final = EmulatedEvents(self._queues, self._background)
-        self.graphs: Final = EmulatedGraphs(self._queues, self._allocations, self._handles)
-        self.pools: Final = EmulatedPools(self._allocations)
-        self.unified: Final = EmulatedMemory(self._allocations, self._queues)
+        self._queues = queues = Queues()
+        self._background = background = BackgroundThreads(queues)
+        self._allocations = allocations = AllocationTable(memory_bytes)
+        self._kernels = kernels = KernelRunner(self.info, allocations, lanes, self._closing)
+        copies = Copies(allocations, queues)
+        self.allocate, self.free, self.open_stream = allocations.allocate, allocations.free, queues.open
+        self.write, self.read, self.fill = copies.write, copies.read, copies.fill
+        self.copy_in, self.copy_out = copies.copy_in, copies.copy_out
+        self.events: Final = EmulatedEvents(queues, background)
+        self.graphs: Final = EmulatedGraphs(queues, allocations, self._handles)
+        self.pools: Final = EmulatedPools(allocations)
+        self.unified: Final = EmulatedMemory(allocations, queues.streams)
         self.native: Final = EmulatedNative(
-            self._info,
-            self._allocations,
-            self._kernels,
-            self._queues,
-            self._copies,
-            self.graphs,
-            self._background,
-            self._handles,
+            self.info, allocations, kernels, queues, copies, self.graphs, background, self._handles
         )
-
-    @property
-    def info(self) -> DeviceInfo:
-        """What the device is."""
-        return self._info
 
     # ---------------------------------------------------------------------------------------------- memory
 
-    def allocate(self, size_bytes: int) -> int:
-        """Return the address of new zeroed memory, 256-byte aligned.
-
-        Raises:
-            QuotaExceeded: the budget has not so many bytes left.
-        """
-        return self._allocations.allocate(size_bytes).base
-
-    def free(self, address: int) -> None:
-        """Release what `allocate` returned. A kernel that touches it after that faults.
-
-        Raises:
-            LaunchRefused: nothing was allocated there.
-        """
-        self._allocations.free(address)
-
     def register(self, address: int, size_bytes: int) -> None:
-        """Make host pages reachable by kernels at the same address.
-
-        Raises:
-            LaunchRefused: the range is empty or overlaps a registered one.
-        """
-        self._allocations.register(address, size_bytes)
+        """Make host pages reachable; raises `LaunchRefused` if the range is empty or overlaps a registered one."""
+        self._allocations.add_host(address, size_bytes, "registered")
 
     def unregister(self, address: int) -> None:
-        """Undo `register`. No kernel touches the pages after that: one that tries faults.
-
-        Raises:
-            LaunchRefused: nothing is registered there.
-        """
-        self._allocations.unregister(address)
-
-    def write(
-        self,
-        address: int,
-        data: bytes | memoryview,
-        stream: Stream | None,
-        deadline: Deadline = NEVER,  # noqa: ARG002 - nobody's work is in front of it but the stream's
-    ) -> None:
-        """Copy host bytes into device memory behind the work in the stream, which this thread runs first.
-
-        Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording.
-            InvalidHandle: no such stream.
-            TensorWasmError: what the stream has failed with.
-        """
-        self._copies.write(address, data, stream)
-
-    def read(
-        self,
-        address: int,
-        into: memoryview,
-        stream: Stream | None,
-        deadline: Deadline = NEVER,  # noqa: ARG002 - nobody's work is in front of it but the stream's
-    ) -> None:
-        """Fill a writable host buffer from device memory behind the work in the stream, which this thread runs first.
-
-        Raises:
-            LaunchRefused: the range is not inside one allocation, or the stream is recording.
-            InvalidHandle: no such stream.
-            TensorWasmError: what the stream has failed with.
-        """
-        self._copies.read(address, into, stream)
-
-    def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
-        """Start filling device memory with zeros.
-
-        Raises:
-            LaunchRefused: the range is not inside one allocation.
-            InvalidHandle: no such stream.
-            TensorWasmError: what the stream has failed with.
-        """
-        self._copies.fill(address, size_bytes, stream)
-
-    def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
-        """Start copying host memory to device memory; memory that is not registered is copied from at once.
-
-        Raises:
-            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
-                host memory is not registered.
-            InvalidHandle: no such stream.
-            TensorWasmError: what the stream has failed with.
-        """
-        self._copies.copy_in(address, host_address, size_bytes, stream)
-
-    def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
-        """Start copying device memory to host memory; for memory that is not registered the call waits.
-
-        Raises:
-            LaunchRefused: a range is not inside one allocation or not host memory, or the stream is recording and the
-                host memory is not registered.
-            InvalidHandle: no such stream.
-            TensorWasmError: what the stream has failed with.
-        """
-        self._copies.copy_out(host_address, address, size_bytes, stream)
+        """Undo `register`: a later access of a kernel faults. Raises `LaunchRefused` if nothing is registered there."""
+        self._allocations.remove_host(address, "registered")
 
     # ------------------------------------------------------------------------------------ modules, kernels
 
     def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> LoadedModule:
-        """Make a module's kernels ready to launch; what they print goes to ``output``.
-
-        Raises:
-            UnsupportedPtx: the module asks for what the emulator lacks, by name.
-            MalformedPtx: operands do not fit their instruction.
-            InvokeTimeout: the deadline passed; nothing was loaded.
-        """
-        check_compatible(module, self._info.compute_capability, self._info.ptx_version)
+        """Make a module's kernels ready to launch."""
+        check_compatible(module, self.info.compute_capability, self.info.ptx_version)
         with gc_paused():
             return self._kernels.load(module, deadline, output)
 
@@ -223,87 +120,60 @@ class EmulatorDevice:
         stream: Stream,
         deadline: Deadline,
     ) -> None:
-        """Start a kernel: it runs when somebody waits for it, and the wait tells what it did wrong.
+        """Start a kernel: it runs when a thread waits for it, and the wait raises its error.
 
         Raises:
-            InvalidHandle: the module is not loaded here, or the stream is not open.
             InvalidKernel: the module has no such kernel.
             InvalidKernelArgs: the arguments are not of the parameters' sizes.
-            InvalidDimensions: more threads or memory than this device or this kernel takes.
-            LaunchRefused: a region is not memory of this device.
-            TensorWasmError: what the stream has failed with.
+            TensorWasmError: the error with which the stream has failed.
         """
         call = self._kernels.prepare(loaded, entry, config, args)
-        work = Work(call, self._allocations.reach(regions), deadline)
-        self._queues.give(self._queues.own(stream), work)
+        work = QueuedWork(call, self._allocations.ranges(regions), deadline)
+        self._queues.give(self._queues.streams.require(stream), work)
         with self._lock:
             self._launches += 1
 
     # --------------------------------------------------------------------------------------------- streams
 
-    def open_stream(self) -> Stream:
-        """Return a new stream."""
-        return self._queues.open()
-
     def close_stream(self, stream: Stream) -> None:
-        """Release a stream. What has not begun is dropped."""
+        """Release a stream. Work that has not begun is dropped."""
         self._queues.close(stream)
         if isinstance(stream, EmulatedStream):
             self._handles.drop(stream)
 
     def ended(self, stream: Stream) -> bool:
-        """Return whether the work in a stream has ended; asking lets it run in the background.
-
-        Raises:
-            InvalidHandle: no such stream.
-            LaunchRefused: the stream is recording.
-            TensorWasmError: what the stream has failed with.
-        """
-        mark = self._queues.mark(self._queues.own(stream))
-        if self._queues.reached(mark):
-            return True
-        self._background.ask(mark)
-        return False
+        """Return whether the work in a stream has ended; if not, let it run in the background."""
+        return self._background.poll(self._queues.mark(self._queues.streams.require(stream)))
 
     def delayed(self, stream: Stream) -> bool:
-        """Return False: work is stopped at its own deadline, whoever's work was ahead of it.
-
-        Raises:
-            InvalidHandle: no such stream.
-        """
-        self._queues.own(stream)
+        """Return False: work is stopped at its own deadline, whatever work was ahead of it."""
+        self._queues.streams.require(stream)
         return False
 
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
-        """Run the work in a stream, and what it waits for.
+        """Run the work in a stream, and what it waits for; at the deadline, what this call is running is stopped.
 
-        Raises:
-            InvalidHandle: no such stream.
-            LaunchRefused: the stream is recording.
-            KernelFault: a kernel broke a rule. The stream stays failed.
-            InvokeTimeout: a deadline passed, that of the wait or of a kernel. What this call was running was stopped.
-            DeviceLost: the device or the stream was closed.
+        After a fault the stream stays failed.
         """
-        self._queues.run_to(self._queues.mark(self._queues.own(stream)), deadline)
+        self._queues.run_to(self._queues.mark(self._queues.streams.require(stream)), deadline)
 
-    # -------------------------------------------------------------------------------------------- the whole
+    # ------------------------------------------------------------------------------------ the whole device
 
     def statistics(self) -> DeviceStatistics:
         """Return what the device holds now."""
-        census = self._allocations.census()
-        pieces, size_bytes = census.pieces, census.size_bytes
+        count, size_bytes = self._allocations.totals()
         with self._lock:
             return DeviceStatistics(
-                allocations=pieces["device"],
+                allocations=count["device"],
                 allocated_bytes=size_bytes["device"],
-                registrations=pieces["registered"],
+                registrations=count["registered"],
                 registered_bytes=size_bytes["registered"],
-                modules=len(self._kernels),
-                streams=len(self._queues),
+                modules=len(self._kernels.modules),
+                streams=len(self._queues.streams),
                 launches=self._launches + self.graphs.replays,
-                events=len(self.events),
-                graphs=len(self.graphs),
-                pools=len(self.pools),
+                events=len(self.events.open),
+                graphs=len(self.graphs.open),
+                pools=len(self.pools.open),
                 unified_bytes=size_bytes["managed"] + size_bytes["mapped"],
                 release_failures=self.unified.release_failures,
             )
@@ -312,10 +182,9 @@ class EmulatorDevice:
         """Release everything; work that is running is stopped, the rest is dropped. Idempotent."""
         self._closing.set()
         self._queues.clear()
-        self.events.clear()
         self.graphs.clear()
-        self.pools.clear()
-        self._kernels.clear()
+        for opened in (self.events.open, self.pools.open, self._kernels.modules):
+            opened.take_all()
         self._allocations.clear()
         self.unified.clear()
         with self._lock:

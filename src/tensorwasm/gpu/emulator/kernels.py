@@ -1,4 +1,4 @@
-"""Kernels of loaded modules: what a launch is refused for, and running it, a batch of blocks at a time."""
+"""Kernels of loaded modules: the checks of a launch, and running it, a batch of blocks at a time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 import numpy as np
 
-from tensorwasm.errors import InvalidDimensions, InvalidHandle, InvalidKernel, InvalidKernelArgs, KernelFault
+from tensorwasm.errors import InvalidDimensions, InvalidKernel, InvalidKernelArgs, KernelFault
 from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.device.port import LoadedModule
-from tensorwasm.gpu.emulator.allocations import Allocations
-from tensorwasm.gpu.emulator.engine import run
-from tensorwasm.gpu.emulator.geometry import Geometry
-from tensorwasm.gpu.emulator.lanes import Array
+from tensorwasm.gpu.device.protocols import LoadedModule
+from tensorwasm.gpu.emulator.execution.machine import Launch, SimtMachine
+from tensorwasm.gpu.emulator.execution.scheduler import run
+from tensorwasm.gpu.emulator.handles import OpenObjects
+from tensorwasm.gpu.emulator.lanes import Array, BatchGeometry
 from tensorwasm.gpu.emulator.loader import load, unload
-from tensorwasm.gpu.emulator.machine import Launch, Machine
-from tensorwasm.gpu.emulator.memory import PARAM_WINDOW, Memory
-from tensorwasm.gpu.emulator.operands import RAW
-from tensorwasm.gpu.emulator.plan import Plan, make_plan
-from tensorwasm.gpu.emulator.planes import Plane
-from tensorwasm.gpu.emulator.program import Program, param_offsets
-from tensorwasm.gpu.emulator.reach import Ground, Reach
-from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.gpu.emulator.memory.access_table import AccessRanges, AddressMap
+from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
+from tensorwasm.gpu.emulator.memory.planes import Plane
+from tensorwasm.gpu.emulator.memory.spaces import PARAM_WINDOW, BatchMemory
+from tensorwasm.gpu.emulator.program.operands import RAW
+from tensorwasm.gpu.emulator.program.program import KernelPlan, Program, make_plan, param_offsets
 from tensorwasm.ptx.model import Function, Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
 
@@ -45,106 +44,52 @@ MAX_GRID: Final = ((1 << 31) - 1, 65535, 65535)
 
 @dataclass(slots=True, eq=False)
 class EmulatedModule:
-    """A module on the emulator.
-
-    Attributes:
-        program: its code.
-        output: what its kernels print.
-        plans: of the kernels that were asked for so far.
-    """
+    """A module on the emulator, with the plans of the kernels that were asked for so far."""
 
     program: Program
     output: KernelOutput
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, KernelPlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A launch that has been checked.
+    """A launch that has been checked, with its parameter buffer."""
 
-    Attributes:
-        module: where the kernel is.
-        plan: the kernel.
-        config: its geometry.
-        params: its parameter buffer.
-    """
-
-    kernels: Kernels
+    runner: KernelRunner
     module: EmulatedModule
-    plan: Plan
+    plan: KernelPlan
     config: LaunchConfig
     params: bytes
 
-    def run(self, reach: Reach, deadline: Deadline) -> None:
-        """Run it to its end.
-
-        Raises:
-            KernelFault: the kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-        """
-        self.kernels.run(self, reach, deadline)
+    def run(self, ranges: AccessRanges, deadline: Deadline) -> None:
+        """Run it to its end; an access to memory that is released during the run is a fault from then on."""
+        self.runner.run(self, ranges, deadline)
 
 
-class Kernels:
-    """The modules of a device.
+class KernelRunner:
+    """The loaded ``modules`` of a device, and the launches of their kernels."""
 
-    Args:
-        info: the device.
-        allocations: its memory.
-        lanes: threads that run side by side, at least those of one block.
-        closing: set when everything has to stop.
-    """
-
-    def __init__(self, info: DeviceInfo, allocations: Allocations, lanes: int, closing: threading.Event) -> None:
+    def __init__(self, info: DeviceInfo, allocations: AllocationTable, lanes: int, closing: threading.Event) -> None:
+        """Begin without modules; ``lanes`` as in `EmulatorDevice`; ``closing`` is set when everything has to stop."""
         self._info, self._allocations, self._lanes, self._closing = info, allocations, lanes, closing
         self._atomicity = threading.Lock()
         self._numbers = itertools.count(1)
-        self._modules: set[EmulatedModule] = set()
-
-    def __len__(self) -> int:
-        """Return how many modules are loaded."""
-        return len(self._modules)
+        self.modules: Final = OpenObjects(EmulatedModule, "the module is not loaded on this device")
 
     def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> EmulatedModule:
-        """Make a module's kernels ready to launch; what they print goes to ``output``, by default nowhere.
-
-        Raises:
-            UnsupportedPtx: the module asks for what the emulator lacks, by name.
-            MalformedPtx: operands do not fit their instruction.
-            InvokeTimeout: the deadline passed; nothing was loaded.
-        """
-        loaded = EmulatedModule(load(module, self._allocations, deadline), output or KernelOutput())
-        self._modules.add(loaded)
-        return loaded
+        """Make a module's kernels ready to launch; what they print goes to ``output``, by default nowhere."""
+        return self.modules.add(EmulatedModule(load(module, self._allocations, deadline), output or KernelOutput()))
 
     def unload(self, loaded: LoadedModule) -> None:
         """Release a module; nothing happens if it is not loaded."""
-        if isinstance(loaded, EmulatedModule) and loaded in self._modules:
-            self._modules.discard(loaded)
+        if isinstance(loaded, EmulatedModule) and loaded in self.modules:
+            self.modules.discard(loaded)
             unload(loaded.program, self._allocations)
-
-    def clear(self) -> None:
-        """Forget every module."""
-        self._modules.clear()
 
     # -------------------------------------------------------------------------------------------- checking
 
-    def module(self, loaded: LoadedModule) -> EmulatedModule:
-        """Return a module that is loaded here.
-
-        Raises:
-            InvalidHandle: it is not.
-        """
-        if not isinstance(loaded, EmulatedModule) or loaded not in self._modules:
-            raise InvalidHandle("the module is not loaded on this device")
-        return loaded
-
-    def plan(self, module: EmulatedModule, entry: str) -> Plan:
-        """Return a kernel of a module.
-
-        Raises:
-            InvalidKernel: it has no such kernel.
-        """
+    def plan(self, module: EmulatedModule, entry: str) -> KernelPlan:
+        """Return a kernel of a module."""
         plan = module.plans.get(entry)
         if plan is None:
             code = module.program.functions.get(entry)
@@ -154,20 +99,13 @@ class Kernels:
         return plan
 
     def prepare(self, loaded: LoadedModule, entry: str, config: LaunchConfig, args: Sequence[bytes]) -> KernelCall:
-        """Check a launch.
-
-        Raises:
-            InvalidHandle: the module is not loaded here.
-            InvalidKernel: the module has no such kernel.
-            InvalidKernelArgs: the arguments are not of the parameters' sizes.
-            InvalidDimensions: more threads or memory than this device or this kernel takes.
-        """
-        module = self.module(loaded)
+        """Check a launch; errors as in `EmulatorDevice.launch`."""
+        module = self.modules.require(loaded)
         plan = self.plan(module, entry)
         self._check(plan, config, plan.static_shared_bytes + config.shared_bytes)
         return KernelCall(self, module, plan, config, _pack(plan.code.function, args))
 
-    def _check(self, plan: Plan, config: LaunchConfig, shared_bytes: int) -> None:
+    def _check(self, plan: KernelPlan, config: LaunchConfig, shared_bytes: int) -> None:
         x, y, z = config.block
         threads = x * y * z
         most = thread_limit(plan.code.function)
@@ -175,8 +113,8 @@ class Kernels:
             raise InvalidDimensions(f"a block of {x} x {y} x {z} threads; this kernel takes at most {most}")
         if min(config.grid) < 1 or any(a > b for a, b in zip(config.grid, MAX_GRID, strict=True)):
             raise InvalidDimensions(f"a grid of {' x '.join(map(str, config.grid))} blocks")
-        if config.shared_bytes < 0 or shared_bytes > self._info.max_shared_bytes:
-            limit = self._info.max_shared_bytes
+        limit = self._info.max_shared_bytes
+        if config.shared_bytes < 0 or shared_bytes > limit:
             raise InvalidDimensions(f"{shared_bytes} bytes of shared memory per block; the device has {limit}")
         need = plan.block_bytes(shared_bytes, threads)
         if need > BLOCK_BYTES:
@@ -186,72 +124,55 @@ class Kernels:
 
     # --------------------------------------------------------------------------------------------- running
 
-    def run(self, call: KernelCall, reach: Reach, deadline: Deadline) -> None:
-        """Run a launch to its end; memory that is released meanwhile is out of its reach from then on.
-
-        Raises:
-            KernelFault: the kernel broke a rule, or its module is no longer loaded.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device was closed.
-        """
-        plan = call.plan
-        if call.module not in self._modules:
-            raise KernelFault(f"the module of kernel {plan.code.function.name} was unloaded before the kernel ran")
+    def run(self, call: KernelCall, ranges: AccessRanges, deadline: Deadline) -> None:
+        """Run a launch to its end; see `KernelCall.run`."""
+        plan, program = call.plan, call.module.program
+        kernel = plan.code.function.name
+        if call.module not in self.modules:
+            raise KernelFault(f"the module of kernel {kernel} was unloaded before the kernel ran")
         launch = Launch(
-            kernel=plan.code.function.name,
+            kernel=kernel,
             config=call.config,
             info=self._info,
             params=call.params,
             shared=plan.shared,
             frame=plan.frame,
-            mailbox=plan.mailbox,
             shared_bytes=plan.static_shared_bytes + call.config.shared_bytes,
             deadline=deadline,
             closing=self._closing,
             number=next(self._numbers),
             output=call.module.output,
         )
-        with np.errstate(all="ignore"), self._allocations.using(reach) as use:
-            ground = Ground(use, [*call.module.program.planes, _param_plane(call.params)])
-            self._run_batches(call.module.program, plan, launch, ground)
+        params = np.frombuffer(call.params, np.uint8)
+        label = f"the {len(call.params)} bytes of kernel parameters"
+        with np.errstate(all="ignore"), self._allocations.lease(ranges) as lease:
+            address_map = AddressMap(lease, [*program.planes, Plane(PARAM_WINDOW, params, label, writable=False)])
+            self._run_batches(program, plan, launch, address_map)
 
-    def _run_batches(self, program: Program, plan: Plan, launch: Launch, ground: Ground) -> None:
-        x, y, z = launch.config.block
-        threads = x * y * z
-        total = launch.config.grid[0] * launch.config.grid[1] * launch.config.grid[2]
-        each = plan.block_bytes(launch.shared_bytes, threads)
-        batch = max(1, min(total, self._lanes // threads, BATCH_BYTES // max(each, 1)))
+    def _run_batches(self, program: Program, plan: KernelPlan, launch: Launch, address_map: AddressMap) -> None:
+        threads, total = prod(launch.config.block), prod(launch.config.grid)
+        block_bytes = plan.block_bytes(launch.shared_bytes, threads)
+        batch = max(1, min(total, self._lanes // threads, BATCH_BYTES // max(block_bytes, 1)))
         zeros = _zeros(batch * threads)
         for first in range(0, total, batch):
-            geometry = Geometry(launch.kernel, launch.config, first, min(batch, total - first))
+            geometry = BatchGeometry(launch.kernel, launch.config, first, min(batch, total - first))
             if geometry.lanes != zeros[32].size:
                 zeros = _zeros(geometry.lanes)
                 launch.constants.clear()
-            self._run_batch(program, plan, launch, ground, geometry, zeros)
-
-    def _run_batch(
-        self,
-        program: Program,
-        plan: Plan,
-        launch: Launch,
-        ground: Ground,
-        geometry: Geometry,
-        zeros: dict[int, Array],
-    ) -> None:
-        memory = Memory(
-            geometry,
-            ground,
-            self._allocations,
-            self._atomicity,
-            launch.shared_bytes,
-            plan.frame_bytes,
-            plan.granule_bytes,
-            launch.check,
-        )
-        memory.settle()
-        machine = Machine(launch, geometry, memory, [zeros[width] for width in plan.widths])
-        machine.check()
-        run(machine, program.blocks, plan.code.pc)
+            memory = BatchMemory(
+                geometry,
+                address_map,
+                self._allocations,
+                self._atomicity,
+                launch.shared_bytes,
+                plan.frame_bytes,
+                plan.granule_bytes,
+                launch.check,
+            )
+            memory.drop_released()
+            launch.check()
+            machine = SimtMachine(launch, geometry, memory, [zeros[width] for width in plan.widths])
+            run(machine, program.blocks, plan.code.pc)
 
 
 def thread_limit(function: Function) -> int:
@@ -259,16 +180,8 @@ def thread_limit(function: Function) -> int:
     limit = MAX_BLOCK_THREADS
     for directive in function.directives:
         if directive.name in ("maxntid", "reqntid"):
-            threads = 1
-            for word in directive.arguments:
-                threads *= int(word) if word.isdigit() else 1
-            limit = min(limit, threads)
+            limit = min(limit, prod(int(word) for word in directive.arguments if word.isdigit()))
     return limit
-
-
-def param_sizes(plan: Plan) -> list[int]:
-    """Return the bytes of each parameter of a kernel."""
-    return [variable_bytes(param) for param in plan.code.function.params]
 
 
 def _zeros(lanes: int) -> dict[int, Array]:
@@ -280,6 +193,7 @@ def _zeros(lanes: int) -> dict[int, Array]:
 
 
 def _pack(function: Function, args: Sequence[bytes]) -> bytes:
+    """Return the parameter buffer of a launch."""
     offsets, size = param_offsets(function)
     if len(args) != len(offsets):
         raise InvalidKernelArgs(f"{len(args)} arguments for {len(offsets)} parameters")
@@ -290,8 +204,3 @@ def _pack(function: Function, args: Sequence[bytes]) -> bytes:
             raise InvalidKernelArgs(f"argument {index} has {len(value)} bytes where {end - offset} are expected")
         buffer[offset : offset + len(value)] = value
     return bytes(buffer)
-
-
-def _param_plane(params: bytes) -> Plane:
-    data = np.frombuffer(params, np.uint8)
-    return Plane(PARAM_WINDOW, data, f"the {len(params)} bytes of kernel parameters", writable=False)

@@ -1,50 +1,77 @@
-"""Makes a PTX module ready to run: variables first, then functions, then the places of blocks."""
+"""Makes a PTX module ready to run: variables first, then functions, then the blocks of labels.
+
+Source for initial values: PTX ISA 5.4.4 (Initializers), 5.4.6 (Alignment).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Final
+
 from tensorwasm.errors import QuotaExceeded, TensorWasmError, UnsupportedPtx
-from tensorwasm.gpu.emulator.allocations import Allocations
-from tensorwasm.gpu.emulator.builder import Builder, Finish, Item, Resolve
-from tensorwasm.gpu.emulator.instructions import compile_instruction
-from tensorwasm.gpu.emulator.machine import CHECK_STEPS, Machine
-from tensorwasm.gpu.emulator.names import Names
-from tensorwasm.gpu.emulator.program import Block, End, FunctionCode, Program, Step, Targets
-from tensorwasm.gpu.emulator.variables import initial_bytes
-from tensorwasm.ptx.layout import variable_bytes
-from tensorwasm.ptx.model import Directive, Function, Instruction, Module, Variable
+from tensorwasm.gpu.emulator.execution.machine import CHECK_STEPS, BasicBlock, Step
+from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.gpu.emulator.program.builder import Builder, Finish, Item, Resolve
+from tensorwasm.gpu.emulator.program.names import Names
+from tensorwasm.gpu.emulator.program.operands import floating_bits, immediate_bits
+from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets
+from tensorwasm.gpu.emulator.steps.instructions import compile_instruction
+from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
+from tensorwasm.ptx.model import (
+    Directive,
+    Float,
+    Function,
+    Generic,
+    Initial,
+    Instruction,
+    Int,
+    Masked,
+    Module,
+    Name,
+    Offset,
+    Variable,
+)
 from tensorwasm.ptx.reachability import require_understood, statements
 from tensorwasm.ptx.symbols import SymbolTable
 from tensorwasm.values import Deadline
 from tensorwasm.watch import UNLIMITED, Watch
 
-_RETURN = Instruction("ret")
+_RETURN: Final = Instruction("ret")
+_FALL_THROUGH: Final = Finish(lambda _own, following, _resolve: lambda _machine: following)
+
+AddressOf = Callable[[str], int]
+"""Address of a variable or function by name."""
 
 
-def load(module: Module, allocations: Allocations, deadline: Deadline) -> Program:
-    """Make a module ready to run.
+def load(module: Module, allocations: AllocationTable, deadline: Deadline) -> Program:
+    """Make a module ready to run; after an error, nothing is left on the device.
 
     Raises:
         UnsupportedPtx: the module asks for what the emulator lacks.
         MalformedPtx: operands do not fit their instruction.
-        InvokeTimeout: the deadline passed; nothing is left on the device.
+        InvokeTimeout: the deadline passed.
     """
     if module.address_size != 64:
         raise UnsupportedPtx("32-bit addresses")
     watch = Watch(deadline, "while the PTX was made ready to run")
     scope = _module_scope(module, watch)
-    program = Program()
-    _list_functions(module, program)
+    # Kernels come first: they share the first register slots, since only one runs at a time.
+    bodies = [function for function in module.functions() if function.body is not None]
+    bodies.sort(key=lambda one: not one.entry)
+    codes = [FunctionCode(function, index) for index, function in enumerate(bodies)]
+    program = Program(functions={code.function.name: code for code in codes})
     try:
         addresses = _declare_variables(module, scope, program, allocations)
-        _build_functions(program, scope, addresses)
-        _find_recursion(program, watch)
+        _build_functions(program, codes, scope, addresses)
+        _find_recursion(program.functions, watch)
     except TensorWasmError:
         unload(program, allocations)
         raise
     return program
 
 
-def unload(program: Program, allocations: Allocations) -> None:
+def unload(program: Program, allocations: AllocationTable) -> None:
     """Release a program's variables."""
     for plane in program.planes:
         allocations.free(plane.base)
@@ -67,21 +94,13 @@ def _module_scope(module: Module, watch: Watch) -> SymbolTable:
     return scope
 
 
-def _list_functions(module: Module, program: Program) -> None:
-    """Number the functions: kernels share the first register slots, since only one runs at a time."""
-    bodies = [function for function in module.functions() if function.body is not None]
-    for function in sorted(bodies, key=lambda one: not one.entry):
-        code = FunctionCode(function, len(program.by_index), 0)
-        program.by_index.append(code)
-        program.functions[function.name] = code
-
-
 # --------------------------------------------------------------------------------------------- variables
 
 
 def _declare_variables(
-    module: Module, scope: SymbolTable, program: Program, allocations: Allocations
+    module: Module, scope: SymbolTable, program: Program, allocations: AllocationTable
 ) -> dict[int, int]:
+    """Allocate and fill global and constant variables; return their addresses by the identity of the declaration."""
     addresses: dict[int, int] = {}
     defined = [one for one in module.variables() if scope.find(one.name) is one]
     inner = [one for function in module.functions() for one in statements(function.body or ())]
@@ -97,7 +116,7 @@ def _declare_variables(
         program.planes.append(plane)
         addresses[id(variable)] = plane.base
 
-    def place(name: str) -> int:
+    def address_of(name: str) -> int:
         found = scope.find(name)
         if isinstance(found, Function) and found.name in program.functions:
             return program.functions[found.name].address
@@ -106,49 +125,77 @@ def _declare_variables(
         return addresses[id(found)]
 
     for variable, plane in zip(held, program.planes, strict=True):
-        data = initial_bytes(variable, place, scope.watch)
+        data = _initial_bytes(variable, address_of, scope.watch)
         plane.data[: len(data)] = memoryview(data)
     return addresses
+
+
+def _initial_bytes(variable: Variable, address_of: AddressOf, watch: Watch) -> bytes:
+    """Return the first bytes of a variable; the rest is zero."""
+    if not variable.initializer:
+        return b""
+    size = TYPE_BYTES.get(variable.type)
+    if size is None or size > 8:
+        raise UnsupportedPtx(f"variables of type .{variable.type}", variable.position.line, variable.position.column)
+    return b"".join(_element(one, variable, size, address_of) for one in watch.over(variable.initializer))
+
+
+def _element(value: Initial, variable: Variable, size: int, address_of: AddressOf) -> bytes:
+    match value:
+        case Int():
+            bits = immediate_bits(value.value, variable.type if variable.type in DTYPES else f"b{size * 8}")
+        case Float():
+            bits = floating_bits(value.bits, value.width, variable.type)
+        case Masked():
+            shift = (value.mask & -value.mask).bit_length() - 1
+            bits = (_address(value.address, address_of) & value.mask) >> shift
+        case Name() | Offset() | Generic():
+            bits = _address(value, address_of)
+        case _:
+            where = variable.position
+            raise UnsupportedPtx(f"the initializer of {variable.name}", where.line, where.column)
+    return (bits % (1 << 8 * size)).to_bytes(size, "little")
+
+
+def _address(value: Name | Offset | Generic, address_of: AddressOf) -> int:
+    if isinstance(value, Name):
+        return address_of(value.name)
+    return address_of(value.base.name) + value.offset
 
 
 # --------------------------------------------------------------------------------------------- functions
 
 
-def _build_functions(program: Program, scope: SymbolTable, addresses: dict[int, int]) -> None:
+def _build_functions(
+    program: Program, codes: list[FunctionCode], scope: SymbolTable, addresses: dict[int, int]
+) -> None:
     keys: dict[int, int] = {}
-    targets = Targets.of(program.by_index)
-    kernels = 0
-    for code in scope.watch.over(program.by_index):
+    targets = Targets(codes)
+    for code in scope.watch.over(codes):
         require_understood(code.function)
         code.first_slot = 0 if code.function.entry else program.slots
         builder = Builder(Names(code, scope, addresses, program.functions, keys), targets, scope.watch)
-        builder.build(compile_instruction)
+        builder.build(code.function.body or (), compile_instruction)
         compile_instruction(builder, _RETURN)
         code.pc = len(program.blocks)
         program.blocks.extend(arrange(builder.items, code.pc, scope.watch))
-        end = code.first_slot + len(code.widths)
-        if code.function.entry:
-            kernels = max(kernels, end)
-        program.slots = max(program.slots, kernels, end)
+        program.slots = max(program.slots, code.first_slot + len(code.widths))
 
 
-def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[Block]:
+def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[BasicBlock]:
     """Divide a function's items into blocks, numbered from ``first``.
 
-    A block begins at every label and after every end, and where another would grow too long between two looks at the
-    clock.
-
-    Raises:
-        InvokeTimeout: the deadline has passed.
+    A block begins at every label, after every end, and where another would have too many steps between two checks of
+    the deadline.
     """
     drafts: list[tuple[list[Step], Finish | None]] = [([], None)]
-    places: dict[int, int] = {}
+    labels: dict[int, int] = {}
     for item in watch.over(items):
         steps, finish = drafts[-1]
         if isinstance(item, int):
             if steps or finish is not None:
                 drafts.append(([], None))
-            places[item] = first + len(drafts) - 1
+            labels[item] = first + len(drafts) - 1
         elif isinstance(item, Finish):
             if finish is not None or (item.alone and steps):
                 drafts.append(([], None))
@@ -157,46 +204,35 @@ def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[Blo
             if finish is not None or len(steps) >= CHECK_STEPS:
                 drafts.append(([], None))
             drafts[-1][0].append(item)
-    resolve: Resolve = places.__getitem__
+    resolve: Resolve = labels.__getitem__
     return [
-        Block(tuple(steps), _end(finish, first + index, resolve), len(steps) + 1)
-        for index, (steps, finish) in watch.over(enumerate(drafts))
+        BasicBlock(tuple(steps), (finish or _FALL_THROUGH).make(index, index + 1, resolve), len(steps) + 1)
+        for index, (steps, finish) in watch.over(enumerate(drafts, first))
     ]
 
 
-def _end(finish: Finish | None, own: int, resolve: Resolve) -> End:
-    if finish is not None:
-        return finish.make(own, own + 1, resolve)
-    following = own + 1
-
-    def fall(_machine: Machine) -> int:
-        return following
-
-    return fall
-
-
-def _find_recursion(program: Program, watch: Watch) -> None:
+def _find_recursion(functions: dict[str, FunctionCode], watch: Watch) -> None:
     """Mark the functions that can reach themselves, by Tarjan's strongly connected components, without recursion."""
-    functions = program.functions
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
     on_stack: set[str] = set()
+    work: list[tuple[str, Iterator[str]]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        on_stack.add(name)
+        work.append((name, iter(sorted(functions[name].callees))))
+
     for root in functions:
-        if root in order:
-            continue
-        work = [(root, iter(sorted(functions[root].callees)))]
-        order[root] = low[root] = len(order)
-        stack.append(root)
-        on_stack.add(root)
+        if root not in order:
+            visit(root)
         while work:
             name, callees = work[-1]
             for callee in watch.over(callees):
                 if callee not in order:
-                    order[callee] = low[callee] = len(order)
-                    stack.append(callee)
-                    on_stack.add(callee)
-                    work.append((callee, iter(sorted(functions[callee].callees))))
+                    visit(callee)
                     break
                 if callee in on_stack:
                     low[name] = min(low[name], order[callee])

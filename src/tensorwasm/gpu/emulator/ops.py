@@ -1,8 +1,7 @@
-"""What an instruction becomes before it runs: the contract between the lane engine and the instruction tables.
+"""The contract between the engine and the instruction tables of `alu` and `collective`.
 
 The engine owns registers, memory, control flow and divergence. A table turns one PTX instruction into an `Op` (each
-lane for itself), a `WarpOp` (32 lanes together) or a `LaneMemoryOp`, once, at load time; what it does not know it
-refuses there, by name.
+lane for itself), a `WarpOp` (32 lanes together) or a `LaneMemoryOp`, once, at load time, or refuses it by name.
 Registers are stored as raw unsigned bits; the engine views them in the dtype of the PTX type that an op declares.
 """
 
@@ -39,12 +38,10 @@ class Op:
     """An instruction that every lane executes for itself.
 
     Attributes:
-        results: PTX types of the destination operands, in operand order (``p|q`` counts as two).
-        sources: PTX types of the source operands, in operand order.
+        results, sources: PTX types of the operands, in operand order (``p|q`` counts as two).
         run: takes one ``(lanes,)`` array per source, in ``DTYPES`` of its type, and returns one array per result
             (a bare array for one result). Never writes into its inputs. Raises nothing for any bits.
-        reads_carry: a last ``pred`` source is the carry flag CC.CF.
-        writes_carry: a last ``pred`` result is the carry flag.
+        reads_carry, writes_carry: the last ``pred`` source or result is the carry flag CC.CF.
     """
 
     results: tuple[str, ...]
@@ -58,27 +55,16 @@ class WarpMemory(Protocol):
     """Checked memory as a `WarpOp` sees it. Every access is bounds-, alignment-, initialisation- and race-checked."""
 
     def load(self, space: str, addresses: NDArray[np.uint64], dtype: np.dtype[Any]) -> Lanes:
-        """Read one element per address; any shape ``(warps, n, ...)``; axis 1 is the accessing lane.
+        """Read one element per address; any shape ``(warps, n, ...)``; axis 1 is the accessing lane, of which n access.
 
-        ``n`` is at most 32; lanes ``n`` to 31 access nothing.
-
-        Args:
-            space: ``shared``, ``global`` or ``generic``.
-            addresses: byte addresses in that space.
-            dtype: element type; addresses must be multiples of its size.
+        ``space`` is ``shared``, ``global`` or ``generic``; addresses must be multiples of the element's size.
         """
 
     def store(self, space: str, addresses: NDArray[np.uint64], values: Lanes) -> None:
         """Write one element per address; shapes as in `load`."""
 
     def fault(self, warp: int, lane: int, reason: str) -> NoReturn:
-        """Stop the kernel with `KernelFault` for one lane.
-
-        Args:
-            warp: index along axis 0.
-            lane: 0 to 31.
-            reason: what it did wrong; the engine adds thread, instruction and position.
-        """
+        """Raise `KernelFault` for lane 0 to 31 of a warp by index; the engine adds thread, instruction and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +72,8 @@ class WarpOp:
     """An instruction that the 32 lanes of a warp execute together; the engine runs it once all of them have arrived.
 
     Attributes:
-        results: PTX types of the destination registers, vectors flattened in order.
-        sources: PTX types of the source registers, vectors flattened in order; an address operand counts as one
-            source of type ``u64`` (base plus offset already added).
+        results, sources: PTX types of the operands, vectors flattened in order; an address operand counts as one source
+            of type ``u64`` (base plus offset already added).
         run: takes the memory and one ``(warps, 32)`` array per source, returns a tuple of one such array per result.
     """
 
@@ -98,15 +83,15 @@ class WarpOp:
 
 
 class LaneMemory(Protocol):
-    """Checked memory as a `LaneMemoryOp` sees it. ``lanes`` says who accesses: distinct indices into the batch.
+    """Checked memory as a `LaneMemoryOp` sees it. ``lanes`` are the accessing lanes: distinct indices into the batch.
 
-    Every access is checked like an ordinary load or store of that lane: bounds, alignment, initialisation and, unless
-    ``atomic``, races.
+    Every access is checked like an ordinary one of that lane: bounds, alignment, initialisation and, unless ``atomic``,
+    races.
     """
 
     @property
     def queue(self) -> dict[str, Any]:
-        """What the ops keep between two runs: empty when a batch of lanes starts, dropped with it."""
+        """State of the ops between two runs: empty when a batch of lanes starts, dropped with it."""
 
     def load(
         self,
@@ -118,15 +103,10 @@ class LaneMemory(Protocol):
         *,
         atomic: bool = False,
     ) -> Lanes:
-        """Read ``count`` consecutive elements per lane as ``(lanes, count)``.
+        """Read ``count`` consecutive elements per lane as ``(lanes, count)``; here a lane may occur more than once.
 
-        Args:
-            space: ``shared``, ``global`` or ``generic``.
-            lanes: who reads, ``(lanes,)``; here a lane may occur more than once.
-            addresses: byte addresses in that space, ``(lanes,)``; multiples of ``count * dtype.itemsize``.
-            dtype: element type.
-            count: a power of two.
-            atomic: two atomic accesses never race with each other.
+        ``space`` is ``shared``, ``global`` or ``generic``, ``count`` a power of two; addresses, ``(lanes,)``, must be
+        multiples of ``count * dtype.itemsize``. Two atomic accesses never race with each other.
         """
 
     def store(
@@ -150,7 +130,7 @@ class LaneMemory(Protocol):
         """Note that in the blocks of these lanes every access so far happens before every later one (race checks)."""
 
     def fault(self, lane: int, reason: str) -> NoReturn:
-        """Stop the kernel with `KernelFault` for one lane; the engine adds thread, instruction and position."""
+        """Raise `KernelFault` for one lane; the engine adds thread, instruction and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +138,7 @@ class LaneMemoryOp:
     """An instruction that each active lane executes for itself on memory, with state between instructions.
 
     Attributes:
-        results: PTX types of the destination registers, in operand order.
-        sources: PTX types of the source operands, in operand order; an address operand counts as one source of
-            type ``u64`` (base plus offset already added); an immediate is an array like any other.
+        results, sources: as in `WarpOp`; an immediate is an array like any other.
         run: takes the memory, the ids of the active lanes in ascending order and one ``(lanes,)`` array per source;
             returns a tuple of one such array per result.
         waits: the only result is a ``pred``; a lane that gets False waits for other lanes, which the engine lets run

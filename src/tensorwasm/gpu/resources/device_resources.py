@@ -37,12 +37,12 @@ class TenantResources:
         slab: its buffers are cut from; nothing is taken from the device until the first one.
     """
 
-    __slots__ = ("account", "slab", "tenant")
+    __slots__ = ("account", "suballocator", "tenant")
 
     def __init__(self, tenant: str, account: Account, device: Device, spare: Callable[[], bool]) -> None:
         self.tenant = tenant
         self.account = account
-        self.slab = Suballocator(device.pools, account, spare=spare)
+        self.suballocator = Suballocator(device.pools, account, spare=spare)
 
 
 class DeviceResources:
@@ -113,7 +113,7 @@ class DeviceResources:
 
     def _spare(self) -> bool:
         """Have every tenant give back the memory that it keeps empty; return whether any had some."""
-        return sum(tenancy.slab.trim() for tenancy in list(self._tenancies.values())) > 0
+        return sum(tenancy.suballocator.trim() for tenancy in list(self._tenancies.values())) > 0
 
     def take_slot(self, tenant: str) -> Slot:
         """Return a slot of the ring, from a parked session if no other is free.
@@ -139,8 +139,8 @@ class DeviceResources:
         with self._lock:
             tenancies, self._tenancies = list(self._tenancies.values()), {}
         for tenancy in tenancies:
-            if tenancy.slab.statistics().allocations:
+            if tenancy.suballocator.statistics().allocations:
                 _log.error("memory of tenant %s may still be reached: it stays allocated", tenancy.tenant)
             else:
-                tenancy.slab.close()
+                tenancy.suballocator.close()
         return failures

@@ -117,7 +117,7 @@ class ResourceTable:
         if len(self._buffers) >= self._limits.allocations:
             raise QuotaExceeded(f"the guest already holds {len(self._buffers)} device buffers")
         self._check_bytes(size_bytes)
-        region = self._tenancy.slab.allocate(size_bytes)
+        region = self._tenancy.suballocator.allocate(size_bytes)
         handle, self.next_handle = self.next_handle, self.next_handle + 1
         self._buffers[handle] = region
         self.device_bytes += size_bytes
@@ -126,7 +126,7 @@ class ResourceTable:
 
     def at_hand(self, size_bytes: int) -> bool:
         """Return whether the device need not be asked for so much memory."""
-        return self._tenancy.slab.has(size_bytes)
+        return self._tenancy.suballocator.has(size_bytes)
 
     def show(self, handle: int) -> None:
         """Let compiled code use a buffer, whose contents are defined now."""
@@ -159,7 +159,7 @@ class ResourceTable:
         del self._buffers[handle]
         self.regions.remove(region)
         self.device_bytes -= region.size_bytes
-        self._tenancy.slab.free(region)
+        self._tenancy.suballocator.free(region)
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX text, or of the variant in it that suits the device best.
@@ -264,7 +264,7 @@ class ResourceTable:
                 kernel.reservation.release()
         buffers, self._buffers = self._buffers, {}
         for region in buffers.values():
-            failures += attempt(self._tenancy.slab.free, region)
+            failures += attempt(self._tenancy.suballocator.free, region)
         self.device_bytes = self.ptx_bytes = 0
         return failures
 

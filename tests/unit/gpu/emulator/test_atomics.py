@@ -158,7 +158,7 @@ def test_a_result_that_only_the_caller_uses_is_kept(emulation):
         ("add", "u64", 2016),
     ],
 )
-def test_results_that_nobody_reads(emulation, operation, kind, expected):
+def test_results_that_are_not_read(emulation, operation, kind, expected):
     wide = kind == "u64"
     target, source = ("%rd7", "%rd6") if wide else ("%r7", "%r0")
     text = kernel(

@@ -93,7 +93,7 @@ def test_waiting_threads_go_on_when_the_others_exit_later(emulation, wait):
     assert run(emulation, body, threads=32) == [3] * 5 + [0] * 27
 
 
-def test_a_deadlock_of_two_barriers_says_who_waits_where(emulation):
+def test_a_deadlock_of_two_barriers_names_the_waiting_thread_and_barrier(emulation):
     body = "setp.lt.u32 %p0, %r0, 32;\n@%p0 bra low;\nbar.sync 1;\nbra out;\nlow: bar.sync 2;\nout:"
     message = fault(emulation, body, grid=(2, 1, 1))
     assert message.startswith("deadlock: kernel k, block (0, 0, 0) thread (0, 0, 0), line ")

@@ -17,8 +17,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.gpu.emulator import kernels
-from tensorwasm.gpu.emulator.geometry import Geometry
-from tensorwasm.gpu.emulator.plan import make_plan
+from tensorwasm.gpu.emulator.lanes import BatchGeometry
+from tensorwasm.gpu.emulator.program.program import make_plan
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 from timing import costs_less
@@ -48,12 +48,11 @@ def test_a_giant_grid_allocates_nothing_of_its_size(emulation, grid, block):
     assert peak_bytes < 16 << 20
 
 
-def test_the_last_blocks_of_a_giant_grid_know_who_they_are(emulation):
+def test_the_last_blocks_of_a_giant_grid_have_the_right_indices(emulation):
     # Only the geometry: running all the blocks before them would take years.
     grid = ((1 << 31) - 1, 65535, 65535)
-    last = Geometry("k", LaunchConfig(grid, (4, 2, 2)), grid[0] * grid[1] * grid[2] - 2, 2)
-    assert last.block_at(1) == (grid[0] - 1, 65534, 65534)
-    assert last.describe(31).endswith("thread (3, 1, 1)")
+    last = BatchGeometry("k", LaunchConfig(grid, (4, 2, 2)), grid[0] * grid[1] * grid[2] - 2, 2)
+    assert last.describe(31) == f"kernel k, block {(grid[0] - 1, 65534, 65534)} thread (3, 1, 1)"
 
 
 def test_lanes_bound_how_many_blocks_run_side_by_side():
@@ -67,7 +66,7 @@ def test_lanes_bound_how_many_blocks_run_side_by_side():
 @pytest.mark.parametrize(("lanes", "most"), [(1, 50), (64, 50), (100, 100), (149, 100), (1 << 14, 3000)])
 def test_no_more_threads_run_side_by_side_than_may_or_than_a_block_has(monkeypatch, lanes, most):
     found = []
-    monkeypatch.setattr(kernels, "Geometry", lambda *about: found.append(Geometry(*about)) or found[-1])
+    monkeypatch.setattr(kernels, "BatchGeometry", lambda *about: found.append(BatchGeometry(*about)) or found[-1])
     Emulation(lanes=lanes).launch(kernel("", params=0), grid=(60, 1, 1), block=(50, 1, 1))
     assert sum(geometry.lanes for geometry in found) == 3000
     assert max(geometry.lanes for geometry in found) == most

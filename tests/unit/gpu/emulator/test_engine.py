@@ -7,9 +7,9 @@ from fakes.emulation import Emulation, kernel, store_result
 from oracles import programs as oracle
 from strategies.programs import programs, render
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.gpu.emulator import scheduler
+from tensorwasm.gpu.emulator.execution import scheduler
+from tensorwasm.gpu.emulator.execution.machine import CHECK_STEPS
 from tensorwasm.gpu.emulator.loader import arrange
-from tensorwasm.gpu.emulator.machine import CHECK_STEPS
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,7 @@ from tensorwasm.errors import MalformedPtx, UnsupportedPtx
         ("mov.b32 %r1, %pm0", "the emulator has no special register %pm0"),
     ],
 )
-def test_a_refusal_names_the_instruction_and_says_what_is_missing(emulation, instruction, refusal):
+def test_a_refusal_names_the_instruction_and_what_is_missing(emulation, instruction, refusal):
     mnemonic = instruction.split()[0]
     with pytest.raises(UnsupportedPtx, match=rf"^\d+:\d+: {re.escape(f'{mnemonic}: {refusal}')}$"):
         emulation.launch(kernel(f"{instruction};", params=0))
@@ -38,7 +38,7 @@ def test_no_block_is_of_an_explicit_cluster(emulation):
         ("mov.pred %p0, %laneid", "%laneid is no predicate"),
     ],
 )
-def test_predicates_and_other_special_registers_are_told_apart(emulation, instruction, refusal):
+def test_predicates_and_other_special_registers_are_distinguished(emulation, instruction, refusal):
     with pytest.raises(MalformedPtx, match=refusal):
         emulation.launch(kernel(f"{instruction};", params=0))
 

@@ -4,8 +4,8 @@ import pytest
 from fakes.emulation import HEAD, Emulation, kernel, store_result
 from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout, MalformedPtx, TensorWasmError, UnsupportedPtx
-from tensorwasm.gpu.emulator.instructions import HANDLERS, LACKING
-from tensorwasm.gpu.emulator.program import MAX_TARGETS
+from tensorwasm.gpu.emulator.program.program import MAX_TARGETS
+from tensorwasm.gpu.emulator.steps.instructions import HANDLERS, LACKING
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig
 from timing import cost_s, costs_less

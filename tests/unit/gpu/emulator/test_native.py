@@ -147,7 +147,7 @@ def test_a_recording_stream_is_not_asked(compiled):
     assert compiled.rig.graph(compiled.own).actions == ()
 
 
-def test_one_query_is_enough_where_nobody_else_is_at_work(compiled):
+def test_one_query_is_enough_where_no_other_thread_is_at_work(compiled):
     address = compiled.rig.words(1)
     compiled.confine()
     for _ in range(5):

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import MalformedPtx
-from tensorwasm.gpu.emulator.operands import floating_bits, immediate_bits, own
+from tensorwasm.gpu.emulator.program.operands import floating_bits, immediate_bits, own
 
 
-def test_what_a_register_keeps_is_shared_with_nobody():
+def test_the_value_of_a_register_shares_no_memory():
     source = np.arange(8, dtype=np.uint32)
     fresh = source + np.uint32(1)
     assert own(fresh, (source,)) is fresh

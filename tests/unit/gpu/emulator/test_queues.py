@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import DeviceLost, InternalError, InvalidHandle, InvokeTimeout, KernelFault, LaunchRefused
-from tensorwasm.gpu.emulator.background import THREADS, Background
-from tensorwasm.gpu.emulator.queues import DEPTH, Mark, Queues, Work
+from tensorwasm.gpu.emulator.streams.queues import DEPTH, THREADS, BackgroundThreads, Mark, QueuedWork, Queues
 from tensorwasm.values import NEVER, Deadline
 
 SOON = Deadline.after
@@ -18,7 +17,7 @@ class Act:
     def __init__(self, function):
         self.function = function
 
-    def run(self, reach, deadline):
+    def run(self, ranges, deadline):
         self.function(deadline)
 
 
@@ -38,9 +37,9 @@ def queues():
     return Queues()
 
 
-def test_nothing_runs_before_somebody_waits(queues):
+def test_nothing_runs_before_a_thread_waits(queues):
     stream, said = queues.open(), []
-    queues.give(stream, Work(note(said, 1)))
+    queues.give(stream, QueuedWork(note(said, 1)))
     assert said == []
     assert not queues.reached(queues.mark(stream))
     queues.run_to(queues.mark(stream), NEVER)
@@ -50,11 +49,11 @@ def test_nothing_runs_before_somebody_waits(queues):
 
 def test_a_wait_runs_no_more_than_it_needs(queues):
     first, second, said = queues.open(), queues.open(), []
-    queues.give(first, Work(note(said, "a")))
+    queues.give(first, QueuedWork(note(said, "a")))
     mark = queues.mark(first)
-    queues.give(first, Work(note(said, "later")))
-    queues.give(second, Work(mark, after=mark))
-    queues.give(second, Work(note(said, "b")))
+    queues.give(first, QueuedWork(note(said, "later")))
+    queues.give(second, QueuedWork(mark, after=mark))
+    queues.give(second, QueuedWork(note(said, "b")))
     queues.run_to(queues.mark(second), NEVER)
     assert said == ["a", "b"]
 
@@ -64,8 +63,8 @@ def test_a_long_chain_of_waits_needs_no_recursion(queues):
     for index in range(5000):
         stream, other = streams[index % 2], streams[1 - index % 2]
         mark = queues.mark(other)
-        queues.give(stream, Work(mark, after=mark))
-        queues.give(stream, Work(note(said, index)))
+        queues.give(stream, QueuedWork(mark, after=mark))
+        queues.give(stream, QueuedWork(note(said, index)))
     queues.run_to(queues.mark(streams[1]), NEVER)
     assert said == list(range(5000))
 
@@ -77,8 +76,8 @@ def test_work_runs_after_all_that_it_follows(steps):
     for index, (number, after, wait) in enumerate(steps):
         earlier = [one for one in after if one < index]
         for one in earlier:
-            queues.give(streams[number], Work(marks[one], after=marks[one]))
-        marks.append(queues.give(streams[number], Work(note(said, index))))
+            queues.give(streams[number], QueuedWork(marks[one], after=marks[one]))
+        marks.append(queues.give(streams[number], QueuedWork(note(said, index))))
         needs.append({*earlier, *(one for one in range(index) if steps[one][0] == number)})
         if wait:
             queues.run_to(marks[index], NEVER)
@@ -92,56 +91,56 @@ def test_work_runs_after_all_that_it_follows(steps):
 def test_a_stream_that_is_given_too_much_runs_the_oldest_first(queues):
     stream, said = queues.open(), []
     for index in range(DEPTH + 10):
-        queues.give(stream, Work(note(said, index)))
+        queues.give(stream, QueuedWork(note(said, index)))
         assert len(stream.queue) <= DEPTH
     assert said == list(range(10))
-    queues.give(stream, Work(fail(KernelFault("it broke"))))
+    queues.give(stream, QueuedWork(fail(KernelFault("it broke"))))
     for _ in range(DEPTH):
-        queues.give(stream, Work(note(said, -1)))
+        queues.give(stream, QueuedWork(note(said, -1)))
     with pytest.raises(KernelFault, match="it broke"):
-        queues.give(stream, Work(note(said, -1)))
+        queues.give(stream, QueuedWork(note(said, -1)))
     assert said == list(range(DEPTH + 10))
 
 
 def test_a_failure_ends_the_stream_and_all_that_wait_for_it(queues):
     first, second, said = queues.open(), queues.open(), []
-    queues.give(first, Work(note(said, 1)))
+    queues.give(first, QueuedWork(note(said, 1)))
     before = queues.mark(first)
-    queues.give(first, Work(fail(KernelFault("it broke"))))
-    queues.give(first, Work(note(said, 2)))
+    queues.give(first, QueuedWork(fail(KernelFault("it broke"))))
+    queues.give(first, QueuedWork(note(said, 2)))
     mark = queues.mark(first)
-    queues.give(second, Work(mark, after=mark))
-    queues.give(second, Work(note(said, 3)))
+    queues.give(second, QueuedWork(mark, after=mark))
+    queues.give(second, QueuedWork(note(said, 3)))
     for stream in (second, first, second):
         with pytest.raises(KernelFault, match="it broke"):
             queues.run_to(queues.mark(stream), NEVER)
         with pytest.raises(KernelFault, match="it broke"):
-            queues.give(stream, Work(note(said, 4)))
+            queues.give(stream, QueuedWork(note(said, 4)))
     assert said == [1]
     assert queues.reached(before)
     queues.run_to(before, NEVER)
 
 
-def test_what_is_certain_happens_once_whether_the_stream_fails_or_is_closed(queues):
+def test_work_that_is_always_done_is_done_once_whether_the_stream_fails_or_is_closed(queues):
     for end in (fail(KernelFault("it broke")), None):
         stream, said = queues.open(), []
-        queues.give(stream, Work(end or note(said, "never")))
-        queues.give(stream, Work(note(said, "never")))
-        queues.give(stream, Work(note(said, "certain"), certain=True))
+        queues.give(stream, QueuedWork(end or note(said, "never")))
+        queues.give(stream, QueuedWork(note(said, "never")))
+        queues.give(stream, QueuedWork(note(said, "always"), always=True))
         if end:
             with pytest.raises(KernelFault):
                 queues.run_to(queues.mark(stream), NEVER)
         queues.close(stream)
-        assert said == ["certain"]
+        assert said == ["always"]
 
 
-def test_a_closed_stream_is_gone_and_its_marks_say_so(queues):
+def test_a_closed_stream_is_gone_and_waits_for_its_marks_fail(queues):
     stream = queues.open()
-    mark = queues.give(stream, Work(note([], 1)))
+    mark = queues.give(stream, QueuedWork(note([], 1)))
     queues.close(stream)
-    assert len(queues) == 0
+    assert len(queues.streams) == 0
     with pytest.raises(InvalidHandle):
-        queues.own(stream)
+        queues.streams.require(stream)
     with pytest.raises(DeviceLost):
         queues.run_to(mark, NEVER)
 
@@ -150,7 +149,7 @@ def test_the_earlier_deadline_counts(queues):
     stream, seen = queues.open(), []
     early, late = SOON(10), SOON(20)
     for given_, waited, expected in ((early, late, early), (late, early, early), (NEVER, late, late)):
-        queues.give(stream, Work(Act(seen.append), deadline=given_))
+        queues.give(stream, QueuedWork(Act(seen.append), deadline=given_))
         queues.run_to(queues.mark(stream), waited)
         assert seen[-1] == expected
 
@@ -158,7 +157,7 @@ def test_the_earlier_deadline_counts(queues):
 def test_an_exception_that_is_no_error_of_ours_reaches_the_thread_that_ran_it_and_ends_the_stream(queues):
     for error in (KeyboardInterrupt(), MemoryError()):
         stream = queues.open()
-        queues.give(stream, Work(fail(error)))
+        queues.give(stream, QueuedWork(fail(error)))
         mark = queues.mark(stream)
         with pytest.raises(type(error)):
             queues.run_to(mark, NEVER)
@@ -168,7 +167,7 @@ def test_an_exception_that_is_no_error_of_ours_reaches_the_thread_that_ran_it_an
 
 def test_a_thread_waits_for_what_another_one_is_running(queues):
     stream, begun, go = queues.open(), threading.Event(), threading.Event()
-    queues.give(stream, Work(Act(lambda _: (begun.set(), go.wait(20)))))
+    queues.give(stream, QueuedWork(Act(lambda _: (begun.set(), go.wait(20)))))
     mark = queues.mark(stream)
     thread = threading.Thread(target=queues.run_to, args=(mark, NEVER))
     thread.start()
@@ -183,7 +182,7 @@ def test_a_thread_waits_for_what_another_one_is_running(queues):
 
 def test_streams_run_side_by_side(queues):
     meeting = threading.Barrier(2, timeout=20)
-    marks = [queues.give(queues.open(), Work(Act(lambda _: meeting.wait()))) for _ in range(2)]
+    marks = [queues.give(queues.open(), QueuedWork(Act(lambda _: meeting.wait()))) for _ in range(2)]
     thread = threading.Thread(target=queues.run_to, args=(marks[0], NEVER))
     thread.start()
     queues.run_to(marks[1], NEVER)
@@ -195,12 +194,12 @@ def test_recording_takes_what_can_be_replayed_and_nothing_else(queues):
     stream, other = queues.open(), queues.open()
     queues.begin_recording(stream)
     action = note([], 1)
-    queues.give(stream, Work(action))
+    queues.give(stream, QueuedWork(action))
     for refused in (
         lambda: queues.mark(stream),
         lambda: queues.begin_recording(stream),
-        lambda: queues.give(stream, Work(action, certain=True)),
-        lambda: queues.give(stream, Work(queues.mark(other), after=queues.mark(other))),
+        lambda: queues.give(stream, QueuedWork(action, always=True)),
+        lambda: queues.give(stream, QueuedWork(queues.mark(other), after=queues.mark(other))),
         lambda: queues.end_recording(other),
     ):
         with pytest.raises(LaunchRefused):
@@ -216,8 +215,8 @@ def test_many_threads_on_the_same_streams_run_everything_once_and_in_order(queue
         stream = streams[index % 3]
         if index % 5 == 0:
             mark = queues.mark(streams[(index + 1) % 3])
-            queues.give(stream, Work(mark, after=mark))
-        marks.append(queues.give(stream, Work(note(said, index))))
+            queues.give(stream, QueuedWork(mark, after=mark))
+        marks.append(queues.give(stream, QueuedWork(note(said, index))))
     threads = [
         threading.Thread(target=lambda n=n: [queues.run_to(mark, NEVER) for mark in marks[n::8]]) for n in range(8)
     ]
@@ -234,45 +233,47 @@ def test_many_threads_on_the_same_streams_run_everything_once_and_in_order(queue
 
 
 def test_the_background_runs_what_it_is_asked_for_once(queues):
-    background, said, done = Background(queues), [], threading.Event()
+    background, said, done = BackgroundThreads(queues), [], threading.Event()
     stream = queues.open()
-    queues.give(stream, Work(note(said, 1)))
-    mark = queues.give(stream, Work(Act(lambda _: done.set())))
+    queues.give(stream, QueuedWork(note(said, 1)))
+    mark = queues.give(stream, QueuedWork(Act(lambda _: done.set())))
     for _ in range(3):
-        background.ask(mark)
+        background.request(mark)
     assert done.wait(20)
     queues.run_to(mark, SOON(20))
     assert said == [1]
 
 
 def test_one_stream_takes_one_thread_however_often_it_is_asked_for(queues):
-    background, go, done = Background(queues), threading.Event(), threading.Event()
+    background, go, done = BackgroundThreads(queues), threading.Event(), threading.Event()
     slow, quick = queues.open(), queues.open()
     for _ in range(3 * THREADS):
-        background.ask(queues.give(slow, Work(Act(lambda _: go.wait(20)))))
-    background.ask(queues.give(quick, Work(Act(lambda _: done.set()))))
+        background.request(queues.give(slow, QueuedWork(Act(lambda _: go.wait(20)))))
+    background.request(queues.give(quick, QueuedWork(Act(lambda _: done.set()))))
     assert done.wait(20)
     go.set()
     queues.run_to(queues.mark(slow), SOON(20))
 
 
-def test_a_failure_in_the_background_is_told_to_whoever_waits_and_stops_nobody_else(queues):
-    background, done = Background(queues), threading.Event()
+def test_a_failure_in_the_background_reaches_the_next_wait_and_stops_no_other_stream(queues):
+    background, done = BackgroundThreads(queues), threading.Event()
     for error in (KernelFault("it broke"), ValueError("a bug")):
         bad = queues.open()
-        background.ask(queues.give(bad, Work(fail(error))))
+        background.request(queues.give(bad, QueuedWork(fail(error))))
         with pytest.raises((KernelFault, InternalError)):
             list(iter(lambda: queues.reached(Mark(bad, 1)), True))  # noqa: B023 - it is over before the next turn
-    background.ask(queues.give(queues.open(), Work(Act(lambda _: done.set()))))
+    background.request(queues.give(queues.open(), QueuedWork(Act(lambda _: done.set()))))
     assert done.wait(20)
 
 
 def test_there_are_no_more_threads_than_there_may_be_and_none_when_there_is_nothing_to_do(queues):
-    background, go = Background(queues), threading.Event()
+    background, go = BackgroundThreads(queues), threading.Event()
     streams = [queues.open() for _ in range(3 * THREADS)]
     counts = []
     for stream in streams:
-        background.ask(queues.give(stream, Work(Act(lambda _: (go.wait(20), counts.append(background._threads))))))
+        background.request(
+            queues.give(stream, QueuedWork(Act(lambda _: (go.wait(20), counts.append(background._threads)))))
+        )
     go.set()
     for stream in streams:
         queues.run_to(queues.mark(stream), SOON(20))

@@ -6,8 +6,8 @@ import pytest
 from fakes.emulation import Emulation
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.protocols import Advice
-from tensorwasm.gpu.emulator import pages
-from tensorwasm.gpu.emulator.unified import GRANULARITY_BYTES as GRANULE
+from tensorwasm.gpu.emulator.memory import unified as unified_module
+from tensorwasm.gpu.emulator.memory.unified import GRANULARITY_BYTES as GRANULE
 from tensorwasm.values import MIB
 
 PAGE = mmap.PAGESIZE
@@ -51,7 +51,7 @@ def test_a_part_of_managed_memory_is_cleared_and_nothing_beside_it(unified, emul
             unified.clear_managed(start, size)
 
 
-def test_hints_have_no_effect_and_say_so_but_for_ranges_that_are_none(unified, emulation):
+def test_hints_return_false_and_are_refused_for_other_memory(unified, emulation):
     address = unified.allocate_managed(3 * PAGE)
     for advice in Advice:
         assert unified.advise(address + PAGE, 2 * PAGE, advice) is False
@@ -116,8 +116,8 @@ def test_memory_that_the_machine_does_not_have_leaves_everything_as_it_was(unifi
     def refuse(*_):
         raise OSError(12, "Cannot allocate memory")
 
-    for name in ("open_part", "close_part", "acquire", "reserve"):
-        monkeypatch.setattr(pages, name, refuse)
+    for name in ("open_pages", "close_pages", "map_pages"):
+        monkeypatch.setattr(unified_module, name, refuse)
     for error, attempt in (
         (QuotaExceeded, lambda: unified.map(base, GRANULE)),
         (LaunchRefused, lambda: unified.unmap(base + GRANULE, GRANULE)),
@@ -142,22 +142,25 @@ def test_pages_that_the_system_does_not_take_back_are_counted(monkeypatch, caplo
         raise OSError(12, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pages, "give_back", refuse)
+        patch.setattr(unified_module, "release_pages", refuse)
         unified.free_managed(address)
     assert emulation.device.statistics().release_failures == 1
     assert "were not given back" in caplog.text
-    pages.give_back(address, PAGE)
+    unified_module.release_pages(address, PAGE)
 
 
-def test_a_system_without_such_pages_says_so(monkeypatch):
-    monkeypatch.setattr(pages, "AVAILABLE", False)
-    pages._libc.cache_clear()
+def test_a_system_without_such_pages_is_an_error(monkeypatch):
+    monkeypatch.setattr(unified_module, "AVAILABLE", False)
+    unified_module._libc.cache_clear()
     try:
-        for attempt in (lambda: pages.reserve(PAGE), lambda: Emulation().device.unified.allocate_managed(PAGE)):
+        for attempt in (
+            lambda: unified_module.map_pages(PAGE, 0),
+            lambda: Emulation().device.unified.allocate_managed(PAGE),
+        ):
             with pytest.raises(LaunchRefused, match="POSIX"):
                 attempt()
     finally:
-        pages._libc.cache_clear()
+        unified_module._libc.cache_clear()
 
 
 def test_everything_goes_back_when_the_device_is_closed():

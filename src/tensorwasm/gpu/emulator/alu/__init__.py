@@ -14,27 +14,25 @@ from msgspec.structs import replace
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.alu import (
     bits,
-    carry,
     compare,
     convert,
     floating,
     halves,
     integer,
-    logic,
     packed,
     special,
     video,
 )
-from tensorwasm.gpu.emulator.alu.rows import Key, Row, key, spell
+from tensorwasm.gpu.emulator.alu.rows import Key, OpRow, key, spell
 from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
 
-_ROOMS = (integer, carry, bits, logic, packed, video, floating, special, halves, compare, convert)
+_ROOMS = (integer, bits, packed, video, floating, special, halves, compare, convert)
 _MNEMONICS_KEPT: Final = 1024
 
 
 @cache
-def _table() -> dict[Key, tuple[str, Row]]:
+def _table() -> dict[Key, tuple[str, OpRow]]:
     """Every mnemonic as its row spells it, and the row."""
     rows = {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
     return {found: rows[found] for found in rows if found not in _disputed()}
@@ -56,24 +54,15 @@ def forms() -> list[str]:
 
 
 def operands(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the result types and the source types of a mnemonic, carry flag excluded.
-
-    Raises:
-        UnsupportedPtx: there is no such form.
-    """
+    """Return the result types and the source types of a mnemonic, carry flag excluded."""
     _, _, op = _find(Instruction(*_split(form)))
     return op.results[: len(op.results) - op.writes_carry], op.sources[: len(op.sources) - op.reads_carry]
 
 
 def compile_op(instruction: Instruction) -> Op | None:
-    """Turn an instruction into an op.
+    """Turn an instruction into an op, or None if the opcode is not one of these tables.
 
-    Returns:
-        The op, or None if the opcode is not one of these tables.
-
-    Raises:
-        UnsupportedPtx: the opcode is known, but not in this form.
-        MalformedPtx: the instruction has too many or too few operands.
+    Raises `UnsupportedPtx` if the opcode is known, but not in this form, `MalformedPtx` for a wrong number of operands.
     """
     if instruction.opcode not in _opcodes():
         return None
@@ -88,7 +77,7 @@ def compile_op(instruction: Instruction) -> Op | None:
     return op
 
 
-def _find(instruction: Instruction) -> tuple[str, Row, Op]:
+def _find(instruction: Instruction) -> tuple[str, OpRow, Op]:
     """Return the mnemonic as its row spells it, the row, and the op of any operands."""
     try:
         return _look_up(instruction.mnemonic)
@@ -100,7 +89,7 @@ def _find(instruction: Instruction) -> tuple[str, Row, Op]:
 
 
 @lru_cache(_MNEMONICS_KEPT)
-def _look_up(written: str) -> tuple[str, Row, Op]:
+def _look_up(written: str) -> tuple[str, OpRow, Op]:
     mnemonic, row = _table()[key(written)]  # what is no mnemonic, and may be long, raises and is not kept
     return mnemonic, row, row.compile(mnemonic)
 

@@ -1,6 +1,6 @@
-"""Counting, finding, extracting, inserting and permuting bits.
+"""Logic, shifts and moves; counting, finding, extracting, inserting and permuting bits.
 
-Source: PTX ISA 9.7.1.13 to 9.7.1.22, 9.7.8.7 (lop3), 9.7.9.7 (prmt).
+Source: PTX ISA 9.7.1.13 to 9.7.1.22, 9.7.8 (logic and shift), 9.7.9.5 (mov), 9.7.9.7 (prmt).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator.alu.rounding import Array
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
-from tensorwasm.gpu.emulator.ops import Op
-from tensorwasm.ptx.model import Instruction, Int
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
+from tensorwasm.gpu.emulator.ops import DTYPES, Op
+from tensorwasm.ptx.model import Instruction, Int, Vector
 
 _ONES: Final = np.uint32(0xFFFFFFFF)
 
@@ -211,11 +211,7 @@ def _lookup(a: Array, b: Array, c: Array, lut: Array) -> Array:
 _COMBINE: Final[dict[str, np.ufunc]] = {"or": np.bitwise_or, "and": np.bitwise_and}
 
 
-def _lop3(modifiers: Modifiers) -> Run:
-    return _with_predicate(modifiers, _lookup)
-
-
-def _with_predicate(modifiers: Modifiers, function: Run) -> Run:
+def _with_predicate(modifiers: Modifiers, function: Run = _lookup) -> Run:
     combine = _COMBINE.get(modifiers[0])
     if combine is None:
         return function
@@ -237,19 +233,85 @@ def _bind_table(instruction: Instruction, op: Op) -> Op:
     return replace(op, run=_with_predicate(instruction.modifiers, lambda a, b, c, _lut: function(a, b, c)))
 
 
+# ------------------------------------------------------------------------------------------ logic, shifts, moves
+
+
+_WORDS: Final = "b16,b32,b64"
+_SHARES: Final = frozenset({("b16", 2), ("b32", 2), ("b32", 4), ("b64", 2), ("b64", 4)})
+
+
+def _amount(b: Array, dtype: np.dtype[Any]) -> Array:
+    """Put a u32 shift amount into the type of the shifted value; NumPy shifts by the width or more to nothing."""
+    if dtype.itemsize == 4:
+        return b.view(dtype)  # negative amounts count as huge
+    return np.minimum(b, np.uint32(64)).astype(dtype)
+
+
+def _left(a: Array, b: Array) -> Array:
+    return np.left_shift(a, _amount(b, a.dtype))
+
+
+def _right(a: Array, b: Array) -> Array:
+    return np.right_shift(a, _amount(b, a.dtype))
+
+
+def _funnel(modifiers: Modifiers) -> Run:
+    """Shift the 64 bits ``b:a``; a left shift returns the upper word, a right shift the lower one."""
+    wrap, left = "wrap" in modifiers, "l" in modifiers
+
+    def run(a: Array, b: Array, c: Array) -> Array:
+        amount = (c & np.uint32(31) if wrap else np.minimum(c, np.uint32(32))).astype(np.uint64)
+        pair = (b.astype(np.uint64) << np.uint64(32)) | a
+        return ((pair << amount) >> np.uint64(32) if left else pair >> amount).astype(np.uint32)
+
+    return run
+
+
+def _bind_move(instruction: Instruction, op: Op) -> Op:
+    """Turn a move between a vector of narrow registers and one wide register into splitting or joining."""
+    vectors = [index for index, operand in enumerate(instruction.operands) if isinstance(operand, Vector)]
+    if not vectors:
+        return op
+    wide = op.sources[0]
+    vector = instruction.operands[vectors[0]]
+    count = len(vector.elements) if isinstance(vector, Vector) else 0
+    if len(vectors) > 1 or (wide, count) not in _SHARES:
+        at = instruction.position
+        raise UnsupportedPtx(f"{instruction.mnemonic} with a vector of {count}", at.line, at.column)
+    narrow = f"b{int(wide[1:]) // count}"
+    if vectors == [0]:
+        part = DTYPES[narrow]
+        return replace(
+            op,
+            results=(narrow,) * count,
+            run=lambda a: tuple(np.ascontiguousarray(a).view(part).reshape(-1, count).T),
+        )
+    whole = DTYPES[wide]
+    return replace(op, sources=(narrow,) * count, run=lambda *parts: np.stack(parts, axis=-1).view(whole).reshape(-1))
+
+
 ROWS: Final = (
-    Row("popc.{b32,b64}", "u32 = T", always(_count_ones)),
-    Row("clz.{b32,b64}", "u32 = T", always(_count_leading_zeros)),
-    Row("bfind{,.shiftamt}.{u32,u64,s32,s64}", "u32 = T", _find_top),
-    Row("fns.b32", "b32 = b32 b32 s32", always(_find_nth)),
-    Row("brev.{b32,b64}", "T = T", always(_reverse)),
-    Row("bfe.{u32,u64,s32,s64}", "T = T u32 u32", always(_extract)),
-    Row("bfi.{b32,b64}", "T = T T u32 u32", always(_insert)),
-    Row("bmsk.{clamp,wrap}.b32", "b32 = u32 u32", _mask),
-    Row("szext.{clamp,wrap}.{u32,s32}", "T = T u32", _extend),
-    Row("prmt.b32", "b32 = b32 b32 b32", always(_permute), bind=_bind_selector),
-    Row("prmt.b32{.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}", "b32 = b32 b32 b32", lambda m: _permute_mode(m[1:])),
-    Row("lop3.b32", "b32 = b32 b32 b32 u32", _lop3, bind=_bind_table),
-    Row("lop3.{or,and}.b32", "b32 pred = b32 b32 b32 u32 pred", _lop3, bind=_bind_table),
+    OpRow(f"and.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_and)),
+    OpRow(f"or.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_or)),
+    OpRow(f"xor.{{pred,{_WORDS}}}", "T = T T", always(np.bitwise_xor)),
+    OpRow(f"not.{{pred,{_WORDS}}}", "T = T", always(np.invert)),
+    OpRow(f"cnot.{{{_WORDS}}}", "T = T", always(lambda a: (a == 0).astype(a.dtype))),
+    OpRow(f"shl.{{{_WORDS}}}", "T = T u32", always(_left)),
+    OpRow(f"shr.{{{_WORDS},u16,u32,u64,s16,s32,s64}}", "T = T u32", always(_right)),
+    OpRow("shf.{l,r}.{clamp,wrap}.b32", "b32 = b32 b32 u32", _funnel),
+    OpRow(f"mov.{{pred,{_WORDS},u16,u32,u64,s16,s32,s64,f32,f64}}", "T = T", always(np.asarray), bind=_bind_move),
+    OpRow("popc.{b32,b64}", "u32 = T", always(_count_ones)),
+    OpRow("clz.{b32,b64}", "u32 = T", always(_count_leading_zeros)),
+    OpRow("bfind{,.shiftamt}.{u32,u64,s32,s64}", "u32 = T", _find_top),
+    OpRow("fns.b32", "b32 = b32 b32 s32", always(_find_nth)),
+    OpRow("brev.{b32,b64}", "T = T", always(_reverse)),
+    OpRow("bfe.{u32,u64,s32,s64}", "T = T u32 u32", always(_extract)),
+    OpRow("bfi.{b32,b64}", "T = T T u32 u32", always(_insert)),
+    OpRow("bmsk.{clamp,wrap}.b32", "b32 = u32 u32", _mask),
+    OpRow("szext.{clamp,wrap}.{u32,s32}", "T = T u32", _extend),
+    OpRow("prmt.b32", "b32 = b32 b32 b32", always(_permute), bind=_bind_selector),
+    OpRow("prmt.b32{.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}", "b32 = b32 b32 b32", lambda m: _permute_mode(m[1:])),
+    OpRow("lop3.b32", "b32 = b32 b32 b32 u32", _with_predicate, bind=_bind_table),
+    OpRow("lop3.{or,and}.b32", "b32 pred = b32 b32 b32 u32 pred", _with_predicate, bind=_bind_table),
 )
 """Rows of bit manipulation."""

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu.floating import flush
-from tensorwasm.gpu.emulator.alu.halves import flush_half
+from tensorwasm.gpu.emulator.alu.floating import element_of, flush, flush_of
 from tensorwasm.gpu.emulator.alu.rounding import Array
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
 from tensorwasm.gpu.emulator.ops import DTYPES, Op
 from tensorwasm.ptx.model import Instruction, Pair
 
@@ -60,16 +59,16 @@ COMBINE: Final[dict[str, np.ufunc]] = {"and": np.bitwise_and, "or": np.bitwise_o
 
 def _comparison(modifiers: Modifiers) -> Compare:
     """Return the comparison that the modifiers name, for one element of the last type among them."""
-    type_ = modifiers[-1].removesuffix("x2")
+    type_ = element_of(modifiers)
     compare = np.not_equal if modifiers[0] == "ne" and type_[0] in "usb" and type_ != "bf16" else COMPARE[modifiers[0]]
     if "ftz" not in modifiers:
         return compare
-    cut: Run = flush if type_ == "f32" else lambda a: flush_half(a, type_)
+    cut = flush_of(type_)
     return lambda a, b: compare(cut(a), cut(b))
 
 
 def _combined(modifiers: Modifiers, compare: Run) -> Run:
-    """Combine every outcome with a last, predicate source, if the modifiers say so."""
+    """Combine every outcome with a last, predicate source, if a modifier asks for it."""
     combine = COMBINE.get(modifiers[1])
     if combine is None:
         return compare
@@ -100,7 +99,7 @@ def _one_way(modifiers: Modifiers) -> Run:
 
 def _each_half(modifiers: Modifiers) -> Run:
     compare = _comparison(modifiers)
-    dtype = DTYPES[modifiers[-1].removesuffix("x2")]
+    dtype = DTYPES[element_of(modifiers)]
 
     def run(a: Array, b: Array) -> tuple[Array, Array]:
         outcome = compare(*(np.ascontiguousarray(source).view(dtype) for source in (a, b)))
@@ -169,18 +168,18 @@ _ANY: Final = "{b16,b32,b64,u16,u32,u64,s16,s32,s64,f32,f64}"
 _THEN: Final = "{.and,.or,.xor}"
 
 
-def _setp(operations: str, types: str, make: Callable[[Modifiers], Run], results: str = "pred pred") -> Iterator[Row]:
+def _setp(operations: str, types: str, make: Callable[[Modifiers], Run], results: str = "pred pred") -> Iterator[OpRow]:
     bind = _without_second if results == "pred pred" else None
-    yield Row(f"setp.{operations}.{types}", f"{results} = T T", make, bind=bind)
-    yield Row(f"setp.{operations}{_THEN}.{types}", f"{results} = T T pred", make, bind=bind)
+    yield OpRow(f"setp.{operations}.{types}", f"{results} = T T", make, bind=bind)
+    yield OpRow(f"setp.{operations}{_THEN}.{types}", f"{results} = T T pred", make, bind=bind)
 
 
-def _set(operations: str, types: str, make: Callable[[Modifiers], Run] = _mask) -> Iterator[Row]:
-    yield Row(f"set.{operations}.{types}", "D = T T", make)
-    yield Row(f"set.{operations}{_THEN}.{types}", "D = T T pred", make)
+def _set(operations: str, types: str, make: Callable[[Modifiers], Run] = _mask) -> Iterator[OpRow]:
+    yield OpRow(f"set.{operations}.{types}", "D = T T", make)
+    yield OpRow(f"set.{operations}{_THEN}.{types}", "D = T T pred", make)
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[OpRow]:
     for operations, types in _BOTH:
         yield from _setp(operations, types, _both_ways)
         yield from _set(operations, f"{{u32,s32,f32,f16,bf16}}.{types}")
@@ -197,8 +196,8 @@ def _rows() -> Iterator[Row]:
 
 ROWS: Final = (
     *_rows(),
-    Row(f"selp.{_ANY}", "T = T T pred", always(_choose)),
-    Row(f"slct.{_ANY}.s32", "D = D D T", _choose_by_sign),
-    Row(f"slct{{,.ftz}}.{_ANY}.f32", "D = D D T", _choose_by_sign),
+    OpRow(f"selp.{_ANY}", "T = T T pred", always(_choose)),
+    OpRow(f"slct.{_ANY}.s32", "D = D D T", _choose_by_sign),
+    OpRow(f"slct{{,.ftz}}.{_ANY}.f32", "D = D D T", _choose_by_sign),
 )
 """Rows of comparison and selection."""

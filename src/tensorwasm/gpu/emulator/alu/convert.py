@@ -25,7 +25,7 @@ from tensorwasm.gpu.emulator.alu.rounding import (
     nudge,
     to_odd,
 )
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
 
@@ -226,16 +226,16 @@ _BETWEEN_FLOATS: Final = (
 )
 
 ROWS: Final = (
-    Row(f"cvt.{_ALL}.{_ALL}", "D = T", _integer_to_integer),
-    Row(f"cvt.sat.{{{_SATURATING}}}", "D = T", _integer_to_integer),
-    *(Row(pattern, "D = T", _integer_to_float) for pattern in _TO_FLOAT),
-    *(Row(pattern, "D = T", _float_to_integer) for pattern in _TO_INTEGER),
-    *(Row(pattern, "D = T", _float_to_float) for pattern in _BETWEEN_FLOATS),
-    Row("cvt{.rna,.rna.satfinite,.rn,.rz,.rn.relu,.rz.relu}.tf32.f32", "tf32 = f32", _tensor_float),
-    Row(f"cvt{_EXTRA}.{{f16x2,bf16x2}}.f32", "D = f32 f32", _two_to_pair),
-    Row("cvt{.rn,.rz}.{f16x2,bf16x2}.f32", "D = f32 f32", _two_to_pair),
-    Row(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f32", "D = f32 f32", _two_to_pair),
-    Row(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f16x2", "D = T", _pair_to_pair),
-    Row(f"cvt.rn{{,.relu}}.f16x2.{_BYTE_PAIRS}", "D = T", _pair_to_pair),
+    OpRow(f"cvt.{_ALL}.{_ALL}", "D = T", _integer_to_integer),
+    OpRow(f"cvt.sat.{{{_SATURATING}}}", "D = T", _integer_to_integer),
+    *(OpRow(pattern, "D = T", _integer_to_float) for pattern in _TO_FLOAT),
+    *(OpRow(pattern, "D = T", _float_to_integer) for pattern in _TO_INTEGER),
+    *(OpRow(pattern, "D = T", _float_to_float) for pattern in _BETWEEN_FLOATS),
+    OpRow("cvt{.rna,.rna.satfinite,.rn,.rz,.rn.relu,.rz.relu}.tf32.f32", "tf32 = f32", _tensor_float),
+    OpRow(f"cvt{_EXTRA}.{{f16x2,bf16x2}}.f32", "D = f32 f32", _two_to_pair),
+    OpRow("cvt{.rn,.rz}.{f16x2,bf16x2}.f32", "D = f32 f32", _two_to_pair),
+    OpRow(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f32", "D = f32 f32", _two_to_pair),
+    OpRow(f"cvt.rn.satfinite{{,.relu}}.{_BYTE_PAIRS}.f16x2", "D = T", _pair_to_pair),
+    OpRow(f"cvt.rn{{,.relu}}.f16x2.{_BYTE_PAIRS}", "D = T", _pair_to_pair),
 )
 """Rows of conversions."""

@@ -76,7 +76,7 @@ def fused(a: Doubles, b: Doubles, c: Doubles, mode: str) -> Doubles:
 
 
 def _are_moderate(*operands: Doubles) -> bool:
-    """Say whether all operands are zeros or far enough from the ends of the range for `_exact`."""
+    """Return whether all operands are zeros or far enough from the ends of the range for `_exact`."""
     values = np.concatenate(operands)
     exponents = (values.view(np.uint64) >> np.uint64(52)) & np.uint64(0x7FF)
     return bool(((exponents - np.uint64(723) < np.uint64(600)) | (values == 0)).all())

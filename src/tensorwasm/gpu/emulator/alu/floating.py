@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu import doubles
-from tensorwasm.gpu.emulator.alu.rounding import MODES, Array, Doubles, add_odd, canonical, flush_tiny, narrow
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
-from tensorwasm.gpu.emulator.ops import Op
+from tensorwasm.gpu.emulator.alu.packed import side_by_side
+from tensorwasm.gpu.emulator.alu.rounding import (
+    FORMATS,
+    MODES,
+    Array,
+    Doubles,
+    add_odd,
+    canonical,
+    flush_tiny,
+    narrow,
+)
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
+from tensorwasm.gpu.emulator.ops import DTYPES, Op
 from tensorwasm.ptx.model import Instruction
 
 TINY32: Final = np.float32(2.0**-126)
@@ -26,6 +37,19 @@ _LOW = np.uint64((1 << 29) - 1)
 def flush(a: Array) -> Array:
     """Turn f32 subnormals into zeros of the same sign; NaN stays NaN."""
     return np.multiply(a, np.abs(a) >= TINY32)
+
+
+def element_of(modifiers: Modifiers) -> str:
+    """Return the type of one element of an instruction's last type."""
+    return modifiers[-1].removesuffix("x2")
+
+
+def flush_of(name: str) -> Run:
+    """Return the function that turns subnormals of a type into zeros of the same sign; NaN stays NaN."""
+    if name == "f32":
+        return flush
+    smallest = FORMATS[name].dtype.type(FORMATS[name].smallest)
+    return lambda a: np.where(np.abs(a) < smallest, a * a.dtype.type(0), a)
 
 
 def saturate(a: Array) -> Array:
@@ -83,42 +107,41 @@ _NEAREST32: Final[dict[str, Callable[..., Array]]] = {
 }
 
 
-def single(compute: Callable[..., Array], modifiers: Modifiers) -> Run:
-    """Wrap an f32 operation in what its modifiers ask for: flushing, NaN, saturation."""
-    steps: list[Callable[[Array], Array]] = [lambda a: canonical(a, "f32")]
-    steps += [flush] * ("ftz" in modifiers) + [saturate] * ("sat" in modifiers)
+def finished(compute: Run, modifiers: Modifiers) -> Run:
+    """Wrap an operation on one type in what its modifiers ask for: flushing, NaN, saturation, packed registers."""
+    name = element_of(modifiers)
+    flushing = [flush_of(name)] * ("ftz" in modifiers)
+    steps: list[Run] = [lambda a: canonical(a, name), *flushing]
+    steps += [saturate] * ("sat" in modifiers) + [rectify] * ("relu" in modifiers)
 
     def run(*sources: Array) -> Array:
-        if "ftz" in modifiers:
-            sources = tuple(flush(source) for source in sources)
+        for cut in flushing:
+            sources = tuple(map(cut, sources))
         result = compute(*sources)
         for step in steps:
             result = step(result)
         return result
 
-    return run
+    return side_by_side(run, DTYPES[name]) if modifiers[-1].endswith("x2") else run
 
 
-def _arithmetic32(name: str) -> Callable[[Modifiers], Run]:
-    def make(modifiers: Modifiers) -> Run:
-        mode, odd, nearest = mode_of(modifiers), ODD[name], _NEAREST32[name]
+def _arithmetic32(name: str, modifiers: Modifiers) -> Run:
+    mode, odd, nearest = mode_of(modifiers), ODD[name], _NEAREST32[name]
 
-        def exactly(*sources: Array) -> Array:
-            exact = odd(mode, *map(_double, sources))
-            return narrow(flush_tiny(exact, "f32", mode) if "ftz" in modifiers else exact, "f32", mode)
+    def exactly(*sources: Array) -> Array:
+        exact = odd(mode, *map(_double, sources))
+        return narrow(flush_tiny(exact, "f32", mode) if "ftz" in modifiers else exact, "f32", mode)
 
-        def quickly(*sources: Array) -> Array:
-            result = nearest(*sources)
-            edge = np.abs(result) == TINY32
-            if edge.any():
-                result[edge] = exactly(*(source[edge] for source in sources))
-            return result
+    def quickly(*sources: Array) -> Array:
+        result = nearest(*sources)
+        edge = np.abs(result) == TINY32
+        if edge.any():
+            result[edge] = exactly(*(source[edge] for source in sources))
+        return result
 
-        if mode != "rn":
-            return single(exactly, modifiers)
-        return single(quickly if "ftz" in modifiers else nearest, modifiers)
-
-    return make
+    if mode != "rn":
+        return finished(exactly, modifiers)
+    return finished(quickly if "ftz" in modifiers else nearest, modifiers)
 
 
 _NEAREST64: Final[dict[str, Run]] = {
@@ -141,13 +164,9 @@ _DIRECTED64: Final[dict[str, Callable[..., Doubles]]] = {
 }
 
 
-def _arithmetic64(name: str) -> Callable[[Modifiers], Run]:
-    def make(modifiers: Modifiers) -> Run:
-        mode = mode_of(modifiers)
-        directed = _DIRECTED64[name]
-        return _NEAREST64[name] if mode == "rn" else lambda *sources: directed(*sources, mode)
-
-    return make
+def _arithmetic64(name: str, modifiers: Modifiers) -> Run:
+    mode, directed = mode_of(modifiers), _DIRECTED64[name]
+    return _NEAREST64[name] if mode == "rn" else lambda *sources: directed(*sources, mode)
 
 
 # ------------------------------------------------------------------------------------ sign, minimum, maximum
@@ -191,8 +210,8 @@ def select_of(modifiers: Modifiers, select: Callable[[Array, Array], Array]) -> 
     return (lambda a, b: sign_of_product(chosen, a, b)) if "xorsign" in modifiers else chosen
 
 
-def _select32(select: Callable[[Array, Array], Array]) -> Callable[[Modifiers], Run]:
-    return lambda modifiers: single(select_of(modifiers, select), modifiers)
+def _select32(select: Callable[[Array, Array], Array], modifiers: Modifiers) -> Run:
+    return finished(select_of(modifiers, select), modifiers)
 
 
 def _three(instruction: Instruction, op: Op) -> Op:
@@ -203,18 +222,10 @@ def _three(instruction: Instruction, op: Op) -> Op:
     return replace(op, sources=("f32",) * 3, run=lambda a, b, c: run(run(a, b), c))
 
 
-def _magnitudes32(select: Callable[[Array, Array], Array]) -> Callable[[Modifiers], Run]:
+def _magnitudes32(select: Callable[[Array, Array], Array], modifiers: Modifiers) -> Run:
     """Make the selection among the magnitudes of three sources, the only form with ``.abs`` alone."""
-
-    def make(modifiers: Modifiers) -> Run:
-        run = _select32(select)(modifiers)
-        return lambda a, b, c: run(run(np.abs(a), np.abs(b)), np.abs(c))
-
-    return make
-
-
-def _unary32(ufunc: np.ufunc) -> Callable[[Modifiers], Run]:
-    return lambda modifiers: single(ufunc, modifiers)
+    run = _select32(select, modifiers)
+    return lambda a, b, c: run(run(np.abs(a), np.abs(b)), np.abs(c))
 
 
 def _copysign(a: Array, b: Array) -> Array:
@@ -233,28 +244,31 @@ _CLASSES: Final[dict[str, Callable[[Array], Any]]] = {
 _BINARY: Final = ("add", "sub", "mul")
 
 ROWS: Final = (
-    *(Row(f"{op}{{,.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T", _arithmetic32(op)) for op in _BINARY),
-    *(Row(f"{op}{{,.rn,.rz,.rm,.rp}}.f64", "T = T T", _arithmetic64(op)) for op in _BINARY),
     *(
-        Row(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T T", _arithmetic32("fma"))
+        OpRow(f"{op}{{,.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T", partial(_arithmetic32, op))
+        for op in _BINARY
+    ),
+    *(OpRow(f"{op}{{,.rn,.rz,.rm,.rp}}.f64", "T = T T", partial(_arithmetic64, op)) for op in _BINARY),
+    *(
+        OpRow(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}{{,.sat}}.f32", "T = T T T", partial(_arithmetic32, "fma"))
         for op in ("fma", "mad")
     ),
-    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T T T", _arithmetic64("fma")) for op in ("fma", "mad")),
-    Row("div{.rn,.rz,.rm,.rp}{,.ftz}.f32", "T = T T", _arithmetic32("div")),
-    Row("div{.rn,.rz,.rm,.rp}.f64", "T = T T", _arithmetic64("div")),
-    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}.f32", "T = T", _arithmetic32(op)) for op in ("rcp", "sqrt")),
-    *(Row(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T", _arithmetic64(op)) for op in ("rcp", "sqrt")),
-    Row("min{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(smaller), bind=_three),
-    Row("max{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", _select32(larger), bind=_three),
-    Row("min{,.ftz}{,.NaN}.abs.f32", "T = T T T", _magnitudes32(smaller)),
-    Row("max{,.ftz}{,.NaN}.abs.f32", "T = T T T", _magnitudes32(larger)),
-    Row("min.f64", "T = T T", always(smaller)),
-    Row("max.f64", "T = T T", always(larger)),
-    Row("abs{,.ftz}.f32", "T = T", _unary32(np.absolute)),
-    Row("neg{,.ftz}.f32", "T = T", _unary32(np.negative)),
-    Row("abs.f64", "T = T", always(np.absolute)),
-    Row("neg.f64", "T = T", always(np.negative)),
-    Row("copysign.{f32,f64}", "T = T T", always(_copysign)),
-    Row("testp.{finite,infinite,number,notanumber,normal,subnormal}.{f32,f64}", "pred = T", lambda m: _CLASSES[m[0]]),
+    *(OpRow(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T T T", partial(_arithmetic64, "fma")) for op in ("fma", "mad")),
+    OpRow("div{.rn,.rz,.rm,.rp}{,.ftz}.f32", "T = T T", partial(_arithmetic32, "div")),
+    OpRow("div{.rn,.rz,.rm,.rp}.f64", "T = T T", partial(_arithmetic64, "div")),
+    *(OpRow(f"{op}{{.rn,.rz,.rm,.rp}}{{,.ftz}}.f32", "T = T", partial(_arithmetic32, op)) for op in ("rcp", "sqrt")),
+    *(OpRow(f"{op}{{.rn,.rz,.rm,.rp}}.f64", "T = T", partial(_arithmetic64, op)) for op in ("rcp", "sqrt")),
+    OpRow("min{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", partial(_select32, smaller), bind=_three),
+    OpRow("max{,.ftz}{,.NaN}{,.xorsign.abs}.f32", "T = T T", partial(_select32, larger), bind=_three),
+    OpRow("min{,.ftz}{,.NaN}.abs.f32", "T = T T T", partial(_magnitudes32, smaller)),
+    OpRow("max{,.ftz}{,.NaN}.abs.f32", "T = T T T", partial(_magnitudes32, larger)),
+    OpRow("min.f64", "T = T T", always(smaller)),
+    OpRow("max.f64", "T = T T", always(larger)),
+    OpRow("abs{,.ftz}.f32", "T = T", partial(finished, np.absolute)),
+    OpRow("neg{,.ftz}.f32", "T = T", partial(finished, np.negative)),
+    OpRow("abs.f64", "T = T", always(np.absolute)),
+    OpRow("neg.f64", "T = T", always(np.negative)),
+    OpRow("copysign.{f32,f64}", "T = T T", always(_copysign)),
+    OpRow("testp.{finite,infinite,number,notanumber,normal,subnormal}.{f32,f64}", "pred = T", lambda m: _CLASSES[m[0]]),
 )
 """Rows of f32 and f64 arithmetic."""

@@ -1,20 +1,25 @@
-"""Integer arithmetic.
+"""Integer arithmetic, and carry chains through the condition code CC.CF.
 
-Division by zero is left open by PTX; it gives all ones, quotient and remainder alike, as NVIDIA's code sequences do.
+PTX leaves division by zero open; it gives all ones, quotient and remainder alike, as NVIDIA's code sequences do.
 The most negative number divided by -1 wraps around to itself.
 
-Source: PTX ISA 9.7.1.
+In a carry chain, a subtraction adds the complement and one, or CC.CF where it continues a chain, and CC.CF is the carry
+of that addition: 1 if nothing was borrowed. So links of all kinds can follow each other, as they do on NVIDIA's
+hardware. CC.CF is 0 before anything wrote it.
+
+Source: PTX ISA 9.7.1; 9.7.2, which names the flag a borrow and leaves open which of its values that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.rounding import Array
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
 
 _LOW32: Final = np.uint64(0xFFFFFFFF)
 _32: Final = np.uint64(32)
@@ -113,31 +118,68 @@ def rectified(run: Run) -> Run:
     return lambda *sources: np.maximum(run(*sources), 0)
 
 
+# ------------------------------------------------------------------------------------------ carry chains
+
+
+def _sum(x: Array, y: Array, carry: Array) -> tuple[Array, Array]:
+    partial = x + y
+    total = partial + carry
+    return total, (partial < x) | (total < partial)
+
+
+def _link(modifiers: Modifiers, *, chained: bool, minus: bool) -> Run:
+    """Make one link of a chain; a leading ``lo`` or ``hi`` multiplies the first two sources first."""
+    product = PRODUCTS.get(modifiers[0])
+
+    def run(*sources: Array) -> Any:
+        x, y = sources[:2] if product is None else (product(*sources[:2]), sources[2])
+        term = np.invert(unsigned(y)) if minus else unsigned(y)
+        total, carry = _sum(unsigned(x), term, sources[-1] if chained else np.bool_(minus))
+        result = total.view(x.dtype)
+        return (result, carry) if "cc" in modifiers else result
+
+    return run
+
+
+def _chain(start: str, follow: str, sources: str, *, minus: bool = False) -> tuple[OpRow, ...]:
+    """Rows of the instruction that starts a chain and of the one that continues it."""
+    first, next_ = (partial(_link, chained=chained, minus=minus) for chained in (False, True))
+    return (
+        OpRow(f"{start}.cc.{_CHAINED}", f"T pred = {sources}", first, writes_carry=True),
+        OpRow(f"{follow}.{_CHAINED}", f"T = {sources} pred", next_, reads_carry=True),
+        OpRow(f"{follow}.cc.{_CHAINED}", f"T pred = {sources} pred", next_, reads_carry=True, writes_carry=True),
+    )
+
+
+_CHAINED: Final = "{u32,s32,u64,s64}"
 _ALL: Final = "{u16,u32,u64,s16,s32,s64}"
 _NARROW: Final = "{u16,u32,s16,s32}"
 _WORDS: Final = "{u32,s32}"
 
 ROWS: Final = (
-    Row(f"add.{_ALL}", "T = T T", always(np.add)),
-    Row(f"sub.{_ALL}", "T = T T", always(np.subtract)),
-    Row("add.sat.s32", "T = T T", always(_saturated(np.add))),
-    Row("sub.sat.s32", "T = T T", always(_saturated(np.subtract))),
-    Row(f"mul{{.lo,.hi}}.{_ALL}", "T = T T", lambda m: PRODUCTS[m[0]]),
-    Row(f"mul.wide.{_NARROW}", "W = T T", always(wide_product)),
-    Row(f"mad{{.lo,.hi}}.{_ALL}", "T = T T T", _multiply_add),
-    Row("mad.hi.sat.s32", "T = T T T", _multiply_add),
-    Row(f"mad.wide.{_NARROW}", "W = T T W", _multiply_add),
-    Row(f"mul24{{.lo,.hi}}.{_WORDS}", "T = T T", _product24),
-    Row(f"mad24{{.lo,.hi}}.{_WORDS}", "T = T T T", _multiply_add24),
-    Row("mad24.hi.sat.s32", "T = T T T", _multiply_add24),
-    Row(f"sad.{_ALL}", "T = T T T", always(_sum_of_difference)),
-    Row(f"div.{_ALL}", "T = T T", always(_quotient)),
-    Row(f"rem.{_ALL}", "T = T T", always(_remainder)),
-    Row("abs.{s16,s32,s64}", "T = T", always(np.absolute)),
-    Row("neg.{s16,s32,s64}", "T = T", always(np.negative)),
-    Row(f"min.{_ALL}", "T = T T", always(np.minimum)),
-    Row(f"max.{_ALL}", "T = T T", always(np.maximum)),
-    Row("min.relu.s32", "T = T T", always(rectified(np.minimum))),
-    Row("max.relu.s32", "T = T T", always(rectified(np.maximum))),
+    OpRow(f"add.{_ALL}", "T = T T", always(np.add)),
+    OpRow(f"sub.{_ALL}", "T = T T", always(np.subtract)),
+    OpRow("add.sat.s32", "T = T T", always(_saturated(np.add))),
+    OpRow("sub.sat.s32", "T = T T", always(_saturated(np.subtract))),
+    OpRow(f"mul{{.lo,.hi}}.{_ALL}", "T = T T", lambda m: PRODUCTS[m[0]]),
+    OpRow(f"mul.wide.{_NARROW}", "W = T T", always(wide_product)),
+    OpRow(f"mad{{.lo,.hi}}.{_ALL}", "T = T T T", _multiply_add),
+    OpRow("mad.hi.sat.s32", "T = T T T", _multiply_add),
+    OpRow(f"mad.wide.{_NARROW}", "W = T T W", _multiply_add),
+    OpRow(f"mul24{{.lo,.hi}}.{_WORDS}", "T = T T", _product24),
+    OpRow(f"mad24{{.lo,.hi}}.{_WORDS}", "T = T T T", _multiply_add24),
+    OpRow("mad24.hi.sat.s32", "T = T T T", _multiply_add24),
+    OpRow(f"sad.{_ALL}", "T = T T T", always(_sum_of_difference)),
+    OpRow(f"div.{_ALL}", "T = T T", always(_quotient)),
+    OpRow(f"rem.{_ALL}", "T = T T", always(_remainder)),
+    OpRow("abs.{s16,s32,s64}", "T = T", always(np.absolute)),
+    OpRow("neg.{s16,s32,s64}", "T = T", always(np.negative)),
+    OpRow(f"min.{_ALL}", "T = T T", always(np.minimum)),
+    OpRow(f"max.{_ALL}", "T = T T", always(np.maximum)),
+    OpRow("min.relu.s32", "T = T T", always(rectified(np.minimum))),
+    OpRow("max.relu.s32", "T = T T", always(rectified(np.maximum))),
+    *_chain("add", "addc", "T T"),
+    *_chain("sub", "subc", "T T", minus=True),
+    *_chain("mad{.lo,.hi}", "madc{.lo,.hi}", "T T T"),
 )
 """Rows of integer arithmetic."""

@@ -5,14 +5,14 @@ Source: PTX ISA 9.7.1.23 (dp4a), 9.7.1.24 (dp2a), 9.7.9.22 (cvt.pack); .u16x2 an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.integer import rectified
 from tensorwasm.gpu.emulator.alu.rounding import Array
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
 
@@ -25,8 +25,8 @@ def side_by_side(run: Run, dtype: np.dtype[np.generic]) -> Run:
     return words
 
 
-def _halves(run: Run) -> Callable[[Modifiers], Run]:
-    return lambda modifiers: side_by_side(run, DTYPES[modifiers[-1].removesuffix("x2")])
+def _halves(run: Run, modifiers: Modifiers) -> Run:
+    return side_by_side(run, DTYPES[modifiers[-1].removesuffix("x2")])
 
 
 def _parts(a: Array, bits: int) -> list[Array]:
@@ -64,16 +64,16 @@ def _pack(modifiers: Modifiers) -> Run:
 _MIXED: Final = "{u32.s32,s32.u32,s32.s32}"
 
 ROWS: Final = (
-    Row("add.{u16x2,s16x2}", "T = T T", _halves(np.add)),
-    Row("min.{u16x2,s16x2}", "T = T T", _halves(np.minimum)),
-    Row("max.{u16x2,s16x2}", "T = T T", _halves(np.maximum)),
-    Row("min.relu.s16x2", "T = T T", _halves(rectified(np.minimum))),
-    Row("max.relu.s16x2", "T = T T", _halves(rectified(np.maximum))),
-    Row("dp4a.u32.u32", "u32 = u32 u32 u32", _dot),
-    Row(f"dp4a.{_MIXED}", "s32 = D T s32", _dot),
-    Row("dp2a.{lo,hi}.u32.u32", "u32 = u32 u32 u32", _dot),
-    Row(f"dp2a.{{lo,hi}}.{_MIXED}", "s32 = D T s32", _dot),
-    Row("cvt.pack.sat.{u16,s16}.s32", "b32 = s32 s32", _pack),
-    Row("cvt.pack.sat.{u8,s8,u4,s4,u2,s2}.s32.b32", "b32 = s32 s32 b32", _pack),
+    OpRow("add.{u16x2,s16x2}", "T = T T", partial(_halves, np.add)),
+    OpRow("min.{u16x2,s16x2}", "T = T T", partial(_halves, np.minimum)),
+    OpRow("max.{u16x2,s16x2}", "T = T T", partial(_halves, np.maximum)),
+    OpRow("min.relu.s16x2", "T = T T", partial(_halves, rectified(np.minimum))),
+    OpRow("max.relu.s16x2", "T = T T", partial(_halves, rectified(np.maximum))),
+    OpRow("dp4a.u32.u32", "u32 = u32 u32 u32", _dot),
+    OpRow(f"dp4a.{_MIXED}", "s32 = D T s32", _dot),
+    OpRow("dp2a.{lo,hi}.u32.u32", "u32 = u32 u32 u32", _dot),
+    OpRow(f"dp2a.{{lo,hi}}.{_MIXED}", "s32 = D T s32", _dot),
+    OpRow("cvt.pack.sat.{u16,s16}.s32", "b32 = s32 s32", _pack),
+    OpRow("cvt.pack.sat.{u8,s8,u4,s4,u2,s2}.s32.b32", "b32 = s32 s32 b32", _pack),
 )
 """Rows of packed integers."""

@@ -1,8 +1,8 @@
 """Correct rounding: exact results to any binary format in any mode.
 
-Two ideas carry all of it. A double that was *rounded to odd* can be rounded once more, to a format at least two bits
-narrower, as if it were the exact value. And where the target is binary64 itself, the nearest double plus the sign of
-the exact residual decides every directed mode.
+A double that was *rounded to odd* can be rounded once more, to a format at least two bits narrower, as if it were the
+exact value. Where the target is binary64 itself, the nearest double and the sign of the exact residual decide every
+directed mode.
 
 Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd"
 (2008); PTX ISA 5.2.3 for the formats.
@@ -34,10 +34,9 @@ class Format:
 
     Attributes:
         precision: significand bits, the hidden one included.
-        smallest: smallest normal number.
-        largest: largest finite number.
+        smallest, largest: smallest normal and largest finite number.
         dtype: NumPy type that holds its values exactly.
-        nan: the NaN that NVIDIA GPUs answer with, a scalar of ``dtype``.
+        nan: the NaN that NVIDIA GPUs return, a scalar of ``dtype``.
     """
 
     precision: int
@@ -117,16 +116,10 @@ _STEPS: Final[dict[str, Any]] = {
 
 
 def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> Array:
-    """Round doubles to a format, subnormals and overflow included.
+    """Round doubles, exact or rounded to odd, to a format, subnormals and overflow included.
 
-    Args:
-        x: values, exact or rounded to odd.
-        name: key of `FORMATS`.
-        mode: member of `MODES`.
-        finite: saturate to the largest finite number instead of infinity.
-
-    Returns:
-        The rounded values in the dtype of the format; every NaN is the canonical one.
+    With ``finite``, saturate to the largest finite number instead of infinity. Returns values in the dtype of the
+    format; every NaN is the canonical one.
     """
     form = FORMATS[name]
     if finite:
@@ -146,14 +139,10 @@ def narrow(x: Doubles, name: str, mode: str = "rn", *, finite: bool = False) -> 
 
 
 def flush_tiny(x: Doubles, name: str, mode: str) -> Doubles:
-    """Turn doubles into zeros of their sign if their rounding, with no bound to exponents, is below the normal numbers.
+    """Turn doubles, exact or rounded to odd, into zeros of their sign where their rounding would be subnormal.
 
-    This is when NVIDIA GPUs (an H200 was asked) call a result subnormal; what is left rounds to no subnormal number.
-
-    Args:
-        x: values, exact or rounded to odd.
-        name: key of `FORMATS`.
-        mode: member of `MODES`, not ``rna``.
+    The rounding has no bound to exponents, and a mode other than ``rna``. This is when NVIDIA GPUs (an H200 was
+    measured) call a result subnormal; what is left rounds to no subnormal number.
     """
     form = FORMATS[name]
     last = form.smallest * 2.0**-form.precision  # the distance from the smallest normal number to the one below
@@ -173,12 +162,10 @@ def canonical(values: Array, name: str) -> Array:
 
 
 def nudge(nearest: Doubles, residual: Doubles, mode: str) -> Doubles:
-    """Turn a double next to the exact result into the directed rounding of it.
+    """Turn a double next to the exact result into the directed rounding of it; ``rn`` returns ``nearest``.
 
-    Args:
-        nearest: one of the two doubles that enclose the exact result, infinity included.
-        residual: has the sign of ``exact - nearest``; NaN counts as 0.
-        mode: ``rz``, ``rm`` or ``rp``; ``rn`` returns ``nearest``.
+    ``nearest`` is one of the two doubles that enclose the exact result, infinity included; ``residual`` has the sign of
+    ``exact - nearest``, NaN counting as 0.
     """
     if mode == "rn":
         return nearest

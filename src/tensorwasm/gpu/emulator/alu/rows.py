@@ -1,8 +1,8 @@
-"""How the instruction tables are written: one row per family of mnemonics.
+"""The rows of the instruction tables, one per family of mnemonics.
 
 A row names its mnemonics by a pattern in which ``{,.rn,.rz}`` stands for one of the alternatives, the operand types by
-a signature, and makes the function that computes the lanes. Everything else (lookup, inventory, operand checks) is
-derived from the rows, so a mnemonic exists if and only if a row spells it.
+a signature, and makes the function that computes the lanes. Lookup, inventory and operand checks are derived from the
+rows, so a mnemonic exists if and only if a row spells it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPE: Final = re.compile(r"pred|[busf]\d+(x2)?|bf16(x2)?|tf32|e\dm\dx2")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OpRow:
     """A family of mnemonics that share operand types and meaning.
 
     Attributes:
@@ -32,8 +32,7 @@ class Row:
         signature: results, ``=``, sources. ``T`` is the last type of the mnemonic, ``D`` the one before it, ``E`` the
             one before that, ``W`` the integer type twice as wide as ``T``; anything else is a PTX type as it stands.
         make: builds the lane function from the modifiers.
-        reads_carry: as in `Op`; the signature spells the extra ``pred``.
-        writes_carry: as in `Op`; the signature spells the extra ``pred``.
+        reads_carry, writes_carry: as in `Op`; the signature spells the extra ``pred``.
         bind: adapts the op to the operands of one instruction, where their shape matters.
     """
 

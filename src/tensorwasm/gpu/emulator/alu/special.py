@@ -10,13 +10,14 @@ Source: PTX ISA 9.7.3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu.floating import single
+from tensorwasm.gpu.emulator.alu.floating import finished
 from tensorwasm.gpu.emulator.alu.rounding import Array, Doubles, narrow
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run, always
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
 
 _TINY64: Final = np.finfo(np.float64).tiny
 _HUGE: Final = 2.0**126
@@ -28,13 +29,13 @@ def _reciprocal_root(a: Doubles) -> Doubles:
     return 1.0 / np.sqrt(a)
 
 
-def _rounded(function: Callable[..., Doubles]) -> Callable[[Modifiers], Run]:
+def _rounded(function: Callable[..., Doubles], modifiers: Modifiers) -> Run:
     """Make an f32 function from one on doubles."""
 
     def compute(*sources: Array) -> Array:
         return narrow(function(*(source.astype(np.float64) for source in sources)), "f32")
 
-    return lambda modifiers: single(compute, modifiers)
+    return finished(compute, modifiers)
 
 
 def _divide(a: Doubles, b: Doubles) -> Doubles:
@@ -68,12 +69,12 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Doubles], Doubles]], ...]] = (
 )
 
 ROWS: Final = (
-    *(Row(f"{op}.approx{{,.ftz}}.f32", "T = T", _rounded(function)) for op, function in _FUNCTIONS),
-    Row("tanh.approx.f32", "T = T", _rounded(np.tanh)),
-    Row("div.approx{,.ftz}.f32", "T = T T", _rounded(_divide)),
-    Row("div.full{,.ftz}.f32", "T = T T", _rounded(np.divide)),
-    Row("rsqrt.approx.f64", "T = T", always(_reciprocal_root)),
-    Row("rcp.approx.ftz.f64", "T = T", always(_upper_half(np.reciprocal))),
-    Row("rsqrt.approx.ftz.f64", "T = T", always(_upper_half(_reciprocal_root))),
+    *(OpRow(f"{op}.approx{{,.ftz}}.f32", "T = T", partial(_rounded, function)) for op, function in _FUNCTIONS),
+    OpRow("tanh.approx.f32", "T = T", partial(_rounded, np.tanh)),
+    OpRow("div.approx{,.ftz}.f32", "T = T T", partial(_rounded, _divide)),
+    OpRow("div.full{,.ftz}.f32", "T = T T", partial(_rounded, np.divide)),
+    OpRow("rsqrt.approx.f64", "T = T", always(_reciprocal_root)),
+    OpRow("rcp.approx.ftz.f64", "T = T", always(_upper_half(np.reciprocal))),
+    OpRow("rsqrt.approx.ftz.f64", "T = T", always(_upper_half(_reciprocal_root))),
 )
 """Rows of approximate functions."""

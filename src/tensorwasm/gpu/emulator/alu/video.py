@@ -3,8 +3,8 @@
 Operands are whole registers, or all their elements in order: the selectors that pick bytes and halves (``%r1.b0``),
 merges and masks are not supported.
 
-Since sm_50 the scalar ones are sequences of other instructions, which do not all do what the pseudocode says. The rows
-do as an H200 does: a second minimum or maximum sees 64 bits of the first result, of which ``vadd`` and ``vsub`` extend
+Since sm_50 the scalar ones are sequences of other instructions, not all of which follow the pseudocode. The rows do as
+an H200 does: a second minimum or maximum sees 64 bits of the first result, of which ``vadd`` and ``vsub`` extend
 32 by their sign, signed or unsigned as the destination is; ``vmad`` takes all its operands as signed. `DISPUTED` names
 the forms for which no rule was found, or one that loses their saturation.
 
@@ -14,12 +14,13 @@ Source: PTX ISA 9.7.18 (video instructions).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.rounding import Array
-from tensorwasm.gpu.emulator.alu.rows import Modifiers, Row, Run
+from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run
 from tensorwasm.gpu.emulator.ops import DTYPES
 
 
@@ -72,25 +73,19 @@ def _finish(modifiers: Modifiers, type_: str, *, extend: bool = False) -> Run:
     return finish
 
 
-def _scalar(compute: Callable[[Array, Array], Array], *, extend: bool) -> Callable[[Modifiers], Run]:
-    def make(modifiers: Modifiers) -> Run:
-        finish = _finish(modifiers, modifiers[0], extend=extend)
-        return lambda a, b, *c: finish(compute(_wide(a), _wide(b)), *c)
-
-    return make
+def _scalar(compute: Callable[[Array, Array], Array], modifiers: Modifiers, *, extend: bool) -> Run:
+    finish = _finish(modifiers, modifiers[0], extend=extend)
+    return lambda a, b, *c: finish(compute(_wide(a), _wide(b)), *c)
 
 
-def _shift(direction: np.ufunc) -> Callable[[Modifiers], Run]:
-    def make(modifiers: Modifiers) -> Run:
-        finish = _finish(modifiers, modifiers[0])
+def _shift(direction: np.ufunc, modifiers: Modifiers) -> Run:
+    finish = _finish(modifiers, modifiers[0])
 
-        def run(a: Array, b: Array, *c: Array) -> Array:
-            amount = b & np.uint32(31) if "wrap" in modifiers else np.minimum(b, np.uint32(32))
-            return finish(direction(_wide(a), _wide(amount)), *c)
+    def run(a: Array, b: Array, *c: Array) -> Array:
+        amount = b & np.uint32(31) if "wrap" in modifiers else np.minimum(b, np.uint32(32))
+        return finish(direction(_wide(a), _wide(amount)), *c)
 
-        return run
-
-    return make
+    return run
 
 
 def _scalar_compare(modifiers: Modifiers) -> Run:
@@ -114,26 +109,25 @@ def _multiply_add(modifiers: Modifiers) -> Run:
     return run
 
 
-def _elements(compute: Callable[[Array, Array], Array], count: int, types: slice) -> Callable[[Modifiers], Run]:
-    """Make a SIMD instruction; ``types`` says which modifiers are the types of ``a`` and ``b``."""
-    bits = 32 // count
+def _elements(compute: Callable[[Array, Array], Array], count: int, types: slice, modifiers: Modifiers) -> Run:
+    """Make a SIMD instruction; ``types`` selects the modifiers that are the types of ``a`` and ``b``."""
+    cut = [_element(word, count) for word in modifiers[types]]
+    target = _element(modifiers[0], count)
+    function = _COMPARE.get(modifiers[2], compute)
 
-    def make(modifiers: Modifiers) -> Run:
-        cut = [np.dtype(f"{'i' if word[0] == 's' else 'u'}{bits // 8}") for word in modifiers[types]]
-        target = np.dtype(f"{'i' if modifiers[0][0] == 's' else 'u'}{bits // 8}")
-        function = _COMPARE.get(modifiers[2], compute)
+    def run(a: Array, b: Array, c: Array) -> Array:
+        parts = (np.ascontiguousarray(x).view(dtype).astype(np.int32) for x, dtype in zip((a, b), cut, strict=True))
+        result = function(*parts).astype(np.int32)
+        if "add" in modifiers:
+            return c + result.reshape(-1, count).sum(axis=1, dtype=np.int32).astype(c.dtype)
+        result = _clamp(result, target) if "sat" in modifiers else result
+        return result.astype(target).view(c.dtype)
 
-        def run(a: Array, b: Array, c: Array) -> Array:
-            parts = (np.ascontiguousarray(x).view(dtype).astype(np.int32) for x, dtype in zip((a, b), cut, strict=True))
-            result = function(*parts).astype(np.int32)
-            if "add" in modifiers:
-                return c + result.reshape(-1, count).sum(axis=1, dtype=np.int32).astype(c.dtype)
-            result = _clamp(result, target) if "sat" in modifiers else result
-            return result.astype(target).view(c.dtype)
+    return run
 
-        return run
 
-    return make
+def _element(word: str, count: int) -> np.dtype[Any]:
+    return np.dtype(f"{'i' if word[0] == 's' else 'u'}{4 // count}")
 
 
 _TYPES: Final = "{u32,s32}.{u32,s32}.{u32,s32}"
@@ -143,29 +137,31 @@ _THEN: Final = "{.add,.min,.max}"
 _SCALAR: Final = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 
 
-def _rows() -> tuple[Row, ...]:
-    rows = []
+def _rows() -> tuple[OpRow, ...]:
+    rows: list[OpRow] = []
+    make: Callable[[Modifiers], Run]
     for name in _SCALAR:
-        make = _scalar(_OPERATIONS[name], extend=name in {"vadd", "vsub"})
-        rows.append(Row(f"{name}.{_TYPES}{{,.sat}}", "E = D T", make))
-        rows.append(Row(f"{name}.{_TYPES}{{,.sat}}{_THEN}", "E = D T E", make))
-    for name, make in (("vshl", _shift(np.left_shift)), ("vshr", _shift(np.right_shift))):
-        rows.append(Row(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}", "E = D T", make))
-        rows.append(Row(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}{_THEN}", "E = D T E", make))
+        make = partial(_scalar, _OPERATIONS[name], extend=name in {"vadd", "vsub"})
+        rows.append(OpRow(f"{name}.{_TYPES}{{,.sat}}", "E = D T", make))
+        rows.append(OpRow(f"{name}.{_TYPES}{{,.sat}}{_THEN}", "E = D T E", make))
+    for name, direction in (("vshl", np.left_shift), ("vshr", np.right_shift)):
+        make = partial(_shift, direction)
+        rows.append(OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}", "E = D T", make))
+        rows.append(OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}{_THEN}", "E = D T E", make))
     for count in (2, 4):
         for name, compute in _OPERATIONS.items():
-            make = _elements(compute, count, slice(1, 3))
-            rows.append(Row(f"{name}{count}.{_TYPES}{{,.sat,.add}}", "E = D T E", make))
-        make = _elements(np.equal, count, slice(0, 2))
-        rows.append(Row(f"vset{count}.{_COMPARED}{{,.add}}", "u32 = D T u32", make))
+            make = partial(_elements, compute, count, slice(1, 3))
+            rows.append(OpRow(f"{name}{count}.{_TYPES}{{,.sat,.add}}", "E = D T E", make))
+        make = partial(_elements, np.equal, count, slice(0, 2))
+        rows.append(OpRow(f"vset{count}.{_COMPARED}{{,.add}}", "u32 = D T u32", make))
     return tuple(rows)
 
 
 ROWS: Final = (
     *_rows(),
-    Row(f"vset.{_COMPARED}", "u32 = D T", _scalar_compare),
-    Row(f"vset.{_COMPARED}{_THEN}", "u32 = D T D", _scalar_compare),
-    Row(f"vmad.{_TYPES}{{,.po}}{{,.sat}}{{,.shr7,.shr15}}", "E = D T b32", _multiply_add),
+    OpRow(f"vset.{_COMPARED}", "u32 = D T", _scalar_compare),
+    OpRow(f"vset.{_COMPARED}{_THEN}", "u32 = D T D", _scalar_compare),
+    OpRow(f"vmad.{_TYPES}{{,.po}}{{,.sat}}{{,.shr7,.shr15}}", "E = D T b32", _multiply_add),
 )
 """Rows of video instructions."""
 

@@ -5,7 +5,6 @@
 - `forms`: every supported mnemonic.
 """
 
-from tensorwasm.gpu.emulator.collective.asynchronous import compile_lane_op
-from tensorwasm.gpu.emulator.collective.tensor import compile_warp_op, forms
+from tensorwasm.gpu.emulator.collective.catalog import compile_lane_op, compile_warp_op, forms
 
 __all__ = ["compile_lane_op", "compile_warp_op", "forms"]

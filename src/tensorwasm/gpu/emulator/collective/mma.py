@@ -1,4 +1,9 @@
-"""``mma.sync``: products of matrices in registers.
+"""Matrix products: what a tensor core computes, and ``mma.sync``, the products of matrices in registers.
+
+For ``D = A * B + C``, hardware leaves the order and the intermediate precision of floating-point sums open (at least
+single precision, PTX ISA 9.7.14.5.14); here products are exact, sums are carried in binary64 in order of k, and the
+result is rounded once to the accumulator's type. f64 is a chain of fused multiply-adds in order of k. Integers are
+exact and wrap or saturate once at the end.
 
 Source: PTX ISA 9.7.14.5.14.
 """
@@ -6,21 +11,88 @@ Source: PTX ISA 9.7.14.5.14.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.gpu.emulator.collective import fragments
-from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, Operand
-from tensorwasm.gpu.emulator.collective.products import (
-    BIT_RULES,
-    INTEGER_RULES,
-    ROUNDING_MODES,
-    Product,
-    Rule,
-    multiply_doubles,
-    multiply_floats,
-)
-from tensorwasm.gpu.emulator.ops import WarpOp
+import numpy as np
+
+from tensorwasm.gpu.emulator.alu.doubles import fused
+from tensorwasm.gpu.emulator.collective import matrices
+from tensorwasm.gpu.emulator.collective.matrices import ELEMENTS, MatrixOperand, Values
+from tensorwasm.gpu.emulator.ops import Lanes, WarpMemory, WarpOp
+
+Rule = Callable[[Values, Values, Values], Values]
+"""Multiplies ``(warps, tiles, m, k)`` by ``(warps, tiles, k, n)`` and adds ``(warps, tiles, m, n)``."""
+
+
+def multiply_floats(a: Values, b: Values, c: Values) -> Values:
+    """Sum exact products in binary64 in order of k, C first."""
+    total = c
+    for k in range(a.shape[-1]):
+        total = total + a[..., k, None] * b[..., k, None, :]
+    return total
+
+
+def multiply_doubles(mode: str) -> Rule:
+    """Chain fused multiply-adds in order of k; ``mode`` is ``rn``, ``rz``, ``rm`` or ``rp``."""
+
+    def multiply(a: Values, b: Values, c: Values) -> Values:
+        for k in range(a.shape[-1]):
+            left, right, addend = np.broadcast_arrays(a[..., k, None], b[..., k, None, :], c)
+            c = fused(left, right, addend, mode)
+        return c
+
+    return multiply
+
+
+def multiply_integers(a: Values, b: Values, c: Values) -> Values:
+    """Multiply small integers or count the bits set in both: binary64 holds every intermediate value, in any order."""
+    product: Values = np.matmul(a, b) + c
+    return product
+
+
+def multiply_saturating(a: Values, b: Values, c: Values) -> Values:
+    """Multiply, then clamp to the range of s32 (``.satfinite``)."""
+    return np.clip(multiply_integers(a, b, c), -(2.0**31), 2.0**31 - 1)
+
+
+def count_xor(a: Values, b: Values, c: Values) -> Values:
+    """Count the bits that differ (``.xor.popc``)."""
+    return multiply_integers(a, 1 - b, multiply_integers(1 - a, b, c))
+
+
+INTEGER_RULES: Final[dict[str, Rule]] = {"": multiply_integers, "satfinite": multiply_saturating}
+BIT_RULES: Final[dict[str, Rule]] = {"and": multiply_integers, "xor": count_xor}
+ROUNDING_MODES: Final = ("rn", "rz", "rm", "rp")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One tensor-core product ``D = A * B + C``."""
+
+    a: MatrixOperand
+    b: MatrixOperand
+    c: MatrixOperand
+    d: MatrixOperand
+    rule: Rule
+
+    def op(self) -> WarpOp:
+        """Return the instruction."""
+        return WarpOp(self.d.registers, self.a.sources + self.b.sources + self.c.sources, self._run)
+
+    def _run(self, _memory: WarpMemory, *registers: Lanes) -> tuple[Lanes, ...]:
+        first, second = len(self.a.registers), len(self.a.registers) + len(self.b.registers)
+        with np.errstate(all="ignore"):
+            values = self.rule(
+                self.a.read(registers[:first]),
+                self.b.read(registers[first:second]),
+                self.c.read(registers[second:]),
+            )
+            return self.d.write(values)
+
+
+# ------------------------------------------------------------------------------------------------ instructions
 
 Shape = tuple[int, int, int]
 _MIXED_BYTES: Final = (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8"))
@@ -74,10 +146,10 @@ def _quad_forms() -> Iterator[tuple[str, tuple[WarpOp, ...]]]:
         layouts, layouts, (("f16", "f16"), ("f32", "f16"), ("f32", "f32"))
     ):
         product = Product(
-            a=Operand(fragments.quad_a(alayout), "f16"),
-            b=Operand(fragments.quad_b(blayout), "f16"),
-            c=Operand(fragments.quad_accumulator(c), c),
-            d=Operand(fragments.quad_accumulator(d), d),
+            a=MatrixOperand(matrices.quad_a(alayout), "f16"),
+            b=MatrixOperand(matrices.quad_b(blayout), "f16"),
+            c=MatrixOperand(matrices.quad_accumulator(c), c),
+            d=MatrixOperand(matrices.quad_accumulator(d), d),
             rule=multiply_floats,
         )
         yield f"mma.sync.aligned.m8n8k4.{alayout}.{blayout}.{d}.f16.f16.{c}", (product.op(),)
@@ -91,10 +163,10 @@ def _name(shape: Shape, types: str, flag: str = "") -> str:
 def _op(shape: Shape, a: str, b: str, c: str, rule: Rule) -> WarpOp:
     m, n, k = shape
     product = Product(
-        a=Operand(fragments.multiplicand_a(m, k, ELEMENTS[a].per), a),
-        b=Operand(fragments.multiplicand_b(k, n, ELEMENTS[b].per), b),
-        c=Operand(fragments.accumulator(m, n), c),
-        d=Operand(fragments.accumulator(m, n), c),
+        a=MatrixOperand(matrices.multiplicand_a(m, k, ELEMENTS[a].per), a),
+        b=MatrixOperand(matrices.multiplicand_b(k, n, ELEMENTS[b].per), b),
+        c=MatrixOperand(matrices.accumulator(m, n), c),
+        d=MatrixOperand(matrices.accumulator(m, n), c),
         rule=rule,
     )
     return product.op()

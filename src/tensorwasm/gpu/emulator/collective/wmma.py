@@ -1,6 +1,9 @@
-"""``wmma``: matrices between memory and registers, and their products.
+"""Matrices between memory and registers: ``wmma``, with its products, ``ldmatrix``, ``stmatrix`` and ``movmatrix``.
 
-Source: PTX ISA 9.7.14.4.
+The last three move 8 by 8 matrices of 16-bit elements: lane ``8 * i + r`` has the address of row ``r`` of matrix ``i``;
+register ``i`` of every lane holds two elements of it.
+
+Source: PTX ISA 9.7.14.4 (wmma), 9.7.14.5.15 (ldmatrix), 9.7.14.5.16 (stmatrix), 9.7.14.5.17 (movmatrix).
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.gpu.emulator.collective import fragments
-from tensorwasm.gpu.emulator.collective.elements import ELEMENTS, Operand, unpack
-from tensorwasm.gpu.emulator.collective.products import (
+from tensorwasm.gpu.emulator.collective import matrices, mbarrier
+from tensorwasm.gpu.emulator.collective.matrices import ELEMENTS, Fragment, MatrixOperand, pack, unpack
+from tensorwasm.gpu.emulator.collective.mma import (
     BIT_RULES,
     INTEGER_RULES,
     ROUNDING_MODES,
@@ -30,7 +33,7 @@ Shape = tuple[int, int, int]
 Form = tuple[str, tuple[WarpOp, ...]]
 """A mnemonic and its instructions, which differ in their number of operands."""
 
-SPACES: Final = {"": "generic", "global": "global", "shared": "shared", "shared::cta": "shared"}
+SPACES: Final = {**mbarrier.SPACES, "global": "global"}
 LAYOUTS: Final = ("row", "col")
 _WIDE: Final = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
 
@@ -56,16 +59,17 @@ def forms() -> Iterator[Form]:
     yield from _transfer_forms("load.c", _ACCUMULATORS)
     yield from _transfer_forms("store.d", _ACCUMULATORS)
     yield from _product_forms()
+    yield from _tile_forms()
 
 
-def _operand(role: str, shape: Shape, type_: str) -> Operand:
+def _operand(role: str, shape: Shape, type_: str) -> MatrixOperand:
     """Lay out A, B, C or D; f16 multiplicands always fill 8 registers (9.7.14.4.1)."""
     m, n, k = shape
     if role in "cd":
-        return Operand(fragments.accumulator(m, n), type_)
+        return MatrixOperand(matrices.accumulator(m, n), type_)
     per = ELEMENTS[type_].per
-    fragment = fragments.multiplicand_a(m, k, per) if role == "a" else fragments.multiplicand_b(k, n, per)
-    return Operand(fragment, type_, 16 // fragment.elements if type_ == "f16" else 1)
+    fragment = matrices.multiplicand_a(m, k, per) if role == "a" else matrices.multiplicand_b(k, n, per)
+    return MatrixOperand(fragment, type_, 16 // fragment.elements if type_ == "f16" else 1)
 
 
 # ------------------------------------------------------------------------------------------------ load and store
@@ -73,15 +77,9 @@ def _operand(role: str, shape: Shape, type_: str) -> Operand:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """A matrix between memory and registers.
+    """A matrix between memory and registers; the layout, ``row`` or ``col``, is which elements are adjacent."""
 
-    Attributes:
-        operand: the registers.
-        layout: ``row`` or ``col``: which elements are neighbours in memory.
-        space: as `WarpMemory` names it.
-    """
-
-    operand: Operand
+    operand: MatrixOperand
     layout: str
     space: str
 
@@ -184,3 +182,64 @@ def _products(shape: Shape, tail: str, types: tuple[str, str, str, str], rule: R
     op = Product(a, b, c, d, rule).op()
     for alayout, blayout in itertools.product(_layouts("a", types[0]), _layouts("b", types[1])):
         yield f"wmma.mma.{flags}sync.aligned.{alayout}.{blayout}.m{m}n{n}k{k}.{tail}", (op,)
+
+
+# ------------------------------------------------------------------------------- matrices of 8 by 8 elements
+
+_ROW_BYTES: Final = 16
+_B16: Final = ELEMENTS["f16"]
+_BY_ROW: Final = matrices.multiplicand_a(8, 8, _B16.per)
+_BY_COLUMN: Final = matrices.multiplicand_b(8, 8, _B16.per)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """One, two or four matrices between shared memory and registers; the fragment is the layout in a register."""
+
+    count: int
+    fragment: Fragment
+    space: str
+
+    def _rows(self, memory: WarpMemory, pointers: Lanes) -> NDArray[np.uint64]:
+        """Return the address of every element, ``(warps, rows, 8)``, from the lanes that give a row."""
+        bases = pointers[:, : 8 * self.count]
+        crooked = bases % np.uint64(_ROW_BYTES) != 0
+        if crooked.any():
+            memory.fault(*_first(crooked), f"a matrix row is not aligned to {_ROW_BYTES} bytes")
+        return bases[..., None] + np.arange(0, _ROW_BYTES, 2, dtype=np.uint64)
+
+    def load(self, memory: WarpMemory, pointers: Lanes) -> tuple[Lanes, ...]:
+        """Run ``ldmatrix``."""
+        rows = memory.load(self.space, self._rows(memory, pointers), np.dtype(np.uint16))
+        matrices = rows.reshape(len(pointers), self.count, 1, 8, 8)
+        return tuple(_pack(self.fragment.distribute(matrices[:, index])) for index in range(self.count))
+
+    def store(self, memory: WarpMemory, pointers: Lanes, *registers: Lanes) -> tuple[Lanes, ...]:
+        """Run ``stmatrix``."""
+        matrices = [self.fragment.assemble(_unpack(register)) for register in registers]
+        rows = np.concatenate(matrices, axis=1).reshape(len(pointers), 8 * self.count, 8)
+        memory.store(self.space, self._rows(memory, pointers), rows)
+        return ()
+
+
+def _transpose(_memory: WarpMemory, register: Lanes) -> tuple[Lanes, ...]:
+    """Run ``movmatrix``."""
+    return (_pack(_BY_COLUMN.distribute(_BY_ROW.assemble(_unpack(register)))),)
+
+
+def _tile_forms() -> Iterator[Form]:
+    """Yield every supported mnemonic with its instruction."""
+    for count, transposed, space in itertools.product((1, 2, 4), (False, True), mbarrier.SPACES):
+        tiles = _Tiles(count, _BY_COLUMN if transposed else _BY_ROW, mbarrier.SPACES[space])
+        tail = f"sync.aligned.m8n8.x{count}{'.trans' * transposed}{'.' * bool(space)}{space}.b16"
+        yield f"ldmatrix.{tail}", (WarpOp(("b32",) * count, ("u64",), tiles.load),)
+        yield f"stmatrix.{tail}", (WarpOp((), ("u64", *("b32",) * count), tiles.store),)
+    yield "movmatrix.sync.aligned.m8n8.trans.b16", (WarpOp(("b32",), ("b32",), _transpose),)
+
+
+def _pack(elements: Lanes) -> Lanes:
+    return pack(elements, _B16)[..., 0]
+
+
+def _unpack(register: Lanes) -> Lanes:
+    return unpack(register[..., None], _B16).astype(np.uint16)

@@ -111,7 +111,7 @@ def test_saturation_clamps_the_sum_and_wrapping_does_not():
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("rn", 0), ("rz", 0), ("rm", 0), ("rp", 4)])
-def test_double_products_round_as_told_at_every_step(mode, steps):
+def test_double_products_round_in_their_mode_at_every_step(mode, steps):
     mnemonic = f"mma.sync.aligned.m8n8k4.row.col.{mode}.f64.f64.f64.f64"
     tiny, one, above = (int(np.float64(x).view(np.uint64)) for x in (2.0**-60, 1.0, 1 + steps * 2.0**-52))
     assert run(mnemonic, fill(oracle.read_form(mnemonic), tiny, one, one)) == [[above] * 2] * 32

@@ -1,0 +1,1 @@
+"""The execution of a batch of lanes: registers, scheduling, barriers, special registers."""

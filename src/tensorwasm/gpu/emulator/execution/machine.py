@@ -1,0 +1,202 @@
+"""The state of a running batch of lanes: registers, active lanes, live lanes, and what the launch fixes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwasm.errors import DeviceLost, InvokeTimeout
+from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, BatchGeometry, Indices, Selection, indices, narrow
+from tensorwasm.gpu.emulator.memory.spaces import BatchMemory
+from tensorwasm.ptx.model import Instruction
+from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
+
+CHECK_STEPS: Final = 64
+"""Steps between two checks of the deadline."""
+MAX_CONSTANTS: Final = 256
+"""Immediates that a launch keeps as arrays."""
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """What all batches of a launch share.
+
+    Attributes:
+        params: the parameter buffer.
+        shared, frame: as in `KernelPlan`.
+        shared_bytes: shared memory of a block.
+        closing: set when the launch must stop at once.
+        number: of the launch, for ``%gridid``.
+        constants: arrays of immediates as long as the widest batch, by bits and type.
+    """
+
+    kernel: str
+    config: LaunchConfig
+    info: DeviceInfo
+    params: bytes
+    shared: dict[int, int]
+    frame: dict[int, tuple[int, int]]
+    shared_bytes: int
+    deadline: Deadline
+    closing: threading.Event
+    number: int
+    output: KernelOutput
+    constants: dict[tuple[int, str], Array] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `InvokeTimeout` if the deadline has passed, and `DeviceLost` if the device is closed."""
+        if self.deadline.expired():
+            raise InvokeTimeout(f"kernel {self.kernel} was still running at the deadline")
+        if self.closing.is_set():
+            raise DeviceLost(f"kernel {self.kernel} was still running when the device was closed")
+
+
+class SimtMachine:
+    """One batch. Steps read and write it; the scheduler changes its active lanes.
+
+    Attributes:
+        regs: one array per register slot, raw unsigned bits or bool; a read-only one is shared and must be copied
+            before lanes of it are written.
+        active, count, depth: the active lanes, never none; how many they are; the call depth of all of them.
+        live, live_lanes: which lanes have not exited; how many they are.
+        steps, spins: instructions run so far; those of them that can be part of waiting for another lane.
+        next_check: value of ``steps`` at which the deadline is checked next.
+        queue: state of asynchronous operations.
+        return_pcs: block that each lane returns to, by call depth.
+        saved: registers of callers that may be active twice in a thread, by call depth and slot.
+    """
+
+    __slots__ = (
+        "_live_bits",
+        "active",
+        "barriers",
+        "count",
+        "depth",
+        "geometry",
+        "lanes",
+        "launch",
+        "live",
+        "live_lanes",
+        "memory",
+        "next_check",
+        "queue",
+        "regs",
+        "return_pcs",
+        "saved",
+        "scheduler",
+        "special",
+        "spins",
+        "steps",
+    )
+
+    def __init__(self, launch: Launch, geometry: BatchGeometry, memory: BatchMemory, regs: list[Array]) -> None:
+        self.launch, self.geometry, self.memory, self.regs = launch, geometry, memory, regs
+        self.lanes = self.count = self.live_lanes = geometry.lanes
+        self.active: Selection = None
+        self.live = np.ones(self.lanes, np.bool_)
+        self.depth = self.steps = self.spins = 0
+        self.next_check = CHECK_STEPS
+        self.queue: dict[str, Any] = {}
+        self.special: dict[str, Array] = {}
+        self.return_pcs: list[Indices] = []
+        self.saved: dict[tuple[int, int], Array] = {}
+        self.scheduler: Any = None
+        self.barriers: Any = None
+        self._live_bits: NDArray[np.uint32] | None = None
+
+    # ------------------------------------------------------------------------------------- active lanes
+
+    def indices(self) -> Indices:
+        """Return the active lanes as indices."""
+        return indices(self.active, self.lanes)
+
+    def activate(self, selection: Selection) -> None:
+        """Make a selection the active lanes."""
+        self.active = selection
+        if selection is None:
+            self.count = self.lanes
+        elif isinstance(selection, slice):
+            self.count = selection.stop - selection.start
+        else:
+            self.count = selection.size
+
+    def run_masked(self, mask: NDArray[np.bool_], step: Step) -> None:
+        """Run a step for the active lanes whose mask is set."""
+        chosen = np.count_nonzero(mask)
+        if chosen == self.count:
+            step(self)
+        elif chosen:
+            before = self.active
+            self.activate(narrow(before, mask, self.lanes))
+            step(self)
+            self.activate(before)
+
+    def fault(self, site: Instruction, position: int, reason: str) -> NoReturn:
+        """Raise `KernelFault` for the active lane at a position among the active lanes."""
+        self.geometry.fault(site, int(self.indices()[position]), reason)
+
+    # ---------------------------------------------------------------------------------------- registers
+
+    def write(self, slot: int, values: Array) -> None:
+        """Write a register of the active lanes. The machine takes ``values`` over: no caller may write it later."""
+        if self.active is None:
+            self.regs[slot] = values
+            return
+        register = self.regs[slot]
+        if not register.flags.writeable:
+            register = self.regs[slot] = register.copy()
+        register[self.active] = values
+
+    def constant(self, bits: int, dtype: np.dtype[Any]) -> Array:
+        """Return an immediate for the active lanes, read-only."""
+        found = self.launch.constants.get((bits, dtype.str))
+        if found is None or found.size < self.count:
+            raw = np.dtype(f"uint{dtype.itemsize * 8}")
+            found = np.full(self.lanes, bits & ((1 << dtype.itemsize * 8) - 1), raw).view(dtype)
+            found.flags.writeable = False
+            if len(self.launch.constants) >= MAX_CONSTANTS:
+                self.launch.constants.clear()
+            self.launch.constants[bits, dtype.str] = found
+        return found if found.size == self.count else found[: self.count]
+
+    # --------------------------------------------------------------------------------------- live lanes
+
+    def kill(self, lanes: Indices) -> None:
+        """Let lanes exit."""
+        self.live[lanes] = False
+        self.live_lanes -= lanes.size
+        self._live_bits = None
+
+    def live_bits(self) -> NDArray[np.uint32]:
+        """Return the live lanes of each warp as bits, ``(warps,)``."""
+        if self._live_bits is None:
+            self._live_bits = self.lane_bits(np.flatnonzero(self.live))
+        return self._live_bits
+
+    def lane_bits(self, lanes: Indices) -> NDArray[np.uint32]:
+        """Return a set of lanes as bits of each warp, ``(warps,)``."""
+        geometry = self.geometry
+        flags = np.zeros((geometry.warps.shape[0], WARP_LANES), np.bool_)
+        flags[geometry.warp[lanes], geometry.laneid[lanes]] = True
+        packed = np.packbits(flags, axis=1, bitorder="little")
+        return packed.view("<u4").reshape(-1)
+
+
+Step = Callable[[SimtMachine], None]
+End = Callable[[SimtMachine], int]
+"""Ends a block: returns the block at which the active lanes run on, or -1 if none are active any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class BasicBlock:
+    """Steps that run one after the other, and what they add to the machine's count of steps."""
+
+    steps: tuple[Step, ...]
+    end: End
+    cost: int

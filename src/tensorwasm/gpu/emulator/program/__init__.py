@@ -1,0 +1,1 @@
+"""PTX functions as blocks of steps: names, operands, registers, labels."""

@@ -1,0 +1,128 @@
+"""Copies and fills as work of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorwasm.errors import KernelFault, LaunchRefused
+from tensorwasm.gpu.device.protocols import Stream
+from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges, MemoryLease
+from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
+from tensorwasm.gpu.emulator.memory.planes import Bytes, host_bytes, show_address
+from tensorwasm.gpu.emulator.streams.queues import Action, QueuedWork, Queues
+from tensorwasm.values import NEVER, Deadline
+
+CopyEnd = AccessRanges | Bytes
+"""A range of memory of the table, or bytes that stay as they are until the copy has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes from one place to another; a single byte fills the target."""
+
+    allocations: AllocationTable
+    target: CopyEnd
+    source: CopyEnd
+
+    def run(self, _ranges: AccessRanges, _deadline: Deadline) -> None:
+        """Copy."""
+        with (
+            self.allocations.lease(_ranges_of(self.target)) as target,
+            self.allocations.lease(_ranges_of(self.source)) as source,
+        ):
+            _bytes(self.target, target)[:] = _bytes(self.source, source)
+
+
+def _ranges_of(end: CopyEnd) -> AccessRanges:
+    return end if isinstance(end, AccessRanges) else NOTHING
+
+
+def _bytes(end: CopyEnd, lease: MemoryLease) -> Bytes:
+    if not isinstance(end, AccessRanges):
+        return end
+    planes = lease.held.planes
+    if len(planes) != 1 or planes[0].data.size != end.segments[-1].end - end.segments[0].start:
+        raise KernelFault("a copy reaches memory that was released before it ran")
+    return planes[0].data
+
+
+class Copies:
+    """The copies of a device, with the methods of `tensorwasm.gpu.device.port.Device`.
+
+    Device memory is any that the table knows. Host memory that the table does not know is copied from at once, and
+    copied to while the caller waits, so that nothing touches it after the call.
+
+    Each method raises `LaunchRefused` if a range is not inside one allocation or not host memory, or if the stream is
+    recording and the copy cannot be replayed; `InvalidHandle` if the stream is not open; and the error with which the
+    stream has failed.
+    """
+
+    def __init__(self, allocations: AllocationTable, queues: Queues) -> None:
+        self._allocations, self._queues = allocations, queues
+
+    def write(
+        self,
+        address: int,
+        data: bytes | memoryview,
+        stream: Stream | None,
+        deadline: Deadline = NEVER,  # noqa: ARG002 - only the stream's own work is in front of the copy
+    ) -> None:
+        """Copy host bytes into device memory behind the work in the stream, which this thread runs first."""
+        source = np.frombuffer(data, np.uint8)
+        self._run(Copy(self._allocations, self._span(address, source.size), source), stream)
+
+    def read(
+        self,
+        address: int,
+        into: memoryview,
+        stream: Stream | None,
+        deadline: Deadline = NEVER,  # noqa: ARG002 - only the stream's own work is in front of the copy
+    ) -> None:
+        """Fill a host buffer from device memory behind the work in the stream, which this thread runs first."""
+        target = np.frombuffer(into, np.uint8)
+        self._run(Copy(self._allocations, target, self._span(address, target.size)), stream)
+
+    def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start filling device memory with zeros."""
+        self._start(Copy(self._allocations, self._span(address, size_bytes), np.zeros(1, np.uint8)), stream)
+
+    def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying host memory to device memory; memory that is not registered is copied from at once."""
+        if not size_bytes:
+            return
+        target = self._span(address, size_bytes)
+        source: CopyEnd | None = self._allocations.host_span(host_address, size_bytes)
+        if source is None:
+            self._queues.mark(self._queues.streams.require(stream))
+            source = host_bytes(host_address, size_bytes).copy()
+        self._start(Copy(self._allocations, target, source), stream)
+
+    def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start copying device memory to host memory; for memory that is not registered the call waits."""
+        if not size_bytes:
+            return
+        source = self._span(address, size_bytes)
+        target = self._allocations.host_span(host_address, size_bytes)
+        if target is None:
+            self._run(Copy(self._allocations, host_bytes(host_address, size_bytes), source), stream)
+        else:
+            self._start(Copy(self._allocations, target, source), stream)
+
+    def _start(self, action: Action, stream: Stream) -> None:
+        self._queues.give(self._queues.streams.require(stream), QueuedWork(action))
+
+    def _run(self, action: Action, stream: Stream | None) -> None:
+        if stream is None:
+            action.run(NOTHING, NEVER)
+            return
+        own = self._queues.streams.require(stream)
+        self._queues.mark(own)
+        self._queues.run_to(self._queues.give(own, QueuedWork(action)), NEVER)
+
+    def _span(self, address: int, size_bytes: int) -> AccessRanges:
+        found = self._allocations.span(address, size_bytes)
+        if found is None:
+            raise LaunchRefused(f"{size_bytes} bytes at {show_address(address)} are not memory of this device")
+        return found
