@@ -121,10 +121,7 @@ class SnapshotLocation:
 
     def save(self, live: LiveInstance, module: bytes | memoryview, parents: Sequence[str]) -> None:
         """Save an instance here and print its digest; an artifact has one artifact as parent, or raises InvalidArgs."""
-        from tensorwasm.runtime.snapshots import (
-            archive,
-            stored,
-        )
+        from tensorwasm.runtime.snapshots import archive, stored  # noqa: PLC0415 - keeps --help quick
 
         with waiting("saving"):
             locations = [SnapshotLocation(parent, self.tenant) for parent in parents]

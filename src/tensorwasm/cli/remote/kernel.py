@@ -111,7 +111,12 @@ def verify(
     ptx_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Its PTX, to compare with the digest.")] = None,
 ) -> None:
     """Check a manifest's signature here, without a server."""
-    from tensorwasm.service.kernels.manifests import check_manifest, check_text, require_digest, verify_manifest
+    from tensorwasm.service.kernels.manifests import (  # noqa: PLC0415 - keeps --help quick
+        check_manifest,
+        check_text,
+        require_digest,
+        verify_manifest,
+    )
 
     manifest = _read_manifest(manifest_file)
     check_manifest(manifest)
