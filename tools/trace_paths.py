@@ -149,7 +149,7 @@ def _modules() -> dict[str, bytes]:
 
 def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
     """Return the paths of a deploy and of invocations through a service."""
-    from tensorwasm.server.address import Address  # noqa: PLC0415 - recorded from the start
+    from tensorwasm.server.process.address import ListenAddress  # noqa: PLC0415 - recorded from the start
     from tensorwasm.server.routes import ALL  # noqa: PLC0415
     from tensorwasm.server.serving import serve  # noqa: PLC0415
     from tensorwasm.service.opening import open_service  # noqa: PLC0415
@@ -179,7 +179,7 @@ def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
             threading._profile_hook = profile  # type: ignore[attr-defined] # noqa: SLF001
 
         try:
-            await serve(service, Address("127.0.0.1", port), max_body_bytes=None, ready=begin)
+            await serve(service, ListenAddress("127.0.0.1", port), max_body_bytes=None, ready=begin)
         finally:
             await service.close()
 

@@ -11,8 +11,8 @@ from fakes.rsgi import SentHeaders
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import Unauthorized
+from tensorwasm.server.http.routing import HttpRequest
 from tensorwasm.server.routes import tenants, tokens
-from tensorwasm.server.routing import Call
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import NEVER
@@ -62,7 +62,7 @@ class Office:
         principal.require(route.scope)
         if route.request is not None:
             body = route.request() if body is None else msgspec.json.decode(json.dumps(body), type=route.request)
-        call = Call(
+        call = HttpRequest(
             service=SimpleNamespace(tokens=self.identity.tokens, tenants=self.identity.tenants),
             principal=principal,
             tenant=0,

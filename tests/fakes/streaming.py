@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.server.bodies import Budget
-from tensorwasm.server.routing import Call
+from tensorwasm.server.http.bodies import BodyBudget
+from tensorwasm.server.http.routing import HttpRequest
 from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import Quotas
@@ -104,7 +104,7 @@ def fake_call(invocations, *, body=None, headers=None, quotas=None, again=None, 
         directory=SimpleNamespace(policy=lambda _tenant: SimpleNamespace(quotas=quotas or {}, weight=1)),
         settings=ServiceSettings.from_environment(environment or {}),
     )
-    call = Call(
+    call = HttpRequest(
         service, None, 7, {"id": FUNCTION}, {}, headers or {}, body, b"", "request-1", "", NEVER, "127.0.0.1", None,
         SimpleNamespace(tenant=7),
     )  # fmt: skip
@@ -124,7 +124,7 @@ class FakeSocket:
         self.messages = list(messages)
         self.sent = []
         self.takes = takes
-        self.budget = Budget(1000)
+        self.budget = BodyBudget(1000)
 
     async def receive(self):
         while self.messages:

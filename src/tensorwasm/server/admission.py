@@ -13,7 +13,7 @@ from typing import Final
 
 from tensorwasm.errors import MissingTenant
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
-from tensorwasm.server.routing import Route
+from tensorwasm.server.http.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.tenancy.buckets import LimitState

@@ -8,11 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.server.arrivals import SWEEP_S, Arrivals
-from tensorwasm.server.matching import Table
-from tensorwasm.server.origin import Origins
+from tensorwasm.server.http.access_log import AccessLog
+from tensorwasm.server.http.head import Origins
+from tensorwasm.server.http.routing import Route, RouteTable
 from tensorwasm.server.pipeline import Pipeline, Rules
-from tensorwasm.server.recording import Recorder
-from tensorwasm.server.routing import Route
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import MIB
 
@@ -49,13 +48,13 @@ class Application:
             InvalidArgs: a setting makes no sense.
         """
         settings = service.settings
-        table, origins = Table(routes), Origins.from_settings(settings)
+        table, origins = RouteTable(routes), Origins.from_settings(settings)
         self.pipeline = Pipeline(
             service,
             table,
             origins,
             rules_of(settings, max_body_bytes),
-            Recorder(table, service.metrics, service.audit, origins),
+            AccessLog(table, service.metrics, service.audit, origins),
         )
         loop = asyncio.get_running_loop()
         self.arrivals = Arrivals(loop, self.pipeline.start, settings.request_timeout_s)

@@ -21,8 +21,8 @@ from granian import _granian
 from granian.server.embed import AsyncWorker
 
 from tensorwasm.errors import RequestTimeout
-from tensorwasm.server.bodies import SHORT_BYTES
 from tensorwasm.server.exchange import CONTEXT, Exchange
+from tensorwasm.server.http.bodies import SHORT_BYTES
 
 _core: Any = _granian  # what its types say is not what it has
 

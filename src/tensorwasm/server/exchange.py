@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tensorwasm.errors import TensorWasmError
-    from tensorwasm.server.bodies import Held
-    from tensorwasm.server.routing import Call, Route
+    from tensorwasm.server.http.bodies import BodyMemory
+    from tensorwasm.server.http.routing import HttpRequest, Route
     from tensorwasm.tenancy.principal import Principal
 
 WEBSOCKET: Final = "WS"
@@ -71,7 +71,7 @@ class Exchange:
         self.proto = proto
         self.headers = headers
         self.body = body
-        self.held: Held | None = None
+        self.held: BodyMemory | None = None
         self.began_ns = began_ns
         self.method: str = scope.method if scope.proto == "http" else WEBSOCKET
         self.path: str = scope.path
@@ -81,7 +81,7 @@ class Exchange:
         self.route: Route | None = None
         self.principal: Principal | None = None
         self.tenant: int | None = None
-        self.call: Call | None = None
+        self.call: HttpRequest | None = None
         self.limits: tuple[tuple[str, str], ...] = ()
         self.left = False
         self.error: TensorWasmError | None = None

@@ -30,20 +30,17 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.pending import locate_trap
-from tensorwasm.server import bodies
 from tensorwasm.server.admission import admit
-from tensorwasm.server.compression import inflate, is_gzip
-from tensorwasm.server.decoding import decoder
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
-from tensorwasm.server.heads import check_head
-from tensorwasm.server.matching import Table
-from tensorwasm.server.origin import Origins
-from tensorwasm.server.recording import Recorder
-from tensorwasm.server.routing import Call, Reply, Route, Streamed
+from tensorwasm.server.http import bodies
+from tensorwasm.server.http.access_log import AccessLog
+from tensorwasm.server.http.decoding import decoder
+from tensorwasm.server.http.head import Origins, check_head, own_request_id, request_ids, trace_id
+from tensorwasm.server.http.representation import inflate, is_gzip
+from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
+from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.sending import refuse, send
-from tensorwasm.server.streaming.websocket import Socket
-from tensorwasm.server.tracing import own_request_id, request_ids, trace_id
-from tensorwasm.server.wire.functions import Timed
+from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import RouteClass
 from tensorwasm.values import NEVER, Deadline
 
@@ -98,11 +95,13 @@ class Pipeline:
         recorder: counts and writes down.
     """
 
-    def __init__(self, service: Service, table: Table, origins: Origins, rules: Rules, recorder: Recorder) -> None:
+    def __init__(
+        self, service: Service, table: RouteTable, origins: Origins, rules: Rules, recorder: AccessLog
+    ) -> None:
         """Serve nothing yet."""
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
-        self.budget = bodies.Budget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
+        self.budget = bodies.BodyBudget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
         self._service = service
         self._table = table
         self._admission = service.admission
@@ -160,7 +159,7 @@ class Pipeline:
             self.spawn(bodies.linger(exchange.chunks(), self.budget))
         return refuse(exchange, error, self._origins)
 
-    async def _answer(self, exchange: Exchange) -> Reply | Streamed | None:
+    async def _answer(self, exchange: Exchange) -> Reply | StreamedReply | None:
         headers = exchange.headers
         check_head(exchange.scope.http_version, headers)
         if self._origins.hosts:
@@ -206,7 +205,7 @@ class Pipeline:
     async def _read(self, exchange: Exchange) -> None:
         """Read a body that was not read ahead."""
         await ASIDE
-        exchange.held = reader = bodies.Reader(
+        exchange.held = reader = bodies.BodyReader(
             exchange.chunks(), self.budget, self._rules.max_body_bytes, exchange.tenant
         )
         length = exchange.headers.get("content-length")
@@ -216,7 +215,7 @@ class Pipeline:
     async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
         """Decompress a body, which counts against the same limits as one that comes as it is."""
         read = exchange.held
-        exchange.held = unpacked = bodies.Held(self.budget, self._rules.max_body_bytes, exchange.tenant)
+        exchange.held = unpacked = bodies.BodyMemory(self.budget, self._rules.max_body_bytes, exchange.tenant)
         try:
             exchange.body = await inflate(packed, unpacked.hold)
         finally:
@@ -238,7 +237,7 @@ class Pipeline:
 
     async def _serve(
         self, exchange: Exchange, route: Route, params: Mapping[str, str], admitted: Admitted | None, body: bytes
-    ) -> Reply | Streamed | None:
+    ) -> Reply | StreamedReply | None:
         """Decode the body, take the request's places, and have the handler answer.
 
         A route that runs guests has no places of its class: its guests have turns of their own.
@@ -246,7 +245,7 @@ class Pipeline:
         headers = exchange.headers
         query = exchange.scope.query_string
         asked = self._decoders[id(route)](body, headers.get("content-type"))
-        exchange.call = call = Call(
+        exchange.call = call = HttpRequest(
             self._service,
             exchange.principal,
             exchange.tenant or 0,
@@ -285,13 +284,13 @@ class Pipeline:
                 permit.release(None)
 
     async def _handle(
-        self, exchange: Exchange, route: Route, call: Call, begun: Awaitable[Reply | Streamed] | None = None
-    ) -> Reply | Streamed | None:
+        self, exchange: Exchange, route: Route, call: HttpRequest, begun: Awaitable[Reply | StreamedReply] | None = None
+    ) -> Reply | StreamedReply | None:
         """Have the handler answer, which may have begun."""
         if exchange.method == WEBSOCKET:
             await self._converse(exchange, route, call)
             return None
-        answer: Reply | Awaitable[Reply | Streamed] = route.handle(call) if begun is None else begun
+        answer: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
         if isinstance(answer, Reply):
             return answer
         await ASIDE
@@ -305,13 +304,13 @@ class Pipeline:
             departure.close()
             exchange.left = departure.left
 
-    async def _converse(self, exchange: Exchange, route: Route, call: Call) -> None:
+    async def _converse(self, exchange: Exchange, route: Route, call: HttpRequest) -> None:
         """Accept a WebSocket, and close it once the handler is done with it."""
         await ASIDE
         if route.scope is not None:
             required = self._rules.tenant_required
             call.again = partial(admit, exchange, route, self._admission, tenant_required=required)
-        socket = await Socket.accept(exchange.scope, exchange.proto, self.budget)
+        socket = await WebSocket.accept(exchange.scope, exchange.proto, self.budget)
         try:
             await route.handle(call, socket)
         finally:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.server.answers import JSON, body_of, error_body, error_headers
-from tensorwasm.server.compression import accepts_gzip, deflate, is_compressible
 from tensorwasm.server.exchange import WEBSOCKET, Exchange
-from tensorwasm.server.origin import Origins
-from tensorwasm.server.routing import Reply, Streamed
-from tensorwasm.server.streaming.answering import answer as send_in_pieces
-from tensorwasm.server.validators import REVALIDATED, entity_tag, is_known
+from tensorwasm.server.http.head import Origins
+from tensorwasm.server.http.replies import JSON, body_of, error_body, error_headers
+from tensorwasm.server.http.representation import (
+    REVALIDATED,
+    accepts_gzip,
+    deflate,
+    entity_tag,
+    is_compressible,
+    is_known,
+)
+from tensorwasm.server.http.routing import Reply, StreamedReply
+from tensorwasm.server.streaming.transfer import send_streamed as send_in_pieces
 
 OPENAI: Final = "/v1/"
 """Where the routes are whose errors have OpenAI's shape, those that there are not too."""
@@ -19,7 +25,7 @@ OPENAI: Final = "/v1/"
 _JSON_TYPE: Final = JSON[1]
 
 
-async def send(exchange: Exchange, answer: Reply | Streamed, origins: Origins) -> int:
+async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origins) -> int:
     """Answer a request, and return the status.
 
     Raises:

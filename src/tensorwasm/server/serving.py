@@ -18,10 +18,10 @@ from granian.http import HTTP1Settings, HTTP2Settings
 from granian.server.embed import Server
 
 from tensorwasm.errors import HostError, TensorWasmError
-from tensorwasm.server.address import Address, clear, is_reached
 from tensorwasm.server.application import Application
 from tensorwasm.server.arrivals import spawner
-from tensorwasm.server.degraded import Degraded
+from tensorwasm.server.process.address import ListenAddress, clear, is_reached
+from tensorwasm.server.process.degraded import DegradedApplication
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.silence import watch
 from tensorwasm.values import MIB
@@ -56,7 +56,9 @@ _log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 
-async def serve(service: Service, address: Address, *, max_body_bytes: int | None, ready: Callable[[], None]) -> None:
+async def serve(
+    service: Service, address: ListenAddress, *, max_body_bytes: int | None, ready: Callable[[], None]
+) -> None:
     """Serve until a signal says to stop; then drain. A second signal ends the process at once.
 
     Args:
@@ -85,7 +87,10 @@ async def serve(service: Service, address: Address, *, max_body_bytes: int | Non
 
 
 async def serve_degraded(
-    error: TensorWasmError, address: Address, attempt: Callable[[], Awaitable[_Value | None]], told: Callable[[], None]
+    error: TensorWasmError,
+    address: ListenAddress,
+    attempt: Callable[[], Awaitable[_Value | None]],
+    told: Callable[[], None],
 ) -> _Value | None:
     """Say why nothing is served yet, until an attempt succeeds or a signal says to stop.
 
@@ -102,7 +107,7 @@ async def serve_degraded(
         HostError: nothing can be listened to there.
     """
     stopping = _stop_on_signals()
-    async with _listening(Degraded(error), address):
+    async with _listening(DegradedApplication(error), address):
         told()
         while not stopping.is_set():
             with suppress(TimeoutError):
@@ -114,7 +119,7 @@ async def serve_degraded(
 
 
 @asynccontextmanager
-async def _listening(application: Application | Degraded, address: Address) -> AsyncIterator[None]:
+async def _listening(application: Application | DegradedApplication, address: ListenAddress) -> AsyncIterator[None]:
     clear(address)
     server = _make_server(address)
     running = asyncio.ensure_future(server.serve(spawner(application.arrivals)))
@@ -131,7 +136,7 @@ async def _listening(application: Application | Degraded, address: Address) -> A
             await asyncio.wait_for(asyncio.shield(running), STOP_S)
 
 
-def _make_server(address: Address) -> Any:
+def _make_server(address: ListenAddress) -> Any:
     files = raise_file_limit()
     server = Server(
         _nobody,
@@ -161,7 +166,7 @@ async def _nobody(_scope: Any, _proto: Any) -> None:
     """Stand where Granian wants an application; requests are taken from it before it would be asked."""
 
 
-async def _until_reached(address: Address, running: asyncio.Future[Any]) -> None:
+async def _until_reached(address: ListenAddress, running: asyncio.Future[Any]) -> None:
     """Return once somebody listens."""
     for _ in range(1000):
         if running.done():

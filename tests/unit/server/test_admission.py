@@ -7,7 +7,7 @@ import pytest
 
 from fakes.applications import ALPHA, ANY, BETA, bearer, serving
 from fakes.rsgi import ask
-from tensorwasm.server.routing import Reply, Route
+from tensorwasm.server.http.routing import Reply, Route
 from tensorwasm.tenancy.policy import TenantPolicy
 
 ABOUT = Route(

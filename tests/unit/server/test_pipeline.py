@@ -14,11 +14,11 @@ from fakes.rsgi import FakeHeaders, FakeProto, FakeScope, ask
 from tensorwasm.errors import DatabaseUnavailable, GuestTrap, HostError, InternalError
 from tensorwasm.server.arrivals import Arrivals
 from tensorwasm.server.exchange import Exchange
-from tensorwasm.server.heads import ONCE
-from tensorwasm.server.routing import Ending, Reply, Route, Streamed
-from tensorwasm.server.wire.functions import Invoke
-from tensorwasm.server.wire.jobs import InvokeLater
-from tensorwasm.server.wire.sessions import InvokeSession
+from tensorwasm.server.http.head import ONCE
+from tensorwasm.server.http.routing import Reply, Route, StreamedReply, StreamEnd
+from tensorwasm.server.http.schemas import Invoke
+from tensorwasm.server.routes.jobs import InvokeLater
+from tensorwasm.server.routes.sessions import InvokeSession
 from tensorwasm.tenancy.audit import verify
 from tensorwasm.tenancy.policy import TenantPolicy
 
@@ -227,11 +227,11 @@ def test_a_body_counts_until_its_request_is_answered(served):
         async def send(out):
             sending.set()
             await go.wait()
-            return Ending()
+            return StreamEnd()
 
         async def begin(call):
             await asyncio.sleep(0)
-            return Streamed(send, "text/plain")
+            return StreamedReply(send, "text/plain")
 
         async with served((route(begin),)) as (_, pipeline):
             free_bytes = pipeline.budget.free_bytes

@@ -26,12 +26,12 @@ def path_of(route, known=UNKNOWN):
     return re.sub(r"\{(\w+)\}", lambda found: "7" if found[1] == "tenant" else known, route.path)
 
 
-def test_open_routes_are_those_and_no_others():
+def test_exactly_these_routes_are_open():
     assert {route.path for route in ALL if route.scope is None} == OPEN
     assert {route.scope for route in ALL if route.scope is not None} <= set(SCOPES)
 
 
-def test_each_route_is_there_once_and_says_what_it_is():
+def test_each_route_is_unique_and_described():
     assert len({(route.method, route.path) for route in ALL}) == len(ALL)
     for route in ALL:
         assert route.summary
@@ -53,7 +53,7 @@ def shape(route, name):
     return None if route.openai else kind(route, name)
 
 
-def test_nobody_gets_in_without_a_token_and_nobody_with_anothers(served):
+def test_requests_need_a_token_of_their_tenant(served):
     guarded = [route for route in ALL if route.scope is not None]
 
     async def walk():
@@ -71,7 +71,7 @@ def test_nobody_gets_in_without_a_token_and_nobody_with_anothers(served):
     asyncio.run(walk())
 
 
-def test_nobody_gets_in_without_the_scope(served):
+def test_requests_need_the_scope(served):
     guarded = [route for route in ALL if route.scope is not None]
 
     async def walk():
@@ -89,7 +89,7 @@ def test_nobody_gets_in_without_the_scope(served):
     asyncio.run(walk())
 
 
-def test_what_is_anothers_is_the_same_as_what_is_not_there(served):
+def test_another_tenants_records_look_as_if_they_did_not_exist(served):
     """A token for all tenants that says it acts for 7 does not reach what is 8's."""
     own = [route for route in ALL if route.path.startswith("/functions/{id}") and route.method != "WS"]
     bodies = {"PUT": b'{"name":"x"}', "PATCH": b'{"current":1}', "POST": b"{}"}
@@ -112,7 +112,7 @@ def test_what_is_anothers_is_the_same_as_what_is_not_there(served):
     asyncio.run(walk())
 
 
-def test_a_page_that_may_is_told_so_once_by_every_answer(served):
+def test_every_reply_to_an_allowed_page_has_the_headers_once(served):
     """`FakeProto` takes no field twice: a browser reads two of `Access-Control-Allow-Origin` as none."""
     page = "https://app.example.org"
     asking = {
@@ -161,7 +161,7 @@ def beside(schema):
     return (texts_beside if "minimum" not in schema else numbers_beside)(schema)
 
 
-def test_a_query_is_taken_exactly_as_the_document_says(served):
+def test_queries_are_accepted_exactly_as_documented(served):
     tried = [(route, name, param) for route in ALL for name, param in route.query.items()]
 
     async def walk():
@@ -187,7 +187,7 @@ def test_a_query_is_taken_exactly_as_the_document_says(served):
     asyncio.run(walk())
 
 
-def test_every_route_that_changes_something_says_what_its_body_is():
+def test_every_route_with_changes_declares_its_body():
     """What is sent is never ignored; of a body with DELETE nobody knows what it should mean (RFC 9110, 9.3.5)."""
     assert not [route.path for route in ALL if route.method in {"POST", "PUT", "PATCH"} and route.request is None]
 

@@ -72,8 +72,8 @@ def serve(
     By default it keeps its records in SQLite and its artifacts in the data folder, and shows a first token once. A
     server that dies is started again. SIGTERM and SIGINT let running calls end; a second signal does not.
     """
-    from tensorwasm.server.address import parse_address  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.server.supervisor import Order, Supervisor  # noqa: PLC0415 - the same
+    from tensorwasm.server.process.address import parse_address  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.server.process.supervisor import ServeOptions, Supervisor  # noqa: PLC0415 - the same
 
     if tenant_header_policy not in _POLICIES:
         raise InvalidArgs(f"the policy is optional or required, not {tenant_header_policy!r}")
@@ -85,4 +85,4 @@ def serve(
         TENSOR_WASM_DATA=str(data.absolute()) if data is not None else None,
         TENSOR_WASM_DEVICE=device,
     )
-    return Supervisor(Order(parse_address(addr), max_body_bytes), dict(os.environ) | chosen).run()
+    return Supervisor(ServeOptions(parse_address(addr), max_body_bytes), dict(os.environ) | chosen).run()

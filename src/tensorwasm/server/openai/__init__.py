@@ -1,1 +1,1 @@
-"""The OpenAI gateway: functions as models, by the protocol of docs/openai.md."""
+"""OpenAI's API in front of functions that serve as models."""

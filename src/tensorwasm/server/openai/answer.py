@@ -1,29 +1,151 @@
-"""One answer as it grows: what the guest says, bounded by what the client asked for."""
+"""A model's answer as it grows: a guest's output read chunk by chunk, bounded by stop sequences and a token limit.
+
+A guest outputs plain text, or lines of JSON.
+"""
 
 from __future__ import annotations
 
+import codecs
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
-from tensorwasm.errors import ModelRefused
-from tensorwasm.server.openai.reading import Finish, Line, Reader, Token, ToolCall
-from tensorwasm.server.openai.stopping import Stopper
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-BYTES_A_TOKEN = 4
-"""What counts as one token of a prompt that the guest did not count."""
+from tensorwasm.errors import ModelOutputInvalid, ModelRefused
 
-MAX_REFUSAL = 512
+HEAD: Final = b'{"tensorwasm":'
+"""Beginning of the first line if the output is lines of JSON."""
+
+MAX_LINE_BYTES: Final = 1 << 20
+MAX_TOKENS: Final = 1 << 20
+
+BYTES_A_TOKEN: Final = 4
+"""Bytes counted as one token of a prompt that the guest did not count."""
+
+MAX_REFUSAL: Final = 512
+"""Longest refusal of a guest that is passed on, in characters."""
+
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53))]
+
+
+class OtherToken(Struct, omit_defaults=True):
+    """A token that was not chosen, and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class Token(OtherToken, omit_defaults=False):
+    """A token of the answer, its log probability, and alternatives to it."""
+
+    top_logprobs: list[OtherToken] = msgspec.field(default_factory=list)
+
+
+class CalledFunction(Struct, omit_defaults=True):
+    """The function of a tool call, or more of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(Struct, omit_defaults=True):
+    """Part of a tool call."""
+
+    index: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
+class ReportedUsage(Struct):
+    """Token counts that the guest reports."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class OutputLine(Struct):
+    """One line of an answer, or one chunk of plain text. docs/openai.md documents its fields."""
+
+    delta: str = ""
+    tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    logprobs: list[Token] | None = None
+    tool_calls: list[ToolCall] | None = None
+    usage: ReportedUsage | None = None
+    finish_reason: Finish | None = None
+    embedding: list[float] | None = None
+    error: str | None = None
+    tensorwasm: Literal[1] | None = None
+
+    @property
+    def counted(self) -> int:
+        """Number of tokens: as reported, else 1 for a line with text or tool calls."""
+        return self.tokens if self.tokens is not None else int(bool(self.delta or self.tool_calls))
+
+
+class ModelOutputReader:
+    """Reads the chunks of one answer, which may end within characters and lines; sets `in_lines` for lines of JSON."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._rest = bytearray()
+        self.in_lines = False
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._known = False
+
+    def feed(self, chunk: bytes) -> list[OutputLine]:
+        """Return the lines that a chunk completes; raise `ModelOutputInvalid` if one violates the protocol."""
+        if not self._known:
+            self._held.append(chunk)
+            start = b"".join(self._held)[: len(HEAD)]
+            if HEAD.startswith(start) and start != HEAD:
+                return []  # it may become either
+            return self._settle()
+        return self._read_lines(chunk) if self.in_lines else [OutputLine(self._text.decode(chunk), tokens=1)]
+
+    def finish(self) -> list[OutputLine]:
+        """Return the lines that were incomplete, once the answer has ended; raises as `feed` does."""
+        lines = [] if self._known else self._settle()
+        if self.in_lines:
+            return [*lines, *([_parse(bytes(self._rest))] if self._rest.strip() else [])]
+        text = self._text.decode(b"", final=True)
+        return [*lines, OutputLine(text, tokens=0)] if text else lines
+
+    def _settle(self) -> list[OutputLine]:
+        """Decide between text and lines, and read what was held until now."""
+        self._known = True
+        self.in_lines = b"".join(self._held).startswith(HEAD)
+        held, self._held = self._held, []
+        return [line for chunk in held for line in self.feed(chunk)]
+
+    def _read_lines(self, chunk: bytes) -> list[OutputLine]:
+        first, *others = chunk.split(b"\n")
+        self._rest += first
+        lines = []
+        for other in others:
+            lines.append(bytes(self._rest))
+            self._rest[:] = other
+        if len(self._rest) > MAX_LINE_BYTES or any(len(each) > MAX_LINE_BYTES for each in lines):
+            raise ModelOutputInvalid("the model answered with a line of more than 1 MiB")
+        return [_parse(each) for each in lines if each.strip()]
+
+
+_decoder: Final = msgspec.json.Decoder(OutputLine)
+
+
+def _parse(line: bytes) -> OutputLine:
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ModelOutputInvalid("the model answered with a line that violates its protocol") from None
 
 
 class Piece(NamedTuple):
-    """More of an answer.
-
-    Attributes:
-        text: of it; may be empty.
-        logprobs: of the tokens that begin in the text.
-        tool_calls: parts of tool calls.
-        embedding: the next vector.
-    """
+    """A part of an answer: text, which may be empty, with its tokens; parts of tool calls; or the next vector."""
 
     text: str = ""
     logprobs: Sequence[Token] = ()
@@ -31,112 +153,139 @@ class Piece(NamedTuple):
     embedding: Sequence[float] | None = None
 
 
-class Usage(NamedTuple):
-    """What an answer took."""
+class TokenUsage(NamedTuple):
+    """Tokens of a prompt and its answer."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
-class Answer:
-    """Reads a guest's chunks; does no input or output.
+class Stopper:
+    """Finds stop sequences, none empty, across any borders, and holds text back while it may be part of one."""
 
-    Args:
-        prompt: what it answers, text or tokens, for counting.
-        stops: sequences that end it.
-        max_tokens: most tokens; None for any number.
+    __slots__ = ("_held", "_stops", "_text", "stopped")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._text = ""
+        self._held: deque[Piece] = deque()
+        self.stopped = False
+
+    def feed(self, text: str, logprobs: Sequence[Token]) -> list[Piece]:
+        """Add text with the log probabilities of its tokens; return what may be sent."""
+        if not self._stops:
+            return [Piece(text, logprobs)]
+        if self.stopped:
+            return []
+        self._held.append(Piece(text, logprobs))
+        self._text += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return self._release(min(found)[1])  # of the sequence that ends first, wherever chunks end
+        return self._release(len(self._text) - max(map(self._pending, self._stops)))
+
+    def finish(self) -> list[Piece]:
+        """Return the text that was held back, once the answer has ended."""
+        return [] if self.stopped else self._release(len(self._text), last=True)
+
+    def _pending(self, stop: str) -> int:
+        """Return the length of the longest end of the text that begins a sequence."""
+        text = self._text
+        first = max(0, len(text) - len(stop) + 1)
+        return next((len(text) - at for at in range(first, len(text)) if stop.startswith(text[at:])), 0)
+
+    def _release(self, count: int, *, last: bool = False) -> list[Piece]:
+        """Return the first held characters, and the pieces without text right after them."""
+        released = []
+        self._text = self._text[count:]
+        while self._held and (len(self._held[0].text) <= count if count or last else not self._held[0].text):
+            piece = self._held.popleft()
+            count -= len(piece.text)
+            released.append(piece)
+        if count and self._held:
+            piece = self._held.popleft()
+            released.append(Piece(piece.text[:count], piece.logprobs))
+            self._held.appendleft(Piece(piece.text[count:]))
+        return released
+
+
+class ModelAnswer:
+    """Turns a guest's chunks into pieces of an answer; performs no I/O. `reader` reads the guest's output.
+
+    The prompt, text or tokens, is for counting; `max_tokens` None means any number.
     """
 
     def __init__(self, prompt: str | Sequence[int], stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self._prompt = prompt
         self._max_tokens = max_tokens
-        self._reader = Reader()
+        self.reader = ModelOutputReader()
         self._stopper = Stopper(stops)
         self._tokens = 0
-        self._told = Line().usage
-        self._said: Finish | None = None
-        self._cut: Finish | None = None
-        self._called = False
+        self._reported = ReportedUsage()
+        self._guest_reason: Finish | None = None
+        self._own_reason: Finish | None = None
+        self._has_calls = False
 
     @property
     def ended(self) -> bool:
-        """Whether it is complete, whatever the guest still does."""
-        return self._cut is not None
-
-    @property
-    def in_lines(self) -> bool:
-        """Whether the guest answers in lines of JSON."""
-        return self._reader.in_lines
+        """Whether it is complete, whatever the guest still sends."""
+        return self._own_reason is not None
 
     @property
     def finish_reason(self) -> Finish:
         """Why it ends here."""
-        return self._cut or self._said or ("tool_calls" if self._called else "stop")
+        return self._own_reason or self._guest_reason or ("tool_calls" if self._has_calls else "stop")
 
     @property
-    def usage(self) -> Usage:
-        """What it took, by the guest's word, and what the guest does not say by counting."""
-        told = self._told
-        prompt = told.prompt_tokens if told is not None else None
-        completion = told.completion_tokens if told is not None else None
+    def usage(self) -> TokenUsage:
+        """Token counts as the guest reports them; what it does not report is counted."""
+        prompt, completion = self._reported.prompt_tokens, self._reported.completion_tokens
         if prompt is None:
             given = self._prompt
             prompt = -(-len(given.encode()) // BYTES_A_TOKEN) if isinstance(given, str) else len(given)
-        return Usage(prompt, self._tokens if completion is None else completion)
+        return TokenUsage(prompt, self._tokens if completion is None else completion)
 
     def feed(self, chunk: bytes) -> list[Piece]:
-        """Take a chunk; return what may be sent.
+        """Add a chunk; return what may be sent.
 
         Raises:
-            ModelOutputInvalid: it is not of the protocol.
-            ModelRefused: the guest says that it cannot.
+            ModelOutputInvalid: it violates the protocol.
+            ModelRefused: the guest reports an error.
         """
-        return self._take(self._reader.feed(chunk))
+        return self._take(self.reader.feed(chunk))
 
     def finish(self) -> list[Piece]:
-        """Return what was held back, now that the guest has ended.
-
-        Raises:
-            ModelOutputInvalid: it is not of the protocol.
-            ModelRefused: the guest says that it cannot.
-        """
+        """Return what was held back, once the guest has ended; raises as `feed` does."""
         if self.ended:
             return []
-        return [*self._take(self._reader.finish()), *map(_piece, self._stopper.finish())]
+        return [*self._take(self.reader.finish()), *self._stopper.finish()]
 
-    def _take(self, lines: Iterable[Line]) -> list[Piece]:
-        pieces: list[Piece] = []
-        for line in lines:
-            if self.ended:
-                break
-            pieces += self._read(line)
-        return pieces
+    def _take(self, lines: Iterable[OutputLine]) -> list[Piece]:
+        """Return the pieces of lines until the answer ends."""
+        return [piece for line in lines if not self.ended for piece in self._read(line)]
 
-    def _read(self, line: Line) -> list[Piece]:
+    def _read(self, line: OutputLine) -> list[Piece]:
         if line.error is not None:
             raise ModelRefused(line.error[:MAX_REFUSAL])
-        self._told = line.usage or self._told
-        self._said = line.finish_reason or self._said
+        self._reported = line.usage or self._reported
+        self._guest_reason = line.finish_reason or self._guest_reason
         tokens = self._tokens + line.counted
         if self._max_tokens is not None and tokens > self._max_tokens:
             return self._end()
         self._tokens = tokens
         pieces = []
         if line.delta or line.logprobs:
-            pieces += [_piece(each) for each in self._stopper.feed(line.delta, line.logprobs or [])]
+            pieces += self._stopper.feed(line.delta, line.logprobs or [])
         if self._stopper.stopped:
-            self._cut = "stop"
+            self._own_reason = "stop"
             return pieces
         if line.tool_calls or line.embedding is not None:
-            self._called = self._called or bool(line.tool_calls)
+            self._has_calls = self._has_calls or bool(line.tool_calls)
             pieces.append(Piece(tool_calls=line.tool_calls or (), embedding=line.embedding))
         return pieces + self._end() if tokens == self._max_tokens else pieces
 
     def _end(self) -> list[Piece]:
-        """End it at its most tokens, if the guest has not given another reason."""
-        self._cut = self._said or "length"
-        return [_piece(each) for each in self._stopper.finish()]
-
-
-def _piece(released: tuple[str, Sequence[Token]]) -> Piece:
-    return Piece(*released)
+        """End the answer at its token limit, unless the guest has given another reason."""
+        self._own_reason = self._guest_reason or "length"
+        return self._stopper.finish()

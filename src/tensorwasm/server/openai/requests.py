@@ -1,32 +1,25 @@
-"""What clients of OpenAI's API send, as far as the gateway looks at it. Other fields are ignored.
+"""Requests of OpenAI's API, as far as the gateway reads them. Other fields are ignored.
 
-Source: OpenAI API reference, "Chat", "Completions", "Embeddings".
+Source: OpenAI API reference, "Chat", "Completions", "Embeddings", "Responses".
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct
 
 MAX_RUNS: Final = 16
 """Most choices of one answer: each is an invocation."""
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_RUNS)]
 Tokens = Annotated[int, Meta(ge=1)]
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class StreamOptions(Struct):
-    """How a stream is told.
-
-    Attributes:
-        include_usage: a last chunk says what was used.
-    """
+    """Options of a stream: whether its last chunk has token counts."""
 
     include_usage: bool = False
 
@@ -35,11 +28,8 @@ class Message(Struct):
     """One message of a conversation.
 
     Attributes:
-        role: ``system``, ``user``, ``assistant``, ``tool`` or whatever the guest knows.
-        content: text, or parts, of which the gateway takes those of text.
-        name: of who speaks.
-        tool_calls: what the assistant called.
-        tool_call_id: which call this answers.
+        role: ``system``, ``user``, ``assistant``, ``tool`` or another that the guest knows.
+        content: text, or parts, which must be text.
     """
 
     role: str
@@ -49,65 +39,49 @@ class Message(Struct):
     tool_call_id: Any = UNSET
 
 
-class Sampling(Struct, kw_only=True):
-    """What chat and completions have in common.
-
-    Attributes:
-        model: whose function answers.
-        stream: the answer comes as it is made.
-        stream_options: how.
-        n: choices to make.
-        max_tokens: most tokens of each.
-        temperature: passed to the guest, like all below that the gateway does not act on.
-        top_p: likewise.
-        seed: of the first choice.
-        stop: what ends an answer.
-        presence_penalty: passed on.
-        frequency_penalty: likewise.
-        logit_bias: likewise.
-        reasoning_effort: likewise.
-        user: likewise.
-        metadata: likewise.
-    """
+class Generation(Struct, kw_only=True):
+    """The fields of every request that generates text; those that the gateway does not act on are passed on."""
 
     model: str
     stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    user: Any = UNSET
+
+
+class Sampling(Generation, kw_only=True):
+    """The further fields of chats and completions."""
+
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     max_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: str | list[str] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
     reasoning_effort: Any = UNSET
-    user: Any = UNSET
     metadata: Any = UNSET
 
 
 class ChatRequest(Sampling, kw_only=True):
-    """Body of ``POST /v1/chat/completions``.
+    """Body of ``POST /v1/chat/completions``; fields not listed are passed to the guest.
 
     Attributes:
-        messages: the conversation, at least one.
-        max_completion_tokens: as ``max_tokens``, which it goes before.
-        logprobs: log probabilities are wanted.
-        top_logprobs: for so many others at each place.
-        modalities: ``["text"]`` is what can be had.
-        tools: passed to the guest, like all below.
-        tool_choice: likewise.
-        parallel_tool_calls: likewise.
-        response_format: likewise.
-        functions: likewise.
-        function_call: likewise.
+        model: names the function that answers.
+        n: number of choices.
+        max_tokens: most tokens of each choice.
+        seed: of the first choice; the others count up.
+        stop: sequences that end an answer.
+        max_completion_tokens: takes precedence over ``max_tokens``.
+        top_logprobs: number of alternatives at each position.
+        modalities: only ``["text"]`` is supported.
     """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     modalities: list[str] | None = None
     tools: Any = UNSET
     tool_choice: Any = UNSET
@@ -118,32 +92,30 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 class CompletionRequest(Sampling, kw_only=True):
-    """Body of ``POST /v1/completions``.
+    """Body of ``POST /v1/completions``; the common fields are as in `ChatRequest`.
 
     Attributes:
-        prompt: text or tokens, or several.
-        suffix: what is to come after the answer.
-        echo: the prompt comes before the answer.
+        prompt: text or tokens, or several of either.
+        suffix: the text after the answer.
+        echo: put the prompt before the answer.
         best_of: no more than ``n``.
-        logprobs: for how many tokens at each place log probabilities are wanted.
+        logprobs: number of alternatives at each position whose log probabilities are returned.
     """
 
     prompt: str | list[Any]
     suffix: str | None = None
     echo: bool | None = None
     best_of: Choices | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
 
 
 class EmbeddingRequest(Struct, kw_only=True):
     """Body of ``POST /v1/embeddings``.
 
     Attributes:
-        model: whose function answers.
-        input: text or tokens, or several.
+        input: text or tokens, or several of either.
         encoding_format: ``float``, or ``base64`` for little-endian 32-bit floats.
         dimensions: length of the vectors.
-        user: passed to the guest.
     """
 
     model: str
@@ -153,46 +125,32 @@ class EmbeddingRequest(Struct, kw_only=True):
     user: Any = UNSET
 
 
-class GivenMessage(Struct, omit_defaults=True):
-    """A message, as the guest reads it."""
+class ResponsesRequest(Generation, kw_only=True):
+    """Body of ``POST /v1/responses``; fields not listed are passed to the guest.
 
-    role: str
-    content: str
-    name: Any = UNSET
-    tool_calls: Any = UNSET
-    tool_call_id: Any = UNSET
+    Attributes:
+        model: names the function that answers.
+        input: text, or messages, tool calls and their outputs.
+        instructions: a system message before the input.
+        include: ``message.output_text.logprobs`` requests log probabilities; other values are ignored.
+        text: ``format`` is the format of the answer.
+        reasoning: ``effort`` is passed to the guest.
+        metadata: passed to the guest and returned.
+        previous_response_id: refused, like conversation: no response is stored.
+        background: only false: use a job for later work.
+    """
 
-
-class Document(Struct, omit_defaults=True, kw_only=True):
-    """What the guest is given: docs/openai.md has the meaning and order of its fields."""
-
-    tensorwasm: int | UnsetType
-    kind: str | UnsetType
-    model: str | UnsetType
-    messages: list[GivenMessage] | UnsetType = UNSET
-    prompt: str | UnsetType = UNSET
-    prompt_tokens: list[int] | UnsetType = UNSET
-    suffix: str | None = None
-    input: list[str] | UnsetType = UNSET
-    input_tokens: list[list[int]] | UnsetType = UNSET
-    stream: bool | UnsetType = UNSET
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: list[str] = msgspec.field(default_factory=list)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    tools: Any = UNSET
-    tool_choice: Any = UNSET
-    parallel_tool_calls: Any = UNSET
-    response_format: Any = UNSET
-    functions: Any = UNSET
-    function_call: Any = UNSET
-    reasoning_effort: Any = UNSET
-    user: Any = UNSET
-    metadata: Any = UNSET
-    dimensions: int | None = None
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Tokens | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    fibers: bool | None = None

@@ -1,35 +1,37 @@
-"""The routes, one file for each noun, and the table of them all."""
+"""The routes, one module for each noun, and the table of all of them."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from tensorwasm.server.http.routing import Route
 from tensorwasm.server.routes import (
     functions,
+    invocations,
     jobs,
     kernels,
     openai,
     probes,
     sessions,
     snapshots,
-    streams,
     tenants,
     tokens,
-    usage,
+    versions,
 )
-from tensorwasm.server.routing import Route
 
 ALL: Final[tuple[Route, ...]] = (
     *probes.ROUTES,
+    *probes.documentation_routes(lambda: ALL),
     *functions.ROUTES,
+    *versions.ROUTES,
+    *invocations.ROUTES,
     *jobs.ROUTES,
-    *streams.ROUTES,
     *sessions.ROUTES,
     *snapshots.ROUTES,
     *kernels.ROUTES,
     *openai.ROUTES,
     *tenants.ROUTES,
     *tokens.ROUTES,
-    *usage.ROUTES,
+    *tenants.USAGE_ROUTES,
 )
 """Every route."""

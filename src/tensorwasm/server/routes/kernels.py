@@ -1,15 +1,18 @@
-"""Kernels: published, listed and fetched."""
+"""Kernels: their JSON, and the routes that publish, list and fetch them."""
 
 from __future__ import annotations
 
-from typing import Final
+from functools import partial
+from typing import Annotated, Final
 
+import msgspec
+from msgspec import Meta
+
+from tensorwasm.database.kernels import KernelRecord
 from tensorwasm.errors import (
     AlreadyRegistered,
     ArtifactCorrupt,
     BadSignature,
-    CapacityExhausted,
-    DatabaseUnavailable,
     DigestMismatch,
     InternalError,
     InvalidName,
@@ -23,71 +26,140 @@ from tensorwasm.errors import (
     PublishScopeRequired,
     UnsupportedPtx,
 )
-from tensorwasm.server.routing import Call, Param, Reply, Route
-from tensorwasm.server.wire import kernels as wire
-from tensorwasm.service.kernels.kernels import manifest_of
+from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
+from tensorwasm.server.routes.parameters import UNAVAILABLE, query_number
+from tensorwasm.service.kernels.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
 from tensorwasm.service.pages import MAX_PAGE, USUAL_PAGE
 
 _BEARER: Final = "bearer "
-_DIGITS: Final = 18
-_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**_DIGITS - 1}
+_MOST: Final = 10**18 - 1
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": _MOST}
+
+Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", description="32 bytes as 64 hex digits.")]
 
 
-async def publish(call: Call) -> Reply:
+class ManifestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The signed description of a kernel, which its name and version identify.
+
+    Attributes:
+        sm_version: its compute capability, 90 for 9.0.
+        digest: BLAKE3 of the text.
+        signature: HMAC-SHA256 of the envelope.
+    """
+
+    name: str
+    version: str
+    sm_version: Annotated[int, Meta(ge=1, le=MAX_SM_VERSION)]
+    digest: Hex32
+    signature: Hex32
+    publisher: str = ""
+    published_unix_ms: Annotated[int, Meta(ge=0, le=MAX_UNIX_MS)] = 0
+
+    @classmethod
+    def of(cls, record: KernelRecord) -> ManifestBody:
+        """Return the JSON of a kernel's manifest."""
+        return cls(
+            name=record.name,
+            version=record.version,
+            sm_version=record.sm_version,
+            digest=record.digest.hex(),
+            signature=record.signature.hex(),
+            publisher=record.publisher,
+            published_unix_ms=record.published_unix_ms,
+        )
+
+    def to_manifest(self) -> Manifest:
+        """Return the service's manifest; raise `InvalidRequest` if digest or signature are not hex digits."""
+        try:
+            digest, signature = bytes.fromhex(self.digest), bytes.fromhex(self.signature)
+        except ValueError:
+            raise InvalidRequest("digest and signature are hex digits") from None
+        return Manifest(
+            name=self.name,
+            version=self.version,
+            sm_version=self.sm_version,
+            digest=digest,
+            publisher=self.publisher,
+            published_unix_ms=self.published_unix_ms,
+            signature=signature,
+        )
+
+
+class KernelBody(msgspec.Struct):
+    """A kernel: its signed description and its text."""
+
+    manifest: ManifestBody
+    ptx_text: str
+
+
+class PublishKernel(KernelBody, forbid_unknown_fields=True):
+    """A kernel to publish: its signed description and its text."""
+
+
+class KernelName(msgspec.Struct):
+    """What identifies a kernel."""
+
+    name: str
+    version: str
+
+
+class KernelPage(msgspec.Struct):
+    """At most `limit` kernels by name and version, without their texts; `offset` kernels precede them."""
+
+    manifests: list[ManifestBody]
+    offset: int
+    limit: int
+
+
+async def publish(request: HttpRequest) -> Reply:
     """Publish a kernel."""
-    if call.principal is None:
+    if request.principal is None:
         raise InternalError("the route is open to everybody")
-    body: wire.PublishKernel = call.body
-    call.audit |= {"kernel": body.manifest.name[:64], "version": body.manifest.version[:64]}
-    shown = call.headers.get("authorization") or ""
+    body: PublishKernel = request.body
+    request.audit |= {"kernel": body.manifest.name[:64], "version": body.manifest.version[:64]}
+    shown = request.headers.get("authorization") or ""
     token = shown[len(_BEARER) :].strip() if shown[: len(_BEARER)].lower() == _BEARER else ""
-    record = await call.service.kernels.publish(call.principal, token, body.manifest.to_manifest(), body.ptx_text)
-    return Reply(wire.KernelName(record.name, record.version))
+    manifest = body.manifest.to_manifest()
+    record = await request.service.kernels.publish(request.principal, token, manifest, body.ptx_text)
+    return Reply(KernelName(record.name, record.version))
 
 
-async def list_kernels(call: Call) -> Reply:
+async def list_kernels(request: HttpRequest) -> Reply:
     """Return some kernels, without their texts."""
-    offset, limit = _number(call, "offset", 0), min(_number(call, "limit", USUAL_PAGE), MAX_PAGE)
-    found = await call.service.kernels.list(offset, limit)
-    return Reply(wire.KernelPage([wire.ManifestBody.of(manifest_of(each)) for each in found], offset, limit))
+    offset = query_number(request, "offset", 0, _MOST)
+    limit = min(query_number(request, "limit", USUAL_PAGE, _MOST), MAX_PAGE)
+    found = await request.service.kernels.list(offset, limit)
+    return Reply(KernelPage([ManifestBody.of(each) for each in found], offset, limit))
 
 
-async def get(call: Call) -> Reply:
+async def get(request: HttpRequest) -> Reply:
     """Return a kernel with its text."""
-    record = await call.service.kernels.get(call.params["name"], call.params["version"])
-    return Reply(wire.KernelBody(wire.ManifestBody.of(manifest_of(record)), record.ptx))
+    record = await request.service.kernels.get(request.params["name"], request.params["version"])
+    return Reply(KernelBody(ManifestBody.of(record), record.ptx))
 
 
-def _number(call: Call, name: str, usual: int) -> int:
-    text = call.query.get(name)
-    if text is None:
-        return usual
-    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS:
-        raise InvalidRequest(f"{name} is a number")
-    return int(text)
-
-
-_READ: Final = (KernelRegistryNotConfigured, DatabaseUnavailable, CapacityExhausted)
+_READ: Final = (KernelRegistryNotConfigured, *UNAVAILABLE)
+_route = partial(Route, group="kernels", scope="kernels:read", kind="kernels", tenant=False)
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route(
-        "POST", "/kernels", publish, "Publish a signed kernel.", "kernels", "kernels:read", kind="kernels",
-        request=wire.PublishKernel, response=wire.KernelName, status=201, tenant=False, action="publish_kernel",
+    _route(
+        "POST", "/kernels", publish, "Publish a signed kernel.", request=PublishKernel, response=KernelName,
+        status=201, action="publish_kernel",
         errors=(
             PublishDisabled, PublishScopeRequired, InvalidName, InvalidRequest, DigestMismatch, BadSignature,
             PublisherNotAllowed, MalformedPtx, UnsupportedPtx, AlreadyRegistered, InvokeTimeout, *_READ,
         ),
     ),
-    Route(
-        "GET", "/kernels", list_kernels, "List kernels.", "kernels", "kernels:read", kind="kernels", tenant=False,
-        response=wire.KernelPage, errors=(InvalidRequest, *_READ), etag=True,
+    _route(
+        "GET", "/kernels", list_kernels, "List kernels.", response=KernelPage, errors=(InvalidRequest, *_READ),
+        etag=True,
         query={
-            "offset": Param("How many to pass over.", _NUMBER),
-            "limit": Param(f"Most that are returned; {USUAL_PAGE} unless said otherwise, {MAX_PAGE} at most.", _NUMBER),
+            "offset": QueryParam("How many kernels to skip.", _NUMBER),
+            "limit": QueryParam(f"Most kernels on the page; default {USUAL_PAGE}, at most {MAX_PAGE}.", _NUMBER),
         },
     ),
-    Route(
-        "GET", "/kernels/{name}/{version}", get, "Fetch a kernel.", "kernels", "kernels:read", kind="kernels",
-        tenant=False, response=wire.KernelBody, etag=True, errors=(NotFound, BadSignature, ArtifactCorrupt, *_READ),
+    _route(
+        "GET", "/kernels/{name}/{version}", get, "Fetch a kernel.", response=KernelBody, etag=True,
+        errors=(NotFound, BadSignature, ArtifactCorrupt, *_READ),
     ),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Answers that come while a guest still runs: how they are framed, sent and ended."""
+"""Replies that are sent while a guest still runs: their framing, transfer and ending."""

@@ -1,8 +1,7 @@
 """Server-sent events that carry any bytes exactly.
 
-An event ``chunk`` has the chunk as its data where that is text which every reader of events gives back as it was; an
-event ``chunk-base64`` has it in base64. So the bytes of a chunk are the UTF-8 of the one and the decoding of the other,
-and those of all chunks in turn are what the guest sent, wherever it divided its characters.
+An event ``chunk`` carries a chunk as text, if it is text that every reader of events returns unchanged; an event
+``chunk-base64`` carries it in base64. So the chunks decode to the guest's bytes wherever it divided its characters.
 
 Source: WHATWG HTML 9.2.5, 9.2.6 (parsing and interpreting an event stream); RFC 4648 4 (base64).
 """
@@ -14,20 +13,23 @@ import re
 from typing import Final
 
 MEDIA_TYPE: Final = "text/event-stream"
+CONTENT_TYPE: Final = f"{MEDIA_TYPE}; charset=utf-8"
+HEADERS: Final = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
+"""Headers that keep proxies from caching or buffering events."""
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
-"""A comment, so that neither end nor anything between them takes a quiet connection for a dead one."""
+"""A comment, so that no side takes a quiet connection for a dead one."""
 
 KEEP_ALIVE_S: Final = 15.0
-"""Seconds of quiet after which it is sent."""
+"""Seconds without output after which it is sent."""
 
-# An event stream takes CR for LF. NUL and the other characters that some readers take for the end of a line too (as
-# Python's splitlines does) are carried by the standard, but not by all who read.
+# An event stream reads CR as LF. The standard carries NUL and the other characters here, but some readers take them for
+# line ends too (as Python's splitlines does).
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 
 def wanted(accept: str | None) -> bool:
-    """Return whether one of the types of an Accept header is that of event streams."""
+    """Return whether an Accept header has the media type of event streams."""
     return any(part.strip().lower().startswith(MEDIA_TYPE) for part in (accept or "").split(","))
 
 

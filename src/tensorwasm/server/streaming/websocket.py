@@ -1,7 +1,10 @@
-"""`Socket`: a WebSocket that is open, and what of it has to be known before that.
+"""`WebSocket`: an open WebSocket; and `SocketSession`: the calls of a function over one.
 
-Browsers cannot send an Authorization header with a WebSocket, and a token in the address would be in every log on the
-way. So a page offers two subprotocols, ``tensorwasm.v1`` and ``bearer.TOKEN``; the first is chosen.
+Browsers cannot send an Authorization header with a WebSocket, and a token in the URL would appear in logs on the way.
+So a page offers two subprotocols, ``tensorwasm.v1`` and ``bearer.TOKEN``; the first is chosen.
+
+The client sends input as binary messages, then a call as a text message; the server sends the guest's chunks as binary
+messages, then the outcome as a text message. One call runs at a time. Input that arrives meanwhile is for the next one.
 
 Source: RFC 6455 1.9, 4.2.2; WHATWG WebSockets, "establish a WebSocket connection".
 """
@@ -9,25 +12,43 @@ Source: RFC 6455 1.9, 4.2.2; WHATWG WebSockets, "establish a WebSocket connectio
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Self
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from tensorwasm.errors import InvalidRequest
-from tensorwasm.server.bodies import Budget
+from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
+from tensorwasm.server.http.bodies import BodyBudget
+from tensorwasm.server.http.decoding import JsonDecoder
+from tensorwasm.server.http.results import require_success
+from tensorwasm.server.http.schemas import SocketMessage, encode
 from tensorwasm.server.streaming.connection import STALL_S, Connection
+from tensorwasm.server.streaming.streamed_call import StreamFailure, encode_outcome, hold_stream
+from tensorwasm.values import MIB
+
+if TYPE_CHECKING:
+    from tensorwasm.server.http.routing import HttpRequest
+    from tensorwasm.service.invocations.request import InvocationRequest
+
+    MakeAsk = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
 SUBPROTOCOL: Final = "tensorwasm.v1"
-"""What a client offers that offers anything; browsers close a connection on which none of theirs was chosen."""
+"""Chosen if the client offers it; browsers close a connection on which none of theirs was chosen."""
 
 _BEARER: Final = "bearer."
 _CLOSE: Final = 0
 
+IDLE_S: Final = 300.0
+"""Seconds without a message after which an idle socket is closed."""
+
+MAX_TEXT: Final = MIB
+"""Longest text message, in characters."""
+
+_log = logging.getLogger(__name__)
+_decoder: Final = JsonDecoder(SocketMessage)
+
 
 def authorization(headers: Any) -> str | None:
-    """Return the Authorization header, or what stands for it among the subprotocols; None for neither.
-
-    Raises:
-        InvalidRequest: there is more than one.
-    """
+    """Return the Authorization header, or the token among the subprotocols; raise `InvalidRequest` for several."""
     shown = [f"Bearer {each.removeprefix(_BEARER)}" for each in offered(headers) if each.startswith(_BEARER)]
     if "authorization" in headers:
         shown.append(headers.get("authorization"))
@@ -42,11 +63,13 @@ def offered(headers: Any) -> list[str]:
     return [each for part in given.split(",") if (each := part.strip())]
 
 
-class Socket:
-    """A WebSocket. One coroutine may receive and one may send, at the same time.
+class WebSocket:
+    """An accepted WebSocket. One coroutine may receive while another one sends.
+
+    The connection beneath it is closed with it. The client must take what one `send` sends in `stall_s` seconds.
 
     Attributes:
-        budget: memory for what clients send, shared with all others.
+        budget: memory for received messages, shared with all other requests.
     """
 
     def __init__(
@@ -54,18 +77,9 @@ class Socket:
         protocol: Any,
         transport: Any,
         connection: Connection | None,
-        budget: Budget,
+        budget: BodyBudget,
         stall_s: float = STALL_S,
     ) -> None:
-        """Use one that was accepted.
-
-        Args:
-            protocol: RSGI's.
-            transport: what accepting it returned.
-            connection: beneath it; closed with it.
-            budget: memory for what clients send.
-            stall_s: seconds in which the client must take what one `send` sends.
-        """
         self._protocol = protocol
         self._transport = transport
         self._connection = connection
@@ -73,44 +87,36 @@ class Socket:
         self.budget = budget
 
     @classmethod
-    async def accept(cls, scope: Any, protocol: Any, budget: Budget) -> Self:
-        """Accept a WebSocket, with the subprotocol if the client offers it.
-
-        Args:
-            scope: RSGI's.
-            protocol: RSGI's, not answered yet.
-            budget: memory for what clients send.
+    async def accept(cls, scope: Any, protocol: Any, budget: BodyBudget) -> Self:
+        """Accept a WebSocket that RSGI has not answered, with the subprotocol if the client offers it.
 
         Raises:
-            InvalidRequest: the client has left.
+            InvalidRequest: the client has disconnected.
         """
         connection = await Connection.find(scope.client, scope.server)
         if connection is not None and SUBPROTOCOL in offered(scope.headers):
-            # The server's own head, which has no place for a subprotocol, becomes the end of this one: its first line
-            # the value of a field, and the fields after it what they are.
+            # The server's own head, which cannot have a subprotocol, becomes the end of this one: its first line is the
+            # value of a field, and the fields after it are fields.
             await connection.send(
                 b"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Protocol: %b\r\nX-Accepted: " % SUBPROTOCOL.encode()
             )
         try:
             return cls(protocol, await protocol.accept(), connection, budget)
-        except Exception:  # noqa: BLE001 - whatever the server says, there is nobody to talk to
+        except Exception:  # noqa: BLE001 - any error of the server means that the client has disconnected
             if connection is not None:
                 connection.close()
-            raise InvalidRequest("the client has left") from None
+            raise InvalidRequest("the client has disconnected") from None
 
     async def receive(self) -> str | bytes | None:
-        """Return the next message, None once the client has closed or left."""
+        """Return the next message, None once the client has closed or disconnected."""
         try:
             message = await self._transport.receive()
-        except Exception:  # noqa: BLE001 - whatever the server says, nothing comes any more
+        except Exception:  # noqa: BLE001 - any error of the server means that nothing follows
             return None
-        if message.kind == _CLOSE:
-            return None
-        data: str | bytes = message.data
-        return data
+        return None if message.kind == _CLOSE else cast("str | bytes", message.data)
 
     async def send(self, message: str | bytes) -> bool:
-        """Send a message; return False if the client has left, or does not take it in time. Waits while it is slow."""
+        """Send a message, waiting while the client is slow; return False if it disconnected or does not take it."""
         send = self._transport.send_bytes if isinstance(message, bytes) else self._transport.send_str
         try:
             async with asyncio.timeout(self._stall_s):
@@ -119,15 +125,136 @@ class Socket:
             return False
         return True
 
-    def close(self, *, whole: bool = True) -> None:
-        """Close it.
-
-        Args:
-            whole: False ends the connection at once, whatever the client has not taken.
-        """
+    def close(self) -> None:
+        """Close it."""
         if self._connection is not None:
-            if not whole:
-                self._connection.reset()
             self._connection.close()
             self._connection = None
         self._protocol.close()
+
+
+class SocketSession:
+    """Calls one after the other, each admitted like a request: its token may have expired since the last.
+
+    The caller closes the socket. `ask` returns the call that a message describes, with the input that preceded it. The
+    session ends after `idle_s` seconds without a message.
+    """
+
+    def __init__(
+        self, request: HttpRequest, socket: WebSocket, reference: str, ask: MakeAsk, idle_s: float = IDLE_S
+    ) -> None:
+        self._ask = ask
+        self._budget = socket.budget
+        self._request = request
+        self._socket = socket
+        self._reference = reference
+        self._idle_s = idle_s
+        self._input: list[bytes] = []
+        self._input_bytes = 0
+        self._most_bytes = request.service.settings.max_body_mib * MIB
+        self._running: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Serve until the client disconnects, is idle for long, or violates the protocol; cancel a running call."""
+        try:
+            with hold_stream(self._request):
+                await self._request.service.functions.resolve(self._request.tenant, self._reference)
+                await self._listen()
+        except TensorWasmError as error:
+            await self._send_failure(StreamFailure.of(error))
+
+    async def _listen(self) -> None:
+        receiving = asyncio.ensure_future(self._socket.receive())
+        try:
+            while await self._wait(receiving):
+                message = receiving.result()
+                if message is None:
+                    return
+                receiving = asyncio.ensure_future(self._socket.receive())
+                await self._take(message)
+        finally:
+            receiving.cancel()
+            self._budget.give(self._take_input()[1], self._request.tenant)
+            await self._stop()
+
+    def _take_input(self) -> tuple[bytes, int]:
+        """Return the input and its share of the budget, which the caller gives back."""
+        given, size_bytes = b"".join(self._input), self._input_bytes
+        self._input, self._input_bytes = [], 0
+        return given, size_bytes
+
+    async def _wait(self, receiving: asyncio.Future[str | bytes | None]) -> bool:
+        """Wait for a message; return False if none arrives in `idle_s` while nothing runs."""
+        while not receiving.done():
+            waited: set[asyncio.Future[Any]] = {receiving}
+            if self._running is not None:
+                waited.add(self._running)
+            done, _ = await asyncio.wait(waited, timeout=self._idle_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._running is not None and self._running.done():
+                self._running = None
+            elif not done and self._running is None:
+                return False
+        return True
+
+    async def _take(self, message: str | bytes) -> None:
+        """Keep input, or start or cancel a call."""
+        if isinstance(message, bytes):
+            if self._input_bytes + len(message) > self._most_bytes:
+                raise BodyTooLarge(f"input of more than {self._most_bytes} bytes")
+            self._budget.take(len(message), self._request.tenant)
+            self._input_bytes += len(message)
+            self._input.append(message)
+            return
+        asked = parse(message)
+        if asked.cancel:
+            if await self._stop():
+                await self._send_failure(StreamFailure(reason="cancelled", message="the client cancelled the call"))
+            return
+        if self._running is not None and not self._running.done():
+            raise Conflict("a call runs: the next one has to wait for its end")
+        given, size_bytes = self._take_input()
+        self._running = asyncio.ensure_future(self._call(asked, given))
+        self._running.add_done_callback(lambda _: self._budget.give(size_bytes, self._request.tenant))
+
+    async def _call(self, asked: SocketMessage, given: bytes) -> None:
+        """Run one call, and send its outcome."""
+        try:
+            last = await self._run(asked, given)
+        except TensorWasmError as error:
+            await self._send_failure(StreamFailure.of(error))
+        except Exception:  # noqa: BLE001 - the last line of defence, as around every other request
+            _log.exception("request %s: a bug", self._request.request_id)
+            await self._send_failure(StreamFailure.of(InternalError("a bug")))
+        else:
+            if last is not None:
+                await self._socket.send(last)
+
+    async def _run(self, asked: SocketMessage, given: bytes) -> str | None:
+        """Send chunks; return the message after the last one, None if the client has disconnected."""
+        request = self._request
+        admitted = request.admitted if request.again is None else await request.again()
+        ask = await self._ask(request, asked, given)
+        async with request.service.invocations.stream(admitted, self._reference, ask) as stream:
+            async for chunk in stream:
+                if not await self._socket.send(chunk):
+                    return None
+            return '{"done":' + encode_outcome(self._reference, require_success(stream.outcome)).decode() + "}"
+
+    async def _stop(self) -> bool:
+        """Cancel the running call; return False if there is none."""
+        running, self._running = self._running, None
+        if running is None or running.done():
+            return False
+        running.cancel()
+        await asyncio.wait((running,))
+        return running.cancelled()
+
+    async def _send_failure(self, failure: StreamFailure) -> None:
+        await self._socket.send('{"error":' + encode(failure).decode() + "}")
+
+
+def parse(text: str) -> SocketMessage:
+    """Return the message of a text; raise `InvalidJson` if it is not one, or has an unknown field."""
+    if len(text) > MAX_TEXT:
+        raise InvalidJson(f"a text message has at most {MAX_TEXT} characters")
+    return cast("SocketMessage", _decoder.read(text))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidRequest
-from tensorwasm.server.openai.documents import plan_chat, plan_completion, plan_embedding
-from tensorwasm.server.openai.requests import ChatRequest, CompletionRequest, Document, EmbeddingRequest
+from tensorwasm.server.openai.documents import Document, plan_chat, plan_completion, plan_embedding
+from tensorwasm.server.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 
 DOCS = Path(__file__).parents[4] / "docs/openai.md"
 PLANS = {
@@ -41,7 +41,7 @@ def document(kind, **fields):
         ("embedding", {"input": ["hi"]}),
     ],
 )
-def test_without_options_there_is_nothing_but_what_is_always_there(kind, expected):
+def test_without_options_a_document_has_only_its_required_fields(kind, expected):
     assert document(kind) == {"tensorwasm": 1, "kind": kind, "model": "m"} | expected
 
 
@@ -57,14 +57,14 @@ def test_every_option_is_passed_on():
     assert document("chat", **options).items() >= options.items()
 
 
-def test_the_documented_fields_are_those_there_are_in_their_order():
+def test_the_documented_fields_and_their_order_match_the_code():
     table = DOCS.read_text().partition("## What the guest is given")[2].partition("\n\n`content`")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     documented = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert documented == [each.name for each in msgspec.structs.fields(Document)]
 
 
-def test_fields_come_in_that_order_and_on_one_line():
+def test_a_document_has_fields_in_that_order_on_one_line():
     (run,) = plan("chat", stop="x", tools=[], messages=[{"role": "u", "content": 'é"\n/'}]).runs
     assert run.startswith(b'{"tensorwasm":1,"kind":"chat","model":"m","messages":[{"role":"u","content":')
     assert b"\n" not in run
@@ -81,7 +81,7 @@ def test_a_message_keeps_its_calls():
     assert document("chat", messages=[message])["messages"] == [message | {"content": ""}]
 
 
-def test_tokens_of_completions_have_two_names():
+def test_max_completion_tokens_precedes_max_tokens():
     assert document("chat", max_tokens=5, max_completion_tokens=3)["max_tokens"] == 3
     assert plan("chat", max_completion_tokens=3).max_tokens == 3
 
@@ -130,7 +130,7 @@ def test_prompts_are_answered_one_after_the_other():
         ("embedding", {"encoding_format": "int8"}, "encoding_format"),
     ],
 )
-def test_what_there_is_not_is_refused_by_name(kind, fields, named):
+def test_unsupported_values_are_refused_by_name(kind, fields, named):
     with pytest.raises(InvalidRequest, match=named):
         plan(kind, **fields)
 
@@ -139,12 +139,12 @@ def test_what_there_is_not_is_refused_by_name(kind, fields, named):
     "fields",
     [{"n": 0}, {"n": 17}, {"max_tokens": 0}, {"temperature": 3}, {"top_p": -1}, {"seed": 1 << 63}, {"messages": []}],
 )
-def test_what_is_out_of_range_is_refused(fields):
+def test_values_out_of_range_are_refused(fields):
     with pytest.raises(msgspec.ValidationError):
         plan("chat", **fields)
 
 
 @given(st.text(st.characters(codec="utf-8")))
-def test_any_text_reaches_the_guest_as_it_is(text):
+def test_any_text_reaches_the_guest_unchanged(text):
     assert document("completion", prompt=text)["prompt"] == text
     assert document("embedding", input=[text])["input"] == [text]

@@ -10,9 +10,9 @@ import pytest
 
 from fakes.streaming import FakeInvocations, FakeStream, fake_call
 from tensorwasm.errors import GuestTrap, InvokeTimeout, ModelNotFound, ModelOutputInvalid, ModelRefused, NotFound
+from tensorwasm.server.http.routing import StreamEnd
 from tensorwasm.server.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from tensorwasm.server.routes import openai
-from tensorwasm.server.routing import Ending
 
 HEADER = b'{"tensorwasm":1,"usage":{"prompt_tokens":9}}\n'
 ROUTES = {
@@ -73,7 +73,7 @@ def test_a_bounded_answer_ends_its_guest(fields):
     assert answer([stream], **fields)["choices"][0]["message"]["content"] == "ab"
 
 
-def test_choices_are_answers_of_their_own():
+def test_each_choice_is_a_separate_answer():
     found = answer([FakeStream([b"a"]), FakeStream([b"b"])], n=2)
     assert [each["message"]["content"] for each in found["choices"]] == ["a", "b"]
     assert found["usage"]["completion_tokens"] == 2
@@ -90,7 +90,7 @@ def test_a_stream_has_every_part_and_its_end():
     assert json.loads(events[-2][6:])["usage"] == {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
     assert json.loads(events[-3][6:])["choices"][0]["finish_reason"] == "length"
     assert contents(events) == ["", "a", "b", None]
-    assert ending == Ending()
+    assert ending == StreamEnd()
 
 
 def test_characters_that_chunks_divide_are_whole_in_a_stream():
@@ -106,7 +106,7 @@ def test_a_failure_in_a_stream_is_an_event_and_no_end_follows():
     assert ending.whole
 
 
-def test_a_client_that_leaves_a_stream_ends_the_guest():
+def test_a_disconnect_from_a_stream_ends_the_guest():
     _, ending, invocations = parts([FakeStream([b"a", b"b", asyncio.Event()])], takes=1)
     assert not ending.whole
     assert len(invocations.left) == 1
@@ -135,7 +135,7 @@ def test_a_failure_before_any_answer_is_an_ordinary_error(guest, expected, strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_that_went_is_not_there_and_is_looked_up_anew(stream):
+def test_a_deleted_model_is_not_found_and_looked_up_again(stream):
     async def story():
         handle, call = make_call(FakeInvocations(refusal=NotFound("gone")), "chat", stream=stream)
         with pytest.raises(ModelNotFound):
@@ -160,6 +160,6 @@ def test_embeddings_are_a_vector_for_each_text():
         [HEADER, b'{"embedding":[1]}\n' * 3],
     ],
 )
-def test_anything_else_is_no_embedding(chunks):
+def test_other_output_is_an_invalid_embedding(chunks):
     with pytest.raises(ModelOutputInvalid):
         answer([FakeStream(chunks)], "embedding")

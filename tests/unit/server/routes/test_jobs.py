@@ -56,7 +56,7 @@ async def ended(call, job):
     return answer
 
 
-def test_a_job_gives_what_a_call_gives(serve):
+def test_a_job_returns_what_a_call_returns(serve):
     async def test(call, add, guest, service):
         for function, body in ((add, {"export": "add", "args": [2, 3]}), (guest, {}), (guest, {"export": "say"})):
             job = await ended(call, await start(call, function, **body))
@@ -78,7 +78,7 @@ WRITES_AND_TRAPS = bytes(
 )
 
 
-def test_a_job_that_fails_keeps_what_its_guest_wrote(serve):
+def test_a_failed_job_keeps_its_guests_output(serve):
     async def test(call, add, guest, service):
         failing = (await service.functions.deploy(7, "failing", WRITES_AND_TRAPS)).id
         job = await ended(call, await start(call, failing))
@@ -88,7 +88,7 @@ def test_a_job_that_fails_keeps_what_its_guest_wrote(serve):
     serve(test)
 
 
-def test_a_job_that_fails_says_why_where_its_result_would_be(serve):
+def test_the_result_of_a_failed_job_is_its_failure(serve):
     async def test(call, add, guest, service):
         job = await ended(call, await start(call, guest, export="trap"))
         assert job["status"] == "failed"
@@ -100,7 +100,7 @@ def test_a_job_that_fails_says_why_where_its_result_would_be(serve):
     serve(test)
 
 
-def test_what_cannot_be_called_is_refused_before_there_is_a_job(serve):
+def test_an_invalid_call_is_refused_before_there_is_a_job(serve):
     async def test(call, add, guest, service):
         refusals = {
             "missing_export": {"export": "absent"},
@@ -121,7 +121,7 @@ def test_what_cannot_be_called_is_refused_before_there_is_a_job(serve):
     serve(test)
 
 
-def test_a_key_gives_the_first_job_and_refuses_another_request(serve):
+def test_an_idempotency_key_returns_the_first_job_and_refuses_another_request(serve):
     async def test(call, add, guest, service):
         key = {"Idempotency-Key": "once"}
         body = {"export": "add", "args": [1, 2]}
@@ -137,7 +137,7 @@ def test_a_key_gives_the_first_job_and_refuses_another_request(serve):
     serve(test)
 
 
-def test_a_key_gives_the_first_function(serve):
+def test_an_idempotency_key_returns_the_first_function(serve):
     async def test(call, add, guest, service):
         headers = {"Idempotency-Key": "deploy once", "Content-Type": "application/wasm"}
 
@@ -216,7 +216,7 @@ def test_jobs_of_others_are_not_shown(serve):
     serve(test)
 
 
-def test_waiting_ends_with_its_time(serve):
+def test_waiting_ends_at_its_timeout(serve):
     async def test(call, add, guest, service):
         job = await start(call, add, export="add", args=[1, 2], delay_s=3600)
         status, answer = await call("GET", f"/jobs/{job}/wait", query="timeout_s=0.01")
@@ -227,7 +227,7 @@ def test_waiting_ends_with_its_time(serve):
     serve(test)
 
 
-def test_usage_counts_what_functions_did(serve):
+def test_usage_counts_calls_of_functions(serve):
     async def test(call, add, guest, service):
         await ended(call, await start(call, add, export="add", args=[1, 2]))
         await call("POST", f"/functions/{guest}/invoke", {"export": "trap"})
@@ -242,7 +242,7 @@ def test_usage_counts_what_functions_did(serve):
     serve(test)
 
 
-def test_jobs_of_a_tenant_that_is_disabled_meanwhile_are_not_run(serve):
+def test_jobs_of_a_disabled_tenant_are_not_run(serve):
     async def test(call, add, guest, service):
         job = await start(call, add, export="add", args=[2, 3], delay_s=0.2)
         service.directory._policies[7] = TenantPolicy(disabled=True)
@@ -266,7 +266,7 @@ def test_a_tenants_cap_of_stored_bytes_holds(serve):
     serve(test)
 
 
-def test_what_a_job_asked_goes_with_its_end(serve):
+def test_the_input_of_a_job_is_deleted_at_its_end(serve):
     """A day of ended jobs is kept; their calls, of up to a MiB each, are not."""
 
     async def test(call, add, guest, service):

@@ -20,7 +20,7 @@ def admin(office):
     return make
 
 
-def test_a_tenant_is_made_seen_changed_and_disabled(office):
+def test_a_tenant_is_created_shown_changed_and_disabled(office):
     made = office.ask("POST", "/tenants", SEVEN)
     expected = {"tenant": 7, "name": "seven", "weight": 3, "quotas": {"requests": 5}, "disabled": False}
     assert made.body.pop("created_unix_ms") > 0
@@ -37,7 +37,7 @@ def test_a_tenant_is_made_seen_changed_and_disabled(office):
         office.ask("POST", "/tenants", SEVEN)
 
 
-def test_every_number_is_a_tenant_and_nothing_else_is(office):
+def test_exactly_the_numbers_are_tenants(office):
     body = office.ask("GET", f"/tenants/{MAX_TENANT}").body
     assert body == {
         "tenant": MAX_TENANT, "name": "", "weight": 1, "quotas": {}, "disabled": False, "created_unix_ms": None,
@@ -49,7 +49,7 @@ def test_every_number_is_a_tenant_and_nothing_else_is(office):
             office.ask("PATCH", f"/tenants/{strange}", {})
 
 
-def test_who_administers_some_tenants_sees_and_changes_no_others(office, admin):
+def test_an_administrator_of_some_tenants_sees_and_changes_no_others(office, admin):
     token = admin(7, 9)
     for tenant in (7, 8):
         office.ask("POST", "/tenants", {"tenant": tenant})
@@ -72,7 +72,7 @@ def test_who_administers_some_tenants_sees_and_changes_no_others(office, admin):
     assert not office.ask("GET", "/tenants/8").body["disabled"]
 
 
-def test_a_disabled_tenants_own_administrator_does_not_bring_it_back(office, admin):
+def test_a_disabled_tenants_own_administrator_cannot_enable_it(office, admin):
     own = admin(7)
     office.ask("DELETE", "/tenants/7")
     for method, path, body in (("PATCH", "/tenants/7", {"disabled": False}), ("GET", "/tokens", None)):
@@ -81,7 +81,7 @@ def test_a_disabled_tenants_own_administrator_does_not_bring_it_back(office, adm
     assert office.identity.directory.policy(7).disabled
 
 
-def test_what_no_tenant_can_be_is_refused(office):
+def test_invalid_tenants_are_refused(office):
     for more in ({"weight": 0}, {"weight": 1001}, {"quotas": {"x": 1}}, {"quotas": {"qps": -1}}):
         with pytest.raises(InvalidRequest):
             office.ask("POST", "/tenants", SEVEN | more)
@@ -96,7 +96,7 @@ def test_what_no_tenant_can_be_is_refused(office):
     assert office.ask("GET", "/tenants").body == {"tenants": [], "next": None}
 
 
-def test_pages_lead_from_one_to_the_next(office):
+def test_each_page_leads_to_the_next(office):
     for tenant in (MAX_TENANT, 3, 20):
         office.ask("PATCH", f"/tenants/{tenant}", {})
     first = office.ask("GET", "/tenants?limit=2").body

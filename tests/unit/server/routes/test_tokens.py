@@ -17,7 +17,7 @@ def seven(office):
     return office.ask("POST", "/tokens", {"name": "seven", "tenants": [7], "scopes": ["admin", "invoke"]}).body["token"]
 
 
-def test_every_route_is_for_administrators_and_bound_by_their_limit():
+def test_every_route_is_for_administrators_with_their_own_limit():
     assert {(each.scope, each.kind, each.tenant) for each in ROUTES} == {("admin", "admin", False)}
     assert {each.action for each in ROUTES if each.method == "GET"} == {None}
     assert {each.action for each in ROUTES if each.method != "GET"} == {
@@ -25,7 +25,7 @@ def test_every_route_is_for_administrators_and_bound_by_their_limit():
     }  # fmt: skip
 
 
-def test_a_token_is_made_and_shown_once_to_be_kept_by_no_cache(office):
+def test_a_new_token_is_shown_once_and_never_cached(office):
     answer = office.ask("POST", "/tokens", ANN)
     token = answer.body.pop("token")
     principal = office.knows(token)
@@ -47,7 +47,7 @@ def test_a_token_is_made_and_shown_once_to_be_kept_by_no_cache(office):
         assert token.split("_", 2)[2] not in each.shown  # a secret may have a _ itself
 
 
-def test_a_token_for_all_tenants_says_so(office):
+def test_a_token_for_all_tenants_has_an_asterisk(office):
     answer = office.ask("POST", "/tokens", {"name": "all", "tenants": "*", "scopes": ["invoke"]})
     assert answer.body["tenants"] == "*"
     assert office.knows(answer.body["token"]).tenants is None
@@ -69,7 +69,7 @@ def test_a_token_for_all_tenants_says_so(office):
     ],
     ids=str,
 )
-def test_a_body_of_other_types_is_not_taken(office, body):
+def test_a_body_of_other_types_is_refused(office, body):
     with pytest.raises(msgspec.ValidationError):
         office.ask("POST", "/tokens", body)
 
@@ -77,7 +77,7 @@ def test_a_body_of_other_types_is_not_taken(office, body):
 @pytest.mark.parametrize(
     "more", [{"tenants": []}, {"tenants": [-1]}, {"tenants": [1 << 64]}, {"scopes": []}, {"scopes": ["root"]}], ids=str
 )
-def test_values_that_cannot_be_are_refused(office, more):
+def test_invalid_values_are_refused(office, more):
     with pytest.raises(InvalidRequest):
         office.ask("POST", "/tokens", ANN | more)
 
@@ -101,7 +101,7 @@ def test_a_token_is_rotated_and_revoked(office):
         office.ask("POST", f"/tokens/{newer.body['id']}/rotate")
 
 
-def test_a_token_may_end_itself(office):
+def test_a_token_may_revoke_itself(office):
     itself = office.knows(office.token).id
     new = office.ask("POST", f"/tokens/{itself}/rotate").body["token"]
     assert office.knows(office.token) is None
@@ -120,13 +120,13 @@ def test_a_token_may_end_itself(office):
     ],
     ids=str,
 )
-def test_who_administers_one_tenant_passes_on_no_more(office, seven, error, body):
+def test_an_administrator_of_one_tenant_grants_no_more(office, seven, error, body):
     with pytest.raises(error):
         office.ask("POST", "/tokens", body, token=seven)
 
 
 @pytest.mark.rule("14-minted")
-def test_who_administers_one_tenant_sees_and_ends_only_its_tokens(office, seven):
+def test_an_administrator_of_one_tenant_sees_and_revokes_only_its_tokens(office, seven):
     own = office.ask("POST", "/tokens", {"name": "own", "tenants": [7], "scopes": ["invoke"]}, token=seven).body
     more = office.ask("POST", "/tokens", {"name": "more", "tenants": [7], "scopes": ["jobs"]}).body
     others = [office.ask("POST", "/tokens", {"name": "x", "tenants": chosen}).body for chosen in ([8], [7, 8], "*")]
@@ -143,14 +143,14 @@ def test_who_administers_one_tenant_sees_and_ends_only_its_tokens(office, seven)
     assert office.knows(own["token"]) is None
 
 
-def test_who_may_not_administer_may_nothing_here(office):
+def test_without_the_scope_no_token_is_administered(office):
     user = office.ask("POST", "/tokens", ANN).body["token"]
     for route in ROUTES:
         with pytest.raises(ScopeDenied):
             office.ask(route.method, route.path, token=user)
 
 
-def test_pages_lead_from_one_to_the_next(office):
+def test_each_page_leads_to_the_next(office):
     for n in range(4):
         office.ask("POST", "/tokens", ANN | {"name": str(n)})
     first = office.ask("GET", "/tokens?limit=3").body

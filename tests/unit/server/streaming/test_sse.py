@@ -35,13 +35,13 @@ def split_texts(draw: st.DrawFn) -> list[bytes]:
 @example([b"\xed\xa0\x80"])
 @example([b"\xc3", b"\xa9"])
 @example([b"\xf0\x9d", b"\x84\x9e"])
-def test_what_a_reader_gets_is_what_the_guest_sent(chunks: list[bytes]) -> None:
+def test_a_reader_decodes_the_guests_bytes(chunks: list[bytes]) -> None:
     stream = b"".join(sse.KEEP_ALIVE + sse.encode_chunk(each) for each in chunks)
     assert read_chunks(stream) == chunks
 
 
 @given(st.lists(CHUNKS))
-def test_the_same_for_readers_that_take_every_line_break_there_is(chunks: list[bytes]) -> None:
+def test_readers_that_accept_any_line_break_decode_the_guests_bytes(chunks: list[bytes]) -> None:
     stream = b"".join(sse.encode_chunk(each) for each in chunks)
     lines = stream.decode().splitlines()
     assert read_chunks("".join(f"{line}\n" for line in lines).encode()) == chunks
@@ -62,7 +62,7 @@ def test_the_same_for_readers_that_take_every_line_break_there_is(chunks: list[b
         ("\u2028".encode(), "chunk-base64"),
     ],
 )
-def test_text_is_sent_as_text_and_nothing_else_is(chunk: bytes, name: str) -> None:
+def test_only_safe_text_is_sent_as_text(chunk: bytes, name: str) -> None:
     assert [each.name for each in read_events(sse.encode_chunk(chunk))] == [name]
 
 
@@ -83,5 +83,5 @@ def test_an_event_keeps_its_lines() -> None:
         ("*/*", False),
     ],
 )
-def test_event_streams_are_for_those_who_ask(accept: str | None, *, expected: bool) -> None:
+def test_the_accept_header_requests_events(accept: str | None, *, expected: bool) -> None:
     assert sse.wanted(accept) is expected

@@ -1,0 +1,181 @@
+"""Request bodies: how much is read, how long that may take, and how much memory all bodies share.
+
+A short body arrives in one piece, read ahead by the code that accepts requests. A longer one is read chunk by chunk,
+and every byte counts against one budget for all connections until the request is answered. A request that finds the
+budget used up is refused and may be retried, so a thousand concurrent uploads need no more memory than a few. No tenant
+gets more of the budget than it leaves for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from tensorwasm.errors import BodyTooLarge, CapacityExhausted, InvalidRequest, RequestTimeout
+from tensorwasm.server.http.slices import run_slice
+from tensorwasm.values import MIB
+
+SHORT_BYTES: Final = 16 << 10
+"""Longest body that is read in one piece and not counted: as much as a connection's buffers take anyway."""
+
+AT_ONCE_BYTES: Final = 128 << 10
+"""How much of a body is copied without waiting for a slice (`tensorwasm.server.http.slices`): about 20 us."""
+
+BUDGET_BYTES: Final = 512 * MIB
+"""Memory that all longer bodies share, unless a single body may be larger."""
+
+LINGER_S: Final = 2.0
+"""How long the rest of a refused body is read and dropped, so that its sender can read the reply."""
+
+LINGERING: Final = 64
+"""Most refused bodies whose rest is read at a time."""
+
+
+class BodyBudget:
+    """Memory for bodies, `limit_bytes` in total, shared by all connections of one event loop."""
+
+    def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
+        self.free_bytes, self.lingering = limit_bytes, 0
+        self._held: dict[int, int] = {}
+
+    def take(self, size_bytes: int, tenant: int | None = None) -> None:
+        """Reserve memory for a tenant, which never gets more than it leaves for others, or for none.
+
+        Raises:
+            CapacityExhausted: not enough is left.
+        """
+        left = self.free_bytes - size_bytes
+        held = 0 if tenant is None else self._held.get(tenant, 0) + size_bytes
+        if left < held:
+            raise CapacityExhausted("too many long requests are arriving at once")
+        self.free_bytes = left
+        if tenant is not None:
+            self._held[tenant] = held
+
+    def give(self, size_bytes: int, tenant: int | None = None) -> None:
+        """Return memory that `take` reserved."""
+        self.free_bytes += size_bytes
+        if tenant is not None:
+            left = self._held.pop(tenant, 0) - size_bytes
+            if left > 0:
+                self._held[tenant] = left
+
+
+def declared_bytes(length: str | None) -> int | None:
+    """Return the value of a Content-Length, None without one; raise `InvalidRequest` if it is malformed."""
+    if length is None:
+        return None
+    if not (length.isascii() and length.isdigit()) or len(length) > 18:
+        raise InvalidRequest("Content-Length is not a number of bytes")
+    return int(length)
+
+
+def require_whole(body: bytes, length: str | None) -> None:
+    """Raise `RequestTimeout` for a body shorter than its Content-Length.
+
+    The server reports a disconnect as the end of the body.
+    """
+    declared = declared_bytes(length)
+    if declared is not None and len(body) < declared:
+        raise RequestTimeout("the request did not arrive in full")
+
+
+class BodyMemory:
+    """Memory that one long body of a tenant, or of none, has reserved from a budget."""
+
+    def __init__(self, budget: BodyBudget, limit_bytes: int, tenant: int | None = None) -> None:
+        self._budget = budget
+        self._limit_bytes = limit_bytes
+        self._tenant = tenant
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Return the memory to the budget; the body must not be used any more."""
+        self._budget.give(self._held_bytes, self._tenant)
+        self._held_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Reserve memory for more of the body.
+
+        Raises:
+            BodyTooLarge: the body is longer than the limit.
+            CapacityExhausted: the budget is used up.
+        """
+        if self._held_bytes + size_bytes > self._limit_bytes:
+            raise too_large(self._limit_bytes)
+        self._budget.take(size_bytes, self._tenant)
+        self._held_bytes += size_bytes
+
+
+class BodyReader(BodyMemory):
+    """Reads one long body from the chunks of RSGI, of which an empty one ends it, and reserves memory for it."""
+
+    def __init__(
+        self, chunks: AsyncIterator[bytes], budget: BodyBudget, limit_bytes: int, tenant: int | None = None
+    ) -> None:
+        super().__init__(budget, limit_bytes, tenant)
+        self._chunks = chunks
+
+    async def read(self, timeout_s: float, declared: int | None = None) -> bytes:
+        """Return the whole body, which must arrive in `timeout_s`; raise as `hold` does.
+
+        With a Content-Length (`declared`), which `require_whole` checks afterwards, empty chunks are ignored: over
+        HTTP/2 a complete body often ends in an empty frame, as does one that broke off.
+
+        Raises:
+            RequestTimeout: it did not arrive in time, or may have broken off where no length tells.
+        """
+        whole = io.BytesIO()  # grows in place and hands over its buffer: joining parts would copy everything at once
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (chunk := await _step(self._chunks)) is not None:
+                    if not chunk and declared is None:
+                        if await _step(self._chunks) is not None:
+                            # RSGI sends another chunk after the empty one if the body broke off or has trailers.
+                            raise RequestTimeout("the request did not arrive in full, or has unsupported trailers")
+                        break
+                    self.hold(len(chunk))
+                    if self._held_bytes <= AT_ONCE_BYTES:
+                        whole.write(chunk)
+                    else:
+                        await run_slice(partial(whole.write, chunk))
+        except TimeoutError:
+            raise RequestTimeout("the request did not arrive in full in time") from None
+        return whole.getvalue()
+
+
+async def linger(chunks: AsyncIterator[bytes], budget: BodyBudget) -> None:
+    """Read and drop the rest of a refused body for a while.
+
+    Closing a connection while its client still sends would discard the reply.
+    """
+    if budget.lingering >= LINGERING:
+        return
+    budget.lingering += 1
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while await _step(chunks):
+                pass
+    except (TimeoutError, RuntimeError):  # the client keeps sending, or has disconnected
+        return
+    finally:
+        budget.lingering -= 1
+
+
+async def _step(chunks: AsyncIterator[bytes]) -> bytes | None:
+    """Return the next chunk, None at the end.
+
+    RSGI's iterator cannot be cancelled in `anext` with a default, nor iterated twice, as ``async for`` would.
+    """
+    try:
+        return await chunks.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def too_large(limit_bytes: int) -> BodyTooLarge:
+    """Return the error of a body over the limit."""
+    return BodyTooLarge(f"the body is longer than {limit_bytes} bytes")

@@ -1,0 +1,152 @@
+"""A request's head: its names and trace, fields that may occur once, and where it comes from.
+
+Source: RFC 9112, 3.2 "Request Target": an HTTP/1.1 request has one Host; RFC 9110, 5.3 "Field Order", 7.2 "Host"; RFC
+9562, 5.4 "UUID Version 4"; W3C Trace Context, 3.2 "traceparent Header"; Fetch standard, "CORS protocol"; Envoy,
+"x-forwarded-client-cert".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from tensorwasm.errors import HostDenied, InvalidArgs, InvalidRequest, OriginDenied
+from tensorwasm.settings.service import ServiceSettings
+
+ONCE: Final = (
+    "host",
+    "authorization",
+    "content-type",
+    "content-encoding",
+    "idempotency-key",
+    "origin",
+    "x-tensorwasm-deadline-ms",
+    "x-tensorwasm-snapshot-hmac-key",
+    "x-tensorwasm-snapshot-require-signature",
+    "x-tensorwasm-as-instance",
+)
+"""Fields that are refused when repeated: a proxy in front of the server may have acted on the other value. The tenant's
+header is one more, which `admit` refuses with an error kind of its own."""
+
+MAX_SUBJECT: Final = 256
+"""Characters kept of a certificate's subject."""
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=@+~-]{0,127}", re.ASCII)
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.ASCII
+)
+_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
+_EXPOSED: Final = (
+    "X-Request-Id, X-Trace-Id, Retry-After, RateLimit, RateLimit-Policy, ETag, X-TensorWasm-Route, X-TensorWasm-Server"
+)
+_FIELD_NAMES: Final = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z, ]{1,2048}", re.ASCII)
+_SUBJECT: Final = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"')
+
+
+def check_head(http_version: str, headers: Any) -> None:
+    """Raise `InvalidRequest` if a field of `ONCE` is repeated, or HTTP/1.1 has no Host."""
+    if http_version == "1.1" and "host" not in headers:
+        raise InvalidRequest("an HTTP/1.1 request needs the header Host")
+    for name in ONCE:
+        if name in headers and len(headers.get_all(name)) > 1:
+            raise InvalidRequest(f"the header {name} is repeated")
+
+
+def request_ids() -> Callable[[], str]:
+    """Return a generator function of UUIDs: 74 random bits fixed per generator, and a counter.
+
+    They are unique but not secret. A request has no time for the system's random bytes.
+    """
+    start = secrets.token_hex(10)
+    prefix = f"{start[:8]}-{start[8:12]}-4{start[12:15]}-{secrets.choice('89ab')}{start[15:18]}-"
+    numbers = count(secrets.randbits(40))
+    return lambda: f"{prefix}{next(numbers) & 0xFFFFFFFFFFFF:012x}"
+
+
+def own_request_id(given: str | None) -> str:
+    """Return the client's name for its request; empty if there is none, or it does not suit paths and logs."""
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""
+
+
+def trace_id(traceparent: str | None) -> str:
+    """Return the 32 hex digits of a header's trace; empty without one, or if the header is malformed."""
+    found = _TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
+    if found is None or (found[1] == "00" and found[3]):
+        return ""
+    return found[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """The settings on where requests may come from.
+
+    Hosts are in lower case, none means any; `origins` are those that browsers may call from; X-Forwarded-Client-Cert is
+    trusted from the networks `proxies`.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    proxies: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
+
+    @classmethod
+    def from_settings(cls, settings: ServiceSettings) -> Origins:
+        """Parse the settings; raise `InvalidArgs` for an invalid network."""
+        try:
+            proxies = tuple(ipaddress.ip_network(each, strict=False) for each in _split(settings.trusted_proxies))
+        except ValueError as error:
+            raise InvalidArgs(f"TENSOR_WASM_API_TRUSTED_XFCC_PROXIES: {error}") from None
+        hosts = frozenset(each.lower() for each in _split(settings.trusted_hosts))
+        return cls(hosts, frozenset(_split(settings.cors_origins)), proxies)
+
+    def check_host(self, host: str | None) -> None:
+        """Raise `HostDenied` unless Host, or HTTP/2's ``:authority``, is served, with or without its port."""
+        given = (host or "").lower()
+        name = given if given.endswith("]") else given.rsplit(":", 1)[0]
+        if self.hosts and given not in self.hosts and name not in self.hosts:
+            raise HostDenied("this host is not served here")
+
+    def check_page(self, origin: str | None) -> None:
+        """Raise `OriginDenied` for a page of another origin, where browsers send no preflight."""
+        if origin is not None and origin not in self.origins:
+            raise OriginDenied("this is not open to pages of this origin")
+
+    def cors(self, origin: str | None) -> tuple[tuple[str, str], ...]:
+        """Return the headers that let a page of an origin read a reply or preflight; none if it may not.
+
+        Where any origin is allowed, every reply also needs ``Vary: Origin``.
+        """
+        if origin is None or origin not in self.origins:
+            return ()
+        return (("access-control-allow-origin", origin), ("access-control-expose-headers", _EXPOSED))
+
+    def preflight(self, origin: str | None, wanted: str | None) -> tuple[tuple[str, str], ...]:
+        """Return a preflight's headers besides those of `cors`; none if the origin is not allowed.
+
+        `wanted` is ``Access-Control-Request-Headers``; an allowed page may send any.
+        """
+        if origin is None or origin not in self.origins:
+            return ()
+        fields = (("access-control-allow-headers", wanted),) if wanted and _FIELD_NAMES.fullmatch(wanted) else ()
+        return (("access-control-allow-methods", _METHODS), *fields, ("access-control-max-age", "600"))
+
+    def certificate(self, client: str, headers: Any) -> str | None:
+        """Return the subject of the client's certificate, if a trusted proxy forwarded one."""
+        if not self.proxies:
+            return None
+        try:
+            address = ipaddress.ip_address(client)
+        except ValueError:
+            return None
+        if not any(address in network for network in self.proxies):
+            return None
+        found = _SUBJECT.search(headers.get("x-forwarded-client-cert") or "")
+        return found[1][:MAX_SUBJECT] if found else None
+
+
+def _split(text: str) -> list[str]:
+    return [each for part in text.split(",") if (each := part.strip())]

@@ -1,0 +1,68 @@
+"""The server's process: ``python -m tensorwasm.server.process.child PARENT PIPE``, started by the supervisor.
+
+It loads the server, reads its options from standard input, which may arrive much later, and writes two bytes to the
+pipe: one when it serves, one when it is ready.
+
+Exit codes: 0 stopped by a signal; 2 or 4 invalid options or settings; 1 anything else.
+
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from functools import partial
+from typing import Final
+
+from tensorwasm.errors import TensorWasmError
+from tensorwasm.server.process.supervisor import ServeOptions
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Serve, and return the exit code."""
+    parent, pipe = map(int, arguments)
+    os.set_inheritable(pipe, False)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server handles it: an import would print a traceback
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is an audit log to reopen
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor had blocked it
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before
+        return 1
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=form)
+    from tensorwasm.server.process.starting import run  # noqa: PLC0415 - 0.5 s, needless if the parent is gone
+
+    text = _read_options()
+    if not text:
+        return 1
+    try:
+        run(ServeOptions.from_json(text), partial(os.write, pipe, b"1"))
+    except TensorWasmError as error:
+        sys.stderr.write(f"error: {error.kind}: {error.message}\n")
+        return error.exit_code
+    return 0
+
+
+def _read_options() -> str:
+    """Read standard input to its end, and redirect it to the null device; empty if this process is not needed."""
+    with open(0, encoding="utf-8", closefd=False) as waiting:
+        text = waiting.read()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return text
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # threads of the server that still wait for the GIL would wait for ever

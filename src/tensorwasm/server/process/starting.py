@@ -1,0 +1,153 @@
+"""The server process's main function: opens the service, prints its first token and its address, and serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull, Unauthorized
+from tensorwasm.guest.engine.capi import check_bindings
+from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.server.process.memory import return_large_blocks
+from tensorwasm.server.routes import ALL
+from tensorwasm.server.serving import serve, serve_degraded
+from tensorwasm.service.opening import folder_of, open_service
+from tensorwasm.service.storage import lacks_room
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
+
+if TYPE_CHECKING:
+    from tensorwasm.server.process.supervisor import ServeOptions
+    from tensorwasm.service.service import Service
+    from tensorwasm.tenancy.authentication import Authenticator
+
+_log = logging.getLogger(__name__)
+LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
+"""Hosts of a service without authentication. Others are refused, since any page's host name can resolve to this
+machine."""
+
+
+def run(options: ServeOptions, report: Callable[[], object]) -> None:
+    """Serve until a signal stops it; SIGHUP reopens the audit log. Blocks.
+
+    `report` is called when requests are accepted, and on any thread when everything that they need is loaded. An error
+    means that the service does not open, or must not be exposed like this.
+    """
+    return_large_blocks()
+    uvloop.run(_run(options, report))
+
+
+async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
+    settings = _settings(options)
+    loading = begin_loading()
+    metrics = Metrics([(route.method, route.path) for route in ALL])
+    notice = _ListeningNotice(options, report)
+    service = await _open(settings, metrics, options, notice)
+    if service is None:
+        return
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.audit.reopen)
+
+    def announce() -> None:
+        if service.first_token is not None:
+            sys.stderr.write(f"token, shown this once: {service.first_token.text}\n")
+        notice()
+
+    def load() -> None:
+        try:
+            loading()
+            with suppress(InternalError):  # the service is stopping already
+                service.runtime.fibers.open()  # on this thread, whose low priority is inherited
+            with suppress(EngineMismatch):  # every deploy reports it
+                check_bindings()
+        finally:
+            notice.given.wait()
+            report()
+
+    try:
+        exposure = decide_exposure(
+            _host(options),
+            dev_mode=settings.allow_dev_mode,
+            allow_public=settings.allow_plaintext_public,
+            has_auth=_has_authentication(service.authenticator),
+        )
+        if exposure.warning:
+            sys.stderr.write(f"warning: {exposure.warning}\n")
+        service.readiness.load(load)
+        await serve(service, options.address, max_body_bytes=options.max_body_bytes, ready=announce)
+    finally:
+        await service.close()
+
+
+def _host(options: ServeOptions) -> str:
+    return options.address.host or "localhost"  # a Unix socket is local to this machine
+
+
+def _settings(options: ServeOptions) -> ServiceSettings:
+    """Return the environment's settings, with defaults that depend on the address."""
+    settings = ServiceSettings.from_environment(os.environ)
+    if settings.allow_dev_mode and not settings.trusted_hosts and is_loopback(_host(options)):
+        settings = replace(settings, trusted_hosts=LOCAL_HOSTS)
+    if not settings.server_name and options.address.port:
+        settings = replace(settings, server_name=f"{socket.gethostname()}:{options.address.port}")
+    return settings
+
+
+class _ListeningNotice:
+    """Reports once that requests are accepted, to the parent and on standard output; sets `given` then."""
+
+    def __init__(self, options: ServeOptions, report: Callable[[], object]) -> None:
+        self._options = options
+        self._report = report
+        self.given = threading.Event()
+
+    def __call__(self) -> None:
+        if self.given.is_set():
+            return
+        self._report()
+        self.given.set()
+        if self._options.announce:
+            print(f"listening on {self._options.address.url}", flush=True)  # noqa: T201 - the command's output
+
+
+async def _open(
+    settings: ServiceSettings, metrics: Metrics, options: ServeOptions, notice: Callable[[], None]
+) -> Service | None:
+    """Return the service, once its data folder has enough space; None if a signal stops it earlier."""
+    folder = folder_of(settings.data)
+
+    async def attempt() -> Service | None:
+        try:
+            return await open_service(settings, metrics=metrics)
+        except HostError as error:
+            if not await asyncio.to_thread(lacks_room, folder, settings.disk_reserve_mib):
+                raise
+            _log.warning("the service is not opened: %s", error.message)
+            return None
+
+    service = await attempt()
+    if service is not None:
+        return service
+    full = StorageFull("the data folder cannot be written, or has less room than its reserve")
+    _log.warning("%s: not ready until it has more", full.message)
+    return await serve_degraded(full, options.address, attempt, notice)
+
+
+def _has_authentication(authenticator: Authenticator) -> bool:
+    """Return whether requests without credentials are refused."""
+    try:
+        authenticator.authenticate(None)
+    except Unauthorized:
+        return True
+    return False

@@ -1,0 +1,167 @@
+"""Routes that call functions: with one reply, with a stream of what the guest emits, or over a WebSocket."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorwasm.errors import (
+    DeviceFault,
+    DeviceUnavailable,
+    GuestError,
+    GuestExit,
+    GuestTrap,
+    InvalidArgs,
+    InvalidBase64,
+    InvalidRequest,
+    InvokeTimeout,
+    KernelFault,
+    MissingExport,
+    NotFound,
+    QuotaExceeded,
+    StdinTooLarge,
+    StoreUnavailable,
+    TooManyArgs,
+)
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.server.http.results import immediate_reply, result_reply
+from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
+from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
+from tensorwasm.server.routes.parameters import STORED, check_arguments, decode_optional
+from tensorwasm.server.streaming import sse
+from tensorwasm.server.streaming.streamed_call import StreamedCall, reads_trailers, stream_events, stream_raw
+from tensorwasm.server.streaming.websocket import SocketSession
+from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.values import Deadline
+
+if TYPE_CHECKING:
+    from tensorwasm.server.streaming.websocket import WebSocket
+
+CALLED: Final = (
+    MissingExport, InvalidArgs, TooManyArgs, InvalidBase64, InvalidRequest, GuestTrap, GuestExit, KernelFault,
+    InvokeTimeout, QuotaExceeded, DeviceUnavailable, DeviceFault, StoreUnavailable, StdinTooLarge, *STORED,
+)  # fmt: skip
+"""Errors of a call."""
+
+
+def invoke(request: HttpRequest) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
+    """Call a function; at once if it is loaded and ends at once."""
+    body: Invoke = request.body
+    reference = request.audit["function_id"] = request.params["id"]
+    resolved = request.service.functions.find(request.tenant, reference)
+    if resolved is None or body.input_b64 is not None or body.stdin_b64 is not None:
+        return _invoke_slowly(request, reference)
+    outcome = request.service.invocations.begin(request.admitted, resolved, ask_of(body, request.deadline, b"", b""))
+    if isinstance(outcome, Invocation):
+        return immediate_reply(_called(resolved.record.id), outcome)
+    return _finish(resolved.record.id, outcome)
+
+
+async def _invoke_slowly(request: HttpRequest, reference: str) -> Reply | StreamedReply:
+    given = await decode_input(request.body)
+    resolved = await request.service.invocations.resolve(request.admitted, reference, request.deadline)
+    outcome = request.service.invocations.begin(
+        request.admitted, resolved, ask_of(request.body, request.deadline, *given)
+    )
+    if isinstance(outcome, Invocation):
+        return immediate_reply(_called(resolved.record.id), outcome)
+    return await _finish(resolved.record.id, outcome)
+
+
+async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply | StreamedReply:
+    return await result_reply(_called(function_id), await running)
+
+
+def _called(function_id: str) -> bytes:
+    return b'"function_id":"%b"' % function_id.encode()
+
+
+async def decode_input(body: Invoke) -> tuple[bytes, bytes]:
+    """Return `input_b64` and `stdin_b64` decoded; empty without them."""
+    return await decode_optional(body.input_b64), await decode_optional(body.stdin_b64)
+
+
+def ask_of(body: Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> InvocationRequest:
+    """Return the call that a body describes, with its base64 fields decoded.
+
+    Raises:
+        InvalidArgs: an argument is neither a number nor a text.
+        InvalidRequest: input or standard input is given twice.
+    """
+    check_arguments(body.args)
+    if body.input is None and body.stdin is None and body.env is None and body.argv is None and not given and not stdin:
+        return InvocationRequest(body.export, body.args, deadline=deadline)
+    if (body.input is not None and given) or (body.stdin is not None and stdin):
+        raise InvalidRequest("input and stdin are texts or base64, not both")
+    return InvocationRequest(
+        body.export,
+        body.args,
+        input=body.input.encode() if body.input is not None else given,
+        stdin=body.stdin.encode() if body.stdin is not None else stdin,
+        env=tuple((body.env or {}).items()),
+        argv=body.argv,
+        deadline=deadline,
+    )
+
+
+async def invoke_stream(request: HttpRequest) -> StreamedReply:
+    """Call a function, and reply with what it emits while it runs."""
+    reference = request.audit["function_id"] = request.params["id"]
+    body: Invoke = request.body
+    ask = ask_of(body, request.deadline, *await decode_input(body))
+    stream = await StreamedCall.open(request, reference, ask)
+    if sse.wanted(request.headers.get("accept")):
+        return stream_events(stream, reference)
+    return stream_raw(stream, trailers=reads_trailers(request.headers.get("te")))
+
+
+async def invoke_socket(request: HttpRequest, socket: WebSocket) -> None:
+    """Call a function once for each message of a WebSocket, one call after the other."""
+    reference = request.audit["function_id"] = request.params["id"]
+    await SocketSession(request, socket, reference, read_message).serve()
+
+
+async def read_message(request: HttpRequest, body: Invoke, given: bytes) -> InvocationRequest:
+    """Return the call that a message of a WebSocket describes, with the input of the binary messages before it.
+
+    Raises:
+        InvalidRequest: there is input before the message and in it.
+    """
+    deadline = body.deadline(request.service.settings.max_deadline_s).earlier(request.deadline)
+    if given and body.input_b64 is not None:
+        raise InvalidRequest("input is in messages before the call, or in it, not both")
+    encoded, stdin = await decode_input(body)
+    return ask_of(body, deadline, given or encoded, stdin)
+
+
+async def get_outcome(request: HttpRequest) -> Reply:
+    """Return how a stream ended."""
+    found = request.service.outcomes.get(request.tenant, request.params["id"])
+    return Reply(StreamOutcome(found.request_id, found.reference, found.status, found.reason, found.message))
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST", "/functions/{id}/invoke", invoke, "Call a function.", "functions", "invoke", kind="invoke", guest=True,
+        request=Invoke, optional_body=True, response=Invoked, errors=CALLED, action="invoke_function",
+    ),
+    Route(
+        "POST", "/functions/{id}/invoke-stream", invoke_stream,
+        "Call a function and stream what it emits, as server-sent events or raw bytes.", "invoke", "invoke",
+        kind="streams", guest=True, request=Invoke, optional_body=True, response=bytes, action="invoke_stream",
+        errors=(
+            MissingExport, InvalidArgs, InvalidRequest, StdinTooLarge, TooManyArgs, GuestError, InvokeTimeout,
+            QuotaExceeded, *STORED,
+        ),
+    ),
+    Route(
+        "WS", "/functions/{id}/invoke-ws", invoke_socket,
+        "Call a function over a WebSocket, once for each message.", "invoke", "invoke", kind="streams",
+        errors=(NotFound,), action="invoke_socket",
+    ),
+    Route(
+        "GET", "/streams/{id}", get_outcome,
+        "Show how a stream ended; its ID is the X-Request-Id of its reply.", "invoke", "invoke",
+        response=StreamOutcome, errors=(NotFound,),
+    ),
+)  # fmt: skip
