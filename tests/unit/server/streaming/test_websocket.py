@@ -269,6 +269,7 @@ def test_every_call_is_admitted():
         admitted.append(True)
         if len(admitted) == 2:
             raise RateLimited("too many requests")
+        return SimpleNamespace(tenant=7)
 
     invocations = FakeInvocations(FakeStream([]), FakeStream([]))
     done, error = converse_in_turn(invocations, "{}", "{}", again=again)
