@@ -49,6 +49,7 @@ check: lint  ## lint, types, layers, workflows, generated files
 	@$(BIN)/python tools/check_workflows.py
 	@$(BIN)/python tools/generate_abi.py --check
 	@$(BIN)/python tools/generate_docs.py --check
+	@$(BIN)/python tools/generate_map.py --check
 
 fmt: $(VENV)/.dev  ## format, and fix what can be fixed
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -70,6 +71,7 @@ fuzz: $(VENV)/.dev  ## damage inputs, SECONDS_EACH=60 for each target
 docs: $(VENV)/.dev  ## regenerate the documents and interfaces made from code
 	@$(BIN)/python tools/generate_abi.py
 	@$(BIN)/python tools/generate_docs.py
+	@$(BIN)/python tools/generate_map.py
 
 ptx: $(VENV)/.dev  ## rebuild the example kernels (needs nvcc)
 	@$(BIN)/python tools/build_kernels.py

@@ -1,4 +1,4 @@
-"""The safety rules of docs/design.md by number, in parts that tests show one by one."""
+"""The safety rules of docs/safety-rules.md by number, in parts that tests show one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SAFETY: Final = Table(
     mark="rule",
     title="Safety rules and their tests",
     text=(
-        "The rules of [the design](../design.md#safety-rules), under the same numbers, part by part, each with tests "
+        "The [safety rules](../safety-rules.md), under the same numbers, part by part, each with tests "
         "that fail when it is broken. Those under `tests/conformance/` run on the emulator and on a GPU."
     ),
     claims=(

@@ -92,8 +92,8 @@ def test_marks_of_other_tables_are_ignored(folder):
     assert claims.render(other, folder).endswith("| other | It. | `unit/test_one.py::test_second` |\n")
 
 
-def test_the_claims_have_the_numbers_of_the_designs_safety_rules():
-    rules = re.findall(r"^- \*\*(\d+)\.\*\* ", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+def test_the_claims_have_the_numbers_of_the_safety_rules():
+    rules = re.findall(r"^- \*\*(\d+)\.\*\* ", (ROOT / "docs" / "safety-rules.md").read_text(), re.MULTILINE)
     parts = [claim.id.partition("-")[0] for claim in safety.SAFETY.claims]
     assert rules == sorted(set(rules), key=int) != []
     assert list(dict.fromkeys(parts)) == rules
