@@ -98,7 +98,7 @@ def render_paths(measured: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     for name, heading in PATHS.items():
         files = measured[name]["files"]
         wrapped = textwrap.fill(" > ".join(files), WIDTH, break_long_words=False, break_on_hyphens=False)
-        parts.append(f"{heading} ({len(files)} files):\n\n```text\n{wrapped}\n```")
+        parts.append(f"{heading} ({len(files)} files):\n```text\n{wrapped}\n```")
     return "\n\n".join(parts)
 
 
