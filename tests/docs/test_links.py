@@ -68,11 +68,9 @@ def broken(page, root=ROOT):
     for target in targets(page):
         path, _, fragment = target.partition("#")
         place = (page.parent / path).resolve() if path else page
-        if not place.exists() or not place.is_relative_to(root):
-            found.append(target)
-        elif (fragment and place.suffix == ".py" and fragment not in names(place)) or (
-            fragment and place.suffix == ".md" and fragment not in headings(place)
-        ):
+        defined = {".py": names, ".md": headings}.get(place.suffix)
+        there = place.exists() and place.is_relative_to(root)
+        if not there or (fragment and defined is not None and fragment not in defined(place)):
             found.append(target)
     return found
 
