@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check fmt lint build bench fuzz docs ptx guests gpu ci clean
+.PHONY: help demo serve test quick check fmt lint build bench fuzz docs ptx guests gpu ci clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,9 @@ serve: $(VENV)/.server  ## the service, on this machine's port 8080; its first t
 
 test: $(VENV)/.dev  ## the whole suite, from nothing
 	@$(BIN)/python -m pytest -n auto --dist worksteal -q
+
+quick: $(VENV)/.dev  ## the tests of what changed and what depends on it, under a minute
+	@$(BIN)/python tools/quick.py
 
 check: lint  ## lint, types, layers, workflows, generated files
 	@$(BIN)/mypy
