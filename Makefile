@@ -4,8 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
+PIP    := -m pip install --quiet --disable-pip-version-check $(if $(LOCKED),--constraint requirements-dev.lock)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check fmt lint build bench fuzz docs ptx guests gpu ci clean
+.PHONY: help demo serve test quick check fmt lint build bench lock fuzz docs ptx guests gpu ci clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -17,21 +19,21 @@ $(BIN)/python:
 # What a user installs, and on top of it what a contributor installs.
 $(VENV)/.user: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python $(PIP) --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing the development tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python $(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.user
 
 $(VENV)/.server: pyproject.toml | $(BIN)/python
 	@echo "installing the service into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server]'
+	@$(BIN)/python $(PIP) --editable '.[server]'
 	@touch $@ $(VENV)/.user
 
 $(VENV)/.gpu: $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,cuda]'
+	@$(BIN)/python $(PIP) --editable '.[dev,cuda]'
 	@touch $@
 
 demo: $(VENV)/.user  ## an untrusted C program launches a CUDA kernel, on the GPU or without one
@@ -42,6 +44,9 @@ serve: $(VENV)/.server  ## the service, on this machine's port 8080; its first t
 
 test: $(VENV)/.dev  ## the whole suite, from nothing
 	@$(BIN)/python -m pytest -n auto --dist worksteal -q
+
+quick: $(VENV)/.dev  ## the tests of what changed and what depends on it, under a minute
+	@$(BIN)/python tools/quick.py
 
 check: lint  ## lint, types, layers, workflows, generated files
 	@$(BIN)/mypy
@@ -64,6 +69,10 @@ build: $(VENV)/.dev  ## the wheel, in dist/
 
 bench: $(VENV)/.dev  ## the benchmarks that need no GPU
 	@$(BIN)/tensor-wasm bench emulator
+
+lock:  ## renew requirements-dev.lock (needs uv)
+	@{ head -1 requirements-dev.lock; uv pip compile -q --universal --all-extras --python-version 3.11 --no-header --no-emit-index-url --no-annotate pyproject.toml; } > requirements-dev.lock.new
+	@mv requirements-dev.lock.new requirements-dev.lock
 
 fuzz: $(VENV)/.dev  ## damage inputs, SECONDS_EACH=60 for each target
 	@for target in tests/fuzz/fuzz_*.py; do echo "== $$target"; $(BIN)/python $$target --seconds $(or $(SECONDS_EACH),60) || exit 1; done

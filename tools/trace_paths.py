@@ -44,6 +44,10 @@ COMPILED: Final = {
 """Compiled functions by the Python function that enters them."""
 
 
+LAUNCH: Final = ("guest/imports/cuda/kernels.py", "launch")
+"""File and function with which a launch begins: the host function that the guest calls."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredPath:
     """What one measured path passed through.
@@ -64,7 +68,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.on = False
-        self._calls: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self._names: dict[str, str] = {}
         threading.setprofile(self._take)
         sys.setprofile(self._take)
@@ -74,12 +78,12 @@ class Recorder:
             return
         code = frame.f_code
         if code.co_filename.startswith(PACKAGE):
-            self._calls.append((code.co_filename, code.co_qualname if hasattr(code, "co_qualname") else code.co_name))
+            self.calls.append((code.co_filename, code.co_qualname if hasattr(code, "co_qualname") else code.co_name))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Record inside."""
-        self._calls = []
+        self.calls = []
         self.on = True
         try:
             yield
@@ -91,7 +95,7 @@ class Recorder:
         files: dict[str, None] = {}
         functions = set()
         last, returns = "", 0
-        for name, function in self._calls:
+        for name, function in self.calls:
             short = name.removeprefix(PACKAGE)
             functions.add((short, function))
             if short != last and short in files:
@@ -166,6 +170,7 @@ def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
     inline.ONE_SHOT_NS = RECORDED_NS  # type: ignore[misc] # recording makes short calls take longer than they may
 
     def ask(token: str) -> None:
+        sys.setprofile(None)  # the client's own calls are not part of any path
         try:
             _ask(recorder, Client(port, token), paths)
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
@@ -179,9 +184,7 @@ def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
         token = service.first_token.text if service.first_token is not None else ""
 
         def begin() -> None:
-            profile, threading._profile_hook = threading._profile_hook, None  # type: ignore[attr-defined] # noqa: SLF001
             threading.Thread(target=ask, args=(token,), daemon=True).start()
-            threading._profile_hook = profile  # type: ignore[attr-defined] # noqa: SLF001
 
         try:
             await serve(service, ListenAddress("127.0.0.1", port), max_body_bytes=None, ready=begin)
@@ -222,24 +225,15 @@ def measure_launch(recorder: Recorder) -> MeasuredPath:
     os.environ["TENSOR_WASM_NATIVE"] = "off"
     from tensorwasm import Runtime  # noqa: PLC0415 - recorded from the start
 
-    seen: list[MeasuredPath] = []
-
-    def stop(path: MeasuredPath) -> None:
-        seen.append(path)
-
     with Runtime("emulator") as runtime:
         function = runtime.load((ROOT / "examples/vector_add/vector_add.wasm").read_bytes())
         function.invoke(grants=("cuda",))
         with recorder.recording():
             function.invoke(grants=("cuda",))
-        stop(recorder.path())
-        calls = recorder._calls  # noqa: SLF001 - the tool's own
-    first = next(
-        i for i, (name, _) in enumerate(calls) if name.endswith("imports/cuda/kernels.py") and "launch" in calls[i][1]
-    )
-    start = max(0, first - 3)
-    end = next(i for i in range(first, len(calls)) if "emulator" in calls[i][0])
-    recorder._calls = calls[start : end + 1]  # noqa: SLF001
+    calls = recorder.calls
+    begins = next(i for i, (file, name) in enumerate(calls) if file.endswith(LAUNCH[0]) and name.endswith(LAUNCH[1]))
+    ends = next(i for i in range(begins, len(calls)) if "/gpu/emulator/" in calls[i][0])
+    recorder.calls = calls[begins : ends + 1]
     return recorder.path()
 
 

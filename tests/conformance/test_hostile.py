@@ -359,5 +359,5 @@ def test_a_text_that_takes_too_long_to_read_ends_the_call_and_harms_nothing(devi
 @pytest.mark.rule("13-reading")
 def test_a_text_that_takes_too_long_to_load_ends_the_call_and_harms_nothing():
     device, _ = open_device("emulator")
-    assert ends_in_time(device, straight(7 << 20), 7.0)
+    assert ends_in_time(device, straight(7 << 20), 3.0)
     device.close()

@@ -1,4 +1,7 @@
-"""Every relative link of every page leads somewhere: to a file, a heading, or a name that a Python file defines."""
+"""Every relative link of every page leads somewhere: to a file, a heading, or a name that a Python file defines.
+
+The same holds for modules and folders of the package that a page names, as `gpu/session/` or `gpu/launcher.py`.
+"""
 
 import ast
 import re
@@ -9,6 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")})
+PACKAGE = ROOT / "src" / "tensorwasm"
+NAMED = re.compile(
+    r"`((?:%s)/[\w/]*(?:\.py)?)`" % "|".join(sorted(each.name for each in PACKAGE.iterdir() if each.is_dir()))
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -78,6 +85,11 @@ def broken(page, root=ROOT):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page):
     assert broken(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_and_folder_that_a_page_names_exists(page):
+    assert [name for name in NAMED.findall(page.read_text()) if not (PACKAGE / name).exists()] == []
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):

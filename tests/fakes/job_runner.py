@@ -10,8 +10,9 @@ from fakes.jobs import invocation, resolved
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import open_database
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.jobs.jobs import Jobs, Terms
-from tensorwasm.service.jobs.options import JobOptions
+from tensorwasm.service.jobs.jobs import Jobs
+from tensorwasm.service.jobs.outcomes import JobOptions
+from tensorwasm.service.jobs.requests import Terms
 
 
 def say(*words):

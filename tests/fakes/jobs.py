@@ -13,11 +13,17 @@ FUNCTION_ID = "00000000-0000-4000-8000-00000000f00d"
 
 
 class SetClock:
-    """A clock that stands still until it is set; both of its times go on together."""
+    """A clock that stands still until it is set; both of its times go on together, but for a wall clock that is moved.
+
+    Attributes:
+        now_ms: the wall clock.
+        moved_ms: of that, what was set and has not passed.
+    """
 
     def __init__(self, unix_ms=1_800_000_000_000):
         self.now_ms = unix_ms
-        self.clock = Clock(lambda: self.now_ms, lambda: self.now_ms / 1000)
+        self.moved_ms = 0
+        self.clock = Clock(lambda: self.now_ms + self.moved_ms, lambda: self.now_ms / 1000)
 
 
 def resolved(params=(), function_id=FUNCTION_ID, version=1):

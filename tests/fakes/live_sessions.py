@@ -108,10 +108,10 @@ class FakeShop:
     def open(self, tenant, resolved, options, deadline):
         return self._make()
 
-    def bring(self, tenant, resolved, options, snapshot, deadline):
+    def restore(self, tenant, resolved, options, snapshot, deadline):
         return self._make(snapshot)
 
-    def wake(self, tenant, resolved, options, name, deadline):
+    def load(self, tenant, resolved, options, name, deadline):
         if self.store_fails:
             raise StoreUnavailable("away")
         if (tenant, name) not in self.saves:

@@ -40,7 +40,7 @@ def compilers(pid):
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # a thread or a process that has gone
             for child in (task / "children").read_text().split():
-                if b"compiling.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"compiler_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found[int(child)] = os.pidfd_open(int(child))
     return found
 

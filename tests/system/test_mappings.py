@@ -18,6 +18,7 @@ from wasmtime import wat2wasm
 from fakes.fibers import FakeJob, FakeStream
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.native.waiting import make_code

@@ -15,6 +15,7 @@ from tensorwasm.errors import DeviceFault, GuestTrap, InvokeTimeout, QuotaExceed
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.workers import Workers
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import Deadline
 
 VECTOR_ADD = (Path(__file__).parents[2] / "examples" / "vector_add" / "vector_add.wasm").read_bytes()
@@ -142,25 +143,18 @@ def test_a_worker_that_is_killed_takes_its_own_call_with_it_and_is_replaced(tmp_
     tell(tmp_path, runtime, story)
 
 
-class Policy:
-    weight = 1
-
-    def __init__(self, **quotas):
-        self.quotas = quotas
-
-
 def test_a_tenant_s_quotas_hold_on_the_device(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "greedy", GREEDY, CUDA)
-        service.invocations._policy = lambda _: Policy(gpu_bytes=1 << 20)
+        service.directory._policies[1] = TenantPolicy(quotas={"gpu_bytes": 1 << 20})
         assert (
             await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         ).values[0] > 0
-        service.invocations._policy = lambda _: Policy(gpu_bytes=1024)
+        service.directory._policies[1] = TenantPolicy(quotas={"gpu_bytes": 1024})
         outcome = await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         assert outcome.values[0] < 0
         assert outcome.gpu.quota_refusals == 1
-        service.invocations._policy = lambda _: Policy(launches_per_hour=0)
+        service.directory._policies[1] = TenantPolicy(quotas={"launches_per_hour": 0})
         with pytest.raises(QuotaExceeded, match="launches_per_hour"):
             await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
 

@@ -13,13 +13,12 @@ from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.invocations.spending import UsageLedger
-from tensorwasm.service.sessions import Sessions
-from tensorwasm.service.sessions.activation import Resolver
 from tensorwasm.service.sessions.instances import InstanceFactory
-from tensorwasm.service.sessions.leases import Sharing
+from tensorwasm.service.sessions.memory import Resolver
+from tensorwasm.service.sessions.persistence import Sharing
+from tensorwasm.service.sessions.sessions import Sessions
 from tensorwasm.service.snapshot_keys import SnapshotKeys
-from tensorwasm.service.snapshots.files import Files
-from tensorwasm.service.snapshots.snapshots import Snapshots
+from tensorwasm.service.snapshots.snapshots import SnapshotFiles, Snapshots
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import QuotaHold
@@ -55,7 +54,7 @@ class Instances:
 
 @dataclass(frozen=True, slots=True)
 class _Guests:
-    """What sessions tell the queue of guests, and ask of it; see `tensorwasm.service.sessions.eviction.Guests`."""
+    """What sessions tell the queue of guests, and ask of it; see `tensorwasm.service.sessions.memory.RunningGuests`."""
 
     queue: InstanceQueue
     policy: Callable[[int], TenantPolicy]
@@ -105,7 +104,7 @@ async def open_instances(
     def hold(tenant: int, memory_bytes: int, instances: int = 1) -> QuotaHold:
         return admission.quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
 
-    workshop, files = InstanceFactory(store, seals), Files(store, seals)
+    workshop, files = InstanceFactory(store, seals), SnapshotFiles(store, seals)
     sessions = Sessions(
         desk,
         functions,
@@ -117,7 +116,7 @@ async def open_instances(
         clock=clock,
         sharing=sharing,
     )
-    admission.instances.idle = sessions.room
+    admission.instances.idle = sessions.memory
     snapshots = Snapshots(desk, functions, sessions, workshop, files, hold, clock)
     stack.callback(snapshots.close)
     stack.push_async_callback(sessions.close, settings.drain_s)

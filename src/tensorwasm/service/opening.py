@@ -49,12 +49,12 @@ from tensorwasm.service.instances import open_instances
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.service.invocations.workers import Workers
-from tensorwasm.service.jobs.opening import open_jobs
+from tensorwasm.service.jobs.jobs import open_jobs
 from tensorwasm.service.kernels.kernels import Kernels
 from tensorwasm.service.maintenance import do
 from tensorwasm.service.readiness import Readiness
 from tensorwasm.service.service import Service
-from tensorwasm.service.sessions.leases import Sharing
+from tensorwasm.service.sessions.persistence import Sharing
 from tensorwasm.service.snapshot_keys import SnapshotKeys
 from tensorwasm.service.storage import Storage
 from tensorwasm.service.usage import UsageMeter

@@ -22,7 +22,7 @@ from tensorwasm.service.invocations.outcomes import Outcomes
 from tensorwasm.service.jobs.jobs import Jobs
 from tensorwasm.service.kernels.kernels import Kernels
 from tensorwasm.service.readiness import Readiness
-from tensorwasm.service.sessions import Sessions
+from tensorwasm.service.sessions.sessions import Sessions
 from tensorwasm.service.snapshots.snapshots import Snapshots
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings

@@ -10,7 +10,7 @@ from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
 from tensorwasm.service.admission import instance_queue
 from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.sessions import SessionCall
+from tensorwasm.service.sessions.entries import SessionCall
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.values import MIB, NEVER, Deadline
 

@@ -1,4 +1,4 @@
-"""Snapshots handed out and brought back: whole, changed, cut, of other tenants, keys and functions."""
+"""Snapshots captured and restored: intact, changed, cut, and of other tenants, keys and functions."""
 
 import asyncio
 
@@ -19,10 +19,9 @@ from tensorwasm.errors import (
     UnknownKey,
     WrongModule,
 )
-from tensorwasm.service.sessions import SessionCall
+from tensorwasm.service.sessions.entries import SessionCall
 from tensorwasm.service.snapshot_keys import SnapshotKeys, parse_hex_key
-from tensorwasm.service.snapshots.files import Files
-from tensorwasm.service.snapshots.snapshots import snapshot_name
+from tensorwasm.service.snapshots.snapshots import SnapshotFiles, snapshot_name
 
 MINE, THEIRS = 1, 2
 CLIENT_KEY = b"c" * 32
@@ -31,7 +30,7 @@ NEW_ID = "33333333-3333-4333-8333-333333333333"
 
 @pytest.fixture
 def tell(tmp_path, runtime):
-    """Run a story with a service in which two tenants have the same counter, and one of them counted to 3."""
+    """Run a test with a service in which two tenants have the same counter, and one of them counted to 3."""
 
     def tell(story, **environment):
         async def run():
@@ -52,7 +51,7 @@ async def count(service, which, tenant=MINE):
     return (await service.sessions.call(tenant, which, SessionCall())).values[0]
 
 
-def test_a_snapshot_is_kept_fetched_restored_and_deleted(tell):
+def test_a_snapshot_is_stored_fetched_restored_and_deleted(tell):
     async def story(service, function_id, which):
         record = await service.snapshots.save(MINE, which)
         assert (record.function_id, record.version, record.session_id) == (function_id, 1, which)
@@ -65,7 +64,7 @@ def test_a_snapshot_is_kept_fetched_restored_and_deleted(tell):
         restored = await service.snapshots.restore(MINE, record.id)
         assert restored.session.record.status == "saved"
         assert await count(service, restored.session.record.id) == 4
-        brought = await service.snapshots.bring(MINE, data)
+        brought = await service.snapshots.restore_file(MINE, data)
         assert await count(service, brought.session.record.id) == 4
         await service.snapshots.delete(MINE, record.id)
         for ask in (service.snapshots.get, service.snapshots.content, service.snapshots.delete):
@@ -76,7 +75,7 @@ def test_a_snapshot_is_kept_fetched_restored_and_deleted(tell):
     tell(story)
 
 
-def test_a_snapshot_that_was_saved_again_unchanged_costs_no_second_save(tell):
+def test_two_snapshots_of_an_unchanged_session_share_a_file(tell):
     async def story(service, _function_id, which):
         first, second = await service.snapshots.save(MINE, which), await service.snapshots.save(MINE, which)
         assert first.content_hash == second.content_hash
@@ -87,21 +86,21 @@ def test_a_snapshot_that_was_saved_again_unchanged_costs_no_second_save(tell):
     tell(story)
 
 
-def test_a_fresh_instance_is_handed_out_as_it_is_after_its_start(tell):
+def test_a_fresh_instance_is_captured_after_its_start_function(tell):
     async def story(service, function_id, _which):
         captured = await service.snapshots.capture_fresh(MINE, function_id)
-        brought = await service.snapshots.bring(MINE, captured.data, session_id=NEW_ID)
+        brought = await service.snapshots.restore_file(MINE, captured.data, session_id=NEW_ID)
         assert brought.session.record.id == NEW_ID
         assert (await service.sessions.call(MINE, NEW_ID, SessionCall(export="begun"))).values == (41,)
         assert await count(service, NEW_ID) == 1
         with pytest.raises(Conflict):
-            await service.snapshots.bring(MINE, captured.data, session_id=NEW_ID)
+            await service.snapshots.restore_file(MINE, captured.data, session_id=NEW_ID)
         assert service.quotas.usage(MINE)["instances"] == service.sessions.in_memory == 2
 
     tell(story)
 
 
-def test_another_tenant_sees_no_snapshot_and_can_use_no_file(tell):
+def test_another_tenant_can_use_neither_snapshots_nor_files(tell):
     async def story(service, _function_id, which):
         record = await service.snapshots.save(MINE, which)
         for ask in (
@@ -116,45 +115,45 @@ def test_another_tenant_sees_no_snapshot_and_can_use_no_file(tell):
             await service.snapshots.capture_session(THEIRS, which)
         data = await service.snapshots.content(MINE, record.id)
         with pytest.raises(SignatureInvalid):
-            await service.snapshots.bring(THEIRS, data)
+            await service.snapshots.restore_file(THEIRS, data)
         assert await service.sessions.list(THEIRS) == ()
 
     tell(story)
 
 
-def test_a_client_s_key_is_needed_beside_the_service_s(tell):
+def test_a_client_s_key_is_required_as_well_as_the_service_s(tell):
     async def story(service, _function_id, which):
         captured = await service.snapshots.capture_session(MINE, which, client_key=CLIENT_KEY)
         plain = await service.snapshots.capture_session(MINE, which)
         for data, key in ((captured.data, b""), (captured.data, b"d" * 32), (plain.data, CLIENT_KEY)):
             with pytest.raises(SignatureInvalid):
-                await service.snapshots.bring(MINE, data, client_key=key)
+                await service.snapshots.restore_file(MINE, data, client_key=key)
         with pytest.raises(SignatureInvalid):
-            await service.snapshots.bring(THEIRS, captured.data, client_key=CLIENT_KEY)
+            await service.snapshots.restore_file(THEIRS, captured.data, client_key=CLIENT_KEY)
         with pytest.raises(UnknownKey):  # it alone signs nothing that is taken
             SnapshotFile.open(captured.data, KeyRing.of(HmacKey(CLIENT_KEY)))
-        brought = await service.snapshots.bring(MINE, captured.data, client_key=CLIENT_KEY)
+        brought = await service.snapshots.restore_file(MINE, captured.data, client_key=CLIENT_KEY)
         assert await count(service, brought.session.record.id) == 4
 
     tell(story)
 
 
-def test_files_that_were_changed_cut_or_made_elsewhere_are_one_error_and_leave_nothing(tell):
+def test_changed_cut_and_foreign_files_are_refused_with_one_error(tell):
     async def story(service, function_id, which):
         data = bytes((await service.snapshots.capture_session(MINE, which)).data)
         elsewhere = SnapshotKeys(HmacKey(b"e" * 32))
-        forged = Files(service.store, elsewhere)
-        live = service.sessions._line.find(MINE, which).live
+        forged = SnapshotFiles(service.store, elsewhere)
+        live = service.sessions._queue.find(MINE, which).live
         bad = [b"", b"\0" * 300, data[:-1], data + b"\0", data[: len(data) // 2], data[:256], forged.seal(MINE, live)]
         for each in bad:
             with pytest.raises(SignatureInvalid) as refused:
-                await service.snapshots.bring(MINE, memoryview(each), reference=function_id)
+                await service.snapshots.restore_file(MINE, memoryview(each), reference=function_id)
             messages.add(refused.value.message)
         for at in range(0, len(data), max(1, len(data) // 40)):
             changed = bytearray(data)
             changed[at] ^= 0x40
             with pytest.raises(SignatureInvalid) as refused:
-                await service.snapshots.bring(MINE, memoryview(bytes(changed)))
+                await service.snapshots.restore_file(MINE, memoryview(bytes(changed)))
             messages.add(refused.value.message)
         assert len(await service.sessions.list(MINE)) == 1
 
@@ -163,37 +162,37 @@ def test_files_that_were_changed_cut_or_made_elsewhere_are_one_error_and_leave_n
     assert len(messages) == 1
 
 
-def test_a_snapshot_goes_on_in_functions_of_its_module_only(tell):
+def test_a_snapshot_is_restored_only_in_functions_with_its_module(tell):
     async def story(service, function_id, which):
         data = (await service.snapshots.capture_session(MINE, which)).data
         other = await service.functions.deploy(MINE, "other", START)
         with pytest.raises(WrongModule):
-            await service.snapshots.bring(MINE, data, reference=other.id)
+            await service.snapshots.restore_file(MINE, data, reference=other.id)
         await service.functions.update(MINE, function_id, module=START)
         with pytest.raises(WrongModule):
-            await service.snapshots.bring(MINE, data, reference=function_id)
-        brought = await service.snapshots.bring(MINE, data)  # an earlier version has it
+            await service.snapshots.restore_file(MINE, data, reference=function_id)
+        brought = await service.snapshots.restore_file(MINE, data)  # an earlier version has it
         assert brought.session.record.version == 1
         await service.functions.delete(MINE, function_id)
         with pytest.raises(NotFound):
-            await service.snapshots.bring(MINE, data)
+            await service.snapshots.restore_file(MINE, data)
 
     tell(story)
 
 
-def test_more_content_than_may_be_brought_is_refused_before_it_is_read(tell):
+def test_too_much_content_is_refused_before_it_is_read(tell):
     async def story(service, _function_id, which):
         data = (await service.snapshots.capture_session(MINE, which)).data
-        small = Files(service.store, service.snapshots._files._seals, max_content_bytes=100)
+        small = SnapshotFiles(service.store, service.snapshots.files.keys, max_content_bytes=100)
         with pytest.raises(TooLarge):
-            small.open(MINE, data)
+            small.open_upload(MINE, data)
         with pytest.raises(SignatureInvalid):
-            small.open(THEIRS, data)
+            small.open_upload(THEIRS, data)
 
     tell(story)
 
 
-def test_saves_under_a_key_that_is_not_here_say_so_and_are_no_damage(tell, tmp_path, runtime):
+def test_saves_under_a_missing_key_are_reported_as_such(tell, tmp_path, runtime):
     async def save(service, _function_id, which):
         return which, (await service.snapshots.save(MINE, which)).id
 
@@ -210,7 +209,7 @@ def test_saves_under_a_key_that_is_not_here_say_so_and_are_no_damage(tell, tmp_p
     asyncio.run(again())
 
 
-def test_files_that_nothing_leads_to_are_taken_away(tell):
+def test_files_that_no_row_refers_to_are_deleted(tell):
     async def story(service, _function_id, which):
         kept, lost = await service.snapshots.save(MINE, which), await service.snapshots.save(MINE, which)
         from tensorwasm.database.snapshots import delete_snapshot  # noqa: PLC0415 - what a crash leaves
@@ -224,7 +223,7 @@ def test_files_that_nothing_leads_to_are_taken_away(tell):
     tell(story)
 
 
-def test_a_malformed_key_ends_the_start(tmp_path, runtime):
+def test_a_malformed_key_prevents_the_start(tmp_path, runtime):
     async def run(name):
         async with opened(tmp_path, runtime=runtime, environment={name: "12" * 31 + "1x"}):
             pass
@@ -237,7 +236,7 @@ def test_a_malformed_key_ends_the_start(tmp_path, runtime):
 
 @given(tenants=st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=6, unique=True), key=st.binary(max_size=32))
 @settings(max_examples=50)
-def test_every_tenant_and_client_has_a_key_of_its_own(tenants, key):
+def test_every_tenant_and_client_has_its_own_key(tenants, key):
     seals = SnapshotKeys(HmacKey(b"m" * 32))
     padded = key.ljust(32, b"\1")
     ids = {seals.ring(tenant).require_signer().id for tenant in tenants}
@@ -247,7 +246,7 @@ def test_every_tenant_and_client_has_a_key_of_its_own(tenants, key):
     assert SnapshotKeys(HmacKey(b"n" * 32)).ring(tenants[0]).require_signer().id not in ids
 
 
-def test_without_a_key_it_is_the_machine_s_and_what_is_signed_is_encrypted_if_that_is_said(tmp_path, monkeypatch):
+def test_without_a_setting_the_data_folder_s_key_signs_and_ciphers_are_optional(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path))
     assert SnapshotKeys.kept("", tmp_path) is None
     own = SnapshotKeys.from_settings("", tmp_path).ring(5).require_signer().id
@@ -260,7 +259,7 @@ def test_without_a_key_it_is_the_machine_s_and_what_is_signed_is_encrypted_if_th
     assert "6d6d" not in repr(SnapshotKeys(HmacKey(b"m" * 32)))
 
 
-def test_a_key_that_an_earlier_release_made_in_the_state_folder_is_copied_and_said(tmp_path, monkeypatch, caplog):
+def test_an_earlier_release_s_key_is_copied_from_the_state_folder_with_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "state"))
     old = SnapshotKeys(machine_key("service-snapshot"))
     data = tmp_path / "data"
@@ -278,7 +277,7 @@ def test_a_key_that_an_earlier_release_made_in_the_state_folder_is_copied_and_sa
 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "0" * 65, "g" * 64, "é" * 64, "0" * 63 + "\n", " " + "0" * 63])
-def test_what_is_no_key_is_refused_without_showing_it(text):
+def test_an_invalid_key_is_refused_without_showing_it(text):
     with pytest.raises(InvalidKey) as refused:
         parse_hex_key("KEY", text)
     assert not text or text not in refused.value.message

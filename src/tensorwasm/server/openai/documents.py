@@ -163,7 +163,7 @@ def plan_response(request: ResponsesRequest) -> ModelPlan:
     """Return the plan of a request of the Responses API: that of a chat, which guests know already."""
     if request.previous_response_id is not None or request.conversation is not None:
         raise InvalidRequest("previous_response_id and conversation: no response is stored here; send the whole input")
-    if request.fibers:
+    if request.background:
         raise InvalidRequest("background: start a job instead (POST /functions/{id}/invoke-async)")
     chat = ChatRequest(
         model=request.model,

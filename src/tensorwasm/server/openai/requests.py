@@ -153,4 +153,4 @@ class ResponsesRequest(Generation, kw_only=True):
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
-    fibers: bool | None = None
+    background: bool | None = None

@@ -35,7 +35,7 @@ from tensorwasm.server.http.schemas import Bytes64, CallResult, ExportCall, Mill
 from tensorwasm.server.routes.parameters import PAGING, STORED, check_arguments, page_limit
 from tensorwasm.server.routes.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
-from tensorwasm.service.sessions import Session, SessionCall
+from tensorwasm.service.sessions.entries import SessionCall, SessionInfo
 from tensorwasm.values import NEVER
 
 
@@ -83,7 +83,7 @@ class SessionBody(msgspec.Struct):
     used_unix_ms: Millis
 
     @classmethod
-    def of(cls, session: Session) -> SessionBody:
+    def of(cls, session: SessionInfo) -> SessionBody:
         """Return the JSON of a session."""
         record = session.record
         return cls(

@@ -203,7 +203,7 @@ async def restore(request: HttpRequest) -> Reply:
     """Restore a session from a snapshot in base64."""
     body: RestoreSnapshot = request.body
     data = memoryview(await decode_base64(body.snapshot_b64))
-    restored = await request.service.snapshots.bring(
+    restored = await request.service.snapshots.restore_file(
         request.tenant, data, reference=body.function_id, deadline=request.deadline
     )
     return _restored(request, restored)
@@ -227,7 +227,7 @@ async def restore_instance(request: HttpRequest) -> Reply:
     required = request.headers.get(SIGNED_HEADER)
     if required is not None and required.lower() not in _FLAGS:
         raise InvalidRequest(f"{SIGNED_HEADER} is true or false")
-    restored = await request.service.snapshots.bring(
+    restored = await request.service.snapshots.restore_file(
         request.tenant,
         memoryview(request.raw),
         client_key=_client_key(request),

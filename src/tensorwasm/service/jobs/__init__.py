@@ -1,8 +1,8 @@
-"""Jobs: invocations that are accepted now and run later, whatever happens to this process meanwhile.
+"""Jobs: invocations that are accepted now and run later, also after a restart of this process.
 
-A job that was accepted ends exactly once: completed, failed, cancelled, or dead after its last attempt. An attempt may
-be cut short by a process that goes down, and is then made again: what a guest did to others may happen twice. A limit
-that refuses one is no attempt: the job waits until there is room.
+An accepted job ends exactly once: completed, failed, cancelled, or dead after its last attempt. An attempt that a
+process's end cuts short is made again, so a guest's external effects may happen twice. A call that is refused for lack
+of capacity is not an attempt: the job stays pending.
 
 ::
 

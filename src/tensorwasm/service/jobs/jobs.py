@@ -1,4 +1,4 @@
-"""`Jobs`: what tenants have asked to be run later, and what came of it."""
+"""`Jobs`: accepts, lists, cancels and sweeps the jobs of all tenants; `open_jobs` opens those of the service."""
 
 from __future__ import annotations
 
@@ -7,78 +7,136 @@ import logging
 import random
 import re
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 from tensorwasm.database import Connection
-from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import (
     ENDED,
+    JobEnd,
     JobFilter,
     JobRecord,
     JobStatus,
     NewJob,
     cancel_job,
+    count_active,
     count_pending,
+    ended_jobs,
+    expire_jobs,
     get_job,
     insert_job,
     list_jobs,
+    remove_jobs,
+    trim_jobs,
 )
-from tensorwasm.errors import Conflict, Draining, InvalidRequest, NotFound, QuotaExceeded
+from tensorwasm.database.leases import reclaim_jobs
+from tensorwasm.errors import Conflict, Draining, NotFound, QuotaExceeded, TensorWasmError
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.resolution import Resolved
-from tensorwasm.service.idempotency import IdempotencyKey, Repeated, use_key
+from tensorwasm.service.idempotency import IdempotencyKey, Repeated, forget_keys, use_key
+from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.jobs.options import MAX_ATTEMPTS, MAX_DELAY_S, MAX_PENDING, JobOptions
-from tensorwasm.service.jobs.outcomes import Judge
-from tensorwasm.service.jobs.requests import check_ask, encode_ask
+from tensorwasm.service.jobs.outcomes import EXPIRED, INTERRUPTED, JobOptions, RetryPolicy
+from tensorwasm.service.jobs.requests import DEFAULT_TERMS, Terms, check_request, encode_request
 from tensorwasm.service.jobs.runner import Invoke, Runner
-from tensorwasm.service.jobs.sweeper import Sweeper
-from tensorwasm.service.jobs.waiters import JobWaiters
 from tensorwasm.service.maintenance import do
 from tensorwasm.service.pages import checked_limit
+from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.principal import require_owned
+from tensorwasm.values import MIB
 
-_log = logging.getLogger(__name__)
+MAX_PENDING: Final = 10_000
+"""Maximum of pending jobs of one tenant."""
+
+ENDED_JOBS: Final = 10_000
+"""Maximum of ended jobs that are kept of one tenant; the first to end go first."""
+
+ENDED_BYTES: Final = 256 * MIB
+"""Maximum of their results' bytes."""
+
+BATCH: Final = 200
+"""Rows of each kind that one transaction of a sweep changes."""
+
+_GRACE: Final = 0.25
+"""Fraction of the drain time in which running jobs may end; the others run again after the next start."""
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a job is run.
+class JobWaiters:
+    """Callers that wait for jobs; looks for jobs that ended in other processes every `poll_s` seconds."""
 
-    Attributes:
-        max_attempts: how often it is tried, 1 to 100; None takes the setting.
-        delay_s: how long it waits first, 0 to 30 days.
-        expires_s: after how long it is given up if it does not run yet, up to 30 days; None for never.
-        timeout_s: seconds that each attempt has; None for as long as the function usually has.
-        trace_id: of the request that brings it, 32 hex digits or empty.
-    """
+    def __init__(self, database: DatabasePort, poll_s: float) -> None:
+        """Start without callers."""
+        self._database = database
+        self._poll_s = poll_s
+        self._waiting: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._poller: asyncio.Task[None] | None = None
 
-    max_attempts: int | None = None
-    delay_s: float = 0.0
-    expires_s: float | None = None
-    timeout_s: float | None = None
-    trace_id: str = ""
+    @contextmanager
+    def waiting(self, job_id: str) -> Iterator[asyncio.Future[None]]:
+        """Provide a future that is done once the job has ended. Enter before reading the job's status."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[job_id].add(future)
+        if self._poller is None:
+            self._poller = asyncio.ensure_future(self._poll())
+        try:
+            yield future
+        finally:
+            future.cancel()
+            self._waiting[job_id].discard(future)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+
+    def notify(self, job_id: str) -> None:
+        """Wake the callers that wait for a job."""
+        for future in self._waiting.pop(job_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def close(self) -> None:
+        """Wake all callers."""
+        for job_id in tuple(self._waiting):
+            self.notify(job_id)
+        if self._poller is not None:
+            self._poller.cancel()
+
+    async def _poll(self) -> None:
+        """Look for jobs that ended in other processes while there are callers."""
+        while self._waiting:
+            await asyncio.sleep(self._poll_s)
+            try:
+                ended = await self._database.read(ended_jobs, tuple(self._waiting))
+            except TensorWasmError as error:
+                _log.warning("jobs that ended could not be looked for: %s", error.kind)
+                continue
+            for job_id in ended:
+                self.notify(job_id)
+        self._poller = None
 
 
 class Jobs:
-    """Jobs of all tenants, for one event loop.
+    """Jobs of all tenants, for one event loop. Methods raise as the database does.
 
     Args:
-        desk: of the database.
         invoke: makes an attempt; cancelling it ends the guest.
-        options: how jobs are run.
-        alone: no other process runs jobs of this database: whatever runs when this one begins is lost.
-        clock: what time it is.
-        on_active: told how many jobs have not ended, whenever that changes.
+        alone: no other process runs jobs of this database, so jobs that are running at the start are lost.
+        on_active: called with `active` whenever it changes.
+
+    Attributes:
+        active: number of jobs that have not ended; where processes share a database, as of the last sweep.
     """
 
     def __init__(
         self,
-        desk: DatabaseExecutor,
+        database: DatabasePort,
         invoke: Invoke,
         options: JobOptions,
         *,
@@ -86,90 +144,74 @@ class Jobs:
         clock: Clock = SYSTEM,
         on_active: Callable[[int], None] = lambda _count: None,
     ) -> None:
-        """Run nothing yet: see `open`."""
-        self._desk = desk
+        """Start nothing; `open` does."""
+        self.active = 0
+        self._database = database
         self._options = options
         self._alone = alone
         self._clock = clock
         self._on_active = on_active
-        self._active = 0
         self._closing = False
-        self._judge = Judge(options, random.random)
-        self._runner = Runner(desk, invoke, self._judge, options, clock, self._change)
-        self._sweeper = Sweeper(desk, self._judge, clock, lambda: self._runner.running, self._change)
-        self._waiters = JobWaiters(desk, options.poll_s)
-        self._claims: asyncio.Task[None] | None = None
-        self._chores: list[asyncio.Task[None]] = []
+        self._policy = RetryPolicy(options, random.random)
+        self._runner = Runner(database, invoke, self._policy, clock, self._on_status)
+        self._waiters = JobWaiters(database, options.poll_s)
+        self._claiming: asyncio.Task[None] | None = None
+        self._maintenance: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Take over what a process that went down has left, and begin to run what is due.
-
-        Raises:
-            DatabaseUnavailable: the database does not answer.
-        """
-        await self._take_over()
-        self._claims = asyncio.ensure_future(self._runner.run())
-        chores = ((self._options.renew_s, self._runner.renew), (self._options.sweep_s, self._sweep))
-        self._chores = [asyncio.ensure_future(_repeat(pause_s, chore)) for pause_s, chore in chores]
+        """Take over lost jobs, and start to run what is due."""
+        await self._sweep(at_start=True)
+        self._claiming = asyncio.ensure_future(self._runner.run())
+        maintenance = ((self._options.renew_s, self._runner.renew), (self._options.sweep_s, self._sweep))
+        self._maintenance = [asyncio.ensure_future(_repeat(pause_s, work)) for pause_s, work in maintenance]
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Take and run nothing more. What still runs after a time is stopped, and goes on after the next start.
-
-        Idempotent.
-        """
+        """Start nothing more; stop what still runs after a time, to run again after the next start. Idempotent."""
         self._closing = True
         self._waiters.close()
         await self._runner.close(grace_s)
-        if self._claims is not None:
-            await self._claims
-        for chore in self._chores:
-            chore.cancel()
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        if self._claiming is not None:
+            await self._claiming
+        for task in self._maintenance:
+            task.cancel()
+        await asyncio.gather(*self._maintenance, return_exceptions=True)
 
     async def submit(
         self,
         tenant: int,
         resolved: Resolved,
-        ask: InvocationRequest,
-        terms: Terms = Terms(),
+        request: InvocationRequest,
+        terms: Terms = DEFAULT_TERMS,
         *,
         idempotency_key: IdempotencyKey | None = None,
     ) -> str:
-        """Accept a job: when this returns it outlasts the process and the machine.
+        """Accept a job and return its id: from then on it survives the process and the machine.
 
         Args:
-            tenant: whose it is; it may call the function.
-            resolved: what it calls, in the version that this is now.
-            ask: with what; its deadline does not count.
-            terms: when, and how often.
-            idempotency_key: of the request; one made before under it gives the same job.
-
-        Returns:
-            The job's id.
+            tenant: the owner, who may call the function.
+            resolved: the function, in the version that every attempt calls.
+            request: the call; its deadline is ignored.
+            terms: when and how often it is run.
+            idempotency_key: an earlier request with the same key returns the same job.
 
         Raises:
-            TooManyArgs: more than 256 arguments.
-            MissingExport: the function has no such export.
-            InvalidArgs: the arguments do not fit it.
             InvalidRequest: the terms are out of range.
-            BodyTooLarge: the call is too long to be kept.
-            QuotaExceeded: too many jobs of the tenant wait.
+            QuotaExceeded: the tenant has `MAX_PENDING` pending jobs.
             IdempotencyMismatch: the key was used with another request.
-            Draining: this process is going down.
-            DatabaseUnavailable: the job was not accepted.
-            CapacityExhausted: too many wait for the database.
+            Draining: this process is shutting down.
+            TensorWasmError: as `check_request` and `encode_request`.
         """
         if self._closing:
-            raise Draining("no job is accepted any more")
-        check_ask(resolved.function, ask)
+            raise Draining("jobs are no longer accepted")
+        check_request(resolved.function, request)
         now = self._clock.unix_ms()
-        attempts, due, expires = self._checked(terms, now)
+        attempts, due, expires = terms.schedule(self._options.attempts, now)
         job = NewJob(
             str(uuid.uuid4()),
             tenant,
             resolved.record.id,
             resolved.version.number,
-            encode_ask(ask, terms.timeout_s),
+            encode_request(request, terms.timeout_s),
             attempts,
             due,
             now,
@@ -177,76 +219,51 @@ class Jobs:
             terms.trace_id,
         )
         try:
-            await self._desk.write(_accept, job, idempotency_key)
+            await self._database.write(_insert, job, idempotency_key)
         except Repeated as repeated:
             return repeated.subject
         self._count(1)
-        self._runner.wake()
+        self._runner.wake_up.set()
         return job.id
-
-    def _checked(self, terms: Terms, now: int) -> tuple[int, int, int | None]:
-        """Return how often a job is tried, when it is due and when it is given up."""
-        attempts = self._options.attempts if terms.max_attempts is None else terms.max_attempts
-        if not 1 <= attempts <= MAX_ATTEMPTS:
-            raise InvalidRequest(f"max_attempts is 1 to {MAX_ATTEMPTS}")
-        if not 0 <= terms.delay_s <= MAX_DELAY_S:
-            raise InvalidRequest(f"delay_s is 0 to {MAX_DELAY_S:g}")
-        if terms.expires_s is not None and not terms.delay_s < terms.expires_s <= MAX_DELAY_S:
-            raise InvalidRequest(f"expires_s is more than delay_s, and at most {MAX_DELAY_S:g}")
-        expires = None if terms.expires_s is None else now + round(terms.expires_s * 1000)
-        return attempts, now + round(terms.delay_s * 1000), expires
 
     async def get(self, tenant: int, job_id: str) -> JobRecord:
         """Return a job.
 
         Raises:
             NotFound: there is none, or it is another tenant's.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
         """
         if not _ID.fullmatch(job_id):
             raise NotFound("there is no such job")
-        return require_owned(await self._desk.read(get_job, job_id), tenant, "job")
+        return require_owned(await self._database.read(get_job, job_id), tenant, "job")
 
     async def list(self, tenant: int, wanted: JobFilter) -> list[JobRecord]:
         """Return a tenant's jobs, newest first, without their results.
 
         Raises:
             InvalidRequest: the limit is not 1 to 1000.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
         """
         checked_limit(wanted.limit)
-        return await self._desk.read(list_jobs, tenant, wanted)
+        return await self._database.read(list_jobs, tenant, wanted)
 
     async def cancel(self, tenant: int, job_id: str) -> JobRecord:
-        """End a job. One that waits has ended when this returns; one that runs will never be anything but cancelled.
+        """Cancel a job; raises as `get`. A pending one has ended on return; a running one can only end as cancelled.
 
         Raises:
-            NotFound: there is none, or it is another tenant's.
             Conflict: it has ended.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
         """
         await self.get(tenant, job_id)
-        found, active = await self._desk.write(cancel_job, job_id, self._judge.cancel(self._clock.unix_ms()))
+        found, active = await self._database.write(cancel_job, job_id, self._policy.cancelled(self._clock.unix_ms()))
         job = require_owned(found, tenant, "job")
         if not active:
             raise Conflict(f"the job has ended: {job.status}")
         if job.status == "running":
-            self._runner.stop(job_id, "cancelled")
+            self._runner.cancel(job_id)
         else:
-            self._change(job_id, job.status)
+            self._on_status(job_id, job.status)
         return job
 
     async def wait(self, tenant: int, job_id: str, timeout_s: float) -> JobRecord:
-        """Return a job once it has ended, or after a time.
-
-        Raises:
-            NotFound: there is none, it was removed meanwhile, or it is another tenant's.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
-        """
+        """Return a job once it has ended, or after a time; raises as `get`, also if it was removed while waiting."""
         with self._waiters.waiting(job_id) as ended:
             job = await self.get(tenant, job_id)
             if job.status in ENDED or self._closing:
@@ -254,40 +271,35 @@ class Jobs:
             await asyncio.wait([ended], timeout=max(0.0, timeout_s))
             return await self.get(tenant, job_id)
 
-    @property
-    def active(self) -> int:
-        """How many jobs have not ended; where several processes share a database, as of the last sweep."""
-        return self._active
+    async def _sweep(self, *, at_start: bool = False) -> None:
+        """Reclaim lost jobs, fail late ones, and remove old jobs and idempotency keys, batch by batch.
 
-    async def _take_over(self) -> None:
-        self._count(await self._sweeper.sweep(alone=self._alone) - self._active)
+        At the start this process runs no job yet; if it is alone all running jobs are lost.
+        """
+        sweep, more = partial(_sweep_batch, alone=at_start and self._alone), True
+        while more:
+            now = self._clock.unix_ms()
+            lost, late = self._policy.failed(INTERRUPTED, now, dead=True), self._policy.failed(EXPIRED, now)
+            changed, active, more = await self._database.write(sweep, lost, late, self._runner.running)
+            for job_id, status in changed:
+                self._on_status(job_id, status)
+        if at_start or not self._alone:
+            self._count(active - self.active)
 
-    async def _sweep(self) -> None:
-        active = await self._sweeper.sweep()
-        if not self._alone:
-            self._count(active - self._active)
-
-    def _change(self, job_id: str, status: JobStatus) -> None:
-        """Hear of a job's new status."""
+    def _on_status(self, job_id: str, status: JobStatus) -> None:
         if status == "pending":
-            self._runner.wake()
+            self._runner.wake_up.set()
             return
         self._count(-1)
-        self._waiters.announce(job_id)
+        self._waiters.notify(job_id)
 
     def _count(self, more: int) -> None:
-        self._active += more
-        self._on_active(self._active)
+        self.active += more
+        self._on_active(self.active)
 
 
-def _accept(connection: Connection, job: NewJob, key: IdempotencyKey | None) -> None:
-    """Write a job and its key.
-
-    Raises:
-        Repeated: the same request was made before.
-        IdempotencyMismatch: the key was used with another request.
-        QuotaExceeded: too many jobs of the tenant wait.
-    """
+def _insert(connection: Connection, job: NewJob, key: IdempotencyKey | None) -> None:
+    """Write a job and its idempotency key in one transaction; raises as `use_key`."""
     if key is not None:
         use_key(connection, job.tenant, key, job.id, job.created_unix_ms)
     if count_pending(connection, job.tenant, MAX_PENDING) >= MAX_PENDING:
@@ -295,8 +307,49 @@ def _accept(connection: Connection, job: NewJob, key: IdempotencyKey | None) -> 
     insert_job(connection, job)
 
 
-async def _repeat(pause_s: float, chore: Callable[[], Awaitable[None]]) -> None:
-    """Do something again and again."""
+def _sweep_batch(
+    connection: Connection, lost: JobEnd, late: JobEnd, running_here: Collection[str], *, alone: bool
+) -> tuple[tuple[tuple[str, JobStatus], ...], int, bool]:
+    """Sweep one batch; return jobs with their new status, the number of active jobs, and whether there may be more.
+
+    ``lost`` ends a job whose process died in its last attempt, ``late`` one that did not start in time.
+    """
+    now = late.at_unix_ms
+    found = reclaim_jobs(connection, lost, running_here, BATCH, alone=alone)
+    expired = expire_jobs(connection, late, BATCH)
+    removed = remove_jobs(connection, now, BATCH)
+    trimmed = trim_jobs(connection, ENDED_JOBS, ENDED_BYTES, BATCH)
+    forgotten = forget_keys(connection, now, BATCH)
+    changed = (*found, *((job_id, late.status) for job_id in expired))
+    more = max(len(found), len(expired), removed, trimmed, forgotten) >= BATCH
+    return changed, count_active(connection), more
+
+
+async def _repeat(pause_s: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(pause_s)
-        await do(chore, "jobs could not be looked after", _log)
+        await do(work, "jobs could not be looked after", _log)
+
+
+async def open_jobs(
+    stack: AsyncExitStack,
+    settings: ServiceSettings,
+    database: DatabasePort,
+    invocations: Invocations,
+    admission: Admission,
+    clock: Clock,
+    *,
+    alone: bool,
+    on_active: Callable[[int], None],
+) -> Jobs:
+    """Open jobs that call the service's functions, until the stack is closed; see `Jobs`."""
+
+    async def invoke(job: JobRecord, request: InvocationRequest) -> Invocation:
+        admitted = admission.admit_tenant(job.tenant)
+        return await invocations.invoke(admitted, f"{job.function_id}@{job.version}", request)
+
+    options = JobOptions(attempts=settings.job_attempts, keep_s=settings.job_keep_s)
+    jobs = Jobs(database, invoke, options, alone=alone, clock=clock, on_active=on_active)
+    stack.push_async_callback(jobs.close, settings.drain_s * _GRACE)
+    await jobs.open()
+    return jobs

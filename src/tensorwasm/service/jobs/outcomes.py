@@ -1,4 +1,4 @@
-"""What came of an attempt, and what follows from it: an end, or another attempt after a pause."""
+"""The outcome of an attempt, and what follows from it: the job's end, or another attempt after a pause."""
 
 from __future__ import annotations
 
@@ -22,102 +22,119 @@ from tensorwasm.errors import (
     TooLarge,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.service.jobs.options import RESULT_BYTES, JobOptions
 
 _log = logging.getLogger(__name__)
+
+RESULT_BYTES: Final = 1 << 20
+"""Maximum length of a result; a job with a longer one fails as too large."""
+
+OUTPUT_BYTES: Final = 64 << 10
+"""How much of standard output, and of standard error, is kept of a failed job."""
 
 INTERRUPTED: Final = JobError("job_interrupted", "the process that ran the job went down")
 EXPIRED: Final = JobError("job_expired", "the job did not begin in time")
 
-_FOR_NOW: Final = (LimitError, Draining)
+_NO_CAPACITY: Final = (LimitError, Draining)
 _MAX_MESSAGE: Final = 512
-
-LEFT_BYTES: Final = 64 << 10
 _OPTIONAL: Final = frozenset({"file", "line"})
-"""Most that a failed job keeps of what its guest wrote to standard output, and as much of standard error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What follows from an attempt.
+class JobOptions:
+    """How jobs are run.
 
     Attributes:
-        end: how the job ends, or would.
-        due_unix_ms: when it is tried again; None if it ends.
-        counts: this was one of its attempts.
+        attempts: default of `Terms.max_attempts`.
+        keep_s: how long an ended job is kept.
+        places: maximum of jobs that this process runs at a time, and ``share`` of those of one tenant.
+        lease_s: how long a process that does not renew its leases keeps its jobs. Where processes share a database,
+            their clocks must agree much better than that.
+        renew_s: between renewals, which also find jobs that another process cancelled; at most ``lease_s / 3``.
+        sweep_s: between searches for late, old and lost jobs.
+        poll_s: between searches for due jobs that other processes accepted.
+        back_off_s: longest pause after the first attempt; doubles with each further one, to ``back_off_most_s``.
     """
+
+    attempts: int = 3
+    keep_s: float = 86_400.0
+    places: int = 32
+    share: int = 16
+    lease_s: float = 30.0
+    renew_s: float = 3.0
+    sweep_s: float = 5.0
+    poll_s: float = 2.0
+    back_off_s: float = 1.0
+    back_off_most_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcome:
+    """What follows from an attempt: how the job ends, or when it is tried again, and whether the attempt counts."""
 
     end: JobEnd
     due_unix_ms: int | None = None
     counts: bool = True
 
 
-class Judge:
-    """Says what follows.
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Decides what follows from an attempt. ``random`` (0 to 1) spreads retries of jobs that failed together."""
 
-    Args:
-        options: how often and after which pauses a job is tried.
-        random: numbers from 0 to 1, so that jobs that failed together are not tried together.
-    """
+    options: JobOptions
+    random: Callable[[], float]
 
-    def __init__(self, options: JobOptions, random: Callable[[], float]) -> None:
-        """Remember both."""
-        self._options = options
-        self._random = random
+    def cancelled(self, now_unix_ms: int) -> JobEnd:
+        """Return the end of a cancelled job."""
+        return JobEnd("cancelled", now_unix_ms, now_unix_ms + round(self.options.keep_s * 1000))
 
-    def cancel(self, now_unix_ms: int) -> JobEnd:
-        """Return the end of a job that is cancelled."""
-        return JobEnd("cancelled", now_unix_ms, now_unix_ms + round(self._options.keep_s * 1000))
+    def failed(self, error: JobError, now_unix_ms: int, *, dead: bool = False) -> JobEnd:
+        """Return the end of a failed job, or of one that is dead after its last attempt."""
+        return replace(self.cancelled(now_unix_ms), status="dead" if dead else "failed", error=error)
 
-    def fail(self, error: JobError, now_unix_ms: int, *, dead: bool = False) -> JobEnd:
-        """Return the end of a job that came to nothing."""
-        return replace(self.cancel(now_unix_ms), status="dead" if dead else "failed", error=error)
-
-    def succeed(self, job: JobRecord, invocation: Invocation, now_unix_ms: int) -> Fate:
-        """Judge an attempt that gave something."""
+    def after_result(self, job: JobRecord, invocation: Invocation, now_unix_ms: int) -> AttemptOutcome:
+        """Return what follows from an attempt that returned."""
         try:
             result = encode_result(job.function_id, invocation)
         except GuestExit as error:
-            return self.excuse(job, error, now_unix_ms)
+            return self.after_error(job, error, now_unix_ms)
         if len(result) > RESULT_BYTES:
-            return self.excuse(job, TooLarge(len(result), RESULT_BYTES), now_unix_ms)
-        return Fate(replace(self.cancel(now_unix_ms), status="completed", result=result))
+            return self.after_error(job, TooLarge(len(result), RESULT_BYTES), now_unix_ms)
+        return AttemptOutcome(replace(self.cancelled(now_unix_ms), status="completed", result=result))
 
-    def excuse(self, job: JobRecord, error: BaseException, now_unix_ms: int) -> Fate:
-        """Judge an attempt that raised something. One that somebody else stopped was interrupted.
+    def after_error(self, job: JobRecord, error: BaseException, now_unix_ms: int) -> AttemptOutcome:
+        """Return what follows from an attempt that raised.
 
-        One that was refused for lack of room has not begun: the job goes on waiting, as it would have in the queue.
+        A cancelled call was interrupted. A call refused for lack of capacity does not count as an attempt.
         """
         if isinstance(error, asyncio.CancelledError):
-            return self._again(job, INTERRUPTED, now_unix_ms)
+            return self._retry(job, INTERRUPTED, now_unix_ms)
         if not isinstance(error, TensorWasmError):
             _log.error("job %s met a bug", job.id, exc_info=error)
             error = InternalError("a bug")
-        told, left = JobError(error.kind, explain(error)), encode_left(error)
-        if isinstance(error, _FOR_NOW):
-            return Fate(self.fail(told, now_unix_ms), now_unix_ms + self._patience_ms(job, now_unix_ms), counts=False)
+        shown, output = JobError(error.kind, client_message(error)), encode_failure(error)
+        if isinstance(error, _NO_CAPACITY):
+            age_s = max(0, now_unix_ms - job.created_unix_ms) / 1000
+            due = now_unix_ms + self._pause_ms(max(self.options.back_off_s, age_s / 4))
+            return AttemptOutcome(self.failed(shown, now_unix_ms), due, counts=False)
         if error.retryable:
-            return self._again(job, told, now_unix_ms)
-        return Fate(replace(self.fail(told, now_unix_ms), result=left))
+            return self._retry(job, shown, now_unix_ms)
+        return AttemptOutcome(replace(self.failed(shown, now_unix_ms), result=output))
 
-    def _again(self, job: JobRecord, error: JobError, now_unix_ms: int) -> Fate:
-        end = self.fail(error, now_unix_ms, dead=True)
-        return Fate(end, None if job.attempts >= job.max_attempts else now_unix_ms + self.pause_ms(job.attempts))
+    def _retry(self, job: JobRecord, error: JobError, now_unix_ms: int) -> AttemptOutcome:
+        end = self.failed(error, now_unix_ms, dead=True)
+        due = None if job.attempts >= job.max_attempts else now_unix_ms + self.retry_pause_ms(job.attempts)
+        return AttemptOutcome(end, due)
 
-    def _patience_ms(self, job: JobRecord, now_unix_ms: int) -> int:
-        """Return how long to wait for room: anything up to a time that grows with the job's age."""
-        age_s = max(0, now_unix_ms - job.created_unix_ms) / 1000
-        most_s = min(self._options.back_off_most_s, max(self._options.back_off_s, age_s / 4))
-        return round(self._random() * most_s * 1000)
+    def retry_pause_ms(self, attempts: int) -> int:
+        """Return the pause before another attempt: random, up to a time that doubles with each."""
+        return self._pause_ms(self.options.back_off_s * 2.0 ** min(attempts - 1, 60))
 
-    def pause_ms(self, attempts: int) -> int:
-        """Return how long to wait before another attempt: anything up to a time that doubles with each."""
-        most_s = min(self._options.back_off_most_s, self._options.back_off_s * 2.0 ** min(attempts - 1, 60))
-        return round(self._random() * most_s * 1000)
+    def _pause_ms(self, longest_s: float) -> int:
+        return round(self.random() * min(self.options.back_off_most_s, longest_s) * 1000)
 
 
-def explain(error: TensorWasmError) -> str:
-    """Return what a client is told of an error: its text where that is about what the client sent, else its kind."""
+def client_message(error: TensorWasmError) -> str:
+    """Return an error's text as clients see it: its message where that is about the request, else its kind."""
     if isinstance(error, (CallerError, GuestExit)):
         return error.message[:_MAX_MESSAGE]
     trap = getattr(error, "trap", "")
@@ -125,25 +142,25 @@ def explain(error: TensorWasmError) -> str:
 
 
 def encode_result(function_id: str, invocation: Invocation) -> bytes:
-    """Return the answer of a call as JSON, with the fields that a call has that is waited for.
+    """Encode the result of a call as JSON, with the fields of a synchronous invocation's reply.
 
     Raises:
-        GuestExit: the guest left with a code other than 0.
+        GuestExit: the exit code is not 0.
     """
     if invocation.exit_code:
         raise GuestExit(invocation.exit_code, invocation.stdout, invocation.stderr)
     result = invocation.to_json() if invocation.result_types else '"ok"'
     written = {"stdout": invocation.stdout, "stderr": invocation.stderr, "output": b"".join(invocation.chunks)}
-    shown = [f',"{name}":{_render(data)}' for name, data in written.items() if data]
+    shown = [f',"{name}":{_encode_output(data)}' for name, data in written.items() if data]
     shown += [f',"{name}_truncated":true' for name in invocation.truncated]
     return f'{{"function_id":{json.dumps(function_id)},"result":{result}{"".join(shown)}}}'.encode()
 
 
-def encode_left(error: TensorWasmError) -> bytes | None:
-    """Return what a guest that failed left, as JSON: the end of what it wrote, and its stack; None for nothing."""
+def encode_failure(error: TensorWasmError) -> bytes | None:
+    """Encode the end of a failed guest's output, and its backtrace, as JSON; None if it left neither."""
     written = {name: bytes(getattr(error, name, b"")) for name in ("stdout", "stderr")}
     shown = [
-        f'"{name}":{_render(data[-LEFT_BYTES:], truncated=len(data) > LEFT_BYTES)}'
+        f'"{name}":{_encode_output(data[-OUTPUT_BYTES:], truncated=len(data) > OUTPUT_BYTES)}'
         for name, data in written.items()
         if data
     ]
@@ -156,8 +173,8 @@ def encode_left(error: TensorWasmError) -> bytes | None:
     return f"{{{','.join(shown)}}}".encode() if shown else None
 
 
-def _render(data: bytes, *, truncated: bool = False) -> str:
-    """Return bytes as text, or as base64 where they are not UTF-8."""
+def _encode_output(data: bytes, *, truncated: bool = False) -> str:
+    """Encode bytes as JSON: as text, or as base64 where they are not UTF-8."""
     cut = {"truncated": True} if truncated else {}
     try:
         return json.dumps({"text": data.decode(), **cut}, ensure_ascii=False)

@@ -1,10 +1,5 @@
-"""Sessions: instances that several calls share, in memory while they are used and in the artifact store else.
+"""Sessions: instances that several calls share, in memory while they are used, otherwise in the artifact store.
 
-``errands`` has one thing done after the other, ``leases`` says which are this server's, ``keeping`` writes rows and
-saves, ``room`` decides who is in memory, ``living`` knows the runtime, and ``sessions`` is what the edges use.
+`entries` orders the operations of each session, `persistence` writes rows and saves and holds the lease, `memory` loads
+and evicts, and `instances` uses the runtime.
 """
-
-from tensorwasm.service.sessions.entry import Session, SessionCall
-from tensorwasm.service.sessions.sessions import Sessions
-
-__all__ = ["Session", "SessionCall", "Sessions"]

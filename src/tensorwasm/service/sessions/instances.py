@@ -1,11 +1,14 @@
-"""What sessions are made of: instances in this process, made, saved and brought back. All of it blocks."""
+"""Instances of sessions in this process: made, saved and restored. `InstanceFactory` blocks; `GuestThreads` run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
 from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database.sessions import SessionOptions
@@ -18,66 +21,55 @@ from tensorwasm.errors import (
     SealRefused,
     UnknownKey,
 )
+from tensorwasm.guest.engine.yielding import be_courteous
 from tensorwasm.runtime.snapshots import stored
-from tensorwasm.runtime.snapshots.opening import LiveStatistics, Surroundings
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.opening import Surroundings
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
+from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
 from tensorwasm.values import Deadline
 
-if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.runtime.snapshots.live import LiveInstance
-    from tensorwasm.service.functions.resolution import Resolved
-
 FOLDER: Final = "session/"
 
+_BATCH: Final = 256
+"""Names that are looked up in the database at a time."""
 
-class Live(Protocol):
-    """An instance that stays between calls; `tensorwasm.runtime.snapshots.live.LiveInstance` is one."""
-
-    def call(
-        self,
-        export: str | None = None,
-        args: Sequence[object] = (),
-        *,
-        input: bytes | None = None,  # noqa: A002 - the interface's own word for it
-        deadline: Deadline | None = None,
-    ) -> Invocation:
-        """Call an export."""
-
-    def cancel(self) -> None:
-        """End the running call and refuse later ones, from any thread."""
-
-    def resume(self) -> None:
-        """Take calls again."""
-
-    def statistics(self) -> LiveStatistics:
-        """Return a snapshot."""
-
-    def close(self) -> None:
-        """Free everything."""
+_Params = ParamSpec("_Params")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was written of an instance.
-
-    Attributes:
-        content_hash: of what is in the file, 32 bytes.
-        size_bytes: length of the file.
-    """
+    """A saved file: the hash of its content, 32 bytes, and its length."""
 
     content_hash: bytes
     size_bytes: int
 
 
+class GuestThreads:
+    """A pool of threads that yield to others as guests' threads do."""
+
+    def __init__(self, count: int, name: str) -> None:
+        """Start no thread yet."""
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=be_courteous)
+
+    async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
+        """Call a function that blocks, on one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Accept no more calls and drop waiting ones; does not wait for running ones."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 def session_name(session_id: str, save: str) -> str:
-    """Return the name that keeps one save of a session."""
+    """Return the artifact name of one save of a session."""
     return f"{FOLDER}{session_id}/{save}"
 
 
 def require_host_only(resolved: Resolved) -> None:
-    """Refuse what needs a device: it would be in the process that serves, which touches none.
+    """Refuse functions that need a device, since the serving process uses none.
 
     Raises:
         NotSupported: the function is granted CUDA.
@@ -88,99 +80,70 @@ def require_host_only(resolved: Resolved) -> None:
         )
 
 
-class InstanceFactory:
-    """Makes, saves and brings back instances. Any thread may use it; every method blocks.
+@contextmanager
+def reading_saved_state() -> Iterator[None]:
+    """Convert errors of reading a stored file.
 
-    Args:
-        store: where saves are.
-        seals: what signs them.
+    Raises:
+        SnapshotKeyMissing: the key that it was signed with is missing.
+        ArtifactCorrupt: it is gone or damaged.
     """
+    try:
+        yield
+    except UnknownKey as error:
+        raise key_missing(error) from error
+    except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
+        raise ArtifactCorrupt(f"the saved state cannot be read: {error.kind}") from error
 
-    def __init__(self, store: ContentStore, seals: SnapshotKeys) -> None:
-        """Take both; they outlive it."""
-        self._store = store
-        self._seals = seals
 
-    def open(self, tenant: int, resolved: Resolved, options: SessionOptions, deadline: Deadline) -> Live:
-        """Return a new instance, its start function run.
+@dataclass(frozen=True, slots=True, eq=False)
+class InstanceFactory:
+    """Makes, saves and restores instances. Thread-safe; every method blocks, and raises as its store does."""
 
-        Raises:
-            NotCapturable: the module's instances cannot be saved.
-            TensorWasmError: what `tensorwasm.runtime.Function.open` raises.
-        """
+    store: ContentStore
+    keys: SnapshotKeys
+
+    def open(self, tenant: int, resolved: Resolved, options: SessionOptions, deadline: Deadline) -> LiveInstance:
+        """Return a new instance whose start function has run; raises as `Function.open`."""
         return resolved.function.open(
             tenant=str(tenant), deadline=deadline, input=options.input, **_surroundings(resolved, options)
         )
 
-    def bring(
+    def restore(
         self, tenant: int, resolved: Resolved, options: SessionOptions, snapshot: Snapshot, deadline: Deadline
-    ) -> Live:
-        """Return an instance that goes on where a saved one was.
-
-        Raises:
-            InvalidSnapshot: it is another module's, or contradicts itself.
-            TensorWasmError: what `tensorwasm.runtime.Runtime.restore` raises.
-        """
+    ) -> LiveInstance:
+        """Return an instance with a snapshot's state; raises as `Snapshot.restore`."""
         opening = snapshot.opening((), str(tenant), deadline, _surroundings(resolved, options))
         return snapshot.restore(resolved.function, opening)
 
-    def wake(self, tenant: int, resolved: Resolved, options: SessionOptions, name: str, deadline: Deadline) -> Live:
-        """Return an instance that goes on from a save.
-
-        Raises:
-            SnapshotKeyMissing: the save is under a key that is not here.
-            ArtifactCorrupt: the save is gone or damaged.
-            TensorWasmError: what `bring` raises.
-        """
-        try:
-            found = stored.fetch(TenantView(self._store, str(tenant)), name).read(self._seals.ring(tenant))
-        except UnknownKey as error:
-            raise key_missing(error) from error
-        except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
-            raise ArtifactCorrupt(f"the session's saved state cannot be read: {error.kind}") from error
+    def load(
+        self, tenant: int, resolved: Resolved, options: SessionOptions, name: str, deadline: Deadline
+    ) -> LiveInstance:
+        """Return an instance with a save's state; raises as `reading_saved_state` and `restore`."""
+        with reading_saved_state():
+            found = stored.fetch(TenantView(self.store, str(tenant)), name).read(self.keys.ring(tenant))
         with found as snapshot:
-            return self.bring(tenant, resolved, options, snapshot, deadline)
+            return self.restore(tenant, resolved, options, snapshot, deadline)
 
-    def save(self, tenant: int, resolved: Resolved, live: Live, name: str) -> Saved:
-        """Write an instance to the store, under a name.
-
-        Raises:
-            NotCapturable: it holds what cannot be saved.
-            QuotaExceeded: the tenant has no room for it.
-            StoreUnavailable: the store cannot be reached, or is full.
-        """
-        view, ring = TenantView(self._store, str(tenant)), self._seals.ring(tenant)
-        done = stored.keep(view, name, cast("LiveInstance", live), resolved.module, keys=ring)
+    def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> Saved:
+        """Write an instance to the store, under a name; raises as `tensorwasm.runtime.snapshots.stored.keep`."""
+        view, ring = TenantView(self.store, str(tenant)), self.keys.ring(tenant)
+        done = stored.keep(view, name, live, resolved.module, keys=ring)
         return Saved(done.content_hash, done.file_bytes)
 
     def copy(self, tenant: int, name: str, to: str) -> Saved:
-        """Verify what a name leads to, and let another name lead there too.
-
-        Raises:
-            SnapshotKeyMissing: it is under a key that is not here.
-            ArtifactCorrupt: it is gone or damaged.
-            QuotaExceeded: the tenant has no room for another name.
-            StoreUnavailable: the store cannot be reached, or is full.
-        """
-        view = TenantView(self._store, str(tenant))
-        try:
+        """Verify a save, and give it another name; raises as `reading_saved_state`, and `QuotaExceeded`."""
+        view = TenantView(self.store, str(tenant))
+        with reading_saved_state():
             found = stored.fetch(view, name)
-            with found.open(self._seals.ring(tenant)) as file:
+            with found.open(self.keys.ring(tenant)) as file:
                 saved = Saved(file.content_hash, file.file_bytes)
-        except UnknownKey as error:
-            raise key_missing(error) from error
-        except (ArtifactNotFound, SealRefused, InvalidSnapshot) as error:
-            raise ArtifactCorrupt(f"the saved state cannot be read: {error.kind}") from error
         view.bind(to, found.digest)
         return saved
 
     def drop(self, tenant: int, names: Iterable[str]) -> None:
-        """Take names away, and what no other name leads to; those that are not there are no matter.
-
-        Raises:
-            StoreUnavailable: the store cannot be reached.
-        """
-        view = TenantView(self._store, str(tenant))
+        """Delete names, and files without another name; missing ones are skipped."""
+        view = TenantView(self.store, str(tenant))
         for name in names:
             with suppress(ArtifactNotFound, ArtifactInUse):
                 digest = view.resolve(name)
@@ -188,14 +151,35 @@ class InstanceFactory:
                 view.delete(digest)
 
     def tenants(self) -> tuple[str, ...]:
-        """Return who has kept something at some time."""
-        return self._store.tenants()
+        """Return all tenants that ever stored a file."""
+        return self.store.tenants()
 
     def names(self, tenant: str, folder: str, before_ns: int) -> tuple[str, ...]:
-        """Return a tenant's names in a folder that lead to what was put before a time, in nanoseconds since 1970."""
-        names = {name: digest for name, digest in self._store.names(tenant).items() if name.startswith(folder)}
-        old = {stat.digest for stat in self._store.list(tenant) if stat.made_ns < before_ns} if names else set()
+        """Return a tenant's names in a folder whose files were stored before a time, in nanoseconds since 1970."""
+        names = {name: digest for name, digest in self.store.names(tenant).items() if name.startswith(folder)}
+        old = {stat.digest for stat in self.store.list(tenant) if stat.made_ns < before_ns} if names else set()
         return tuple(name for name, digest in names.items() if digest in old)
+
+
+async def delete_orphans(
+    threads: GuestThreads,
+    factory: InstanceFactory,
+    folder: str,
+    before_ns: int,
+    find_orphans: Callable[[Sequence[str]], Awaitable[Collection[str]]],
+) -> int:
+    """Delete files whose names start with a folder and that no row refers to; return their number.
+
+    Files stored after a time, in nanoseconds since 1970, are kept: their rows may be about to be written.
+    """
+    count = 0
+    for tenant in await threads.run(factory.tenants):
+        names = await threads.run(factory.names, tenant, folder, before_ns)
+        for start in range(0, len(names), _BATCH):
+            orphans = await find_orphans(names[start : start + _BATCH])
+            await threads.run(factory.drop, int(tenant), orphans)
+            count += len(orphans)
+    return count
 
 
 def _surroundings(resolved: Resolved, options: SessionOptions) -> Surroundings:

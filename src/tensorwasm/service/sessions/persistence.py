@@ -1,7 +1,12 @@
-"""Saving: the store gets the state first, then the row says so, then the save before goes.
+"""`Leases`: which sessions are this server's; `SessionPersistence`: writes their rows and saves.
 
-A row leads to a save that is whole at every moment: whoever dies between two steps leaves a name that no row leads to,
-which is found later.
+Where servers share a database, each has one lease, which it renews while it runs, and each session's row has an epoch,
+which rises whenever a server acquires the session. Once a lease has expired other servers may acquire its sessions;
+every write of a row compares owner and epoch, so a server cannot write a session that another has acquired.
+
+Saving puts the state into the store, then makes the row refer to it, then deletes the save before. So the row refers to
+a complete save at every moment. If the process dies between two steps, a save is left that no row refers to;
+`SessionPersistence.delete_orphans` finds it later.
 """
 
 from __future__ import annotations
@@ -9,141 +14,245 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+from tensorwasm.database import servers
 from tensorwasm.database import sessions as rows
-from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import NotCapturable, NotFound, SessionElsewhere, TensorWasmError
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.sessions.entry import SessionEntry
-from tensorwasm.service.sessions.instances import FOLDER, InstanceFactory, Live, session_name
-from tensorwasm.service.sessions.leases import Leases
+from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.sessions.entries import SessionEntry
+from tensorwasm.service.sessions.instances import (
+    FOLDER,
+    GuestThreads,
+    InstanceFactory,
+    delete_orphans,
+    session_name,
+)
 
-if TYPE_CHECKING:
-    from tensorwasm.service.functions.resolution import Resolved
-
-_Params = ParamSpec("_Params")
-_Value = TypeVar("_Value")
+RENEWALS: Final = 5
+"""Renewals within the duration of a lease."""
 
 _log = logging.getLogger(__name__)
-_TIDIED: Final = 256
-"""Names that are looked up in the database at a time."""
 
 
-class SessionKeeper:
-    """Keeps sessions' rows and saves. Used on one event loop.
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a server shares its database with others.
 
-    Args:
-        desk: the database.
-        workshop: saves.
-        leases: say whether a row is this server's to write.
-        threads: how many saves may be made at a time.
+    Attributes:
+        server: this one.
+        before: UUID of the dead process that this one replaces; empty if there is none.
+        lease_s: how long a server that does not renew its lease keeps its sessions.
     """
 
-    def __init__(self, desk: DatabasePort, workshop: InstanceFactory, leases: Leases, threads: int) -> None:
-        """Start nothing yet."""
-        self.desk = desk
-        self._leases = leases
-        self._workshop = workshop
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-save", initializer=be_courteous)
+    server: servers.ServerRecord
+    before: str = ""
+    lease_s: float = 15.0
 
-    async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
-        """Call something that blocks, on one of the threads that save."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
-    async def mark(self, seat: SessionEntry) -> None:
-        """Let the row say that there will be something to save, before a guest is called.
+class Leases:
+    """This server's lease and its sessions' epochs; used on one event loop. Methods raise as the database does.
+
+    A server that has its database alone needs neither, and asks the database for nothing here.
+
+    Args:
+        sharing: None where no other server uses the database.
+        monotonic_s: clock of the lease.
+        on_lost: called when other servers may have acquired all sessions of this one.
+
+    Attributes:
+        term: how often this server has lost its lease.
+        renew_pause_s: pause between renewals; None where there is no lease.
+    """
+
+    def __init__(
+        self,
+        database: DatabasePort,
+        sharing: Sharing | None,
+        monotonic_s: Callable[[], float],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Start without a lease; `start` acquires it."""
+        self.term = 0
+        self.renew_pause_s = None if sharing is None else sharing.lease_s / RENEWALS
+        self._database = database
+        self._sharing = sharing
+        self._monotonic_s = monotonic_s
+        self._on_lost = on_lost
+        self._until_s = float("-inf")
+        self._renewing = asyncio.Lock()
+        self._unreleased: list[rows.SessionRecord] = []  # their release failed, and is tried again
+
+    async def start(self) -> None:
+        """Rewind sessions without a living server to their last saves, and acquire the lease."""
+        if self._sharing is None:
+            await self._database.write(rows.rewind_all_sessions)
+            return
+        if self._sharing.before:
+            await self._database.write(servers.remove_server, self._sharing.before)
+        await self._join(self._sharing)
+
+    async def require(self) -> None:
+        """Return once no other server can have acquired a session until now; at once while the lease lasts."""
+        if self._sharing is None or self._monotonic_s() < self._until_s:
+            return
+        async with self._renewing:
+            if self._monotonic_s() >= self._until_s:
+                await self._renew(self._sharing)
+
+    async def renew(self) -> None:
+        """Renew the lease, repeat failed releases, and free the sessions of dead servers."""
+        if self._sharing is None:
+            return
+        async with self._renewing:
+            await self._renew(self._sharing)
+        await self._database.write(servers.remove_dead_servers)
+        while self._unreleased:
+            await self._database.write(servers.release_session, self._unreleased[-1])
+            self._unreleased.pop()
+
+    async def acquire(self, entry: SessionEntry, record: rows.SessionRecord) -> rows.SessionRecord | None:
+        """Make a session this server's; return its row, or None if it is gone.
+
+        Raises:
+            SessionElsewhere: another server has it.
+        """
+        entry.term = self.term
+        if self._sharing is None:
+            return record
+        return await self._database.write(servers.take_session, record.id, self._sharing.server.id)
+
+    def own_new(self, entry: SessionEntry, record: rows.SessionRecord) -> rows.SessionRecord:
+        """Return the row of a new session with this server as its owner."""
+        entry.term = self.term
+        return record if self._sharing is None else replace(record, owner=self._sharing.server.id, epoch=1)
+
+    def holds(self, entry: SessionEntry) -> bool:
+        """Return whether the entry's row is current, as far as this server knows."""
+        return entry.record is None or entry.term == self.term
+
+    async def raise_if_taken(self, entry: SessionEntry) -> None:
+        """Find out why a session's row was not written.
+
+        Raises:
+            SessionElsewhere: another server acquired it; the entry is outdated from now on.
+        """
+        if self._sharing is None:
+            return
+        name = await self._database.read(servers.session_holder, entry.id)
+        if name is not None:
+            entry.term = -1
+            raise SessionElsewhere(name)
+
+    async def release(self, entry: SessionEntry) -> None:
+        """Let other servers acquire a session that is not in memory; a failed release is repeated later."""
+        if self._sharing is None or entry.record is None:
+            return
+        record, entry.record = entry.record, None
+        try:
+            await self._database.write(servers.release_session, record)
+        except TensorWasmError as error:
+            _log.warning("session %s is not released to other servers yet: %s", entry.id, error.kind)
+            self._unreleased.append(record)
+
+    async def end(self) -> None:
+        """Release the lease and every session at once, rewinding those that are not saved."""
+        if self._sharing is not None:
+            await self._database.write(servers.remove_server, self._sharing.server.id)
+
+    async def _renew(self, sharing: Sharing) -> None:
+        until_s = self._monotonic_s() + sharing.lease_s
+        if await self._database.write(servers.renew_server, sharing.server.id, round(sharing.lease_s * 1000)):
+            self._until_s = until_s
+            return
+        _log.error("this server did not renew its lease for %g s, and has lost its sessions", sharing.lease_s)
+        self.term += 1
+        self._on_lost()
+        await self._join(sharing)
+
+    async def _join(self, sharing: Sharing) -> None:
+        until_s = self._monotonic_s() + sharing.lease_s
+        await self._database.write(servers.join_servers, sharing.server, round(sharing.lease_s * 1000))
+        self._until_s = until_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionPersistence:
+    """Writes sessions' rows and saves. Used on one event loop."""
+
+    database: DatabasePort
+    factory: InstanceFactory
+    leases: Leases
+    threads: GuestThreads
+
+    async def write(self, entry: SessionEntry, changed: rows.SessionRecord) -> None:
+        """Write a session's row; raises as `Leases.raise_if_taken` and the database.
 
         Raises:
             NotFound: the row is gone.
-            SessionElsewhere: another server took it.
-            DatabaseUnavailable: it cannot be written.
         """
-        if not seat.dirty:
-            await self._write(seat, replace(seat.known(), status="live"))
+        if not await self.database.write(rows.write_session, changed):
+            await self.leases.raise_if_taken(entry)
+            raise NotFound("there is no such session")
+        entry.record = changed
 
-    async def persist(self, seat: SessionEntry) -> None:
-        """Save an instance, unless all that it is is saved. It stays as it is, whatever comes of it.
+    async def persist(self, entry: SessionEntry) -> None:
+        """Save an instance in memory unless it is unchanged; raises as `write` and `InstanceFactory.save`.
 
         Raises:
             NotCapturable: it holds what cannot be saved; its row says so from now on.
-            NotFound: the row is gone.
-            SessionElsewhere: another server took it.
-            TensorWasmError: what `InstanceFactory.save` raises, or the database.
         """
-        if not self._leases.holds(seat):
+        if not self.leases.holds(entry):
             raise SessionElsewhere("")
-        if seat.live is None or seat.resolved is None or (not seat.dirty and seat.known().save is not None):
+        if (
+            entry.live is None
+            or entry.resolved is None
+            or (not entry.dirty and entry.require_record().save is not None)
+        ):
             return
         try:
-            await self._save(seat, seat.resolved, seat.live)
-            seat.save_error = ""
+            await self._save(entry, entry.resolved, entry.live)
+            entry.save_error = ""
         except TensorWasmError as error:
-            seat.save_error = error.kind
+            entry.save_error = error.kind
             if isinstance(error, NotCapturable):
-                seat.stuck = True
-                if seat.dirty and seat.known().status != "volatile":
-                    await self._write(seat, replace(seat.known(), status="volatile"))
+                entry.unsavable = True
+                if entry.dirty and entry.require_record().status != "volatile":
+                    await self.write(entry, replace(entry.require_record(), status="volatile"))
             raise
 
-    async def drop_stale(self, seat: SessionEntry) -> None:
-        """Take away the saves that no row leads to. What fails is logged, and done later."""
-        names = {save: session_name(seat.id, save) for save in seat.stale}
-        if not names:
+    async def delete_stale(self, entry: SessionEntry) -> None:
+        """Delete a session's stale saves; a failure is logged, and tried again later."""
+        stale = frozenset(entry.stale_saves)
+        if not stale:
             return
         try:
-            await self.run(self._workshop.drop, seat.tenant, list(names.values()))
-            seat.stale -= names.keys()
+            await self.threads.run(self.factory.drop, entry.tenant, [session_name(entry.id, save) for save in stale])
+            entry.stale_saves -= stale
         except TensorWasmError as error:
-            _log.warning("saves of session %s stay for now: %s", seat.id, error.kind)
+            _log.warning("old saves of session %s cannot be deleted yet: %s", entry.id, error.kind)
 
-    async def lose(self, seat: SessionEntry) -> None:
-        """Let the row say that what was not saved is lost for good."""
-        await self._write(seat, replace(seat.known(), status="lost"))
+    async def delete_orphans(self, before_ns: int) -> int:
+        """Delete saves that no session refers to, stored before a time in nanoseconds since 1970; return how many."""
 
-    async def tidy(self, before_ns: int) -> int:
-        """Take away saves that no session leads to, and return how many.
+        async def find_orphans(names: Sequence[str]) -> list[str]:
+            wanted = await self.database.read(rows.list_saves, tuple({name.split("/")[1] for name in names}))
+            return [name for name in names if tuple(name.split("/")[1:]) not in wanted]
 
-        Args:
-            before_ns: only those put before this time, in nanoseconds since 1970: others may be about to get a row.
+        return await delete_orphans(self.threads, self.factory, FOLDER, before_ns, find_orphans)
 
-        Raises:
-            TensorWasmError: the store or the database does not answer.
-        """
-        count = 0
-        for tenant in await self.run(self._workshop.tenants):
-            names = await self.run(self._workshop.names, tenant, FOLDER, before_ns)
-            for start in range(0, len(names), _TIDIED):
-                part = {tuple(name.split("/")[1:]): name for name in names[start : start + _TIDIED]}
-                wanted = await self.desk.read(rows.list_saves, tuple({key[0] for key in part}))
-                gone = [name for key, name in part.items() if key not in wanted]
-                await self.run(self._workshop.drop, int(tenant), gone)
-                count += len(gone)
-        return count
-
-    def close(self) -> None:
-        """Take nothing more; what is being saved ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _save(self, seat: SessionEntry, resolved: Resolved, live: Live) -> None:
-        record, save = seat.known(), str(uuid.uuid4())
-        await self.run(self._workshop.save, seat.tenant, resolved, live, session_name(seat.id, save))
-        # Until the row is known to lead there, nobody knows whether it does: where a database broke off a commit,
-        # this save may be the one that counts. So it is dropped with the next one's success, not here.
-        seat.stale.add(save)
-        await self._write(seat, replace(record, status="saved", save=save, saved_calls=record.calls))
-        seat.stale.discard(save)
+    async def _save(self, entry: SessionEntry, resolved: Resolved, live: LiveInstance) -> None:
+        record, save = entry.require_record(), str(uuid.uuid4())
+        await self.threads.run(self.factory.save, entry.tenant, resolved, live, session_name(entry.id, save))
+        # A commit whose outcome is unknown may have made the row refer to this save. So if the write fails, the save
+        # is deleted only after the next successful one.
+        entry.stale_saves.add(save)
+        await self.write(entry, replace(record, status="saved", save=save, saved_calls=record.calls))
+        entry.stale_saves.discard(save)
         if record.save is not None:
-            seat.stale.add(record.save)
-        await self.drop_stale(seat)
-
-    async def _write(self, seat: SessionEntry, changed: SessionRecord) -> None:
-        if not await self.desk.write(rows.write_session, changed):
-            await self._leases.refuse(seat)
-            raise NotFound("there is no such session")
-        seat.record = changed
+            entry.stale_saves.add(record.save)
+        await self.delete_stale(entry)

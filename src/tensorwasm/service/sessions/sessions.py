@@ -1,9 +1,9 @@
 """`Sessions`: instances that several calls share.
 
-What is safe when: an answer to `Sessions.open` means that the session is there after any crash, and is made anew if
-nothing was saved by then. A call's effects are in memory until the session is saved: when it is idle, when somebody
-asks for it, before the answer of a call that is ``durable``, and when the service ends. A crash takes the session back
-to its last save, never further, and `SessionRecord.rewinds` says so. What cannot be saved is ``lost`` with its process.
+A session that `Sessions.open` returned survives any crash; until its first save it is made anew. The effects of a call
+are in memory until the session is saved: when it is idle, on request, before a call that is ``durable`` returns, and
+when the service ends. A crash rewinds the session to its last save, never further, and counts that in
+`SessionRecord.rewinds`. A session whose state cannot be saved is ``lost`` with its process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from tensorwasm.database import sessions as rows
-from tensorwasm.database.sessions import SessionOptions, SessionRecord
 from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.names import is_id
@@ -27,183 +29,165 @@ from tensorwasm.service.invocations.request import MAX_ARGS
 from tensorwasm.service.invocations.spending import UsageLedger
 from tensorwasm.service.maintenance import do
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
-from tensorwasm.service.sessions.activation import Activation, Resolver
-from tensorwasm.service.sessions.entry import Session, SessionCall, SessionEntry
-from tensorwasm.service.sessions.eviction import Guests, Hold, InstanceRoom
-from tensorwasm.service.sessions.instances import InstanceFactory, Live, session_name
-from tensorwasm.service.sessions.leases import Leases, Sharing
-from tensorwasm.service.sessions.operation_queue import Operation, OperationQueue, Work
-from tensorwasm.service.sessions.persistence import SessionKeeper
+from tensorwasm.service.sessions.entries import (
+    OperationQueue,
+    SessionCall,
+    SessionEntry,
+    SessionInfo,
+    SessionOperation,
+    Work,
+)
+from tensorwasm.service.sessions.instances import GuestThreads, InstanceFactory, session_name
+from tensorwasm.service.sessions.memory import Activation, Hold, InstanceMemory, Resolver, RunningGuests
+from tensorwasm.service.sessions.persistence import Leases, SessionPersistence, Sharing
 from tensorwasm.values import NEVER, Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.runtime.snapshots.snapshot import Snapshot
 
 _CALL_THREADS: Final = 32
 _SAVE_THREADS: Final = 4
 _MOST_LIVE: Final = 1024
-_TEND_S: Final = 5.0
-_LINGER_S: Final = 1.0
-"""How long guests that were ended are waited for."""
+_SWEEP_S: Final = 5.0
+_CANCEL_S: Final = 1.0
+"""How long to wait at the end for guests that were cancelled."""
 
 _log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 
 class Sessions:
-    """Sessions of all tenants. For one event loop; nothing here holds it. Of several servers one has each session.
+    """Sessions of all tenants, for one event loop, which is never blocked. Of several servers one has each session.
 
     Args:
-        desk: of the database.
-        functions: finds what sessions run.
-        workshop: makes, saves and brings back instances.
-        hold: of the tenants' quotas.
-        guests: that hold memory, which calls wait for; None where there are no others than sessions.
+        guests: all that hold memory, which calls wait for; None where only sessions do.
         idle_s: how long an instance stays in memory without a call.
-        most: instances in memory.
-        ledger: is told what calls used; None tells nobody.
-        clock: says when they were used.
-        sharing: how the database is shared with other servers; None where this one has it alone.
+        most: maximum of instances in memory.
+        ledger: records what calls used; None records nothing.
+        sharing: None where no other server uses the database.
     """
 
     def __init__(
         self,
-        desk: DatabasePort,
+        database: DatabasePort,
         functions: Resolver,
-        workshop: InstanceFactory,
+        factory: InstanceFactory,
         hold: Hold,
         *,
-        guests: Guests | None = None,
+        guests: RunningGuests | None = None,
         idle_s: float,
         most: int = _MOST_LIVE,
         ledger: UsageLedger | None = None,
         clock: Clock | None = None,
         sharing: Sharing | None = None,
     ) -> None:
-        """Start nothing yet; `start` does."""
-        self._desk = desk
-        self._workshop = workshop
+        """Start nothing; `start` does."""
+        self._database = database
         self._idle_s = idle_s
         self._ledger = ledger
         self._clock = clock or Clock()
-        self._line = OperationQueue(self._now_ns)
-        self._leases = Leases(desk, sharing, self._clock.monotonic_s, self._line.interrupt)
-        self._keeper = SessionKeeper(desk, workshop, self._leases, _SAVE_THREADS)
-        self.room = InstanceRoom(self._keeper, self._leases, hold, guests, most, self._line)
-        self._waking = Activation(desk, functions, workshop, self._keeper, self.room, self._leases, _CALL_THREADS)
+        self._queue = OperationQueue(self._now_ns)
+        self._leases = Leases(database, sharing, self._clock.monotonic_s, self._queue.end_guests)
+        self._persistence = SessionPersistence(
+            database, factory, self._leases, GuestThreads(_SAVE_THREADS, "tensorwasm-save")
+        )
+        self.memory = InstanceMemory(self._persistence, self._leases, hold, guests, most, self._queue)
+        self._threads = GuestThreads(_CALL_THREADS, "tensorwasm-session")
+        self._activation = Activation(
+            database, functions, factory, self._persistence, self.memory, self._leases, self._threads
+        )
         self._ending = asyncio.Event()
-        self._tending: list[asyncio.Task[None]] = []
-
-    # ---------------------------------------------------------------- beginning and ending
+        self._maintenance: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take sessions back to what is saved of them, and begin to look after them.
-
-        Raises:
-            DatabaseUnavailable: the rows cannot be written.
-        """
-        await self._leases.begin()
-        pause_s = min(max(self._idle_s / 4, 0.05), _TEND_S)
-        self._tending = [asyncio.create_task(self._tend(self.sweep, pause_s, "idle sessions cannot leave memory"))]
-        if self._leases.pause_s is not None:
-            renewing = self._tend(self.renew, self._leases.pause_s, "the lease of sessions cannot be renewed")
-            self._tending.append(asyncio.create_task(renewing))
+        """Rewind sessions to their last saves, and start to evict idle ones and to renew the lease."""
+        await self._leases.start()
+        sweep_pause_s = min(max(self._idle_s / 4, 0.05), _SWEEP_S)
+        work = [self._repeat(self.sweep, sweep_pause_s, "idle sessions cannot leave memory")]
+        if self._leases.renew_pause_s is not None:
+            work.append(self._repeat(self.renew, self._leases.renew_pause_s, "the lease of sessions cannot be renewed"))
+        self._maintenance = [asyncio.create_task(each) for each in work]
 
     async def close(self, within_s: float) -> None:
-        """Take nothing more, let calls end, and save every session at once; then free everything.
+        """Accept nothing more, wait for calls for half of the time, then save and free every session at once.
 
-        Calls have half of the time. What cannot be saved is lost, and its row says so; what the time was too short for
-        goes on from its last save.
-
-        Args:
-            within_s: how long all of it may take.
+        What cannot be saved is lost, and its row says so; a session that the time was too short for goes on from its
+        last save.
         """
         ends = Deadline.after(within_s)
-        self._line.close()
+        self._queue.close()
         self._ending.set()
-        if self._tending:
-            await asyncio.wait(self._tending, timeout=within_s / 2)
-        await self._line.settle(min(within_s / 2, ends.remaining_s()))
-        self._line.stop()
-        await self._line.settle(min(_LINGER_S, ends.remaining_s()))
-        leaving = [asyncio.create_task(self._dismiss(seat)) for seat in self._line.seats() if seat.live is not None]
-        if leaving:
-            _, late = await asyncio.wait(leaving, timeout=ends.remaining_s())
+        if self._maintenance:
+            await asyncio.wait(self._maintenance, timeout=within_s / 2)
+        await self._queue.drain(min(within_s / 2, ends.remaining_s()))
+        self._queue.stop()
+        await self._queue.drain(min(_CANCEL_S, ends.remaining_s()))
+        closing = [
+            asyncio.create_task(self._close_session(each)) for each in self._queue.entries() if each.live is not None
+        ]
+        if closing:
+            _, late = await asyncio.wait(closing, timeout=ends.remaining_s())
             for task in late:
                 task.cancel()
         await do(self._leases.end, "other servers wait for this one's sessions", _log)
-        self._waking.close()
-        self._keeper.close()
+        self._threads.close()
+        self._persistence.threads.close()
 
     async def sweep(self) -> int:
-        """Save what was idle for long, let it leave memory, and return how many did."""
-        return await self.room.sweep(self._now_ns() - round(self._idle_s * 1e9))
+        """Save and evict sessions that were idle for too long; return their number."""
+        return await self.memory.evict_unused(self._now_ns() - round(self._idle_s * 1e9))
 
     async def renew(self) -> None:
-        """Show other servers that this one lives; what they took meanwhile is forgotten.
-
-        Raises:
-            DatabaseUnavailable: it does not answer.
-        """
+        """Renew the lease; evict sessions that other servers acquired."""
         await self._leases.renew()
-        await asyncio.gather(*(self.room.evict(seat) for seat in self._line.seats() if not self._leases.holds(seat)))
+        await asyncio.gather(
+            *(self.memory.evict(each) for each in self._queue.entries() if not self._leases.holds(each))
+        )
 
     async def tidy(self, before_ns: int) -> int:
-        """Take away saves that no session leads to; `SessionKeeper.tidy` says how."""
-        return await self._keeper.tidy(before_ns)
+        """Delete saves that no session refers to; see `SessionPersistence.delete_orphans`."""
+        return await self._persistence.delete_orphans(before_ns)
 
     @property
     def in_memory(self) -> int:
-        """How many sessions have an instance."""
-        return sum(seat.live is not None for seat in self._line.seats())
+        """Number of sessions with an instance in memory."""
+        return sum(entry.live is not None for entry in self._queue.entries())
 
-    # ---------------------------------------------------------------- sessions
+    # ---------------------------------------------------------------- operations
 
     async def open(
         self,
         tenant: int,
         reference: str,
-        options: SessionOptions | None = None,
+        options: rows.SessionOptions | None = None,
         *,
         deadline: Deadline = NEVER,
         snapshot: Snapshot | None = None,
         session_id: str | None = None,
-    ) -> Session:
-        """Make a session. Once this returns it outlasts any crash.
+    ) -> SessionInfo:
+        """Create a session, which survives any crash from then on; raises as `Activation` and `check_environment`.
 
         Args:
-            tenant: whose it is.
-            reference: what it runs; which version that is is decided now.
-            options: what it is given.
-            deadline: when it must be ready.
-            snapshot: what it goes on from, and saves at once; None for a new instance.
-            session_id: a UUID that was never used, None for one that is made now.
+            tenant: the owner.
+            reference: what it runs, in the present version.
+            options: its input, arguments and environment.
+            deadline: for all of it.
+            snapshot: state to restore, which is saved at once; None for a new instance.
+            session_id: a UUID that was never used; None makes one.
 
         Raises:
-            NotFound: there is no such function, or it is another tenant's.
-            NotSupported: it is granted CUDA.
-            NotCapturable: the module's instances cannot be saved.
-            InvalidArgs: the environment cannot be passed on.
             InvalidRequest: the ID is no UUID.
-            Conflict: there is a session of that ID.
-            BodyTooLarge: what it is given is longer than 1 MiB.
-            QuotaExceeded: the tenant may have no more instances, or sessions.
-            CapacityExhausted: nobody may.
-            Draining: the service is ending.
-            TensorWasmError: what starting or restoring raises, and the database.
         """
-        given = options or SessionOptions()
+        given = options or rows.SessionOptions()
         check_environment(given.env)
-        identity = str(uuid.uuid4()) if session_id is None else checked_id(session_id)
-        resolved = await self._waking.resolve(tenant, reference)
+        identity = str(uuid.uuid4()) if session_id is None else session_id
+        if not is_id(identity):
+            raise InvalidRequest("a session's ID is a UUID in small letters")
+        resolved = await self._activation.resolve(tenant, reference)
         now = self._clock.unix_ms()
-        record = SessionRecord(
+        record = rows.SessionRecord(
             id=identity,
             tenant=tenant,
             function_id=resolved.version.function_id,
             version=resolved.version.number,
-            status="fresh" if snapshot is None else "lost",  # until it is saved it is never made anew
+            status="fresh" if snapshot is None else "lost",  # so it is never made anew before its first save
             options=given,
             save=None,
             calls=0,
@@ -213,193 +197,167 @@ class Sessions:
             used_unix_ms=now,
         )
 
-        async def work(errand: Operation) -> Session:
-            await self._waking.open(errand.seat, record, resolved, snapshot, deadline)
-            return errand.seat.show()
+        async def work(operation: SessionOperation) -> SessionInfo:
+            await self._activation.create(operation.entry, record, resolved, snapshot, deadline)
+            return operation.entry.info()
 
-        return await self._send(tenant, identity, work, deadline)
+        return await self._run(tenant, identity, work, deadline)
 
-    async def call(self, tenant: int, session_id: str, ask: SessionCall) -> Invocation:
-        """Call an export of a session, brought back first if it is not in memory.
+    async def call(self, tenant: int, session_id: str, call: SessionCall) -> Invocation:
+        """Call an export of a session, loaded first if it is not in memory.
 
-        State stays as the guest left it, also after a trap or a timeout. A caller that is cancelled ends its guest.
+        The state stays as the guest left it, also after a trap or a timeout. If the caller is cancelled the guest is
+        ended. Raises as `Activation.ensure_loaded`, `OperationQueue.run` and `LiveInstance.call`; if a durable call's
+        save fails, the error is raised although the call's effects are in memory.
 
         Raises:
-            NotFound: there is no such session, or its function is gone, or it is another tenant's.
-            Conflict: it is lost, or is being closed.
             TooManyArgs: more than 256 arguments.
-            RateLimited: too many calls of it are waiting.
-            InvokeTimeout: the deadline passed, before its turn came or later.
-            ArtifactCorrupt: its saved state cannot be read.
-            Draining: the service is ending.
-            TensorWasmError: what `LiveInstance.call` raises; of a durable call, what saving raises: the call was made
-                then, and its effects are in memory.
         """
-        if len(ask.args) > MAX_ARGS:
-            raise TooManyArgs(f"{len(ask.args)} arguments: at most {MAX_ARGS}")
+        if len(call.args) > MAX_ARGS:
+            raise TooManyArgs(f"{len(call.args)} arguments: at most {MAX_ARGS}")
+        return await self._run(tenant, session_id, partial(self._call, call), call.deadline or NEVER)
 
-        async def work(errand: Operation) -> Invocation:
-            return await self._call(errand, ask)
-
-        return await self._send(tenant, session_id, work, ask.deadline or NEVER)
-
-    async def get(self, tenant: int, session_id: str) -> Session:
-        """Return a session as it is now.
+    async def get(self, tenant: int, session_id: str) -> SessionInfo:
+        """Return a session.
 
         Raises:
             NotFound: there is none, or it is another tenant's.
         """
-        seat = self._line.find(tenant, session_id)
-        return seat.show() if seat is not None else Session(await self._waking.read(tenant, session_id))
+        entry = self._queue.find(tenant, session_id)
+        return entry.info() if entry is not None else SessionInfo(await self._activation.read(tenant, session_id))
 
-    async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[Session, ...]:
+    async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[SessionInfo, ...]:
         """Return a tenant's sessions, oldest first.
 
         Raises:
             InvalidRequest: ``after`` is no cursor, or the limit is not 1 to 1000.
         """
-        found = await self._desk.read(rows.list_sessions, tenant, parse_cursor(after), checked_limit(limit))
-        pairs = ((record, self._line.find(tenant, record.id)) for record in found)
-        return tuple(Session(record) if seat is None else seat.show() for record, seat in pairs)
+        found = await self._database.read(rows.list_sessions, tenant, parse_cursor(after), checked_limit(limit))
+        pairs = ((record, self._queue.find(tenant, record.id)) for record in found)
+        return tuple(SessionInfo(record) if entry is None else entry.info() for record, entry in pairs)
 
     async def save(
         self,
         tenant: int,
         session_id: str,
-        use: Callable[[SessionRecord, str], _Value],
+        use: Callable[[rows.SessionRecord, str], _Value],
         deadline: Deadline = NEVER,
     ) -> _Value:
-        """Save a session now, unless it is, and have something done with the save, which stays until that is done.
+        """Save a session unless it is unchanged; return what ``use`` returns, during which the save is not deleted.
 
-        Args:
-            tenant: whose it is.
-            session_id: which; of one that is lost it is what was saved last.
-            use: is given the session and the name of the save in the store, on another thread.
-            deadline: when its turn must have come.
-
-        Raises:
-            NotCapturable: it holds what cannot be saved.
-            TensorWasmError: what `call` raises before its guest runs, what saving raises, and what ``use`` raises.
+        ``use`` gets the session's row and the save's name in the store, on another thread; of a lost session it gets
+        the last save. Raises as `Activation.ensure_loaded`, `SessionPersistence.persist` and ``use``.
         """
 
-        async def work(errand: Operation) -> _Value:
-            seat = errand.seat
-            if (await self._waking.known(seat)).save is None:
-                await self._waking.wake(seat, deadline)
-            await self._keeper.persist(seat)
-            record = seat.known()
-            return await self._keeper.run(use, record, session_name(record.id, record.save or ""))
+        async def work(operation: SessionOperation) -> _Value:
+            entry = operation.entry
+            if (await self._activation.acquire(entry)).save is None:
+                await self._activation.ensure_loaded(entry, deadline)
+            await self._persistence.persist(entry)
+            record = entry.require_record()
+            return await self._persistence.threads.run(use, record, session_name(record.id, record.save or ""))
 
-        return await self._send(tenant, session_id, work, deadline)
+        return await self._run(tenant, session_id, work, deadline)
 
     async def end(self, tenant: int, session_id: str) -> None:
-        """End a session for good: its running call too, and what waits behind it.
+        """Delete a session; its running call is ended, and waiting ones are refused.
 
         Raises:
             NotFound: there is none, or it is another tenant's.
-            DatabaseUnavailable: it is still there.
         """
 
-        async def work(errand: Operation) -> None:
-            await self._end(errand.seat)
+        async def work(operation: SessionOperation) -> None:
+            entry = operation.entry
+            record = await self._activation.acquire(entry)
+            if not await self._database.write(rows.delete_session, record):
+                await self._leases.raise_if_taken(entry)
+                raise NotFound("there is no such session")
+            entry.record = None
+            if record.save is not None:
+                entry.stale_saves.add(record.save)
+            await self.memory.free(entry)
+            await self._persistence.delete_stale(entry)
 
-        await self._send(tenant, session_id, work, NEVER, last=True)
+        await self._run(tenant, session_id, work, NEVER, closes=True)
 
-    # ---------------------------------------------------------------- what errands do
+    # ---------------------------------------------------------------- steps
 
-    async def _send(
-        self, tenant: int, session_id: str, work: Work[_Value], deadline: Deadline, *, last: bool = False
+    async def _run(
+        self, tenant: int, session_id: str, work: Work[_Value], deadline: Deadline, *, closes: bool = False
     ) -> _Value:
-        """Have something done with a session while it is this server's; what came of it counts if it still is then."""
+        """Run an operation; return its result only if the session was this server's until the end."""
 
-        async def held(errand: Operation) -> _Value:
-            seat = errand.seat
+        async def owned(operation: SessionOperation) -> _Value:
+            entry = operation.entry
             try:
-                done = await work(errand)
+                result = await work(operation)
                 await self._leases.require()
             except TensorWasmError as error:
-                if self._leases.holds(seat) or isinstance(error, SessionElsewhere):
+                if self._leases.holds(entry) or isinstance(error, SessionElsewhere):
                     raise
             else:
-                if self._leases.holds(seat):
-                    return done
+                if self._leases.holds(entry):
+                    return result
             finally:
-                await self.room.settle(seat)
+                await self.memory.end_operation(entry)
             raise SessionElsewhere("")
 
-        return await self._line.send(self._line.seat(tenant, session_id), held, deadline, last=last)
+        return await self._queue.run(tenant, session_id, owned, deadline, closes=closes)
 
-    async def _call(self, errand: Operation, ask: SessionCall) -> Invocation:
-        seat = errand.seat
-        await self._waking.wake(seat, errand.deadline)
-        live, resolved = seat.require_live()
-        await self._keeper.mark(seat)
-        if errand.left:
+    async def _call(self, call: SessionCall, operation: SessionOperation) -> Invocation:
+        entry = operation.entry
+        await self._activation.ensure_loaded(entry, operation.deadline)
+        if not entry.dirty:  # before the guest runs the row says that there will be changes to save
+            await self._persistence.write(entry, replace(entry.require_record(), status="live"))
+        if operation.abandoned:
             raise asyncio.CancelledError
-        ends = Deadline.after(resolved.usual_ns / 1e9) if ask.deadline is None else ask.deadline
-        call = partial(live.call, ask.export, ask.args, input=ask.input, deadline=ends)
         try:
-            return await self._visit(errand, live, call, len(ask.input or b""))
+            return await self._run_guest(operation, call)
         finally:
-            if ask.durable:
-                await self._keeper.persist(seat)
+            if call.durable:
+                await self._persistence.persist(entry)
 
-    async def _visit(
-        self, errand: Operation, live: Live, call: Callable[[], Invocation], given_bytes: int
-    ) -> Invocation:
-        """Let a guest run; whatever ends it, the session can be called again."""
-        seat = errand.seat
-        seat.guest = live
+    async def _run_guest(self, operation: SessionOperation, call: SessionCall) -> Invocation:
+        entry = operation.entry
+        live, resolved = entry.live, entry.resolved
+        assert live is not None and resolved is not None  # noqa: S101, PT018 - `Activation` loaded both
+        ends = Deadline.after(resolved.usual_ns / 1e9) if call.deadline is None else call.deadline
+        entry.running = live
         outcome = None
         try:
-            outcome = await self._waking.run(call)
+            outcome = await self._threads.run(live.call, call.export, call.args, input=call.input, deadline=ends)
             return outcome
         finally:
-            self._note(seat.tenant, outcome, given_bytes)
-            seat.guest = None
-            seat.count_call(self._clock.unix_ms())
-            self.room.narrow(seat)
-            if errand.left or seat.closing:  # it may have been cancelled
+            if self._ledger is not None:
+                cpu_us = sent_bytes = 0
+                if outcome is not None:
+                    cpu_us = int(outcome.elapsed_s * 1e6)
+                    sent_bytes = len(outcome.stdout) + len(outcome.stderr) + sum(map(len, outcome.chunks))
+                failed = int(outcome is None)
+                self._ledger.note(entry.tenant, 1, failed, cpu_us, 0, 0, len(call.input or b""), sent_bytes)
+            entry.running = None
+            record = entry.require_record()
+            entry.record = replace(record, calls=record.calls + 1, used_unix_ms=self._clock.unix_ms())
+            entry.unsavable = False
+            self.memory.release_growth(entry)
+            if operation.abandoned or entry.closing:  # then the instance may refuse calls
                 live.resume()
 
-    def _note(self, tenant: int, outcome: Invocation | None, given_bytes: int) -> None:
-        """Tell what a call used, of one that failed as much as is known."""
-        if self._ledger is None:
-            return
-        if outcome is None:
-            self._ledger.note(tenant, 1, 1, 0, 0, 0, given_bytes)
-            return
-        sent_bytes = len(outcome.stdout) + len(outcome.stderr) + sum(map(len, outcome.chunks))
-        self._ledger.note(tenant, 1, 0, int(outcome.elapsed_s * 1e6), 0, 0, given_bytes, sent_bytes)
-
-    async def _end(self, seat: SessionEntry) -> None:
-        record = await self._waking.known(seat)
-        if not await self._desk.write(rows.delete_session, record):
-            await self._leases.refuse(seat)
-            raise NotFound("there is no such session")
-        seat.record = None
-        if record.save is not None:
-            seat.stale.add(record.save)
-        await self.room.empty(seat)
-        await self._keeper.drop_stale(seat)
-
-    async def _dismiss(self, seat: SessionEntry) -> None:
-        """Save a session as the service ends, or say that it is lost."""
+    async def _close_session(self, entry: SessionEntry) -> None:
+        """Save and free a session as the service ends, or mark it as lost."""
         try:
-            async with seat.turn:
-                if seat.record is not None:
+            async with entry.lock:
+                if entry.record is not None:
                     with suppress(TensorWasmError):
-                        await self.room.leave(seat)
-                if seat.live is not None and seat.record is not None and seat.record.status == "volatile":
-                    await self._keeper.lose(seat)
-                await self.room.empty(seat)
+                        await self.memory.unload(entry)
+                if entry.live is not None and entry.record is not None and entry.record.status == "volatile":
+                    await self._persistence.write(entry, replace(entry.record, status="lost"))
+                await self.memory.free(entry)
         except TensorWasmError as error:
-            _log.warning("session %s ends without a word: %s", seat.id, error.kind)
+            _log.warning("session %s ended, which its row does not say: %s", entry.id, error.kind)
 
-    # ---------------------------------------------------------------- the rest
-
-    async def _tend(self, work: Callable[[], Awaitable[object]], pause_s: float, failed: str) -> None:
-        """Do something every so often, until the service ends."""
+    async def _repeat(self, work: Callable[[], Awaitable[object]], pause_s: float, failed: str) -> None:
+        """Do work periodically until the service ends."""
         while not self._ending.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
@@ -408,14 +366,3 @@ class Sessions:
 
     def _now_ns(self) -> int:
         return round(self._clock.monotonic_s() * 1e9)
-
-
-def checked_id(text: str) -> str:
-    """Return a UUID that a session may have.
-
-    Raises:
-        InvalidRequest: it is none, in small letters.
-    """
-    if is_id(text):
-        return text
-    raise InvalidRequest("a session's ID is a UUID in small letters")

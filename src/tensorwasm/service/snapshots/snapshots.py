@@ -1,56 +1,69 @@
-"""`Snapshots`: what sessions and fresh instances were, kept by name or handed out, and brought back as sessions.
+"""`Snapshots`: states of sessions and of new instances, stored or handed out as files, and restored as sessions.
 
-A snapshot is good for one tenant (its signature says so) and for functions of that tenant's with the same module. What
-it was granted counts for nothing: what is restored has what its function has.
+A snapshot belongs to one tenant, by its signature, and fits that tenant's functions with the same module. The grants of
+a restored session are those of its function, whatever the snapshot's instance had.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
+from tensorwasm.artifacts.keys import KeyRing
+from tensorwasm.artifacts.private_files import map_scratch, scratch
+from tensorwasm.artifacts.sealed.header import HEADER_BYTES, VERSION, read_header
+from tensorwasm.artifacts.sealed.writer import DEFAULT
+from tensorwasm.artifacts.snapshot.file import renew_snapshot
+from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database import snapshots as rows
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
-from tensorwasm.database.snapshots import SnapshotRecord
-from tensorwasm.errors import NotFound, TensorWasmError, WrongModule
-from tensorwasm.guest.engine.yielding import be_courteous
-from tensorwasm.service.clock import Clock
+from tensorwasm.errors import (
+    InvalidSnapshot,
+    NotFound,
+    SealRefused,
+    SignatureInvalid,
+    TensorWasmError,
+    TooLarge,
+    WrongModule,
+)
+from tensorwasm.runtime.snapshots import archive, stored
+from tensorwasm.runtime.snapshots.live import LiveInstance
+from tensorwasm.runtime.snapshots.snapshot import Snapshot
+from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
-from tensorwasm.service.sessions import Session, Sessions
-from tensorwasm.service.sessions.activation import Resolver
-from tensorwasm.service.sessions.eviction import Hold
-from tensorwasm.service.sessions.instances import InstanceFactory, require_host_only
-from tensorwasm.service.snapshots.files import Files, OpenedSnapshot
+from tensorwasm.service.sessions.entries import SessionInfo
+from tensorwasm.service.sessions.instances import (
+    GuestThreads,
+    InstanceFactory,
+    delete_orphans,
+    reading_saved_state,
+    require_host_only,
+)
+from tensorwasm.service.sessions.memory import Hold, Resolver
+from tensorwasm.service.sessions.sessions import Sessions
+from tensorwasm.service.snapshot_keys import SnapshotKeys
 from tensorwasm.tenancy.principal import require_owned
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.values import MIB, NEVER, Deadline
 
 FOLDER: Final = "snapshot/"
 
+MAX_CONTENT_BYTES: Final = 256 * MIB
+"""Maximum length of a file's uncompressed content."""
+
 _THREADS: Final = 4
-_TIDIED: Final = 256
-_NOTHING: Final = SessionOptions()
+_NO_OPTIONS: Final = SessionOptions()
 
 _log = logging.getLogger(__name__)
-_Params = ParamSpec("_Params")
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An instance as a file.
-
-    Attributes:
-        function_id: what it runs.
-        data: the file, which stays until nobody has the view.
-    """
+    """An instance as a file, which is freed with the view."""
 
     function_id: str
     data: memoryview = field(repr=False)
@@ -58,78 +71,110 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A session that was made from a file.
+    """A session that was restored from a file of a format version, with the length of its uncompressed content."""
 
-    Attributes:
-        session: goes on where the saved one was.
-        content_bytes: what the file came to uncompressed.
-        version: of its format.
-    """
-
-    session: Session
+    session: SessionInfo
     content_bytes: int
     version: int
 
 
 def snapshot_name(snapshot_id: str) -> str:
-    """Return the name that keeps a snapshot."""
+    """Return the artifact name of a snapshot."""
     return f"{FOLDER}{snapshot_id}"
 
 
-class Snapshots:
-    """Snapshots of all tenants. For one event loop; nothing here holds it.
+@dataclass(frozen=True, slots=True)
+class OpenedSnapshot:
+    """A verified file that was read into memory; close the snapshot when done. ``module_hash`` has 32 bytes."""
 
-    Args:
-        desk: of the database.
-        functions: finds what snapshots are of.
-        sessions: what is saved, and made.
-        workshop: makes instances, and keeps saves.
-        files: seals and opens them.
-        hold: of the tenants' quotas.
-        clock: what time it is.
-    """
+    snapshot: Snapshot = field(repr=False)
+    module_hash: bytes
+    content_bytes: int
+    version: int = VERSION
 
-    def __init__(
-        self,
-        desk: DatabasePort,
-        functions: Resolver,
-        sessions: Sessions,
-        workshop: InstanceFactory,
-        files: Files,
-        hold: Hold,
-        clock: Clock | None = None,
-    ) -> None:
-        """Start nothing yet."""
-        self._desk = desk
-        self._functions = functions
-        self._sessions = sessions
-        self._workshop = workshop
-        self._files = files
-        self._hold = hold
-        self._clock = clock or Clock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tensorwasm-snapshot", initializer=be_courteous)
 
-    # ---------------------------------------------------------------- kept
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotFiles:
+    """Seals and opens files. Thread-safe; every method blocks."""
 
-    async def save(self, tenant: int, session_id: str, deadline: Deadline = NEVER) -> SnapshotRecord:
-        """Save a session now, and keep what was saved.
+    store: ContentStore
+    keys: SnapshotKeys
+    max_content_bytes: int = MAX_CONTENT_BYTES
 
-        Args:
-            tenant: whose it is.
-            session_id: which; of one that is lost it is what was saved last.
-            deadline: when its turn must have come.
+    def fetch(self, tenant: int, name: str, client_key: bytes = b"") -> memoryview:
+        """Return a stored file, signed with the client's key too if there is one; raises as `reading_saved_state`."""
+        with reading_saved_state():
+            data = stored.fetch(TenantView(self.store, str(tenant)), name).files[0]
+            if not client_key:
+                return data
+            own, both = self.keys.ring(tenant), self.keys.ring(tenant, client_key)
+            ring = KeyRing.of(both.require_signer(), own.require_signer(), ciphers=own.ciphers.values())
+            renewed = renew_snapshot(data, ring)
+            return data if renewed is None else renewed
+
+    def open_stored(self, tenant: int, data: memoryview) -> OpenedSnapshot:
+        """Verify and read what `fetch` returned; raises as `reading_saved_state`, and `TooLarge`."""
+        with reading_saved_state():
+            return self._open(data, self.keys.ring(tenant))
+
+    def seal(self, tenant: int, live: LiveInstance, client_key: bytes = b"") -> memoryview:
+        """Return an instance as a file, which is freed with the view.
 
         Raises:
-            NotFound: there is no such session, or it is another tenant's.
             NotCapturable: it holds what cannot be saved.
-            QuotaExceeded: the tenant has no room for it.
-            TensorWasmError: what else `Sessions.save` raises.
+            StoreUnavailable: there is no room for a file.
         """
+        ring = self.keys.ring(tenant, client_key)
+        with scratch() as file:
+            archive.write_live(live, file, ring, (), DEFAULT, None)
+            return map_scratch(file)
+
+    def open_upload(self, tenant: int, data: memoryview, client_key: bytes = b"") -> OpenedSnapshot:
+        """Verify and read an uploaded file. The client gets one error for everything wrong with it; the log says more.
+
+        Raises:
+            SignatureInvalid: it was not signed here, for this tenant and with this key, or it is damaged.
+            TooLarge: it is signed, and its content is longer than the maximum.
+            CapacityExhausted: the system has no memory for it.
+        """
+        try:
+            return self._open(data, self.keys.ring(tenant, client_key))
+        except (SealRefused, InvalidSnapshot) as error:
+            _log.warning("a snapshot that tenant %d brought is refused: %s: %s", tenant, error.kind, error.message)
+            raise SignatureInvalid("this is no snapshot that was signed here for this tenant, or not whole") from None
+
+    def _open(self, data: memoryview, ring: KeyRing) -> OpenedSnapshot:
+        header = read_header(bytes(data[:HEADER_BYTES]), ring)
+        if header.content_bytes > self.max_content_bytes:
+            raise TooLarge(header.content_bytes, self.max_content_bytes)
+        with archive.open_file(data, ring, (), header.module_hash) as file:
+            if file.instance.parent is not None:
+                raise InvalidSnapshot("it adds to another one")
+        return OpenedSnapshot(archive.read_file(data, ring), header.module_hash, header.content_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class Snapshots:
+    """Snapshots of all tenants, for one event loop, which is never blocked."""
+
+    database: DatabasePort
+    functions: Resolver
+    sessions: Sessions
+    factory: InstanceFactory
+    files: SnapshotFiles
+    hold: Hold
+    clock: Clock = SYSTEM
+    threads: GuestThreads = field(default_factory=lambda: GuestThreads(_THREADS, "tensorwasm-snapshot"), init=False)
+
+    # ---------------------------------------------------------------- stored snapshots
+
+    async def save(self, tenant: int, session_id: str, deadline: Deadline = NEVER) -> rows.SnapshotRecord:
+        """Save a session now, and keep the save as a snapshot; raises as `Sessions.save` and `InstanceFactory.copy`."""
         snapshot_id = str(uuid.uuid4())
 
-        def copy(record: SessionRecord, name: str) -> SnapshotRecord:
-            saved = self._workshop.copy(tenant, name, snapshot_name(snapshot_id))
-            return SnapshotRecord(
+        def copy(record: SessionRecord, name: str) -> rows.SnapshotRecord:
+            saved = self.factory.copy(tenant, name, snapshot_name(snapshot_id))
+            return rows.SnapshotRecord(
                 id=snapshot_id,
                 tenant=tenant,
                 function_id=record.function_id,
@@ -137,107 +182,84 @@ class Snapshots:
                 session_id=record.id,
                 content_hash=saved.content_hash,
                 size_bytes=saved.size_bytes,
-                created_unix_ms=self._clock.unix_ms(),
+                created_unix_ms=self.clock.unix_ms(),
             )
 
-        kept = await self._sessions.save(tenant, session_id, copy, deadline)
-        await self._desk.write(rows.insert_snapshot, kept)
-        return kept
+        snapshot = await self.sessions.save(tenant, session_id, copy, deadline)
+        await self.database.write(rows.insert_snapshot, snapshot)
+        return snapshot
 
-    async def get(self, tenant: int, snapshot_id: str) -> SnapshotRecord:
+    async def get(self, tenant: int, snapshot_id: str) -> rows.SnapshotRecord:
         """Return a snapshot.
 
         Raises:
             NotFound: there is none, or it is another tenant's.
         """
-        return require_owned(await self._desk.read(rows.find_snapshot, snapshot_id), tenant, "snapshot")
+        return require_owned(await self.database.read(rows.find_snapshot, snapshot_id), tenant, "snapshot")
 
-    async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[SnapshotRecord, ...]:
-        """Return a tenant's snapshots, oldest first.
-
-        Raises:
-            InvalidRequest: ``after`` is no cursor, or the limit is not 1 to 1000.
-        """
-        return await self._desk.read(rows.list_snapshots, tenant, parse_cursor(after), checked_limit(limit))
+    async def list(
+        self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE
+    ) -> tuple[rows.SnapshotRecord, ...]:
+        """Return a tenant's snapshots, oldest first; raises as `Sessions.list`."""
+        return await self.database.read(rows.list_snapshots, tenant, parse_cursor(after), checked_limit(limit))
 
     async def delete(self, tenant: int, snapshot_id: str) -> None:
-        """Take a snapshot away; sessions that were made from it stay.
+        """Delete a snapshot, but not the sessions restored from it; raises as `get`.
 
         Raises:
-            NotFound: there is none, or it is another tenant's.
             DatabaseUnavailable: it is still there.
         """
         await self.get(tenant, snapshot_id)
-        if not await self._desk.write(rows.delete_snapshot, snapshot_id):
+        if not await self.database.write(rows.delete_snapshot, snapshot_id):
             raise NotFound("there is no such snapshot")
         try:
-            await self._run(self._workshop.drop, tenant, [snapshot_name(snapshot_id)])
+            await self.threads.run(self.factory.drop, tenant, [snapshot_name(snapshot_id)])
         except TensorWasmError as error:
-            _log.warning("the file of snapshot %s stays for now: %s", snapshot_id, error.kind)
+            _log.warning("the file of snapshot %s cannot be deleted yet: %s", snapshot_id, error.kind)
 
     async def content(self, tenant: int, snapshot_id: str) -> memoryview:
-        """Return a snapshot's file, which stays until nobody has the view.
-
-        Raises:
-            NotFound: there is no such snapshot, or it is another tenant's.
-            ArtifactCorrupt: its file is damaged.
-        """
+        """Return a snapshot's file, which is freed with the view; raises as `get` and `SnapshotFiles.fetch`."""
         await self.get(tenant, snapshot_id)
-        return await self._run(self._files.fetch, tenant, snapshot_name(snapshot_id))
+        return await self.threads.run(self.files.fetch, tenant, snapshot_name(snapshot_id))
 
     async def restore(self, tenant: int, snapshot_id: str, *, deadline: Deadline = NEVER) -> Restored:
-        """Make a session that goes on where a snapshot was, in the same version of its function.
+        """Create a session with a snapshot's state and its function's version.
 
-        Raises:
-            NotFound: there is no such snapshot, or its function is gone, or it is another tenant's.
-            SnapshotKeyMissing: its file is under a key that is not here.
-            ArtifactCorrupt: its file is damaged.
-            TensorWasmError: what `Sessions.open` raises.
+        Raises as `get`, `SnapshotFiles.fetch` and `Sessions.open`.
         """
         record = await self.get(tenant, snapshot_id)
-        data = await self._run(self._files.fetch, tenant, snapshot_name(snapshot_id))
-        opened = await self._run(self._files.reopen, tenant, data)
-        return await self._bring(tenant, f"{record.function_id}@{record.version}", opened, None, deadline)
+        data = await self.threads.run(self.files.fetch, tenant, snapshot_name(snapshot_id))
+        opened = await self.threads.run(self.files.open_stored, tenant, data)
+        return await self._restore(tenant, f"{record.function_id}@{record.version}", opened, None, deadline)
 
-    # ---------------------------------------------------------------- handed out, and brought
+    # ---------------------------------------------------------------- files of clients
 
     async def capture_session(
         self, tenant: int, session_id: str, *, client_key: bytes = b"", deadline: Deadline = NEVER
     ) -> Captured:
-        """Save a session now, and return what was saved as a file.
+        """Save a session now, and return the save as a file; raises as `Sessions.save` and `SnapshotFiles.fetch`.
 
-        Args:
-            tenant: whose it is.
-            session_id: which.
-            client_key: without which nobody restores it, 32 bytes; empty for none.
-            deadline: when its turn must have come.
-
-        Raises:
-            TensorWasmError: what `save` raises.
+        Restoring the file takes the client's key, 32 bytes, empty for none.
         """
 
         def fetch(record: SessionRecord, name: str) -> Captured:
-            return Captured(record.function_id, self._files.fetch(tenant, name, client_key))
+            return Captured(record.function_id, self.files.fetch(tenant, name, client_key))
 
-        return await self._sessions.save(tenant, session_id, fetch, deadline)
+        return await self.sessions.save(tenant, session_id, fetch, deadline)
 
     async def capture_fresh(
         self, tenant: int, reference: str, *, client_key: bytes = b"", deadline: Deadline = NEVER
     ) -> Captured:
-        """Return a new instance of a function as a file, once its start function has run; nothing of it stays.
+        """Return a new instance whose start function has run as a file; the instance is freed.
 
-        Raises:
-            NotFound: there is no such function, or it is another tenant's.
-            NotSupported: it is granted CUDA.
-            NotCapturable: its instances cannot be saved.
-            TensorWasmError: what starting it raises.
+        Raises as `InstanceFactory.open`, `require_host_only`, and `SnapshotFiles.seal`.
         """
-        resolved = await self._functions.resolve(tenant, reference)
+        resolved = await self.functions.resolve(tenant, reference)
         require_host_only(resolved)
-        with self._hold(tenant, resolved.limits.memory_bytes):
-            return await self._run(self._capture_fresh, tenant, resolved, client_key, deadline)
+        with self.hold(tenant, resolved.limits.memory_bytes):
+            return await self.threads.run(self._capture_fresh, tenant, resolved, client_key, deadline)
 
-    async def bring(
+    async def restore_file(
         self,
         tenant: int,
         data: memoryview,
@@ -247,77 +269,57 @@ class Snapshots:
         session_id: str | None = None,
         deadline: Deadline = NEVER,
     ) -> Restored:
-        """Make a session that goes on where a file that somebody brought was saved.
+        """Create a session with an uploaded file's state; raises as `SnapshotFiles.open_upload` and `Sessions.open`.
 
         Args:
-            tenant: for whom.
+            tenant: the owner.
             data: the file.
-            reference: the function that it is of; None takes the tenant's newest version with its module.
-            client_key: with which it was saved, 32 bytes; empty for none.
-            session_id: a UUID that was never used, None for one that is made now.
-            deadline: when it must be ready.
+            reference: its function; None takes the tenant's newest version with the file's module.
+            client_key: that the file was captured with; empty for none.
+            session_id: as for `Sessions.open`.
+            deadline: likewise.
 
         Raises:
-            SignatureInvalid: this service did not sign it for this tenant, with this key, or it is damaged.
-            TooLarge: it has more content than may be brought.
             NotFound: the tenant has no function with its module.
-            WrongModule: that function has another one.
-            TensorWasmError: what `Sessions.open` raises.
+            WrongModule: that function has another module.
         """
-        opened = await self._run(self._files.open, tenant, data, client_key)
-        return await self._bring(tenant, reference, opened, session_id, deadline)
+        opened = await self.threads.run(self.files.open_upload, tenant, data, client_key)
+        return await self._restore(tenant, reference, opened, session_id, deadline)
 
     async def tidy(self, before_ns: int) -> int:
-        """Take away files that no snapshot's row leads to, and return how many.
+        """Delete files that no snapshot refers to, stored before a time in nanoseconds since 1970; return how many."""
 
-        Args:
-            before_ns: only those put before this time, in nanoseconds since 1970: others may be about to get a row.
+        async def find_orphans(names: Sequence[str]) -> set[str]:
+            ids = tuple(name.removeprefix(FOLDER) for name in names)
+            return {snapshot_name(each) for each in set(ids) - await self.database.read(rows.existing_snapshots, ids)}
 
-        Raises:
-            TensorWasmError: the store or the database does not answer.
-        """
-        count = 0
-        for tenant in await self._run(self._workshop.tenants):
-            names = await self._run(self._workshop.names, tenant, FOLDER, before_ns)
-            for start in range(0, len(names), _TIDIED):
-                ids = tuple(name.removeprefix(FOLDER) for name in names[start : start + _TIDIED])
-                gone = set(ids) - await self._desk.read(rows.existing_snapshots, ids)
-                await self._run(self._workshop.drop, int(tenant), [snapshot_name(each) for each in gone])
-                count += len(gone)
-        return count
+        return await delete_orphans(self.threads, self.factory, FOLDER, before_ns, find_orphans)
 
     def close(self) -> None:
-        """Take nothing more; what is under way ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Accept nothing more; running work ends by itself."""
+        self.threads.close()
 
-    # ---------------------------------------------------------------- the rest
-
-    async def _bring(
+    async def _restore(
         self, tenant: int, reference: str | None, opened: OpenedSnapshot, session_id: str | None, deadline: Deadline
     ) -> Restored:
         with opened.snapshot as snapshot:
-            found = reference or await self._find_running(tenant, opened.module_hash)
-            resolved = await self._functions.resolve(tenant, found)
+            if not reference:
+                found = await self.database.read(rows.find_version_of_module, tenant, opened.module_hash)
+                if found is None:
+                    raise NotFound("no function of this tenant has the snapshot's module")
+                reference = f"{found[0]}@{found[1]}"
+            resolved = await self.functions.resolve(tenant, reference)
             if resolved.version.module != opened.module_hash:
                 raise WrongModule("the function has another module than the snapshot")
             exact = f"{resolved.version.function_id}@{resolved.version.number}"
-            session = await self._sessions.open(
-                tenant, exact, _NOTHING, deadline=deadline, snapshot=snapshot, session_id=session_id
+            session = await self.sessions.open(
+                tenant, exact, _NO_OPTIONS, deadline=deadline, snapshot=snapshot, session_id=session_id
             )
         return Restored(session, opened.content_bytes, opened.version)
 
-    async def _find_running(self, tenant: int, module_hash: bytes) -> str:
-        found = await self._desk.read(rows.find_version_of_module, tenant, module_hash)
-        if found is None:
-            raise NotFound("no function of this tenant has the snapshot's module")
-        return f"{found[0]}@{found[1]}"
-
     def _capture_fresh(self, tenant: int, resolved: Resolved, client_key: bytes, deadline: Deadline) -> Captured:
-        live = self._workshop.open(tenant, resolved, _NOTHING, deadline)
+        live = self.factory.open(tenant, resolved, _NO_OPTIONS, deadline)
         try:
-            return Captured(resolved.version.function_id, self._files.seal(tenant, live, client_key))
+            return Captured(resolved.version.function_id, self.files.seal(tenant, live, client_key))
         finally:
             live.close()
-
-    async def _run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))

@@ -19,7 +19,7 @@ BEGIN INSERT INTO ends VALUES (NEW.id, NEW.status, NEW.attempts, NEW.result); EN
 
 
 class Child:
-    """A process that runs jobs; its lines are read until what is waited for has come."""
+    """A process that runs jobs and reports on its standard output."""
 
     def __init__(self, url):
         command = [sys.executable, "-m", "fakes.job_runner", url]
@@ -32,7 +32,7 @@ class Child:
         self.process.stdin.flush()
 
     def read(self, until):
-        """Take lines until one is what is waited for, or the process ends."""
+        """Read lines until one matches, or the process ends."""
         for line in self.process.stdout:
             word, *rest = line.split()
             if word == "accepted":
@@ -44,14 +44,14 @@ class Child:
         assert self.process.wait() < 0, "it ended by itself"
 
     def kill(self):
-        """Kill it, and take what it still said: that was true."""
+        """Kill it, and read the rest of its output."""
         self.process.kill()
         self.read(lambda _line: False)
         self.process.stdin.close()
         self.process.stdout.close()
 
 
-def test_every_accepted_job_ends_once_however_often_its_process_is_killed(tmp_path):
+def test_every_accepted_job_ends_once_although_its_process_is_killed_repeatedly(tmp_path):
     url, dice = sqlite_url(tmp_path / "data" / "service.db"), random.Random(7)
     accepted, runs = [], []
     for round_number in range(7):

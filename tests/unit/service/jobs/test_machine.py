@@ -1,4 +1,4 @@
-"""Whatever processes, clients and the clock do: a job that was accepted ends once, and is never run twice at a time."""
+"""State machine: an accepted job ends once, and never runs twice at a time, whatever processes and clients do."""
 
 import asyncio
 
@@ -15,8 +15,9 @@ from tensorwasm.database.schema import JOBS
 from tensorwasm.errors import CapacityExhausted, Conflict, DatabaseUnavailable, DeviceLost, GuestTrap
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import runner
-from tensorwasm.service.jobs.jobs import Jobs, Terms
-from tensorwasm.service.jobs.options import JobOptions
+from tensorwasm.service.jobs.jobs import Jobs
+from tensorwasm.service.jobs.outcomes import JobOptions
+from tensorwasm.service.jobs.requests import Terms
 
 OPTIONS = JobOptions(
     attempts=3, keep_s=10_000, places=3, share=2, lease_s=30, renew_s=5, back_off_s=2, back_off_most_s=20
@@ -38,9 +39,9 @@ TERMS = st.builds(
 class Process:
     """One process that runs jobs, driven step by step."""
 
-    def __init__(self, desk, clock, *, alone):
+    def __init__(self, database, clock, *, alone):
         self.invocations = FakeInvocations(lambda: clock.now_ms)
-        self.jobs = Jobs(desk, self.invocations, OPTIONS, alone=alone, clock=clock.clock)
+        self.jobs = Jobs(database, self.invocations, OPTIONS, alone=alone, clock=clock.clock)
         self.runner = self.jobs._runner
 
     def crash(self):
@@ -59,13 +60,13 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.desk, self.clock = InlineDesk(), SetClock()
+        self.database, self.clock = InlineDesk(), SetClock()
         self.processes = [self.make() for _ in range(self.processes_count)]
         self.accepted, self.cancelled, self.ends = {}, set(), {}
 
     def make(self):
-        process = Process(self.desk, self.clock, alone=self.alone)
-        self.do(process.jobs._take_over())
+        process = Process(self.database, self.clock, alone=self.alone)
+        self.do(process.jobs._sweep(at_start=True))
         return process
 
     def do(self, coroutine):
@@ -87,15 +88,15 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             return self.do(coroutine)
         except DatabaseUnavailable:
-            assert self.desk.failing
+            assert self.database.failing
             return None
 
     def record(self, job_id):
-        failing, self.desk.failing = self.desk.failing, False
+        failing, self.database.failing = self.database.failing, False
         try:
-            return self.desk.write_now(get_job, job_id)
+            return self.database.write_now(get_job, job_id)
         finally:
-            self.desk.failing = failing
+            self.database.failing = failing
 
     @initialize(
         target=jobs,
@@ -120,14 +121,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(which=PROCESS)
     def claim(self, which):
-        self.attempt(self.processes[which % len(self.processes)].runner.turn())
+        self.attempt(self.processes[which % len(self.processes)].runner.claim_due())
 
     @rule(which=PROCESS)
     def renew(self, which):
         process = self.processes[which % len(self.processes)].runner
         self.do(process.renew())
         for attempt in process._attempts.values():
-            if attempt.stop != "lost":
+            if attempt.stop_reason != "lost":
                 job = self.record(attempt.job.id)
                 assert (job.lease_owner, job.attempts) == (process.owner, attempt.lease.attempt), "it is not its own"
                 assert attempt.until_s * 1000 > self.clock.now_ms, "the lease has run out"
@@ -195,24 +196,24 @@ class QueueMachine(RuleBasedStateMachine):
     def end(self, index, how):
         how(self.processes[index])
         self.settle()
-        failing, self.desk.failing = self.desk.failing, False
+        failing, self.database.failing = self.database.failing, False
         self.processes[index] = self.make()
-        self.desk.failing = failing
+        self.database.failing = failing
 
-    @precondition(lambda self: self.open and not self.desk.failing)
+    @precondition(lambda self: self.open and not self.database.failing)
     @rule()
     def lose_database(self):
-        self.desk.failing = True
+        self.database.failing = True
 
-    @precondition(lambda self: self.desk.failing)
+    @precondition(lambda self: self.database.failing)
     @rule()
     def find_database(self):
-        self.desk.failing = False
+        self.database.failing = False
         self.settle()
 
     @invariant()
     def every_job_is_there_and_ends_once(self):
-        with self.desk.engine.begin() as connection:
+        with self.database.engine.begin() as connection:
             found = {row.id: record_of(row) for row in connection.execute(select(JOBS))}
         assert found.keys() >= self.accepted.keys(), "an accepted job is lost"
         for job_id, (tenant, attempts) in self.accepted.items():
@@ -241,7 +242,9 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def a_job_is_run_by_one(self):
         attempts = [each for process in self.processes for each in process.runner._attempts.values()]
-        owned = [each.job.id for each in attempts if each.stop != "lost" and each.until_s * 1000 > self.clock.now_ms]
+        owned = [
+            each.job.id for each in attempts if each.stop_reason != "lost" and each.until_s * 1000 > self.clock.now_ms
+        ]
         assert len(owned) == len(set(owned)), "two processes run a job, and both take it for theirs"
         assert {each.job.id for each in attempts} <= self.accepted.keys()
 
@@ -254,7 +257,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert call.job.expires_unix_ms is None or call.begun_ms < call.job.expires_unix_ms
 
     @invariant()
-    def nobody_takes_more_than_its_share(self):
+    def no_tenant_exceeds_its_share(self):
         for process in self.processes:
             counts = [call.job.tenant for call in process.invocations.open]
             assert len(counts) <= OPTIONS.places
@@ -262,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """Let everything go well from now on: then every job ends, and those that are counted are none."""
-        self.desk.failing = False
+        self.database.failing = False
         for _ in range(400):
             if all(self.record(job_id).status in ENDED for job_id in self.accepted):
                 break
@@ -270,7 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
             for process in self.processes:
                 self.do(process.runner.renew())
                 self.do(process.jobs._sweep())
-                self.do(process.runner.turn())
+                self.do(process.runner.claim_due())
                 for call in process.invocations.open:
                     call.outcome.set_result(invocation(call.job.attempts))
                 self.settle()
@@ -284,9 +287,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.close(process)
         self.clock.now_ms += 10_001_000
         self.do(self.processes[0].jobs._sweep())
-        with self.desk.engine.begin() as connection:
+        with self.database.engine.begin() as connection:
             assert connection.execute(select(func.count()).select_from(JOBS)).scalar_one() == 0
-        self.desk.close_now()
+        self.database.close_now()
         self.loop.close()
 
 

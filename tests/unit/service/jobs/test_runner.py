@@ -1,4 +1,4 @@
-"""What a process does with jobs, case by case."""
+"""Jobs in one or two processes: leases, cancelling, retries, shares, waiting and encoding."""
 
 import asyncio
 import json
@@ -29,10 +29,9 @@ from tensorwasm.errors import (
 )
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import jobs as module
-from tensorwasm.service.jobs.jobs import Jobs, Terms
-from tensorwasm.service.jobs.options import JobOptions
-from tensorwasm.service.jobs.outcomes import Judge, encode_left, encode_result
-from tensorwasm.service.jobs.requests import decode_ask, encode_ask
+from tensorwasm.service.jobs.jobs import Jobs
+from tensorwasm.service.jobs.outcomes import JobOptions, RetryPolicy, encode_failure, encode_result
+from tensorwasm.service.jobs.requests import Terms, decode_request, encode_request
 
 OPTIONS = JobOptions(places=4, share=2, lease_s=30, renew_s=5, back_off_s=2, back_off_most_s=20)
 
@@ -41,12 +40,12 @@ class Stage:
     """Processes on one database, and a clock."""
 
     def __init__(self, options=OPTIONS):
-        self.desk, self.clock, self.options = InlineDesk(), SetClock(), options
+        self.database, self.clock, self.options = InlineDesk(), SetClock(), options
         self.invocations = {}
 
     def process(self, *, alone=False):
         calls = FakeInvocations(lambda: self.clock.now_ms)
-        jobs = Jobs(self.desk, calls, self.options, alone=alone, clock=self.clock.clock)
+        jobs = Jobs(self.database, calls, self.options, alone=alone, clock=self.clock.clock)
         self.invocations[jobs] = calls
         return jobs
 
@@ -54,7 +53,7 @@ class Stage:
         return self.invocations[jobs].open
 
     async def claim(self, jobs):
-        await jobs._runner.turn()
+        await jobs._runner.claim_due()
         await settle()
         return self.calls(jobs)
 
@@ -70,7 +69,7 @@ async def settle():
 
 @pytest.fixture
 def play():
-    """Return a function that runs a test on a stage of its own."""
+    """Return a function that runs a test on its own stage."""
 
     def run(test, options=OPTIONS):
         async def main():
@@ -80,7 +79,7 @@ def play():
             finally:
                 for jobs in stage.invocations:
                     await jobs.close()
-                stage.desk.close_now()
+                stage.database.close_now()
 
         asyncio.run(main())
 
@@ -120,12 +119,12 @@ def test_a_guest_whose_lease_is_lost_is_ended(play):
     play(test)
 
 
-def test_a_guest_is_ended_before_its_lease_is_when_that_cannot_be_renewed(play):
+def test_a_guest_is_ended_before_a_lease_that_cannot_be_renewed_expires(play):
     async def test(stage):
         jobs = stage.process()
         await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
-        stage.desk.failing = True
+        stage.database.failing = True
         stage.clock.now_ms += 15_000
         await jobs._runner.renew()
         await settle()
@@ -134,12 +133,12 @@ def test_a_guest_is_ended_before_its_lease_is_when_that_cannot_be_renewed(play):
         await jobs._runner.renew()
         await settle()
         assert call.stopped
-        stage.desk.failing = False
+        stage.database.failing = False
 
     play(test)
 
 
-def test_a_lease_that_is_renewed_is_kept_for_as_long_as_that_takes(play):
+def test_a_lease_is_kept_while_it_is_renewed(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
@@ -155,21 +154,21 @@ def test_a_lease_that_is_renewed_is_kept_for_as_long_as_that_takes(play):
     play(test)
 
 
-def test_a_clock_that_is_set_forward_takes_no_job_from_who_runs_it(play):
+def test_a_wall_clock_that_is_set_forward_ends_no_lease(play):
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
-        stage.clock.now_ms += 3_600_000
+        stage.clock.moved_ms = 3_600_000
         await jobs._sweep()
-        assert len(await stage.claim(jobs)) == 1
+        assert await stage.claim(jobs) == [call]
         await stage.end(call, invocation(1))
         assert (await jobs.get(1, job_id)).status == "completed"
 
     play(test)
 
 
-def test_a_job_that_was_cancelled_is_nothing_else_whatever_its_guest_gave(play):
+def test_a_cancelled_job_stays_cancelled_whatever_its_guest_returns(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
         ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
@@ -184,7 +183,7 @@ def test_a_job_that_was_cancelled_is_nothing_else_whatever_its_guest_gave(play):
     play(test)
 
 
-def test_a_guest_that_is_cancelled_elsewhere_is_ended_at_the_next_renewal(play):
+def test_a_guest_whose_job_another_process_cancels_is_ended_at_the_next_renewal(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
@@ -199,7 +198,7 @@ def test_a_guest_that_is_cancelled_elsewhere_is_ended_at_the_next_renewal(play):
     play(test)
 
 
-def test_a_job_that_was_cancelled_is_not_begun_anew_when_its_process_goes_down(play):
+def test_a_cancelled_job_is_not_run_again_when_its_process_dies(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
@@ -213,7 +212,7 @@ def test_a_job_that_was_cancelled_is_not_begun_anew_when_its_process_goes_down(p
     play(test)
 
 
-def test_a_tenant_s_share_counts_what_runs_already(play):
+def test_a_tenant_s_share_includes_its_running_jobs(play):
     async def test(stage):
         jobs = stage.process()
         await jobs.submit(1, resolved(), InvocationRequest())
@@ -225,7 +224,7 @@ def test_a_tenant_s_share_counts_what_runs_already(play):
     play(test)
 
 
-def test_what_may_help_is_tried_again_after_a_pause_and_then_no_more(play):
+def test_retryable_errors_are_retried_after_a_pause_up_to_the_maximum(play):
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=3))
@@ -246,7 +245,7 @@ def test_what_may_help_is_tried_again_after_a_pause_and_then_no_more(play):
 
 
 @pytest.mark.parametrize("error", [CapacityExhausted("full"), QuotaExceeded("over"), Draining("later")])
-def test_a_job_that_there_was_no_room_for_goes_on_waiting(play, error):
+def test_a_job_refused_for_lack_of_capacity_stays_pending(play, error):
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=1))
@@ -267,7 +266,7 @@ def test_a_job_that_there_was_no_room_for_goes_on_waiting(play, error):
 
 
 @pytest.mark.parametrize("error", [GuestExit(3), InvalidArgs("x"), ZeroDivisionError()])
-def test_what_cannot_help_is_not_tried_again(play, error):
+def test_other_errors_are_not_retried(play, error):
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
@@ -280,7 +279,7 @@ def test_what_cannot_help_is_not_tried_again(play, error):
     play(test)
 
 
-def test_a_process_that_stops_gives_its_jobs_back_and_counts_no_attempt(play):
+def test_a_process_that_stops_returns_its_jobs_without_counting_an_attempt(play):
     async def test(stage):
         jobs, other = stage.process(), stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=1))
@@ -297,15 +296,15 @@ def test_a_process_that_stops_gives_its_jobs_back_and_counts_no_attempt(play):
     play(test)
 
 
-def test_a_process_that_is_alone_takes_over_at_once(play):
+def test_a_process_that_is_alone_reclaims_running_jobs_at_once(play):
     async def test(stage):
         jobs = stage.process()
         ids = [await jobs.submit(1, resolved(), InvocationRequest(), Terms(max_attempts=n)) for n in (1, 2)]
         for attempt in jobs._runner._attempts.values():
-            attempt.end("lost")
+            attempt.stop("lost")
         assert len(await stage.claim(jobs)) == 2
         after = stage.process(alone=True)
-        await after._take_over()
+        await after._sweep(at_start=True)
         assert [(await after.get(1, each)).status for each in ids] == ["dead", "pending"]
         assert (await after.get(1, ids[0])).error.kind == "job_interrupted"
         assert after.active == 1
@@ -313,23 +312,23 @@ def test_a_process_that_is_alone_takes_over_at_once(play):
     play(test)
 
 
-def test_an_end_is_written_once_the_database_answers_again(play, monkeypatch):
+def test_an_outcome_is_written_when_the_database_answers_again(play, monkeypatch):
     monkeypatch.setattr("tensorwasm.service.jobs.runner._RECORD_PAUSE_S", 0.0)
 
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
         (call,) = await stage.claim(jobs)
-        stage.desk.failing = True
+        stage.database.failing = True
         await stage.end(call, invocation(1))
-        stage.desk.failing = False
+        stage.database.failing = False
         await settle()
         assert (await jobs.get(1, job_id)).status == "completed"
 
     play(test)
 
 
-def test_a_result_that_is_too_long_is_a_failure(play):
+def test_a_job_whose_result_is_too_long_fails(play):
     async def test(stage):
         jobs = stage.process()
         job_id = await jobs.submit(1, resolved(), InvocationRequest())
@@ -341,7 +340,7 @@ def test_a_result_that_is_too_long_is_a_failure(play):
     play(test)
 
 
-def test_jobs_that_do_not_begin_in_time_are_given_up(play):
+def test_jobs_that_do_not_start_in_time_expire(play):
     async def test(stage):
         jobs = stage.process()
         late = await jobs.submit(1, resolved(), InvocationRequest(), Terms(expires_s=10))
@@ -358,7 +357,7 @@ def test_jobs_that_do_not_begin_in_time_are_given_up(play):
     play(test)
 
 
-def test_what_ended_is_removed_after_its_time(play):
+def test_ended_jobs_are_removed_after_their_time(play):
     async def test(stage):
         jobs = stage.process()
         ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
@@ -373,7 +372,7 @@ def test_what_ended_is_removed_after_its_time(play):
     play(test, replace(OPTIONS, keep_s=100))
 
 
-def test_a_flood_of_one_tenant_holds_up_nobody_else(play):
+def test_many_jobs_of_one_tenant_do_not_delay_other_tenants(play):
     async def test(stage):
         jobs = stage.process()
         for _ in range(50):
@@ -399,7 +398,7 @@ def test_a_flood_of_one_tenant_holds_up_nobody_else(play):
     share=st.integers(1, 4),
 )
 def test_tenants_are_served_in_turn(waiting, places, share):
-    """In rounds of claims that all end at once, nobody is ahead of another that waits by more than a round's share."""
+    """In rounds of claims that all end at once, no tenant is ahead of a waiting one by more than a round's share."""
 
     async def main():
         stage = Stage()
@@ -410,7 +409,7 @@ def test_tenants_are_served_in_turn(waiting, places, share):
         served, after, now = Counter(), "", stage.clock.now_ms
         while sum(served.values()) < sum(waiting.values()):
             claim = Claim("me", now, now + 1, places, share, {}, after)
-            claimed, after = await stage.desk.write(claim_jobs, claim)
+            claimed, after = await stage.database.write(claim_jobs, claim)
             counts = Counter(each.job.tenant for each in claimed)
             assert 1 <= len(claimed) <= places
             assert max(counts.values()) <= share
@@ -419,12 +418,12 @@ def test_tenants_are_served_in_turn(waiting, places, share):
             for tenant in waits:
                 assert max(served.values()) - served[tenant] <= max(share, 1) + 1
         assert served == waiting
-        stage.desk.close_now()
+        stage.database.close_now()
 
     asyncio.run(main())
 
 
-def test_too_many_jobs_that_wait_are_refused(play, monkeypatch):
+def test_too_many_pending_jobs_are_refused(play, monkeypatch):
     monkeypatch.setattr(module, "MAX_PENDING", 3)
 
     async def test(stage):
@@ -434,7 +433,7 @@ def test_too_many_jobs_that_wait_are_refused(play, monkeypatch):
         with pytest.raises(QuotaExceeded, match="3"):
             await jobs.submit(1, resolved(), InvocationRequest())
         await jobs.submit(2, resolved(), InvocationRequest())
-        assert stage.desk.write_now(count_active) == 4
+        assert stage.database.write_now(count_active) == 4
 
     play(test)
 
@@ -451,17 +450,17 @@ def test_too_many_jobs_that_wait_are_refused(play, monkeypatch):
         (InvocationRequest(args=(1, 2)), Terms(delay_s=9, expires_s=9), InvalidRequest),
     ],
 )
-def test_what_cannot_be_run_is_no_job(play, ask, terms, error):
+def test_invalid_calls_and_terms_are_refused(play, ask, terms, error):
     async def test(stage):
         jobs = stage.process()
         with pytest.raises(error):
             await jobs.submit(1, resolved(("i32", "i32")), ask, terms)
-        assert stage.desk.write_now(count_active) == 0
+        assert stage.database.write_now(count_active) == 0
 
     play(test)
 
 
-def test_who_waits_is_woken_by_the_end_and_by_the_process_s(play):
+def test_waiting_callers_are_woken_when_the_job_or_the_process_ends(play):
     async def test(stage):
         jobs = stage.process()
         ids = [await jobs.submit(1, resolved(), InvocationRequest()) for _ in range(2)]
@@ -477,7 +476,7 @@ def test_who_waits_is_woken_by_the_end_and_by_the_process_s(play):
     play(test)
 
 
-def test_due_jobs_are_run_without_being_asked_for(play):
+def test_due_jobs_are_run_in_the_background(play):
     async def test(stage):
         @asynccontextmanager
         async def opened(jobs):
@@ -490,7 +489,7 @@ def test_due_jobs_are_run_without_being_asked_for(play):
         async def invoke(job, ask):
             return invocation(int(ask.args[0]))
 
-        jobs = Jobs(stage.desk, invoke, replace(OPTIONS, poll_s=60), alone=True)
+        jobs = Jobs(stage.database, invoke, replace(OPTIONS, poll_s=60), alone=True)
         async with opened(jobs):
             now = await jobs.submit(1, resolved(("i32",)), InvocationRequest(args=(7,)))
             soon = await jobs.submit(1, resolved(("i32",)), InvocationRequest(args=(8,)), Terms(delay_s=0.02))
@@ -508,9 +507,9 @@ def test_due_jobs_are_run_without_being_asked_for(play):
     env=st.dictionaries(st.text(), st.text(), max_size=3),
     timeout_s=st.one_of(st.none(), st.floats(0.001, 1e6)),
 )
-def test_a_call_that_is_kept_is_the_same_call(args, given_bytes, env, timeout_s):
+def test_a_stored_call_is_restored_unchanged(args, given_bytes, env, timeout_s):
     ask = InvocationRequest("run", tuple(args), given_bytes, given_bytes[::-1], tuple(env.items()), ("a", "b"))
-    kept = decode_ask(encode_ask(ask, timeout_s))
+    kept = decode_request(encode_request(ask, timeout_s))
     assert repr(kept.args) == repr(ask.args)
     for name in ("export", "input", "stdin", "env", "argv"):
         assert getattr(kept, name) == getattr(ask, name)
@@ -518,7 +517,7 @@ def test_a_call_that_is_kept_is_the_same_call(args, given_bytes, env, timeout_s)
 
 
 @given(st.binary(max_size=40))
-def test_what_a_guest_wrote_is_kept_to_the_byte(written):
+def test_a_guest_s_output_is_stored_byte_for_byte(written):
     answer = json.loads(encode_result("f", invocation(1, [written])))
     assert answer["result"] == [1]
     if written:
@@ -529,19 +528,19 @@ def test_what_a_guest_wrote_is_kept_to_the_byte(written):
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_what_a_guest_wrote_beyond_its_limit_is_said_in_what_is_kept(name):
+def test_truncated_output_is_marked_as_truncated(name):
     flag = f"{name}_truncated"
     assert json.loads(encode_result("f", invocation(1)._replace(**{flag: True})))[flag] is True
     assert flag not in json.loads(encode_result("f", invocation(1)))
 
 
 @given(st.integers(1, 200), st.floats(0, 1))
-def test_pauses_grow_to_a_bound(attempts, dice):
-    judge = Judge(OPTIONS, lambda: dice)
-    assert 0 <= judge.pause_ms(attempts) <= min(20_000, 2_000 * 2 ** (attempts - 1))
+def test_pauses_double_up_to_a_bound(attempts, dice):
+    policy = RetryPolicy(OPTIONS, lambda: dice)
+    assert 0 <= policy.retry_pause_ms(attempts) <= min(20_000, 2_000 * 2 ** (attempts - 1))
 
 
-def test_a_missing_export_is_told_before_there_is_a_job(play):
+def test_a_missing_export_is_refused_on_submission(play):
     async def test(stage):
         function = resolved()
 
@@ -555,11 +554,11 @@ def test_a_missing_export_is_told_before_there_is_a_job(play):
     play(test)
 
 
-def test_what_a_trap_left_is_kept():
+def test_output_and_backtrace_of_a_trap_are_stored():
     error = GuestTrap("unreachable", "unreachable")
     error.stderr = b"why"
     error.backtrace = (Frame(1, "f", 84, "a.c", 3), Frame(0, "", 68))
-    assert json.loads(encode_left(error)) == {
+    assert json.loads(encode_failure(error)) == {
         "stderr": {"text": "why"},
         "backtrace": [
             {"function": 1, "name": "f", "offset": 84, "file": "a.c", "line": 3},

@@ -14,8 +14,9 @@ from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import DeviceLost
 from tensorwasm.service.idempotency import make_key
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.jobs.jobs import Jobs, Terms
-from tensorwasm.service.jobs.options import JobOptions
+from tensorwasm.service.jobs.jobs import Jobs
+from tensorwasm.service.jobs.outcomes import JobOptions
+from tensorwasm.service.jobs.requests import Terms
 
 OPTIONS = replace(JobOptions(), places=4, share=3, poll_s=0.05, renew_s=0.1, sweep_s=0.1, back_off_s=0.01)
 
@@ -60,15 +61,15 @@ async def two(server, floor):
     """Two processes' jobs."""
     url = server.empty()
     desks = [DatabaseExecutor(open_database(url)) for _ in range(2)]
-    both = [Jobs(desk, floor.process(index), OPTIONS, alone=False) for index, desk in enumerate(desks)]
+    both = [Jobs(database, floor.process(index), OPTIONS, alone=False) for index, database in enumerate(desks)]
     for jobs in both:
         await jobs.open()
     try:
         yield both
     finally:
-        for jobs, desk in zip(both, desks, strict=True):
+        for jobs, database in zip(both, desks, strict=True):
             await jobs.close()
-            await desk.close()
+            await database.close()
 
 
 def test_a_job_is_run_by_one_process_at_a_time(server):
@@ -112,7 +113,7 @@ def test_a_job_is_cancelled_from_the_other_process(server):
     asyncio.run(main())
 
 
-def test_two_processes_that_are_asked_the_same_accept_one_job(server):
+def test_two_processes_accept_one_job_for_one_idempotency_key(server):
     async def main():
         floor = Floor()
         async with two(server, floor) as both:

@@ -17,7 +17,8 @@ from tensorwasm.errors import (
     QuotaExceeded,
     StoreUnavailable,
 )
-from tensorwasm.service.sessions import SessionCall, Sessions
+from tensorwasm.service.sessions.entries import SessionCall
+from tensorwasm.service.sessions.sessions import Sessions
 
 EXPORTS = st.sampled_from(["main", "main", "trap"])
 TENANTS = st.integers(0, 2)
@@ -26,7 +27,7 @@ REFUSALS = (DatabaseUnavailable, StoreUnavailable, CapacityExhausted, QuotaExcee
 
 
 class Model:
-    """What one session has served, how much of it was promised to outlast a crash, and whether it is lost."""
+    """What one session has served, how much of it must survive a crash, and whether it is lost."""
 
     def __init__(self, tenant: int) -> None:
         self.tenant = tenant
@@ -41,7 +42,7 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize(most=st.integers(1, 4), quota=st.integers(1, 3))
     def begin(self, most, quota):
         self.loop = asyncio.new_event_loop()
-        self.desk, self.shop, self.functions = FakeDesk(), FakeShop(), FakeFunctions()
+        self.database, self.factory, self.functions = FakeDesk(), FakeShop(), FakeFunctions()
         self.time, self.most, self.quota = FakeTime(), most, quota
         self.models: dict[str, Model] = {}
         self.next = 0
@@ -53,17 +54,17 @@ class SessionMachine(RuleBasedStateMachine):
 
     def start(self):
         async def start():
-            self.shop.alive, self.quotas = 0, FakeQuotas(self.quota)
+            self.factory.alive, self.quotas = 0, FakeQuotas(self.quota)
             made = Sessions(
-                self.desk,
+                self.database,
                 self.functions,
-                self.shop,
+                self.factory,
                 self.quotas.hold,
                 idle_s=IDLE_S,
                 most=self.most,
                 clock=self.time.clock,
             )
-            await made._leases.begin()  # without the task that looks after idle ones: the rules do that
+            await made._leases.start()  # without the task that looks after idle ones: the rules do that
             return made
 
         self.service = self.run(start())
@@ -102,8 +103,8 @@ class SessionMachine(RuleBasedStateMachine):
             if not served:
                 assert isinstance(outcome, (*REFUSALS, NotCapturable)), outcome
                 # Refused before the guest ran, or served and not saved: the state itself says which.
-                seat = self.service._line.find(model.tenant, which)
-                served = seat is not None and seat.live is not None and number in seat.live.state
+                entry = self.service._queue.find(model.tenant, which)
+                served = entry is not None and entry.live is not None and number in entry.live.state
                 assert not served or durable
             elif durable:
                 model.promised = len(model.log) + 1
@@ -118,7 +119,7 @@ class SessionMachine(RuleBasedStateMachine):
         model = self.models[which]
         try:
             saved = self.run(
-                self.service.save(model.tenant, which, lambda record, name: self.shop.saves[model.tenant, name])
+                self.service.save(model.tenant, which, lambda record, name: self.factory.saves[model.tenant, name])
             )
         except (*REFUSALS, NotCapturable):
             return
@@ -145,31 +146,31 @@ class SessionMachine(RuleBasedStateMachine):
 
     async def really_end(self, tenant, which):
         assert (await self.service.get(tenant, which)).record.id == which
-        self.desk.fails = False
+        self.database.fails = False
         await self.service.end(tenant, which)
 
     @rule(seconds=st.sampled_from([1.0, IDLE_S]))
     def wait(self, seconds):
         self.time.now_s += seconds
         self.run(self.service.sweep())
-        if seconds == IDLE_S and not self.shop.store_fails and not self.desk.fails and self.shop.capturable:
-            assert all(seat.stuck for seat in self.service._line.seats())
+        if seconds == IDLE_S and not self.factory.store_fails and not self.database.fails and self.factory.capturable:
+            assert all(entry.unsavable for entry in self.service._queue.entries())
 
     @rule(fails=st.booleans())
     def fail_store(self, fails):
-        self.shop.store_fails = fails
+        self.factory.store_fails = fails
 
     @rule(fails=st.booleans())
     def fail_database(self, fails):
-        self.desk.fails = fails
+        self.database.fails = fails
 
     @rule(capturable=st.booleans())
     def fail_capture(self, capturable):
-        self.shop.capturable = capturable
+        self.factory.capturable = capturable
 
     @rule()
     def crash(self):
-        self.desk.fails = False
+        self.database.fails = False
         before = {which: self.run(self.stored(which)) for which in self.models}
         self.abandon()
         self.start()
@@ -190,10 +191,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.desk.fails = False
-        whole = not self.shop.store_fails and self.shop.capturable
+        self.database.fails = False
+        whole = not self.factory.store_fails and self.factory.capturable
         self.run(self.service.close(5))
-        assert self.shop.alive == 0
+        assert self.factory.alive == 0
         assert not any(self.quotas.held.values())
         self.abandon()
         self.start()
@@ -208,13 +209,13 @@ class SessionMachine(RuleBasedStateMachine):
                 assert record.calls == record.saved_calls == len(model.log)
 
     def abandon(self):
-        self.service._waking.close()
-        self.service._keeper.close()
+        self.service._threads.close()
+        self.service._persistence.threads.close()
 
     async def stored(self, which):
         from tensorwasm.database.sessions import find_session  # noqa: PLC0415 - of this check alone
 
-        return await self.desk.read(find_session, which)
+        return await self.database.read(find_session, which)
 
     @rule(which=sessions_, stranger=TENANTS)
     def intrude(self, which, stranger):
@@ -230,20 +231,20 @@ class SessionMachine(RuleBasedStateMachine):
                 self.run(awaitable)
             except NotFound:
                 continue
-            raise AssertionError("a stranger was served")
+            raise AssertionError("another tenant was served")
 
     def check_state(self, which):
         model = self.models[which]
-        seat = self.service._line.find(model.tenant, which)
-        if seat is not None and seat.live is not None:
-            assert list(seat.live.state) == model.log
+        entry = self.service._queue.find(model.tenant, which)
+        if entry is not None and entry.live is not None:
+            assert list(entry.live.state) == model.log
 
     @invariant()
     def counts_agree(self):
         if getattr(self, "service", None) is None:
             return
-        assert self.service.in_memory == self.shop.alive <= self.most
-        assert sum(self.quotas.held.values()) == self.shop.alive
+        assert self.service.in_memory == self.factory.alive <= self.most
+        assert sum(self.quotas.held.values()) == self.factory.alive
         for which, model in self.models.items():
             if not model.lost:
                 session = self.run(self.service.get(model.tenant, which))
@@ -252,7 +253,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if getattr(self, "service", None) is not None:
-            self.desk.fails = self.shop.store_fails = False
+            self.database.fails = self.factory.store_fails = False
             self.run(self.service.close(5))
             self.loop.close()
 

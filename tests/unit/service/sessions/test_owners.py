@@ -12,29 +12,30 @@ from fakes.live_sessions import FUNCTION, FakeDesk, FakeFunctions, FakeQuotas, F
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.database.sessions import find_session
 from tensorwasm.errors import SessionElsewhere, StoreUnavailable
-from tensorwasm.service.sessions import SessionCall, Sessions
-from tensorwasm.service.sessions.leases import Sharing
+from tensorwasm.service.sessions.entries import SessionCall
+from tensorwasm.service.sessions.persistence import Sharing
+from tensorwasm.service.sessions.sessions import Sessions
 
 LEASE_S = 15.0
 IDLE_S = 60.0
 SERVER = st.integers(0, 1)
 
 
-class StallingDesk:
+class StallingDatabase:
     """Another server's way to the database: what it asks can be held up, and arrives when it goes on."""
 
-    def __init__(self, desk):
-        self._desk = desk
+    def __init__(self, database):
+        self._database = database
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
     async def read(self, fn, *args, **kwargs):
         await self.goes_on.wait()
-        return await self._desk.read(fn, *args, **kwargs)
+        return await self._database.read(fn, *args, **kwargs)
 
     async def write(self, fn, *args, **kwargs):
         await self.goes_on.wait()
-        return await self._desk.write(fn, *args, **kwargs)
+        return await self._database.write(fn, *args, **kwargs)
 
 
 class Server:
@@ -43,11 +44,11 @@ class Server:
     def __init__(self, machine, name, before=""):
         self.id = str(uuid.uuid4())
         self.name = name
-        self.desk = StallingDesk(machine.desk)
+        self.database = StallingDatabase(machine.database)
         self.sessions = Sessions(
-            self.desk,
+            self.database,
             FakeFunctions(),
-            machine.shop,
+            machine.factory,
             FakeQuotas().hold,
             idle_s=IDLE_S,
             clock=machine.time.clock,
@@ -55,8 +56,8 @@ class Server:
         )
 
     def abandon(self):
-        self.sessions._waking.close()
-        self.sessions._keeper.close()
+        self.sessions._threads.close()
+        self.sessions._persistence.threads.close()
 
 
 class OwnersMachine(RuleBasedStateMachine):
@@ -67,8 +68,8 @@ class OwnersMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.loop = asyncio.new_event_loop()
-        self.time, self.shop = FakeTime(), FakeShop()
-        self.desk = FakeDesk(lambda: round(self.time.now_s * 1000))
+        self.time, self.factory = FakeTime(), FakeShop()
+        self.database = FakeDesk(lambda: round(self.time.now_s * 1000))
         self.kept: dict[str, list[int]] = {}
         self.waiting: list[tuple[asyncio.Task, str, int, bool]] = []
         self.next = 0
@@ -78,7 +79,7 @@ class OwnersMachine(RuleBasedStateMachine):
     def start(self, name, before=""):
         async def start():
             server = Server(self, name, before)
-            await server.sessions._leases.begin()
+            await server.sessions._leases.start()
             return server
 
         return self.run(start())
@@ -92,7 +93,7 @@ class OwnersMachine(RuleBasedStateMachine):
         async def settle():
             for _ in range(50):
                 await asyncio.sleep(0)
-            goes_on = [server.desk.goes_on.is_set() for server in self.servers]
+            goes_on = [server.database.goes_on.is_set() for server in self.servers]
             if all(goes_on) and self.waiting:
                 await asyncio.wait([each[0] for each in self.waiting], timeout=30)
 
@@ -107,7 +108,7 @@ class OwnersMachine(RuleBasedStateMachine):
     @rule(target=sessions_, where=SERVER)
     def open(self, where):
         server = self.servers[where]
-        server.desk.goes_on.set()
+        server.database.goes_on.set()
         which = self.run(server.sessions.open(1, FUNCTION)).record.id
         self.kept[which] = []
         return which
@@ -135,7 +136,7 @@ class OwnersMachine(RuleBasedStateMachine):
         async def stall():
             for _ in range(steps):
                 await asyncio.sleep(0)
-            self.servers[where].desk.goes_on.clear()
+            self.servers[where].database.goes_on.clear()
 
         self.run(stall())
 
@@ -143,7 +144,7 @@ class OwnersMachine(RuleBasedStateMachine):
     def overtake(self, which, where, durable, steps):
         """Stall a server in the middle of a call until its lease has run out and the other one has served; go on."""
         for server in self.servers:
-            server.desk.goes_on.set()
+            server.database.goes_on.set()
         self.settle()
         self.call(which, where, durable=True, count=1)
 
@@ -152,7 +153,7 @@ class OwnersMachine(RuleBasedStateMachine):
             task = asyncio.ensure_future(self.servers[where].sessions.call(1, which, ask))
             for _ in range(steps):
                 await asyncio.sleep(0)
-            self.servers[where].desk.goes_on.clear()
+            self.servers[where].database.goes_on.clear()
             return task
 
         self.waiting.append((self.run(begin(self.next)), which, self.next, durable))
@@ -163,7 +164,7 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(where=SERVER)
     def go_on(self, where):
-        self.servers[where].desk.goes_on.set()
+        self.servers[where].database.goes_on.set()
         self.settle()
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S + 1, IDLE_S]))
@@ -173,14 +174,14 @@ class OwnersMachine(RuleBasedStateMachine):
     @rule(where=SERVER)
     def renew(self, where):
         server = self.servers[where]
-        if server.desk.goes_on.is_set():
+        if server.database.goes_on.is_set():
             self.run(server.sessions.renew())
             self.settle()
 
     @rule(where=SERVER)
     def sweep(self, where):
         server = self.servers[where]
-        if server.desk.goes_on.is_set():
+        if server.database.goes_on.is_set():
             self.run(server.sessions.sweep())
             self.settle()
 
@@ -188,7 +189,7 @@ class OwnersMachine(RuleBasedStateMachine):
     def crash(self, where, known):
         """End a server in the middle of everything; the next one may know whose place it takes."""
         dead = self.servers[where]
-        for task in dead.sessions._line._tasks:
+        for task in dead.sessions._queue._tasks:
             task.cancel()
         self.settle_cancelled()
         dead.abandon()
@@ -204,7 +205,7 @@ class OwnersMachine(RuleBasedStateMachine):
     @rule(where=SERVER)
     def restart(self, where):
         server = self.servers[where]
-        server.desk.goes_on.set()
+        server.database.goes_on.set()
         self.settle()
         self.run(server.sessions.close(5))
         self.settle()
@@ -212,33 +213,33 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(fails=st.booleans())
     def fail_store(self, fails):
-        self.shop.store_fails = fails
+        self.factory.store_fails = fails
 
     @invariant()
-    def what_was_acknowledged_is_saved(self):
+    def acknowledged_calls_are_saved(self):
         for which, kept in getattr(self, "kept", {}).items():
-            record = self.run(self.desk.read(find_session, which))
-            state = () if record.save is None else self.shop.saves[1, f"session/{which}/{record.save}"]
+            record = self.run(self.database.read(find_session, which))
+            state = () if record.save is None else self.factory.saves[1, f"session/{which}/{record.save}"]
             assert set(kept) <= set(state), f"{sorted(set(kept) - set(state))} were acknowledged and are not in {state}"
             assert len(set(state)) == len(state)
 
     @invariant()
     def one_server_may_write(self):
         for which in getattr(self, "kept", {}):
-            record = self.run(self.desk.read(find_session, which))
-            seats = [server.sessions._line.find(1, which) for server in self.servers]
+            record = self.run(self.database.read(find_session, which))
+            entries = [server.sessions._queue.find(1, which) for server in self.servers]
             able = [
-                seat
-                for seat in seats
-                if seat and (seat.record.owner, seat.record.epoch) == (record.owner, record.epoch)
+                entry
+                for entry in entries
+                if entry and (entry.record.owner, entry.record.epoch) == (record.owner, record.epoch)
             ]
-            assert len([seat for seat in able if record.owner is not None]) <= 1
+            assert len([entry for entry in able if record.owner is not None]) <= 1
 
     def teardown(self):
         if getattr(self, "servers", None):
-            self.shop.store_fails = False
+            self.factory.store_fails = False
             for server in self.servers:
-                server.desk.goes_on.set()
+                server.database.goes_on.set()
             self.settle()
             for which in self.kept:
                 self.time.now_s += LEASE_S + 1
@@ -246,7 +247,7 @@ class OwnersMachine(RuleBasedStateMachine):
                 self.settle()
                 assert self.kept[which][-1] == self.next, "a session that no living server has cannot be called"
                 self.next += 1
-            self.what_was_acknowledged_is_saved()
+            self.acknowledged_calls_are_saved()
             for server in self.servers:
                 self.run(server.sessions.close(5))
             self.loop.close()
@@ -261,16 +262,16 @@ TestOwners = OwnersMachine.TestCase
 TestOwners.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_a_server_that_lost_its_lease_answers_no_call_that_needs_no_saving():
+def test_a_server_that_lost_its_lease_answers_no_call():
     """Its clock says that others may have the session: it asks the database before it says anything."""
 
     async def story():
         time = FakeTime()
-        desk, shop = FakeDesk(lambda: round(time.now_s * 1000)), FakeShop()
-        machine = type("M", (), {"desk": desk, "shop": shop, "time": time})
+        database, factory = FakeDesk(lambda: round(time.now_s * 1000)), FakeShop()
+        machine = type("M", (), {"database": database, "factory": factory, "time": time})
         first, second = Server(machine, "first"), Server(machine, "second")
         for server in (first, second):
-            await server.sessions._leases.begin()
+            await server.sessions._leases.start()
         which = (await first.sessions.open(1, FUNCTION)).record.id
         assert (await first.sessions.call(1, which, SessionCall(args=(1,), durable=True))).values == (1,)
         with pytest.raises(SessionElsewhere) as refused:
@@ -284,6 +285,6 @@ def test_a_server_that_lost_its_lease_answers_no_call_that_needs_no_saving():
         assert (await second.sessions.call(1, which, SessionCall(args=(5,)))).values == (3,)
         for server in (first, second):
             await server.sessions.close(5)
-        assert shop.alive == 0
+        assert factory.alive == 0
 
     asyncio.run(story())

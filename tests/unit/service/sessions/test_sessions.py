@@ -1,4 +1,4 @@
-"""Sessions of real guests, and what callers who leave, wait or come too often meet."""
+"""Sessions of fake and real guests: cancelled, waiting and excess calls, eviction, saving and restarts."""
 
 import asyncio
 from functools import partial
@@ -28,48 +28,48 @@ from tensorwasm.errors import (
     TooManyArgs,
 )
 from tensorwasm.guest.engine import yielding
-from tensorwasm.service.sessions import SessionCall, Sessions, activation
-from tensorwasm.service.sessions.activation import GIVEN_BYTES
-from tensorwasm.service.sessions.entry import SessionEntry
-from tensorwasm.service.sessions.operation_queue import MAX_WAITING, Operation
+from tensorwasm.service.sessions import memory
+from tensorwasm.service.sessions.entries import MAX_WAITING, SessionCall, SessionEntry, SessionOperation
+from tensorwasm.service.sessions.memory import GIVEN_BYTES
+from tensorwasm.service.sessions.sessions import Sessions
 from tensorwasm.values import NEVER, Deadline
 
 OTHER_ID = "22222222-2222-4222-8222-222222222222"
 
 
-class Small:
+class Setup:
     """Sessions over fakes."""
 
     def __init__(self, *, most=4, quota=4, cuda=False):
-        self.desk, self.shop, self.functions = FakeDesk(), FakeShop(), FakeFunctions(cuda=cuda)
+        self.database, self.factory, self.functions = FakeDesk(), FakeShop(), FakeFunctions(cuda=cuda)
         self.time, self.quotas = FakeTime(), FakeQuotas(quota)
         self.sessions = Sessions(
-            self.desk, self.functions, self.shop, self.quotas.hold, idle_s=60, most=most, clock=self.time.clock
+            self.database, self.functions, self.factory, self.quotas.hold, idle_s=60, most=most, clock=self.time.clock
         )
 
     async def open(self, tenant=1):
         return (await self.sessions.open(tenant, FUNCTION)).record.id
 
     async def row(self, session_id):
-        return await self.desk.read(find_session, session_id)
+        return await self.database.read(find_session, session_id)
 
 
-def tell(story, **options):
+def run_story(story, **options):
     async def run():
-        small = Small(**options)
+        small = Setup(**options)
         try:
             await asyncio.wait_for(story(small), 30)
         finally:
             await small.sessions.close(5)
-        assert small.shop.alive == 0
+        assert small.factory.alive == 0
         assert not any(small.quotas.held.values())
 
     asyncio.run(run())
 
 
 async def hanging(small):
-    await asyncio.to_thread(small.shop.hanging.wait, 10)
-    small.shop.hanging.clear()
+    await asyncio.to_thread(small.factory.hanging.wait, 10)
+    small.factory.hanging.clear()
 
 
 async def gone(task):
@@ -78,7 +78,7 @@ async def gone(task):
         await task
 
 
-def test_a_caller_that_leaves_while_it_waits_is_not_served(tmp_path):
+def test_a_waiting_call_whose_caller_is_cancelled_is_not_made(tmp_path):
     async def story(small):
         which = await small.open()
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang", args=("a",))))
@@ -89,12 +89,12 @@ def test_a_caller_that_leaves_while_it_waits_is_not_served(tmp_path):
         await gone(second)
         await gone(first)
         assert (await third).values == (2,)
-        assert small.sessions._line.find(1, which).live.state == ("a", "c")
+        assert small.sessions._queue.find(1, which).live.state == ("a", "c")
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_caller_that_leaves_ends_its_guest_and_the_session_goes_on():
+def test_a_cancelled_caller_ends_its_guest_but_not_the_session():
     async def story(small):
         which = await small.open()
         for count in range(1, 4):
@@ -103,14 +103,14 @@ def test_a_caller_that_leaves_ends_its_guest_and_the_session_goes_on():
             await gone(call)
         assert (await small.sessions.call(1, which, SessionCall(args=(4,)))).values == (4,)
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_session_is_charged_for_what_it_may_grow_to_while_it_is_called_and_for_what_it_has_else():
+def test_a_session_is_charged_for_possible_growth_only_while_it_is_called():
     async def story(small):
         which = await small.open()
-        has = small.sessions._line.find(1, which).live.statistics().memory_bytes
-        may = small.sessions._line.find(1, which).resolved.limits.memory_bytes
+        has = small.sessions._queue.find(1, which).live.statistics().memory_bytes
+        may = small.sessions._queue.find(1, which).resolved.limits.memory_bytes
         assert small.quotas.memory == {1: has}
         for _ in range(2):
             call = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
@@ -122,10 +122,10 @@ def test_a_session_is_charged_for_what_it_may_grow_to_while_it_is_called_and_for
             assert small.quotas.held == {1: 1}
         assert may > has
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_session_that_came_back_to_be_saved_is_charged_for_what_it_has():
+def test_a_session_that_was_loaded_to_be_saved_is_charged_for_what_it_uses():
     async def story(small):
         which = await small.open()
         has = small.quotas.memory
@@ -135,10 +135,10 @@ def test_a_session_that_came_back_to_be_saved_is_charged_for_what_it_has():
         await small.sessions.save(1, which, lambda record, name: None)
         assert small.quotas.memory == has
 
-    tell(story)
+    run_story(story)
 
 
-def test_too_many_that_wait_are_refused_and_those_who_wait_too_long_time_out():
+def test_too_many_waiting_calls_are_refused_and_waiting_calls_time_out():
     async def story(small):
         which = await small.open()
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
@@ -153,10 +153,10 @@ def test_too_many_that_wait_are_refused_and_those_who_wait_too_long_time_out():
         await gone(first)
         assert (await small.sessions.call(1, which, SessionCall(args=(1,)))).values == (1,)
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_stranger_s_calls_are_not_in_the_owner_s_line():
+def test_another_tenant_s_calls_do_not_wait_in_the_owner_s_queue():
     async def story(small):
         which = await small.open()
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
@@ -169,12 +169,12 @@ def test_a_stranger_s_calls_are_not_in_the_owner_s_line():
         assert not first.done()
         await gone(first)
         assert (await small.sessions.call(1, which, SessionCall(args=(1,)))).values == (1,)
-        assert len(small.sessions._line.seats()) == 1
+        assert len(small.sessions._queue.entries()) == 1
 
-    tell(story)
+    run_story(story)
 
 
-def test_ending_ends_the_call_that_runs_and_refuses_those_that_wait():
+def test_deleting_a_session_ends_its_running_call_and_refuses_waiting_ones():
     async def story(small):
         which = await small.open()
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang")))
@@ -188,28 +188,28 @@ def test_ending_ends_the_call_that_runs_and_refuses_those_that_wait():
             await second
         with pytest.raises(NotFound):
             await small.sessions.call(1, which, SessionCall())
-        assert small.sessions._line.seats() == ()
+        assert small.sessions._queue.entries() == ()
 
-    tell(story)
+    run_story(story)
 
 
-def test_an_end_that_the_database_refuses_leaves_a_session_that_can_be_called():
+def test_a_session_whose_deletion_failed_can_be_called():
     async def story(small):
         which = await small.open()
         first = asyncio.create_task(small.sessions.call(1, which, SessionCall(export="hang", args=(1,))))
         await hanging(small)
-        small.desk.fails = True
+        small.database.fails = True
         with pytest.raises(Exception, match="locked"):
             await small.sessions.end(1, which)
         with pytest.raises(GuestTrap):
             await first
-        small.desk.fails = False
+        small.database.fails = False
         assert (await small.sessions.call(1, which, SessionCall(args=(2,)))).values == (2,)
 
-    tell(story)
+    run_story(story)
 
 
-def test_the_session_that_was_not_used_for_longest_makes_room():
+def test_the_least_recently_used_session_is_evicted():
     async def story(small):
         ids = []
         for _ in range(3):
@@ -221,10 +221,10 @@ def test_the_session_that_was_not_used_for_longest_makes_room():
         assert (await small.sessions.call(1, ids[0], SessionCall(args=(9,)))).values == (2,)
         assert [(await small.sessions.get(1, each)).in_memory for each in ids] == [True, False, True]
 
-    tell(story, most=2)
+    run_story(story, most=2)
 
 
-def test_a_tenant_s_quota_is_made_room_for_by_its_own_sessions_alone():
+def test_a_tenant_s_quota_evicts_only_its_own_sessions():
     async def story(small):
         mine = [await small.open(1) for _ in range(2)]
         other = await small.open(2)
@@ -241,41 +241,41 @@ def test_a_tenant_s_quota_is_made_room_for_by_its_own_sessions_alone():
         for call in busy:
             await gone(call)
 
-    tell(story, quota=2)
+    run_story(story, quota=2)
 
 
-def test_nothing_leaves_that_cannot_be_saved():
+def test_a_session_that_cannot_be_saved_is_not_evicted():
     async def story(small):
         which = await small.open()
         await small.sessions.call(1, which, SessionCall(args=(1,)))
-        small.shop.capturable = False
+        small.factory.capturable = False
         with pytest.raises(CapacityExhausted):
             await small.open()
         session = await small.sessions.get(1, which)
         assert (session.in_memory, session.record.status, session.save_error) == (True, "volatile", "not_capturable")
         assert (await small.row(which)).status == "volatile"
 
-    tell(story, most=1)
+    run_story(story, most=1)
 
 
-def test_what_cannot_be_saved_when_the_service_ends_is_lost_and_says_so():
+def test_a_session_that_cannot_be_saved_when_the_service_ends_is_marked_lost():
     small_rows = []
 
     async def story(small):
         which = await small.open()
         await small.sessions.call(1, which, SessionCall(args=(1,)))
-        small.shop.capturable = False
+        small.factory.capturable = False
         await small.sessions.close(5)
         assert (await small.row(which)).status == "lost"
         with pytest.raises(Draining):
             await small.sessions.call(1, which, SessionCall())
         small_rows.append(which)
 
-    tell(story)
+    run_story(story)
     assert small_rows
 
 
-def test_a_service_that_ends_ends_what_runs_and_saves_it_with_all_the_rest():
+def test_closing_ends_running_calls_and_saves_all_sessions():
     async def story(small):
         ids = [await small.open() for _ in range(4)]
         await asyncio.gather(*(small.sessions.call(1, each, SessionCall(args=(1,))) for each in ids))
@@ -290,20 +290,23 @@ def test_a_service_that_ends_ends_what_runs_and_saves_it_with_all_the_rest():
             await waiting
         records = [await small.row(each) for each in ids]
         assert all(record.status == "saved" and record.saved_calls == record.calls for record in records)
-        assert [small.shop.saves[1, f"session/{each.id}/{each.save}"][:2] for each in records] == [(1, 2), *[(1,)] * 3]
+        assert [small.factory.saves[1, f"session/{each.id}/{each.save}"][:2] for each in records] == [
+            (1, 2),
+            *[(1,)] * 3,
+        ]
 
-    tell(story)
+    run_story(story)
 
 
-def test_functions_with_a_gpu_are_refused_in_so_many_words():
+def test_functions_that_are_granted_cuda_are_refused_by_name():
     async def story(small):
         with pytest.raises(NotSupported, match="cuda"):
             await small.open()
 
-    tell(story, cuda=True)
+    run_story(story, cuda=True)
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_invalid_requests_are_refused():
     async def story(small):
         with pytest.raises(InvalidRequest):
             await small.sessions.open(1, FUNCTION, session_id="7")
@@ -317,10 +320,10 @@ def test_what_cannot_be_asked_is_refused():
             await small.sessions.call(1, OTHER_ID, SessionCall(args=tuple(range(257))))
         assert (await small.sessions.call(1, OTHER_ID, SessionCall(args=(1,)))).values == (1,)
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_function_that_is_gone_takes_no_session_back():
+def test_a_session_whose_function_or_save_is_gone_is_not_loaded():
     async def story(small):
         which = await small.open()
         await small.sessions.call(1, which, SessionCall(args=(1,)))
@@ -330,22 +333,22 @@ def test_a_function_that_is_gone_takes_no_session_back():
         with pytest.raises(NotFound, match="function is gone"):
             await small.sessions.call(1, which, SessionCall())
         small.functions.gone = False
-        small.shop.saves.clear()
+        small.factory.saves.clear()
         with pytest.raises(ArtifactCorrupt):
             await small.sessions.call(1, which, SessionCall())
 
-    tell(story)
+    run_story(story)
 
 
-def test_saves_that_no_row_leads_to_are_taken_away():
+def test_saves_that_no_row_refers_to_are_deleted():
     async def story(small):
         which = await small.open()
         await small.sessions.call(1, which, SessionCall(args=(1,), durable=True))
-        small.shop.saves |= {(1, f"session/{which}/{OTHER_ID}"): (), (2, f"session/{OTHER_ID}/{which}"): ()}
+        small.factory.saves |= {(1, f"session/{which}/{OTHER_ID}"): (), (2, f"session/{OTHER_ID}/{which}"): ()}
         assert await small.sessions.tidy(0) == 2
-        assert [name for _, name in small.shop.saves] == [f"session/{which}/{(await small.row(which)).save}"]
+        assert [name for _, name in small.factory.saves] == [f"session/{which}/{(await small.row(which)).save}"]
 
-    tell(story)
+    run_story(story)
 
 
 # ---------------------------------------------------------------- real guests
@@ -363,7 +366,7 @@ async def count(service, which, tenant=1, **ask):
     return (await service.sessions.call(tenant, which, SessionCall(**ask))).values[0]
 
 
-def test_a_counter_counts_on_over_saves_evictions_and_restarts(tmp_path, runtime):
+def test_a_counter_continues_after_saves_evictions_and_restarts(tmp_path, runtime):
     async def begin(service):
         function = await service.functions.deploy(1, "counter", COUNTER)
         session = await service.sessions.open(1, function.id)
@@ -397,13 +400,13 @@ def test_a_counter_counts_on_over_saves_evictions_and_restarts(tmp_path, runtime
     serve(tmp_path, runtime, go_on)
 
 
-def test_a_guest_whose_caller_left_is_ended_at_once(tmp_path, runtime):
+def test_a_guest_whose_caller_is_cancelled_is_ended_at_once(tmp_path, runtime):
     async def story(service):
         function = await service.functions.deploy(1, "counter", COUNTER)
         which = (await service.sessions.open(1, function.id)).record.id
         assert await count(service, which) == 1
         call = asyncio.create_task(service.sessions.call(1, which, SessionCall(export="spin")))
-        while service.sessions._line.find(1, which).guest is None:  # noqa: ASYNC110 - nobody tells when it begins
+        while service.sessions._queue.find(1, which).running is None:  # noqa: ASYNC110 - no event tells when it begins
             await asyncio.sleep(0.001)
         await gone(call)
         assert await asyncio.wait_for(count(service, which), 5) == 2
@@ -411,7 +414,7 @@ def test_a_guest_whose_caller_left_is_ended_at_once(tmp_path, runtime):
     serve(tmp_path, runtime, story)
 
 
-def test_a_session_stays_with_the_version_that_it_was_opened_with(tmp_path, runtime):
+def test_a_session_keeps_the_version_that_it_was_opened_with(tmp_path, runtime):
     async def story(service):
         function = await service.functions.deploy(1, "counter", COUNTER)
         which = (await service.sessions.open(1, function.id)).record.id
@@ -439,65 +442,65 @@ class Guest:
         self.cancelled = True
 
 
-def test_whoever_leaves_with_his_answer_in_hand_ends_nobody_elses_guest():
+def test_abandoning_an_operation_that_has_ended_ends_no_other_guest():
     async def story(small):
-        seat = SessionEntry(1, OTHER_ID)
-        errand = Operation(seat, NEVER, begun=True, task=asyncio.ensure_future(asyncio.sleep(0)))
-        seat.guest = running = Guest()
-        errand.leave()
+        entry = SessionEntry(1, OTHER_ID)
+        operation = SessionOperation(entry, NEVER, started=True, task=asyncio.ensure_future(asyncio.sleep(0)))
+        entry.running = running = Guest()
+        operation.abandon()
         assert running.cancelled
-        await errand.task
-        seat.guest = following = Guest()
-        errand.leave()
+        await operation.task
+        entry.running = following = Guest()
+        operation.abandon()
         assert not following.cancelled
 
-    tell(story)
+    run_story(story)
 
 
-def test_what_a_session_is_given_is_bounded_and_so_is_their_number(monkeypatch):
+def test_the_options_and_the_number_of_sessions_are_bounded(monkeypatch):
     async def story(small):
         argv = ("x" * (GIVEN_BYTES // 2),) * 2
         await small.sessions.open(1, FUNCTION, SessionOptions(argv=argv))
         with pytest.raises(BodyTooLarge):
             await small.sessions.open(1, FUNCTION, SessionOptions(argv=argv, input=b"1"))
-        monkeypatch.setattr(activation, "MAX_SESSIONS", 2)
+        monkeypatch.setattr(memory, "MAX_SESSIONS", 2)
         await small.open()
         with pytest.raises(QuotaExceeded):
             await small.open()
         assert await small.open(tenant=2)
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_list_does_not_read_what_sessions_were_given():
+def test_a_list_does_not_read_options():
     async def story(small):
         made = await small.sessions.open(1, FUNCTION, SessionOptions(input=b"x" * 1000))
-        (found,) = await small.desk.read(list_sessions, 1, None, 10)
+        (found,) = await small.database.read(list_sessions, 1, None, 10)
         assert found.options == SessionOptions()
         assert (await small.row(made.record.id)).options.input == b"x" * 1000
 
-    tell(story)
+    run_story(story)
 
 
-def test_threads_that_save_and_call_leave_others_room():
+def test_threads_that_save_and_call_yield_to_others():
     def courteous():
         return hasattr(yielding._of_thread, "due_ns")
 
     async def story(small):
-        assert await small.sessions._keeper.run(courteous)
-        assert await small.sessions._waking.run(courteous)
+        assert await small.sessions._persistence.threads.run(courteous)
+        assert await small.sessions._threads.run(courteous)
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_session_is_read_written_and_deleted_by_statements_made_before(monkeypatch):
+def test_sessions_are_read_written_and_deleted_by_prebuilt_statements(monkeypatch):
     async def story(small):
         record = await small.row(await small.open())
         for maker in ("select", "update", "delete"):
             monkeypatch.setattr(rows, maker, partial(pytest.fail, "a statement was made anew"))
-        assert await small.desk.write(rows.write_session, record)
+        assert await small.database.write(rows.write_session, record)
         assert await small.row(record.id) == record
-        assert await small.desk.write(rows.delete_session, record)
+        assert await small.database.write(rows.delete_session, record)
         monkeypatch.undo()
 
-    tell(story)
+    run_story(story)
