@@ -13,7 +13,7 @@ from tensorwasm.guest.imports.host_function import HostCall, HostFunction
 from tensorwasm.guest.imports.suspension import Signal, Steps, Turn
 from tensorwasm.guest.native.session_layouts import draw_pad
 from tensorwasm.guest.sandbox.fiber import Fiber
-from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.values import Deadline, Limits
 
@@ -114,7 +114,7 @@ def _never(*_: object) -> int:
 class FakeJob:
     """A call whose outcome lands in `future`."""
 
-    prepared: Prepared
+    prepared: LinkedModule
     export: str = "go"
     args: Sequence[object] = ()
     deadline: Deadline = field(default_factory=lambda: Deadline.after(60))

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from hypothesis import strategies as st
 
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, Request
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, Limits

@@ -57,12 +57,12 @@ def length(number):
     return bytes((number >> 7 * index & 0x7F) | (0x80 if index < 4 else 0) for index in range(5))
 
 
-def test_it_calls_what_is_compared_with_the_bindings():
+def test_the_compiler_process_calls_only_compared_functions():
     assert {name: capi.FUNCTIONS[name] for name in compiler_process.PROTOTYPES} == compiler_process.PROTOTYPES
 
 
 @pytest.mark.rule("6-child")
-def test_what_is_not_wasm_is_refused_as_it_would_be_here(engine, wat):
+def test_invalid_wasm_is_refused_as_in_this_process(engine, wat):
     for wasm in (b"", b"\x7fELF" + bytes(99), wat("(module (func (result i32) (i32.const 1)))")[:-1] + b"\xfe"):
         with pytest.raises(InvalidWasm) as there:
             compile_with(wasm)
@@ -92,7 +92,7 @@ def test_a_compiler_that_fails_is_an_error_that_names_the_module(program, text, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
 @pytest.mark.parametrize("said", [b"", b"+co"])
-def test_one_that_is_killed_from_outside_says_nothing_about_the_module(program, tmp_path, said):
+def test_a_compiler_killed_from_outside_is_started_again(program, tmp_path, said):
     mark = str(tmp_path / "mark")
     killed = f"""
         if not os.path.exists({mark!r}):
@@ -105,7 +105,7 @@ def test_one_that_is_killed_from_outside_says_nothing_about_the_module(program, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
-def test_one_that_is_killed_again_and_again_is_a_want_of_room(program):
+def test_a_compiler_killed_repeatedly_exhausts_capacity(program):
     program("os.kill(os.getpid(), 9)")
     with pytest.raises(CapacityExhausted, match="killed from outside") as failed:
         compile_with()
@@ -113,13 +113,13 @@ def test_one_that_is_killed_again_and_again_is_a_want_of_room(program):
 
 
 @pytest.mark.parametrize("wasm", [HEADER, bytes(4 * MIB)])
-def test_one_that_does_not_listen_is_stopped_in_time_whatever_is_said_to_it(program, wasm):
+def test_a_compiler_that_does_not_read_is_stopped_in_time(program, wasm):
     program("import threading; threading.Event().wait()")
     with pytest.raises(CompileFailed, match=r"more than 0\.3 s"):
         compile_with(wasm, CompileLimits(wall_s=0.3))
 
 
-def test_one_that_answers_before_it_listens_is_heard(program):
+def test_a_compiler_may_answer_before_it_reads(program):
     program("sys.stdout.buffer.write(b'+' + b'x' * 3_000_000)")
     assert compile_with(bytes(4 * MIB)) == b"x" * 3_000_000
 
@@ -155,7 +155,7 @@ def test_a_module_that_takes_too_much_memory_is_stopped():
     assert failed.value.kind == "compile_memory"
 
 
-def test_one_that_takes_more_than_usual_is_tried_once_more_with_all_there_is(program, tmp_path):
+def test_a_module_that_needs_more_memory_is_compiled_again_with_all_of_it(program, tmp_path):
     tries = tmp_path / "tries"
     program(
         f"""
@@ -169,12 +169,12 @@ def test_one_that_takes_more_than_usual_is_tried_once_more_with_all_there_is(pro
     assert tries.read_text().split() == [str(304 * MIB), str(700 * MIB)]
 
 
-def test_all_of_them_together_take_no_more_than_the_room_has(program):
+def test_all_compilations_together_stay_within_the_capacity(program):
     program("os.write(1, b'+' + sys.argv[3].encode())")
     assert int(bytes(compile_with(bytes(8 * MIB), CompileLimits(room_bytes=500 * MIB)))) == 500 * MIB
 
 
-def test_one_that_is_stopped_ends_at_once_with_all_that_it_started(program):
+def test_a_stopped_compiler_ends_at_once_with_its_children(program):
     program(
         """
         import subprocess, threading
@@ -198,7 +198,7 @@ def test_one_that_is_stopped_ends_at_once_with_all_that_it_started(program):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no groups of that kind")
-def test_it_lets_others_go_first(program):
+def test_the_compiler_process_has_a_low_priority(program):
     program(
         """
         real["_step_back"]()
@@ -212,7 +212,7 @@ def test_it_lets_others_go_first(program):
 
 
 @pytest.mark.rule("6-child")
-def test_it_inherits_three_descriptors_and_no_secrets(program, monkeypatch):
+def test_the_compiler_process_inherits_three_descriptors_and_no_secrets(program, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
@@ -237,7 +237,7 @@ def test_it_inherits_three_descriptors_and_no_secrets(program, monkeypatch):
     assert folder == "/"
 
 
-def test_nothing_is_left_of_what_it_started(program):
+def test_children_of_the_compiler_process_are_killed(program):
     program(
         """
         import subprocess
@@ -251,7 +251,7 @@ def test_nothing_is_left_of_what_it_started(program):
 
 
 @pytest.mark.rule("6-child")
-def test_it_ends_with_whoever_started_it(program, tmp_path):
+def test_the_compiler_process_ends_with_its_parent(program, tmp_path):
     note = tmp_path / "pid"
     os.mkfifo(note)
     program(
@@ -288,7 +288,7 @@ def gone(pid):
     return bool(ready)
 
 
-def test_a_system_without_room_for_a_process_says_so(monkeypatch):
+def test_a_process_that_cannot_be_started_exhausts_capacity(monkeypatch):
     def refuse(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -317,6 +317,6 @@ def test_as_many_run_at_once_as_there_are_processors(program, tmp_path, monkeypa
     assert failed == []
 
 
-def test_a_status_is_told_by_its_signals_name():
+def test_a_status_is_described_by_its_signals_name():
     assert compiler._describe(-signal.SIGXCPU).startswith("ended by SIGXCPU")
     assert compiler._describe(2) == "exited with code 2"

@@ -170,7 +170,7 @@ def test_messages_show_nothing_of_this_machine(engine, wat, monkeypatch):
     assert not any(leak in message for leak in ("/root", "/home", ".rs", "0x7f", "\n", "tensorwasm"))
 
 
-def test_a_full_pool_is_refused_and_a_closed_sandbox_makes_room(wat):
+def test_a_full_pool_is_refused_until_a_sandbox_is_closed(wat):
     small = Engine(EngineConfig(slots=2))
     prepared = Linker(small).prepare(compile_module(small, wat(BUSY)))
     first, second = Instance(prepared), Instance(prepared)

@@ -131,7 +131,7 @@ def test_kernels_and_exceptions_get_along(function):
 
 
 def test_an_exception_does_not_cross_the_border(function):
-    with pytest.raises(InvalidArgs, match="a exnref cannot cross"):
+    with pytest.raises(InvalidArgs, match="a exnref cannot be passed"):
         function.invoke("give")
 
 

@@ -131,7 +131,7 @@ def test_what_is_not_there_or_of_another_kind_is_a_bug_that_is_named(exports):
         exports.write_global("constant", "i32", 1)
 
 
-def test_while_a_call_runs_nobody_looks_inside_and_the_other_way_round(spawn):
+def test_calls_and_access_to_exports_exclude_each_other(spawn):
     seen: list[BaseException] = []
 
     def look(_: object) -> int:

@@ -119,7 +119,7 @@ def test_memory_grows_to_the_limit_with_zeros_and_then_not(prepared):
     image.close()
 
 
-def test_nobody_can_write_to_an_image(prepared):
+def test_an_image_cannot_be_written_to(prepared):
     image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"seed")])
     with pytest.raises(PermissionError):
         os.pwrite(image._descriptor, b"other", 0)
@@ -212,7 +212,7 @@ def test_threads_share_an_image_and_none_sees_anothers_writes(prepared):
 
 def test_no_more_is_kept_than_all_images_may_keep_together(monkeypatch):
     places: list[None] = [None] * 3
-    monkeypatch.setattr(images, "_places", places)
+    monkeypatch.setattr(images, "_kept_left", places)
     made = [make_image(WASM_PAGE_BYTES, [SavedRun(0, b"s")]) for _ in range(3)]
     for image in made:
         for memory in [image.map() for _ in range(2)]:
@@ -227,13 +227,13 @@ def test_no_more_is_kept_than_all_images_may_keep_together(monkeypatch):
 
 def test_memory_that_cannot_be_rewound_is_not_kept(monkeypatch):
     image = make_image(WASM_PAGE_BYTES, [SavedRun(0, b"s")])
-    places = len(images._places)
+    places = len(images._kept_left)
     monkeypatch.setattr(images.mappings, "rewind", lambda *_: False)
     memory = image.map()
     memory.close()
     assert not any(image._idle.values())
     assert mappings_within(memory.address) == 0
-    assert len(images._places) == places
+    assert len(images._kept_left) == places
     image.close()
 
 

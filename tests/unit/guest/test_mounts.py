@@ -11,12 +11,12 @@ import pytest
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.guest.engine.module import compile_module
-from tensorwasm.guest.sandbox import mounts
+from tensorwasm.guest.sandbox import wasi_io
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.mounts import Directory
 from tensorwasm.guest.sandbox.preview1 import MODULE
 from tensorwasm.guest.sandbox.wasi import WasiConfig
+from tensorwasm.guest.sandbox.wasi_io import Directory
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and modes as POSIX has them")
 CREATE, DIRECTORY, EXCLUSIVE, TRUNCATE = 1, 2, 4, 8
@@ -114,7 +114,7 @@ def guest(prepared):
     yield make
     for instance in made:
         instance.close()
-    assert not mounts._made
+    assert not wasi_io._made
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_single_files_of_one_folder_lie_together_and_go_with_the_sandbox(guest, 
     inside = guest(Directory(str(shown / "file"), "/d/one"), Directory(str(shown / "more"), "/d/two"))
     assert inside.names() == ["/d"]
     assert (inside.read("one"), inside.read("two")) == (b"inside", b"more")
-    [private] = mounts._made
+    [private] = wasi_io._made
     assert Path(private).stat().st_mode & 0o77 == 0
     inside.instance.close()
     assert not Path(private).exists()
@@ -242,8 +242,8 @@ def test_single_files_of_one_folder_lie_together_and_go_with_the_sandbox(guest, 
 
 def test_a_process_that_ends_around_a_guest_leaves_no_copy(guest, shown):
     guest(Directory(str(shown / "file"), "/d/one"))
-    [private] = mounts._made
-    mounts.release_all()
+    [private] = wasi_io._made
+    wasi_io.release_all()
     assert not Path(private).exists()
 
 
@@ -265,14 +265,14 @@ def test_what_cannot_be_given_is_refused_by_name_and_leaves_nothing(guest, shown
     ]:
         with pytest.raises(InvalidArgs, match=words):
             guest(kept, bad)
-        assert not mounts._made
+        assert not wasi_io._made
     with pytest.raises(InvalidArgs, match="and the folder of a single file"):
         guest(Directory(str(shown), "/d"), kept)
     assert engine.free_slots == free
 
 
 def test_a_file_that_is_too_long_is_given_by_its_folder(guest, shown, monkeypatch):
-    monkeypatch.setattr(mounts, "MAX_FILE_BYTES", 5)
+    monkeypatch.setattr(wasi_io, "MAX_FILE_BYTES", 5)
     with pytest.raises(InvalidArgs, match="give the guest its folder"):
         guest(Directory(str(shown / "file"), "/d/one"))
-    assert not mounts._made
+    assert not wasi_io._made

@@ -105,7 +105,7 @@ def test_clipped_spans_are_what_lies_within(start, end):
 
 def test_looking_at_much_memory_gives_way_to_other_threads(monkeypatch):
     gave_way = []
-    monkeypatch.setattr(pagemap, "give_way", lambda: gave_way.append(None))
+    monkeypatch.setattr(pagemap, "yield_gil", lambda: gave_way.append(None))
     memory = mmap.mmap(-1, 4 << 20)
     try:
         for at in range(0, len(memory), mmap.PAGESIZE):

@@ -10,7 +10,7 @@ from wasmtime import wat2wasm
 from oracles.guest import typed_error_of
 from strategies.live import GUEST
 from tensorwasm.errors import InvalidSnapshot, NotCapturable
-from tensorwasm.guest.saved.instrumented import make_edition
+from tensorwasm.guest.saved.instrumented import instrument
 from tensorwasm.guest.saved.restoring import make_plan
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.form import Form
@@ -78,7 +78,7 @@ changes = st.one_of(
 @pytest.mark.rule("7-module")
 @given(change=changes)
 @settings(max_examples=200)
-def test_whatever_a_state_says_it_fits_or_is_refused(runtime, function, good, change):
+def test_every_saved_state_fits_or_is_refused(runtime, function, good, change):
     fields = dict(change)
     if "global" in fields:
         index, value = fields.pop("global")
@@ -126,7 +126,7 @@ def test_a_state_that_only_adds_to_another_is_not_kept_as_a_whole(good):
 )
 def test_state_that_is_shared_with_others_is_refused_by_name(text):
     with pytest.raises(NotCapturable, match="imports the"):
-        make_edition(bytes(wat2wasm(text)))
+        instrument(bytes(wat2wasm(text)))
 
 
 @pytest.mark.parametrize("taken", ["tensorwasm.private.", "tensorwasm.private.memory", "tensorwasm.private.1.func0"])

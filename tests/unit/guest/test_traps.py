@@ -24,7 +24,7 @@ _new = capi.bind("wasmtime_error_new")
         (b"\x1b[31mred\x07", "[31mred"),
     ],
 )
-def test_what_is_nobodys_business_is_left_out(said, passed_on):
+def test_addresses_and_paths_are_left_out(said, passed_on):
     assert traps.explain(_new(said)) == passed_on
 
 

@@ -12,9 +12,8 @@ from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.sandbox import preview1
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.mounts import Directory
-from tensorwasm.guest.sandbox.output import GuestOutput
 from tensorwasm.guest.sandbox.wasi import WasiConfig
+from tensorwasm.guest.sandbox.wasi_io import Directory, GuestOutput
 from tensorwasm.values import Deadline, Limits
 
 PATIENCE_S = 20.0
@@ -149,7 +148,7 @@ def test_output_reaches_a_sink_as_it_is_written(guest):
     assert instance.stdout.captured == b""
 
 
-def test_a_sink_that_raises_is_told_to_the_caller(guest):
+def test_what_a_sink_raises_reaches_the_caller(guest):
     def broken(_chunk: bytes) -> None:
         raise BrokenPipeError("gone")
 
@@ -295,7 +294,7 @@ def test_sleeping_until_a_moment(guest, clock_id):
     assert poll(instance, clock(2, 5, clock_id, flags=1)) == (0, [(2, 0, 0)])
 
 
-def test_only_the_clocks_that_struck_are_told(guest):
+def test_only_clocks_that_fired_are_reported(guest):
     code, events = poll(guest(), clock(1, HOUR_NS), clock(2, 1_000_000), clock(3, 500_000))
     assert (code, events) == (0, [(3, 0, 0)])
 

@@ -17,7 +17,7 @@ from tensorwasm.errors import (
     UnknownImport,
 )
 from tensorwasm.guest.engine.traps import MAX_FRAMES
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime import Grants, parse_grants
 from tensorwasm.values import Deadline
 

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from strategies.requests import nearly_requests, requests
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
 from tensorwasm.runtime.workers.counter import Counter

@@ -7,7 +7,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
-from tensorwasm.guest.sandbox.output import INHERIT
+from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime import LocalExecutor, Request
 
 GUEST = bytes(

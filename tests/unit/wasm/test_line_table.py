@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import Frame, InvalidWasm, InvokeTimeout
-from tensorwasm.guest.engine.source_lines import MAX_FILE, SourceLines
+from tensorwasm.guest.engine.traps import MAX_FILE, SourceLines
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.wasm.line_table import LineSections, find_lines, find_sections
 from tensorwasm.watch import Watch

@@ -28,7 +28,7 @@ from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tensorwasm.guest.sandbox.output import Inherit
+    from tensorwasm.guest.sandbox.wasi_io import Inherit
     from tensorwasm.runtime import Grants, Invocation
 
 GRACE_S: Final = 0.25
@@ -158,7 +158,7 @@ def _read_call(
 ) -> dict[str, Any]:
     """Return the arguments of `tensorwasm.runtime.Function.invoke` that the command line gives."""
     from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.guest.sandbox.output import INHERIT  # noqa: PLC0415 - the same
+    from tensorwasm.guest.sandbox.wasi_io import INHERIT  # noqa: PLC0415 - the same
 
     kind = current().gpu_memory if memory_kind is None else checked_memory_kind("--memory-kind", memory_kind)
     return {
@@ -175,7 +175,7 @@ def _run(
     file: Path, export: str | None, call: dict[str, Any], device: str | None, limits: Limits, gpu_bytes: int | None
 ) -> Invocation:
     """Load the module, call it and print its results."""
-    from tensorwasm.guest.sandbox.mounts import release_all  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.sandbox.wasi_io import release_all  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime import Runtime  # noqa: PLC0415 - the same
     from tensorwasm.runtime.invoke.loaded_module import check_export  # noqa: PLC0415 - the same
 
@@ -243,7 +243,7 @@ def read_module(file: Path, limit_bytes: int) -> bytes | Path:
 
 def _stream(text: TextIO, *, limited: bool) -> Callable[[bytes], None] | Inherit:
     """Return a sink for a guest's output. A terminal is inherited, so that the guest writes to it line by line."""
-    from tensorwasm.guest.sandbox.output import INHERIT  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.sandbox.wasi_io import INHERIT  # noqa: PLC0415 - keeps --help quick
 
     text.flush()
     return INHERIT if text.isatty() and not limited else partial(write_bytes, text)

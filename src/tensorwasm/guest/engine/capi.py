@@ -1,11 +1,11 @@
 """wasmtime's C API: the only module that touches its bindings.
 
-Functions are taken with `bind` (keeps the GIL: for calls that return in a microsecond) or `bind_releasing` (drops it:
-for calls that run guest code or take long). A call that drops the GIL has to win it back, which beside one busy Python
-thread costs a switch interval of 5 ms. Pointers are plain integers here, and null is None or 0.
+`KEEPING` has the functions that return in a microsecond: the GIL is kept. `RELEASING` has those that run guest code or
+take long: the GIL is released, and taking it back beside one busy Python thread costs a switch interval of 5 ms.
+Pointers are plain integers, and null is None or 0.
 
-Everything relied on stands in the tables below. Another release of wasmtime is refused when this is imported, by name,
-instead of corrupting memory; the tables are compared with the installed bindings before anything is compiled.
+Everything relied on is in the tables below. Importing this with another release of wasmtime raises `EngineMismatch`;
+the tables are compared with the installed bindings before anything is compiled.
 """
 
 from __future__ import annotations
@@ -238,14 +238,7 @@ def describe_type(kind: Any) -> str:
 
 
 def find_mismatches(bindings: Any) -> list[str]:
-    """Compare the tables above with a bindings module.
-
-    Args:
-        bindings: ``wasmtime._bindings`` or a stand-in.
-
-    Returns:
-        One sentence per difference; empty when this release fits.
-    """
+    """Compare the tables above with ``wasmtime._bindings`` or a stand-in. Returns one sentence per difference."""
     return [*_function_mismatches(bindings), *_callback_mismatches(bindings), *_size_mismatches(bindings)]
 
 
@@ -276,7 +269,6 @@ def _callback_mismatches(bindings: Any) -> list[str]:
 
 
 def _declared(bindings: Any, owner: str, place: int | str) -> Any:
-    """Return the type of a function's argument or of a structure's member, None if there is no such thing."""
     if isinstance(place, str):
         return dict(getattr(getattr(bindings, owner, None), "_fields_", ())).get(place)
     argtypes = getattr(getattr(bindings, "_" + owner, None), "argtypes", ())
@@ -331,11 +323,7 @@ def _find_version() -> str:
 
 @functools.cache
 def check_bindings() -> None:
-    """Compare the tables above with the installed bindings, once in a process, before anything is compiled.
-
-    Raises:
-        EngineMismatch: they differ.
-    """
+    """Compare the tables with the installed bindings, once in a process. Raises `EngineMismatch` if they differ."""
     try:
         from wasmtime import _bindings  # noqa: PLC0415 - a missing or foreign wasmtime must become our error
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -345,23 +333,26 @@ def check_bindings() -> None:
         raise EngineMismatch(f"wasmtime's C API differs: {'; '.join(mismatches[:5])}; {_REMEDY}")
 
 
+_LONG_RUNNING: Final = (
+    "wasi_config_preopen_dir",
+    "wasm_engine_new_with_config",
+    "wasmtime_call_future_delete",
+    "wasmtime_call_future_poll",
+    "wasmtime_func_call_unchecked",
+    "wasmtime_instance_pre_instantiate",
+    "wasmtime_module_delete",
+    "wasmtime_module_deserialize",
+    "wasmtime_module_new",
+    "wasmtime_store_delete",
+)
 LIBRARY: Final = _load()
 """Path of wasmtime's library."""
 _KEEPING: Final = ctypes.PyDLL(LIBRARY)
 _RELEASING: Final = ctypes.CDLL(LIBRARY)
 
 
-def bind(name: str) -> Callable[..., Any]:
-    """Return a C function of the table that keeps the GIL while it runs."""
-    return _prototype(_KEEPING, name)
-
-
-def bind_releasing(name: str) -> Callable[..., Any]:
-    """Return a C function of the table that drops the GIL while it runs."""
-    return _prototype(_RELEASING, name)
-
-
-def _prototype(library: ctypes.CDLL, name: str) -> Callable[..., Any]:
+def bind(name: str, library: ctypes.CDLL = _KEEPING) -> Callable[..., Any]:
+    """Return a C function of the table, which keeps the GIL while it runs unless the library is another."""
     result, arguments = FUNCTIONS[name]
     function = library[name]
     function.restype = _CTYPES[result]
@@ -369,25 +360,28 @@ def _prototype(library: ctypes.CDLL, name: str) -> Callable[..., Any]:
     return function
 
 
+_SETTINGS: Final = ("wasm_config_", "wasmtime_config_", "wasmtime_pooling_")  # bound when an engine is made
+# Attributes of classes, because those are what the interpreter finds fastest.
+KEEPING: Final[Any] = type("Keeping", (), {name: bind(name) for name in FUNCTIONS if not name.startswith(_SETTINGS)})
+"""The C functions by name; the GIL is kept while one runs."""
+RELEASING: Final[Any] = type("Releasing", (), {name: bind(name, _RELEASING) for name in _LONG_RUNNING})
+"""Those that may run long; the GIL is released meanwhile."""
+
+
 def address_of(name: str) -> int:
     """Return the address of a C function, for other C code to call."""
     return ctypes.cast(_KEEPING[name], ctypes.c_void_p).value or 0
 
 
-_byte_vec_delete: Final = bind("wasm_byte_vec_delete")
-_error_message: Final = bind("wasmtime_error_message")
-_error_delete: Final = bind("wasmtime_error_delete")
-
-
 def take_error(error: int) -> str:
     """Return an error's text and free the error.
 
-    The text is wasmtime's own and may hold guest-chosen names and, with a backtrace, paths of this machine: it goes
-    through `tensorwasm.guest.engine.traps.explain` before anyone outside sees it.
+    The text may hold names that a guest chose and, with a backtrace, paths of this machine: pass it through
+    `tensorwasm.guest.engine.traps.explain` before it leaves the process.
     """
     vector = (ctypes.c_size_t * 2)()
-    _error_message(error, vector)
+    KEEPING.wasmtime_error_message(error, vector)
     text = ctypes.string_at(vector[1], vector[0]).decode("utf-8", "replace") if vector[0] else ""
-    _byte_vec_delete(vector)
-    _error_delete(error)
+    KEEPING.wasm_byte_vec_delete(vector)
+    KEEPING.wasmtime_error_delete(error)
     return text

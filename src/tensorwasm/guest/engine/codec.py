@@ -1,8 +1,8 @@
 """Arguments and results, directed by the export's signature.
 
-Integers are exact, whatever their size; floats keep every bit, the payload of a NaN included. In JSON, which has no
-words for them, infinities and NaNs are strings: ``"Infinity"``, ``"-Infinity"``, ``"NaN"``, and ``"nan:0x..."`` with
-the fraction bits for a NaN other than the usual one, each with ``-`` for the sign.
+Integers are exact; floats keep every bit, a NaN's payload included. In JSON, infinities and NaNs are strings:
+``"Infinity"``, ``"-Infinity"``, ``"NaN"``, and ``"nan:0x..."`` with the fraction bits for any NaN but the usual one,
+each with ``-`` for the sign.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _INFINITY: Final = re.compile(r"([+-]?)inf(inity)?")
 
 @dataclass(frozen=True, slots=True)
 class _FloatFormat:
-    """An IEEE 754 binary format, as bit counts and struct codes."""
-
     name: str
     bits: int
     fraction_bits: int
@@ -72,21 +70,11 @@ _NAN_SHIFT: Final = _F64.fraction_bits - _F32.fraction_bits
 
 
 def encode(kinds: Sequence[str], args: Sequence[object]) -> list[int]:
-    """Turn arguments into the bits a guest receives.
+    """Return the bits that a guest receives for each argument, as unsigned numbers.
 
     Integer parameters take an integer (signed or unsigned form) or its text; float parameters take a number or the text
-    of one, ``"NaN"``, ``"Infinity"`` and ``"nan:0x..."`` included. An integer given to a float parameter must be one
-    the type can hold exactly.
-
-    Args:
-        kinds: the parameter types: ``i32``, ``i64``, ``f32``, ``f64``.
-        args: as many values.
-
-    Returns:
-        For each parameter its bits, as an unsigned number.
-
-    Raises:
-        InvalidArgs: the count differs, or a value does not fit; the message has index, type and value.
+    of one, ``"NaN"``, ``"Infinity"`` and ``"nan:0x..."`` included. A float parameter takes an integer only if its type
+    can hold it exactly. `InvalidArgs` has index, type and value of one that does not fit.
     """
     if len(args) != len(kinds):
         takes = (
@@ -106,33 +94,19 @@ def encode(kinds: Sequence[str], args: Sequence[object]) -> list[int]:
 
 
 def decode(kinds: Sequence[str], cells: Sequence[int]) -> list[Number]:
-    """Turn result bits into numbers: integers signed, floats with their NaN payload.
-
-    Args:
-        kinds: the result types: ``i32``, ``i64``, ``f32``, ``f64``.
-        cells: for each result its bits; bits above the type's width are ignored.
-    """
+    """Return the numbers of result bits, of which those above the type's width are ignored: NaNs keep their payload."""
     return [_DECODERS[kind](cell) for kind, cell in zip(kinds, cells, strict=True)]
 
 
 def render(kinds: Sequence[str], values: Sequence[Number]) -> str:
-    """Return results as a JSON array: integers exact, an f32 as the shortest decimal that reads back as the same f32.
-
-    Args:
-        kinds: the result types.
-        values: what `decode` returned.
-    """
+    """Return results as a JSON array: integers exact, an f32 as the shortest decimal that reads back equal."""
     if _FORMATS.keys().isdisjoint(kinds):
         return str(list(values))  # half of the time
     return f"[{', '.join(_render(kind, value) for kind, value in zip(kinds, values, strict=True))}]"
 
 
 def parse(text: str) -> list[object]:
-    """Read arguments from a JSON array. Decimal numbers keep their digits until their type is known.
-
-    Raises:
-        InvalidArgs: not a JSON array.
-    """
+    """Read arguments from a JSON array, or raise `InvalidArgs`."""
     try:
         values = json.loads(text, parse_float=_parse_decimal, parse_int=_parse_integer)
     except (ValueError, RecursionError) as error:

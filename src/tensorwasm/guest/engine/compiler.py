@@ -1,14 +1,12 @@
-"""Compilation in a process of its own, one for each module: Cranelift never meets untrusted bytes inside ours.
+"""Compilation in one process per module: Cranelift never reads untrusted bytes in this process.
 
-A module that crashes the compiler, or makes it work for ever or without end of memory, costs that process and is
-refused. The process is a bare interpreter (`tensorwasm.guest.engine.compiler_process`), spawned, with nothing of ours
-but three descriptors and a handful of variables, killed with its group however it ends. It runs after everything else
-that wants the processor, and within the memory that all compilations share
-(`tensorwasm.guest.engine.compile_capacity`): with what modules of its size usually take first, and if that was too
-little, once more with the most that there is.
+A module that crashes the compiler, or makes it take endless time or memory, costs that process and is refused. The
+process is a bare interpreter (`tensorwasm.guest.engine.compiler_process`) with nothing of this one but three
+descriptors and a few variables, and is killed with its group however it ends. It has a low priority, and uses memory
+that all compilations share: first what modules of its size usually take, then once more with the most that is allowed.
 
-What this does not do: if somebody makes Cranelift run code of theirs, or emit what they like, then what the process
-answers is theirs, and is run here. A sandbox's isolation rests on the compiler being right, wherever it runs.
+What this cannot prevent: a module that makes Cranelift run foreign code, or emit chosen code, controls what the
+process returns, and that code runs here. A sandbox's isolation rests on a correct compiler, wherever it runs.
 """
 
 from __future__ import annotations
@@ -21,15 +19,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
+from tensorwasm import machine_memory
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, InvalidWasm
 from tensorwasm.guest.engine import capi, compiler_process, traps
-from tensorwasm.guest.engine.compile_capacity import Stop, shared_room
 from tensorwasm.values import MIB
 
 MAX_THREADS: Final = 8
@@ -41,6 +40,14 @@ USUAL_BYTES: Final = 256 * MIB
 USUAL_RATIO: Final = 48
 """What it takes on top for each byte of the module, which nearly all modules are compiled with."""
 
+MACHINE_SHARE: Final = 4
+"""Compilations may use one part of so many of the process's memory, unless the operator sets a size."""
+
+LEAST_BYTES: Final = 512 * MIB
+"""Memory for compilations on the smallest machine: with less only tiny modules compile."""
+
+_opening: Final = threading.Lock()
+_capacities: Final[dict[tuple[int | None, int], CompileCapacity]] = {}
 _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "SYSTEMROOT")
 _ANSWER_BYTES: Final = 1 << 30
 _REFUSAL_BYTES: Final = 64 << 10
@@ -62,12 +69,10 @@ _WANTS_MEMORY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What compiling one module may use.
+    """What compiling one module may use: seconds, and as many of processor time per thread, and address space.
 
-    Attributes:
-        wall_s: seconds; of processor as many for each thread.
-        memory_bytes: address space, in which wasmtime itself takes 0.25 GB.
-        room_bytes: memory of all compilations of this process together; None takes a part of the machine's.
+    wasmtime itself takes 0.25 GB of that. ``room_bytes`` is the memory of all compilations of this process together;
+    None takes a part of the machine's.
     """
 
     wall_s: float = 60.0
@@ -76,16 +81,8 @@ class CompileLimits:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a compiler's process said before it ended.
-
-    Attributes:
-        answer: on its standard output.
-        complaint: the beginning of what it said on standard error.
-        status: its exit status, negative for a signal.
-        late: it had not ended in time.
-        killed: something else than this process has killed it, which says nothing about the module.
-    """
+class _Response:
+    """What a compiler's process wrote before it ended, late or not; ``killed`` means by another process than this."""
 
     answer: bytearray = field(default_factory=bytearray)
     complaint: bytearray = field(default_factory=bytearray)
@@ -109,67 +106,139 @@ class _Told:
         return any(words in said for words in _WANTS_MEMORY)
 
 
+class Cancellation(Protocol):
+    """Says that a compilation is not wanted any more (`tensorwasm.runtime.deploy.stop_hook.StopHook`)."""
+
+    stopped: bool
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Set the function to call when it is stopped; call it now if it was."""
+
+    def forget(self) -> None:
+        """Remove that function."""
+
+
+class CompileCapacity:
+    """The memory and the processors that compilations of this process share. Thread-safe.
+
+    Cranelift takes about forty bytes for each byte of a module, and hundreds for a byte of one long function. So each
+    compilation holds the most that it may use. They wait in order of arrival, so a large one is not delayed for ever.
+    """
+
+    def __init__(self, whole_bytes: int, slots: int) -> None:
+        self.whole_bytes = whole_bytes
+        self._free_bytes = whole_bytes
+        self._slots = slots
+        self._waiting: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, size_bytes: int, stop: Cancellation | None = None) -> Iterator[None]:
+        """Hold memory, at most the whole, and a slot, in order of arrival; `CancelledError` if stopped meanwhile."""
+        mine = object()
+        if stop is not None:
+            stop.stop_with(self._wake)
+        with self._changed:
+            self._waiting.append(mine)
+            try:
+                self._changed.wait_for(lambda: _is_stopped(stop) or self._may_start(mine, size_bytes))
+                if _is_stopped(stop):
+                    raise CancelledError
+                self._free_bytes -= size_bytes
+                self._slots -= 1
+            finally:
+                self._waiting.remove(mine)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free_bytes += size_bytes
+                self._slots += 1
+                self._changed.notify_all()
+
+    def _may_start(self, mine: object, size_bytes: int) -> bool:
+        return self._waiting[0] is mine and self._slots > 0 and size_bytes <= self._free_bytes
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def shared_capacity(whole_bytes: int | None, slots: int) -> CompileCapacity:
+    """Return the capacity of this process, one object for equal arguments; None takes a quarter, 512 MiB at least."""
+    with _opening:
+        key = (whole_bytes, slots)
+        if key not in _capacities:
+            if whole_bytes is None:
+                whole_bytes = max(LEAST_BYTES, machine_memory.limit_bytes() // MACHINE_SHARE)
+            _capacities[key] = CompileCapacity(whole_bytes, slots)
+        return _capacities[key]
+
+
+def _is_stopped(stop: Cancellation | None) -> bool:
+    return stop is not None and stop.stopped
+
+
 class Compiler:
-    """Compiles modules, as many at a time as there are processors and memory; more wait. Any thread may use it."""
+    """Compiles modules, as many at a time as there are processors and memory; others wait. Thread-safe."""
 
     def __init__(self, limits: CompileLimits) -> None:
         self._limits = limits
 
-    def compile(self, wasm: bytes, settings: Mapping[str, int], name: str, stop: Stop | None = None) -> memoryview:
-        """Return a module as precompiled code. Blocks, without the GIL.
+    def compile(
+        self, wasm: bytes, settings: Mapping[str, int], name: str, stop: Cancellation | None = None
+    ) -> memoryview:
+        """Return an unchecked module as precompiled code. Blocks, without the GIL.
 
-        Args:
-            wasm: a binary module; nobody has looked at it.
-            settings: of the engine, see `tensorwasm.guest.engine.engine.settings_of`.
-            name: how messages call the module: by its hash.
-            stop: ends it at once.
+        Settings are from `tensorwasm.guest.engine.engine.settings_of`; the name, its hash, is for messages.
 
         Raises:
             InvalidWasm: not a valid module.
             CompileTimeout: it took longer than it may.
             CompileMemory: it takes more memory than it may.
             CompileFailed: the compiler crashed on it.
-            CapacityExhausted: the system starts no process, or kills it again and again.
+            CapacityExhausted: the system starts no process, or kills it repeatedly.
             CancelledError: it was stopped.
         """
-        room = shared_room(self._limits.room_bytes, _processors())
-        most = min(self._limits.memory_bytes, room.whole_bytes)
+        capacity = shared_capacity(self._limits.room_bytes, _processors())
+        most = min(self._limits.memory_bytes, capacity.whole_bytes)
         usual = min(most, USUAL_BYTES + USUAL_RATIO * len(wasm))
-        with room.hold(usual, stop):
-            told = self._insist(wasm, settings, usual, stop)
-        if told.wants_memory and usual < most:
-            with room.hold(most, stop):
-                told = self._insist(wasm, settings, most, stop)
-        return self._judge(told, name, most)
+        with capacity.hold(usual, stop):
+            response = self._compile_within(wasm, settings, usual, stop)
+        if response.wants_memory and usual < most:
+            with capacity.hold(most, stop):
+                response = self._compile_within(wasm, settings, most, stop)
+        return self._read_code(response, name, most)
 
-    def _judge(self, told: _Told, name: str, memory_bytes: int) -> memoryview:
-        """Return the code that a process answered, or say why there is none."""
-        if told.late or told.status == -getattr(signal, "SIGXCPU", 0):
+    def _read_code(self, response: _Response, name: str, memory_bytes: int) -> memoryview:
+        if response.late or response.status == -getattr(signal, "SIGXCPU", 0):
             raise CompileTimeout(f"compiling module {name} took more than {self._limits.wall_s:g} s")
-        if told.wants_memory:
+        if response.wants_memory:
             raise CompileMemory(
                 f"compiling module {name} takes more than the {memory_bytes // MIB} MiB that it may use"
             )
-        if told.whole and told.answer.startswith(compiler_process.CODE):
-            return memoryview(told.answer)[len(compiler_process.CODE) :]
-        if told.whole and told.answer.startswith(compiler_process.REFUSED):
-            said = told.answer[len(compiler_process.REFUSED) :][:_REFUSAL_BYTES].decode("utf-8", "replace")
-            raise InvalidWasm(f"not a valid WebAssembly module: {traps.tell(said)}")
-        raise CompileFailed(f"the compiler failed on module {name}: it {_describe(told.status)}")
+        if response.whole and response.answer.startswith(compiler_process.CODE):
+            return memoryview(response.answer)[len(compiler_process.CODE) :]
+        if response.whole and response.answer.startswith(compiler_process.REFUSED):
+            said = response.answer[len(compiler_process.REFUSED) :][:_REFUSAL_BYTES].decode("utf-8", "replace")
+            raise InvalidWasm(f"not a valid WebAssembly module: {traps.explain_text(said)}")
+        raise CompileFailed(f"the compiler failed on module {name}: it {_describe(response.status)}")
 
-    def _insist(self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Stop | None) -> _Told:
-        """Compile within so much memory, again if the process was killed by something else."""
+    def _compile_within(
+        self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Cancellation | None
+    ) -> _Response:
+        """Compile within a limit of memory, again if the process was killed by something else."""
         for _ in range(_TRIES):
-            told = self._run(wasm, settings, memory_bytes, stop)
+            response = self._run(wasm, settings, memory_bytes, stop)
             if stop is not None and stop.stopped:
                 raise CancelledError
-            if not told.killed:
-                return told
+            if not response.killed:
+                return response
         raise CapacityExhausted("the compiler was killed from outside, for want of memory as it seems")
 
-    def _run(self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Stop | None) -> _Told:
-        """Return what a child says, and how it ended."""
-        child, told, ending = self._start(settings, memory_bytes), _Told(), threading.Lock()
+    def _run(self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Cancellation | None) -> _Response:
+        child, response, ending = self._start(settings, memory_bytes), _Response(), threading.Lock()
 
         def kill() -> None:
             with ending:  # once it is reaped, its number may be another's
@@ -179,18 +248,23 @@ class Compiler:
         try:
             if stop is not None:
                 stop.stop_with(kill)
-            _converse(child, wasm, told, time.monotonic() + self._limits.wall_s)
-            told.killed = not told.late and len(told.answer) <= _ANSWER_BYTES and _was_killed(child)
+            _converse(child, wasm, response, time.monotonic() + self._limits.wall_s)
+            response.killed = not response.late and len(response.answer) <= _ANSWER_BYTES and _was_killed(child)
         finally:
             if stop is not None:
                 stop.forget()
             with ending:
-                told.status = _end(child)
-        return told
+                response.status = _end(child)
+        return response
 
     def _start(self, settings: Mapping[str, int], memory_bytes: int) -> subprocess.Popen[bytes]:
         cpu_s = int(self._limits.wall_s * _threads()) + 1
-        arguments = [capi.LIBRARY, os.getpid(), memory_bytes, cpu_s, *_spell(settings)]
+        kinds = {name: capi.FUNCTIONS[f"wasmtime_config_{name}_set"][1][1] for name in settings}
+        spelled = [f"{name}:{kinds[name]}={int(value)}" for name, value in settings.items()]
+        arguments = [capi.LIBRARY, os.getpid(), memory_bytes, cpu_s, *spelled]
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        # An arena takes 64 MiB of address space, which is what is limited.
+        environment |= {"RAYON_NUM_THREADS": str(_threads()), "MALLOC_ARENA_MAX": str(_threads())}
         try:
             return subprocess.Popen(  # noqa: S603 - our own interpreter and file, without a shell
                 [sys.executable, "-I", "-S", compiler_process.__file__, *map(str, arguments)],
@@ -199,23 +273,11 @@ class Compiler:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=os.sep,
-                env=_environment(),
+                env=environment,
                 start_new_session=True,
             )
         except OSError as error:
             raise CapacityExhausted(f"no process for the compiler: {error.strerror}") from None
-
-
-def _spell(settings: Mapping[str, int]) -> Iterator[str]:
-    for name, value in settings.items():
-        _, kinds = capi.FUNCTIONS[f"wasmtime_config_{name}_set"]
-        yield f"{name}:{kinds[1]}={int(value)}"
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    # An arena takes 64 MiB of address space, which is what is limited.
-    return kept | {"RAYON_NUM_THREADS": str(_threads()), "MALLOC_ARENA_MAX": str(_threads())}
 
 
 def _processors() -> int:
@@ -226,8 +288,7 @@ def _threads() -> int:
     return min(_processors(), MAX_THREADS)
 
 
-def _converse(child: subprocess.Popen[bytes], question: bytes, told: _Told, ends_at_s: float) -> None:
-    """Ask the child, and note all that it says until it closes its output, or the time has passed."""
+def _converse(child: subprocess.Popen[bytes], question: bytes, response: _Response, ends_at_s: float) -> None:
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None  # noqa: S101, PT018 - they were asked for
     left = memoryview(question)
     with selectors.DefaultSelector() as selector:
@@ -237,9 +298,9 @@ def _converse(child: subprocess.Popen[bytes], question: bytes, told: _Told, ends
         while True:
             ready = selector.select(max(0.0, ends_at_s - time.monotonic()))
             if not ready:
-                told.late = True
+                response.late = True
                 return
-            # The answer's end is the end, so what was said with it is read first.
+            # The end of standard output ends the conversation, so standard error is read first.
             for key, _ in sorted(ready, key=lambda each: each[0].fileobj is child.stdout):
                 if key.fileobj is child.stdin:
                     left = _say(child.stdin, left)
@@ -249,17 +310,17 @@ def _converse(child: subprocess.Popen[bytes], question: bytes, told: _Told, ends
                     continue
                 chunk = os.read(key.fd, _CHUNK_BYTES)
                 if key.fileobj is child.stderr:
-                    told.complaint += chunk[: _COMPLAINT_BYTES - len(told.complaint)]
+                    response.complaint += chunk[: _COMPLAINT_BYTES - len(response.complaint)]
                     if not chunk:
                         selector.unregister(child.stderr)
-                elif not chunk or len(told.answer) > _ANSWER_BYTES:
+                elif not chunk or len(response.answer) > _ANSWER_BYTES:
                     return
                 else:
-                    told.answer += chunk
+                    response.answer += chunk
 
 
 def _say(pipe: IO[bytes], left: memoryview) -> memoryview:
-    """Write what the pipe takes; return the rest, nothing if nobody reads any more."""
+    """Write what the pipe takes; return the rest, nothing if the reader has gone."""
     try:
         return left[os.write(pipe.fileno(), left) :]
     except BlockingIOError:
@@ -269,8 +330,8 @@ def _say(pipe: IO[bytes], left: memoryview) -> memoryview:
 
 
 def _was_killed(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child that has closed its output was killed, by the system or an operator; it stays unreaped."""
-    if sys.platform != "linux":  # nobody can say so there
+    """Return whether a child that closed its output was killed by the system or an operator; it stays unreaped."""
+    if sys.platform != "linux":  # other systems do not report it
         return False
     handle = os.pidfd_open(child.pid)
     try:
@@ -285,10 +346,7 @@ def _was_killed(child: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
-    """Kill the child and what it started, if it still lives, release its pipes and return its exit status.
-
-    It closes its standard output by ending, and a signal changes nothing about a process that is ending.
-    """
+    """Kill the child's group if it still lives; return the exit status. A process that is ending is not affected."""
     _kill(child)
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
@@ -305,6 +363,6 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 def _describe(status: int) -> str:
     if status >= 0:
         return f"exited with code {status}"
-    with suppress(ValueError):  # those for anybody's own use have no names
+    with suppress(ValueError):  # some signals have no names
         return f"ended by {signal.Signals(-status).name}, for a fault, or for want of memory"
     return f"ended by signal {-status}"

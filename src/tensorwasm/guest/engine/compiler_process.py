@@ -1,13 +1,11 @@
-"""The compiler's process: ``python -I -S compiling.py LIBRARY PARENT MEMORY_BYTES CPU_S NAME:KIND=VALUE ...``.
+"""The compiler's process: ``python -I -S compiler_process.py LIBRARY PARENT MEMORY_BYTES CPU_S NAME:KIND=VALUE ...``.
 
-It is run as a file, by a bare interpreter, and uses nothing but the standard library and wasmtime's own: it is there
-within 20 ms. The module comes over standard input, to its end; the answer goes to standard output: one byte, `CODE` or
-`REFUSED`, and then precompiled code, or why this is no valid module. Whoever started it judges the answer, and takes
-none from a process that did not end with 0.
+It runs as a file in a bare interpreter and uses only the standard library and wasmtime's, so it starts within 20 ms.
+It reads the module from standard input, to its end, and writes one byte, `CODE` or `REFUSED`, then precompiled code or
+the reason. The parent ignores the answer of a process that did not exit with 0.
 
-Cranelift gets what somebody uploaded, so the process limits itself before it reads a byte: address space, processor
-time, no core file, no file written. It ends with the thread that started it. It has a tenth of a processor that others
-want, so a compilation makes nobody wait, and ends all the same.
+Cranelift gets untrusted bytes, so before it reads any the process limits its address space, its processor time, core
+files and file sizes. It ends with the thread that started it. It gets a tenth of a processor that others want.
 
 Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2), sched(7) on autogroups.
 """
@@ -56,8 +54,6 @@ _AUTOGROUP_PAUSE_S: Final = 0.05
 
 
 class _Library:
-    """wasmtime's C API."""
-
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
 
@@ -102,10 +98,7 @@ def _confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
 
 
 def _step_back() -> None:
-    """Let other processes go first.
-
-    A session of its own can be a group of its own in the scheduler's eyes: then only the group's value counts.
-    """
+    """Lower the priority, and that of the scheduler's group: a session can be one, and then only its value counts."""
     os.nice(NICE)
     if not _set_group():
         _thread.start_new_thread(_keep_setting, ())
@@ -119,7 +112,7 @@ def _keep_setting() -> None:
 
 
 def _set_group() -> bool:
-    """Step back as a group; return False if the system has to be asked again: it takes one such wish in 0.1 s."""
+    """Lower the group's priority; return False if the system must be asked again: it takes one request in 0.1 s."""
     try:
         with open(_AUTOGROUP, "wb", buffering=0) as file:  # noqa: PTH123 - pathlib takes long to import
             file.write(b"%d" % NICE)

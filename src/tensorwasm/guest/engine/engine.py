@@ -1,10 +1,9 @@
-"""The engine: wasmtime, configured once, with the pool that all sandboxes of the process are drawn from."""
+"""The engine: wasmtime, configured once, with the pool that holds all sandboxes of the process."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -14,6 +13,7 @@ from tensorwasm.errors import (
     TickerNotRunning,
 )
 from tensorwasm.guest.engine import capi, memory_creator, reservation, ticker
+from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.reservation import PoolLayout
 from tensorwasm.values import MIB
 
@@ -24,7 +24,7 @@ IMAGE_MAPPINGS: Final = 8
 (`tensorwasm.guest.memory.images.MAX_EXTENTS`)."""
 MAX_TABLE_ELEMENTS: Final = 1 << 20
 MAX_HEAPS: Final = 1000
-"""Sandboxes of one engine that may have a heap for exceptions at once; one that wants another is refused."""
+"""Sandboxes of one engine that may have a heap for exceptions at once; one that needs another is refused."""
 MAX_INSTANCE_BYTES: Final = 16 * MIB
 """Most that a sandbox may keep of its module's functions and globals, beside its memory and tables."""
 POLL_S: Final = 0.25
@@ -44,7 +44,7 @@ _FIBER_MARGIN_BYTES: Final = (
 )  # as much as a thread must have beside a guest, see tensorwasm.guest.sandbox.stack
 
 # What wasmtime keeps of a module in each sandbox; `tests/unit/runtime/test_large_modules.py` holds it to that.
-_INSTANCE_MARGIN_BYTES: Final = MIB  # the rest: the head, memories, tables, and what an edition adds
+_INSTANCE_MARGIN_BYTES: Final = MIB  # the rest: the head, memories, tables, and what an instrumented module adds
 
 # Off: what widens the attack surface or the ABI without a guest that needs it (memory64, several memories, threads,
 # garbage collection, typed references). On beyond the classic set: tail calls, exceptions in their final form and
@@ -91,9 +91,6 @@ _FLAGS: Final = {
     "parallel_compilation": True,
 }
 
-_engine_new: Final = capi.bind_releasing("wasm_engine_new_with_config")
-_increment_epoch: Final = capi.bind("wasmtime_engine_increment_epoch")
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -103,11 +100,10 @@ class EngineConfig:
         slots: sandboxes that may live at once, at least 1. Each reserves 4 GiB of address space, no memory, and
             the first `MAX_HEAPS` as much again for exceptions.
         stack_bytes: Wasm stack of each call, 16 KiB to 64 MiB; the calling thread's own stack must be larger.
-        tick_s: how often the epoch advances: the precision of deadlines.
-        host_memory: linear memories are made by `tensorwasm.guest.engine.memory_creator` instead of wasmtime's pool.
-        images: they are made so too, and guarded like the pool's: mapped from `tensorwasm.guest.memory.images`.
-        fibers: every slot has a stack of its own too, so that its guest can be suspended
-            (`tensorwasm.guest.reactor.reactor`).
+        tick_s: period of the epoch's ticks: the precision of deadlines.
+        host_memory: linear memories come from `tensorwasm.guest.engine.memory_creator` instead of wasmtime's pool.
+        images: likewise, and guarded like the pool's: mapped from `tensorwasm.guest.memory.images`.
+        fibers: every slot has a stack, so that its guest can be suspended.
     """
 
     slots: int = 1000
@@ -132,32 +128,26 @@ class EngineConfig:
 
     @property
     def calls_python(self) -> bool:
-        """Whether Python makes memory and takes it back, while a sandbox is made, grows and goes."""
+        """Whether Python code runs while a sandbox's memory is made, grows and is released."""
         return self.host_memory or self.images
 
     @property
     def fiber_bytes(self) -> int:
-        """Address space of a fiber's stack: the guest's part, and one for the host functions that it calls."""
+        """Address space of a fiber's stack: the guest's part, and one for host functions."""
         return self.stack_bytes + _FIBER_MARGIN_BYTES
 
 
 class Engine:
-    """A wasmtime engine with its pool and its ticker. Safe to share between threads.
+    """A wasmtime engine with its pool and its ticker. Thread-safe.
 
-    Engines are never freed: the ticker calls into them from a thread that cannot be waited for, and compiled modules,
-    linkers and stores refer to them. `shared` keeps one for each configuration, at most 32.
+    Engines are never freed: a timer's thread calls into them, and compiled modules, linkers and stores refer to them.
     """
 
     _shared: ClassVar[dict[EngineConfig, Engine]] = {}
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, config: EngineConfig) -> None:
-        """Reserve the pool and start the ticker. Use `shared`.
-
-        Raises:
-            CapacityExhausted: no room for the pool, or the stack size is out of range.
-            TickerNotRunning: the system refused a timer.
-        """
+        """Reserve the pool and start the ticker. Use `shared`, which raises the same errors."""
         if not _MIN_STACK_BYTES <= config.stack_bytes <= _MAX_STACK_BYTES:
             raise CapacityExhausted(
                 f"a Wasm stack of {config.stack_bytes} bytes is not between {_MIN_STACK_BYTES} and {_MAX_STACK_BYTES}"
@@ -167,7 +157,7 @@ class Engine:
         self.poll_ticks = max(1, round(POLL_S / config.tick_s))
         self._tick_ns = round(config.tick_s * 1e9)
         self._slots = [None] * config.slots  # popped and appended, which needs no lock
-        self.address: int = _engine_new(_configure(config))
+        self.address: int = RELEASING.wasm_engine_new_with_config(_configure(config))
         if not self.address:
             raise InternalError("wasmtime refused its configuration")
         self.ticker = ticker.start(self.address, config.tick_s)
@@ -177,7 +167,7 @@ class Engine:
         """Return the engine of a configuration, made on first use.
 
         Raises:
-            CapacityExhausted: no room for the pool, or too many different configurations.
+            CapacityExhausted: no address space for the pool, a stack size out of range, or more than 32 configurations.
             TickerNotRunning: the system refused a timer.
         """
         config = config or EngineConfig()
@@ -197,12 +187,7 @@ class Engine:
         return len(self._slots)
 
     def reserve_slot(self) -> None:
-        """Take one slot of the pool.
-
-        Raises:
-            CapacityExhausted: all are taken.
-            TickerNotRunning: deadlines could not be kept.
-        """
+        """Take one slot of the pool; `CapacityExhausted` if there is none, or what `require_ticker` raises."""
         self.require_ticker()
         try:
             self._slots.pop()
@@ -214,21 +199,12 @@ class Engine:
         self._slots.append(None)
 
     def require_ticker(self) -> None:
-        """Refuse to go on without a clock.
-
-        Raises:
-            TickerNotRunning: deadlines could not be kept.
-        """
+        """Raise `TickerNotRunning` if no ticks arrive."""
         if not self.ticker.running:
             raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
 
     def ticks(self, deadline_ns: int | None, now_ns: int | None = None) -> int:
-        """Return how many ticks a guest may run before it looks at the clock again, at least 1.
-
-        Args:
-            deadline_ns: when it must have ended, on the monotonic clock; None for never.
-            now_ns: the time, for whoever has just looked.
-        """
+        """Return how many ticks a guest may run before it checks its deadline (monotonic clock) again; at least 1."""
         if deadline_ns is None:
             return self.poll_ticks
         left = -(((time.monotonic_ns() if now_ns is None else now_ns) - deadline_ns) // self._tick_ns)
@@ -237,18 +213,14 @@ class Engine:
         return max(1, left)
 
     def wake_guests(self) -> None:
-        """Make every running guest of this engine look at the clock and at its cancel flag now."""
+        """Make every running guest of this engine check its deadline and its cancel flag now."""
         for _ in range(self.poll_ticks + 1):
-            _increment_epoch(self.address)
+            KEEPING.wasmtime_engine_increment_epoch(self.address)
 
 
 def settings_of(config: EngineConfig) -> dict[str, int]:
-    """Return wasmtime's settings, by name, as far as they are numbers: all that shapes code is among them."""
-    switches: Mapping[str, int] = {}
-    if config.images:
-        switches = memory_creator.GUARDED_SWITCHES
-    elif config.host_memory:
-        switches = memory_creator.SWITCHES
+    """Return wasmtime's settings that are numbers, by name; all that change the compiled code are among them."""
+    switches = memory_creator.GUARDED_SWITCHES if config.images else memory_creator.SWITCHES
     return {
         **_FLAGS,
         "strategy": capi.STRATEGY_CRANELIFT,
@@ -256,7 +228,7 @@ def settings_of(config: EngineConfig) -> dict[str, int]:
         "max_wasm_stack": config.stack_bytes,
         "memory_guard_size": GUARD_BYTES,
         "memory_reservation": MEMORY_RESERVATION_BYTES,
-        **switches,
+        **(switches if config.calls_python else {}),
     }
 
 
@@ -266,21 +238,9 @@ def _configure(config: EngineConfig) -> int:
         capi.bind(f"wasmtime_config_{name}_set")(address, value)
     if config.calls_python:
         memory_creator.install(address)
-    else:
-        _pool(address, config)
-    return address
-
-
-def _pool(address: int, config: EngineConfig) -> None:
+        return address
     pool: int = capi.bind("wasmtime_pooling_allocation_config_new")()
-    for name, number in _pool_numbers(config).items():
-        capi.bind(f"wasmtime_pooling_allocation_config_{name}_set")(pool, number)
-    capi.bind("wasmtime_pooling_allocation_strategy_set")(address, pool)
-    capi.bind("wasmtime_pooling_allocation_config_delete")(pool)
-
-
-def _pool_numbers(config: EngineConfig) -> dict[str, int]:
-    return {
+    numbers = {
         "async_stack_keep_resident": 0,
         "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
         "max_core_instance_size": MAX_INSTANCE_BYTES + _INSTANCE_MARGIN_BYTES,
@@ -295,3 +255,8 @@ def _pool_numbers(config: EngineConfig) -> dict[str, int]:
         "total_stacks": config.slots if config.fibers else 0,
         "total_tables": config.slots * MAX_TABLES,
     }
+    for name, value in numbers.items():
+        capi.bind(f"wasmtime_pooling_allocation_config_{name}_set")(pool, value)
+    capi.bind("wasmtime_pooling_allocation_strategy_set")(address, pool)
+    capi.bind("wasmtime_pooling_allocation_config_delete")(pool)
+    return address

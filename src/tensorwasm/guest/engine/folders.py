@@ -1,4 +1,4 @@
-"""Folders for compiled code: this user's alone, so that nobody else chooses what is run."""
+"""Folders for compiled code, writable by this user only: their contents are run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ _ROOT: Final = 0
 
 
 def open_own(*names: str) -> Path:
-    """Return a folder in the cache folder (`tensorwasm.settings.cache_dir`), made if it is not there.
+    """Return a folder in the cache folder (`tensorwasm.settings.cache_dir`), made with mode 0700 if missing.
 
-    Args:
-        names: of the folder in the cache folder, of the one in that, and so on. All get mode 0700.
-
-    Raises:
-        OSError: it cannot be made, or others could write to it; the message says which folder and why.
+    Names are of nested folders, the outermost first. The `OSError` if it cannot be made, or other users could write to
+    it, names the folder.
     """
     above = settings.cache_dir()
     above.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
@@ -37,17 +34,16 @@ def open_own(*names: str) -> Path:
 
 
 def _require_kept(folder: Path, others: int) -> None:
-    """Check that nobody else can put a folder of theirs in the place of what is in this one: not even its owner."""
+    """Check that no other user can replace what is in this folder."""
     found = folder.stat()
     if found.st_mode & others and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(f"{folder} can be written by others")
-    # Who owns all there is can do so anyway, and in a container that may be nobody.
+    # The owner of the root folder can do so anyway; in a container that may be an unknown user.
     if found.st_uid not in {os.geteuid(), _ROOT} and folder != folder.parent:
         raise PermissionError(f"{folder} belongs to somebody else")
 
 
 def _require_own(folder: Path) -> None:
-    """Check that a folder is ours alone, without following a link."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{folder} is a link, or no folder")

@@ -1,9 +1,9 @@
 """Linear memory that the host makes instead of wasmtime: managed memory and virtual ranges that the device shares.
 
-An engine whose memories are the host's asks here for every linear memory. There is no pool then, and for memory of a
-device there are no guard pages: compiled code compares every access with the memory's size, so a guest still traps at
-the exact byte. Memory never moves, is zero when it is handed out, but for that of `tensorwasm.guest.memory.images`,
-zero where it grows, and goes back when its store is deleted, which is after the device has let go of it.
+An engine with host memory calls this module for every linear memory. It has no pool, and for a device's memory no guard
+pages: compiled code compares every access with the memory's size, so a guest still traps at the exact byte. Memory
+never moves. It is zero at the start, except for `tensorwasm.guest.memory.images`, and zero where it grows. It is
+released when its store is deleted, which happens after the device has stopped using it.
 
 Source: wasmtime C API, ``wasmtime_memory_creator_t``, ``wasmtime_linear_memory_t``.
 """
@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from tensorwasm.errors import InternalError, NotSupported, TensorWasmError
 from tensorwasm.guest.engine import capi
+from tensorwasm.guest.engine.capi import KEEPING
 
 MEMORY_BYTES: Final = 1 << 32
 """Most that a linear memory can have."""
@@ -34,14 +35,10 @@ class MemoryBacking(Protocol):
         """Host address of the first byte, constant."""
 
     def try_grow_in_place(self, size_bytes: int) -> object:
-        """Make it that long, the new bytes zero.
-
-        Raises:
-            TensorWasmError: it cannot; nothing has changed.
-        """
+        """Extend it with zeros, or raise `TensorWasmError` and change nothing."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
 
 Provider = Callable[[int, int], MemoryBacking]
@@ -56,8 +53,6 @@ class _LinearMemory:
 
 
 class _Supply(threading.local):
-    """Where the memories of the sandbox that this thread makes come from, and why the last one did not."""
-
     provider: Provider | None = None
     capacity_bytes: int = MEMORY_BYTES
     size_bytes: int = 0
@@ -69,20 +64,14 @@ _log: Final = logging.getLogger(__name__)
 _supply: Final = _Supply()
 _live: Final[dict[int, _LinearMemory]] = {}
 _numbers: Final = itertools.count(1)
-_error_new: Final = capi.bind("wasmtime_error_new")
 
 
 @contextmanager
 def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 0) -> Iterator[None]:
-    """Let sandboxes that this thread instantiates inside the ``with`` have their memory from a provider.
+    """Make sandboxes that this thread instantiates inside the ``with`` take their memory from a provider.
 
-    Args:
-        provider: None leaves wasmtime to itself.
-        capacity_bytes: most that a memory may grow to.
-        size_bytes: what it has from the start, if that is more than it declares; within the limits of the sandbox.
-
-    Raises:
-        TensorWasmError: what the provider raised, instead of the engine's error about it.
+    Without one, wasmtime makes it. A memory may grow to ``capacity_bytes``, and starts with ``size_bytes`` if that is
+    more than it declares; both are within the sandbox's limits. What the provider raises replaces the engine's error.
     """
     before = (_supply.provider, _supply.capacity_bytes, _supply.size_bytes)
     supply(provider, capacity_bytes, size_bytes)
@@ -97,7 +86,7 @@ def supplying(provider: Provider | None, capacity_bytes: int, size_bytes: int = 
 
 
 def supply(provider: Provider | None, capacity_bytes: int = MEMORY_BYTES, size_bytes: int = 0) -> None:
-    """Do what `supplying` does, from now on; what the provider raises is told by `refusal`."""
+    """Do what `supplying` does, from now on; `refusal` returns what the provider raised."""
     _supply.provider, _supply.capacity_bytes, _supply.size_bytes = provider, capacity_bytes, size_bytes
     _supply.error, _supply.asked = None, False
 
@@ -113,11 +102,7 @@ def live() -> int:
 
 
 def install(config: int) -> None:
-    """Make an engine's configuration ask here for memory; `SWITCHES` and `GUARDED_SWITCHES` say how it must be made.
-
-    Args:
-        config: address of a ``wasm_config_t``.
-    """
+    """Set these callbacks in a ``wasm_config_t``, which needs `SWITCHES` or `GUARDED_SWITCHES` too."""
     capi.bind("wasmtime_config_host_memory_creator_set")(config, ctypes.byref(_creator))
 
 
@@ -207,7 +192,7 @@ def _finalize(number: int) -> None:
     backing = _live.pop(number).backing
     try:
         backing.close()
-    except BaseException:  # noqa: BLE001 - nothing may escape into C; what did not go stays allocated and charged
+    except BaseException:  # noqa: BLE001 - nothing may escape into C; memory that was not released stays charged
         _log.exception("a linear memory was not given back")
 
 
@@ -220,7 +205,7 @@ def _as_ours(error: BaseException) -> TensorWasmError:
 
 
 def _refusal() -> int:
-    refused: int = _error_new(b"no memory")
+    refused: int = KEEPING.wasmtime_error_new(b"no memory")
     return refused
 
 

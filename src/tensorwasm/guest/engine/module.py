@@ -18,8 +18,9 @@ from tensorwasm.errors import (
     quote_all,
 )
 from tensorwasm.guest.engine import capi, codec, traps
+from tensorwasm.guest.engine.capi import RELEASING
 from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Engine
-from tensorwasm.guest.engine.source_lines import SourceLines
+from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.values import Limits
 from tensorwasm.wasm import preamble
 from tensorwasm.wasm.declarations import Import
@@ -40,23 +41,14 @@ _FUNCTION_BYTES: Final = 32
 _IMPORT_BYTES: Final = 32
 _GLOBAL_BYTES: Final = 16
 _TAG_BYTES: Final = 16
-_module_new: Final = capi.bind_releasing("wasmtime_module_new")
-_module_delete: Final = capi.bind_releasing("wasmtime_module_delete")
 
 
 class CallPlan:
     """How an exported function is called.
 
-    A call needs a C ``wasmtime_extern_t`` and, behind it, cells of 16 bytes that carry the parameters in and the
-    results out; `frame_type` makes both at once.
-
-    Attributes:
-        params: parameter types.
-        results: result types.
-        frame_type: ctypes array for one sandbox.
-        cell_count: cells in it.
-        pack: ``pack(frame, CELLS, *bits)`` stores the parameters.
-        unpack: ``unpack(frame, CELLS)`` reads the results.
+    A call needs a C ``wasmtime_extern_t`` followed by cells of 16 bytes that carry parameters in and results out;
+    `frame_type`, a ctypes array, makes both at once. ``pack(frame, CELLS, *bits)`` stores the parameters, and
+    ``unpack(frame, CELLS)`` reads the results.
     """
 
     __slots__ = ("_integers", "_pack_signed", "cell_count", "frame_type", "pack", "params", "results", "unpack")
@@ -73,11 +65,7 @@ class CallPlan:
         self._pack_signed = _integers(self.params, "pack_into")
 
     def write(self, frame: ctypes.Array[ctypes.c_char], offset: int, args: Sequence[object]) -> None:
-        """Store arguments, as `tensorwasm.guest.engine.codec` takes them.
-
-        Raises:
-            InvalidArgs: they do not fit.
-        """
+        """Store arguments as `tensorwasm.guest.engine.codec.encode` takes them; it raises if they do not fit."""
         if self._pack_signed is None or not PLAIN.issuperset(map(type, args)):
             self.pack(frame, offset, *codec.encode(self.params, args))
             return
@@ -95,7 +83,7 @@ class CallPlan:
 
 
 def _integers(kinds: tuple[str, ...], way: str) -> Callable[..., Any] | None:
-    """Return a way of a `struct.Struct` of cells that are all integers, signed; None if one is not."""
+    """Return a method of a `struct.Struct` of cells of signed integers; None if one is not an integer."""
     codes = [_INTEGERS.get(kind) for kind in kinds]
     return None if None in codes else getattr(struct.Struct(f"<{''.join(map(str, codes))}"), way)
 
@@ -104,16 +92,11 @@ class CompiledModule:
     """Code, ready to be instantiated any number of times. Freed with its last reference; instances keep what they need.
 
     Attributes:
-        engine: the engine it was compiled for.
-        address: the C object.
         preamble: everything it declares.
-        imports: in order.
-        exports: by name.
-        size_bytes: bytes of the binary it was compiled from.
+        size_bytes: of its binary.
         lines: finds source lines of its traps, None without debug information.
-        admitted: limits that what it declares was found to be within, None before the first sandbox.
-        is_reactor: it exports `INITIALISE` as a function without parameters and results. One of any other signature is
-            an export like all others.
+        admitted: limits that its declarations were found to be within, None before the first sandbox.
+        is_reactor: it exports `INITIALISE` as a function without parameters and results.
     """
 
     __slots__ = (
@@ -143,7 +126,7 @@ class CompiledModule:
         self._plans: dict[str, CallPlan] = {}
 
     def __del__(self) -> None:
-        _module_delete(self.address)
+        RELEASING.wasmtime_module_delete(self.address)
 
     def function_names(self) -> tuple[str, ...]:
         """Return the names of the exported functions, in order."""
@@ -152,9 +135,7 @@ class CompiledModule:
     def plan(self, name: str) -> CallPlan:
         """Return how to call an exported function.
 
-        Raises:
-            MissingExport: there is no such function.
-            InvalidArgs: a type of its signature cannot cross the border.
+        Raises `MissingExport` if there is none, and `InvalidArgs` if the host cannot pass a type of its signature.
         """
         plan = self._plans.get(name)
         if plan is None:
@@ -168,23 +149,16 @@ class CompiledModule:
             raise MissingExport(f"no exported function {quote(name)}; there is {known or 'none at all'}")
         for kind in (*export.signature.params, *export.signature.results):
             if kind not in _PASSABLE:
-                raise InvalidArgs(f"{quote(name)} is {export.signature}: a {kind} cannot cross the border")
+                raise InvalidArgs(f"{quote(name)} is {export.signature}: a {kind} cannot be passed")
         return export.signature
 
 
 def compile_module(engine: Engine, wasm: bytes, limits: Limits | None = None) -> CompiledModule:
-    """Compile a module. Drops the GIL; takes about 0.2 s per MB of code.
-
-    Args:
-        engine: where its sandboxes run.
-        wasm: a whole binary module.
-        limits: caps on its size, memory and tables.
+    """Compile a whole binary module. Releases the GIL; takes about 0.2 s per MB of code.
 
     Raises:
         InvalidWasm: not a valid module under the enabled proposals.
-        UnsupportedProposal: it uses one that is off.
         ModuleTooLarge: more bytes than the limit.
-        ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
     """
     limits = limits or Limits()
     if len(wasm) > limits.module_bytes:
@@ -192,7 +166,7 @@ def compile_module(engine: Engine, wasm: bytes, limits: Limits | None = None) ->
     declared = preamble.scan(wasm)
     check_declared(declared, limits)
     address = ctypes.c_size_t()
-    error = _module_new(engine.address, wasm, len(wasm), ctypes.byref(address))
+    error = RELEASING.wasmtime_module_new(engine.address, wasm, len(wasm), ctypes.byref(address))
     if error:
         said = traps.explain(error)
         from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - tables that few need
@@ -205,9 +179,8 @@ def check_declared(declared: Preamble, limits: Limits) -> None:
     """Compare what a module declares with limits.
 
     Raises:
-        UnsupportedProposal: it declares what belongs to a proposal that is off.
-        ModuleMemoryTooLarge: more memory at the start, more tables, a larger table, or more functions and globals than
-            allowed.
+        UnsupportedProposal: it uses a proposal that is off.
+        ModuleMemoryTooLarge: it declares more initial memory, tables, elements, functions or globals than allowed.
     """
     preamble.require_enabled(declared)
     if declared.memory_bytes > limits.memory_bytes:
@@ -224,7 +197,6 @@ def check_declared(declared: Preamble, limits: Limits) -> None:
 
 
 def _require_small(declared: Preamble) -> None:
-    """Refuse what wasmtime's pool has no room for in a sandbox, before it is compiled."""
     imported = sum(item.kind == "func" for item in declared.imports)
     kept_bytes = (
         declared.function_count * _FUNCTION_BYTES

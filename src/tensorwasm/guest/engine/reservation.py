@@ -1,7 +1,6 @@
-"""Whether this process has room for a pool of sandboxes, found out before wasmtime tries.
+"""Checks whether this process can reserve a pool of sandboxes, before wasmtime tries: on failure it ends the process.
 
-wasmtime ends the process when a pool cannot be reserved, so the sizes are checked first: against the address space, the
-process's own limit on it, and the kernel's limit on mappings.
+The checks are the address space, the process's limit on it, and the kernel's limit on mappings.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ class PoolLayout:
 
     Attributes:
         slots: sandboxes that may live at once.
-        memory_bytes: reserved for each memory.
         guard_bytes: unmapped after each memory.
         table_bytes: reserved for the tables of one sandbox.
         stack_bytes: reserved for the fiber of one sandbox, 0 in a pool without fibers.
-        mappings: that one sandbox may come to have.
+        mappings: most that one sandbox may have.
         most_heaps: sandboxes that may have a heap for exceptions at once, each as large as a linear memory.
     """
 
@@ -65,11 +63,10 @@ class PoolLayout:
 
 
 def most_slots(layout: PoolLayout) -> int:
-    """Return how many slots a pool of this process can have now, at least 1, whatever number the layout has.
+    """Return how many slots a pool of this process can have now, at least 1; the layout's own number is ignored.
 
-    The kernel's limit on mappings decides (``vm.max_map_count``), less what this process holds already and a reserve
-    for everything but sandboxes; then the address space. Pools that were made before are not looked at: their
-    mappings come with their sandboxes.
+    The kernel's limit on mappings decides (``vm.max_map_count``), less those that exist and a reserve; then the address
+    space. Mappings of earlier pools are counted only as their sandboxes are made.
     """
     by_mappings = (_mapping_limit() - _SPARE_MAPPINGS - _mapping_count()) // layout.mappings
     return max(1, min(by_mappings, _most_by_addresses(layout)))
@@ -81,11 +78,7 @@ def _most_by_addresses(layout: PoolLayout) -> int:
 
 
 def check(layout: PoolLayout) -> None:
-    """Find out whether a pool can be reserved, without keeping anything.
-
-    Raises:
-        CapacityExhausted: it cannot; the message says what is short and what to do.
-    """
+    """Try whether a pool can be reserved, without keeping it; `CapacityExhausted` says what is short and what to do."""
     if layout.slots < 1:
         raise CapacityExhausted("a pool needs at least one slot")
     if layout.total_bytes > _ADDRESS_SPACE_BYTES:
@@ -99,11 +92,8 @@ def check(layout: PoolLayout) -> None:
             f"{layout.slots} slots may need {layout.slots * layout.mappings} mappings and the kernel allows "
             f"{limit}, of which {used} are taken; ask for fewer slots or raise vm.max_map_count"
         )
-    if sys.platform != "win32":  # there an anonymous mapping would be charged to the page file
-        _try_to_reserve(layout)
-
-
-def _try_to_reserve(layout: PoolLayout) -> None:
+    if sys.platform == "win32":  # there an anonymous mapping would be charged to the page file
+        return
     try:
         mmap.mmap(-1, layout.total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()
     except (OSError, ValueError, OverflowError) as error:

@@ -1,11 +1,11 @@
-"""The clock that lets a running guest be stopped.
+"""The clock by which a running guest can be stopped.
 
-Guests check an epoch counter at every loop and call. Something must advance it, whatever Python does meanwhile: on
-Linux a POSIX timer whose notify function is wasmtime's own increment, so no Python code runs and no GIL is needed.
-Elsewhere a Python thread does it: guests run without the GIL, so it gets its turn.
+Guests check an epoch counter at every loop and call. On Linux a POSIX timer advances it whose notify function is
+wasmtime's own increment, so neither Python code nor the GIL is needed. Elsewhere a Python thread does: guests run
+without the GIL, so it gets its turn.
 
-Engines live as long as the process (`tensorwasm.guest.engine.engine`), so a tick can never reach a freed one, and no
-ticker has to be stopped at exit.
+Engines are never freed (`tensorwasm.guest.engine.engine`), so a tick cannot reach a freed one, and no ticker has to be
+stopped at exit.
 """
 
 from __future__ import annotations
@@ -14,24 +14,13 @@ import ctypes
 import os
 import sys
 import threading
-from typing import Final, Protocol
+from typing import Final
 
 from tensorwasm.errors import TickerNotRunning
 from tensorwasm.guest.engine import capi
 
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD: Final = 2
-
-
-class Ticker(Protocol):
-    """Advances one engine's epoch at a fixed rate, from the moment it is made."""
-
-    @property
-    def running(self) -> bool:
-        """Whether ticks arrive in this process. False after `stop`, and in a forked child, which has no timers."""
-
-    def stop(self) -> None:
-        """Stop ticking. A second call does nothing."""
 
 
 class _SigEvent(ctypes.Structure):
@@ -75,12 +64,7 @@ if hasattr(os, "register_at_fork"):
 def make_timer(engine: int, libc: ctypes.CDLL) -> ctypes.c_void_p:
     """Return a timer, not set, that advances an engine's epoch on a thread of the C library's.
 
-    Args:
-        engine: address of the engine, which must never be freed.
-        libc: library with ``timer_create``.
-
-    Raises:
-        TickerNotRunning: the kernel refused a timer.
+    The engine's address must stay valid for ever. Raises `TickerNotRunning` if the kernel refuses a timer.
     """
     timer = ctypes.c_void_p()
     event = _SigEvent(value=engine, notify=_SIGEV_THREAD, function=capi.address_of("wasmtime_engine_increment_epoch"))
@@ -90,21 +74,12 @@ def make_timer(engine: int, libc: ctypes.CDLL) -> ctypes.c_void_p:
 
 
 class PosixTicker:
-    """A POSIX timer that calls ``wasmtime_engine_increment_epoch`` on a thread of the C library's."""
+    """A POSIX timer that calls ``wasmtime_engine_increment_epoch``."""
 
     __slots__ = ("_libc", "_process", "_timer")
 
     def __init__(self, engine: int, tick_s: float, libc: ctypes.CDLL) -> None:
-        """Start ticking.
-
-        Args:
-            engine: address of the engine, which must never be freed.
-            tick_s: seconds between ticks.
-            libc: library with ``timer_create``.
-
-        Raises:
-            TickerNotRunning: the kernel refused a timer.
-        """
+        """Start ticking every ``tick_s`` seconds; other arguments and errors are those of `make_timer`."""
         self._libc = libc
         self._process = _process
         self._timer: ctypes.c_void_p | None = None
@@ -117,11 +92,11 @@ class PosixTicker:
 
     @property
     def running(self) -> bool:
-        """Whether there is a timer, which the kernel never disarms by itself, made in this very process."""
+        """Whether ticks arrive in this process: False after `stop` and in a forked child, which has no timers."""
         return self._timer is not None and self._process is _process
 
     def stop(self) -> None:
-        """Delete the timer."""
+        """Delete the timer. Idempotent."""
         timer, self._timer = self._timer, None
         if timer is not None and self._process is _process:
             self._libc.timer_delete(timer)
@@ -133,12 +108,7 @@ class ThreadTicker:
     __slots__ = ("_stopped", "_thread")
 
     def __init__(self, engine: int, tick_s: float) -> None:
-        """Start ticking.
-
-        Args:
-            engine: address of the engine, which must never be freed.
-            tick_s: seconds between ticks.
-        """
+        """Start ticking, every ``tick_s`` seconds."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._tick, args=(engine, tick_s), name="tensorwasm-epoch-ticker", daemon=True
@@ -156,27 +126,19 @@ class ThreadTicker:
         return self._thread.is_alive() and not self._stopped.is_set()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Stop the thread and wait for it. Idempotent."""
         self._stopped.set()
         self._thread.join()
 
 
-def start(engine: int, tick_s: float) -> Ticker:
-    """Start the best ticker this system has.
-
-    Args:
-        engine: address of the engine, which must never be freed.
-        tick_s: seconds between ticks.
-
-    Raises:
-        TickerNotRunning: the system refused a timer.
-    """
+def start(engine: int, tick_s: float) -> PosixTicker | ThreadTicker:
+    """Start a timer, or a thread on systems without timers. Arguments and errors are those of `PosixTicker`."""
     libc = timer_library()
     return ThreadTicker(engine, tick_s) if libc is None else PosixTicker(engine, tick_s, libc)
 
 
 def timer_library() -> ctypes.CDLL | None:
-    """Return the C library with POSIX timers, its functions keeping the GIL; None where there is none."""
+    """Return the C library with POSIX timers, bound to keep the GIL; None where it has none."""
     if sys.platform != "linux":
         return None
     # The C library since glibc 2.34 and in musl; before, librt.

@@ -1,13 +1,19 @@
-"""What wasmtime reports, as our errors: stable trap names, no addresses, no paths of this machine."""
+"""wasmtime's errors and traps as our errors: stable trap names, source lines, no addresses, no paths of the machine."""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import threading
+import time
 from typing import Final
 
-from tensorwasm.errors import MAX_NAME, Frame, GuestTrap
+from tensorwasm.errors import MAX_NAME, Frame, GuestTrap, InvalidWasm, InvokeTimeout, plain
 from tensorwasm.guest.engine import capi
+from tensorwasm.guest.engine.capi import KEEPING
+from tensorwasm.values import Deadline
+from tensorwasm.wasm.line_table import LineSections, SourceLine, find_lines, find_sections
+from tensorwasm.watch import Watch
 
 # wasmtime/trap.h, in its order. The first word is the stable name; the rest is for people.
 _TRAPS: Final = (
@@ -35,27 +41,24 @@ THROWN: Final = "an exception was thrown and nothing caught it"
 OTHER: Final = "other"
 
 MAX_FRAMES: Final = 20
-"""Functions of a stack that are told, innermost first; wasmtime itself notes no more."""
+"""Functions of a reported stack, innermost first; wasmtime itself records no more."""
 
+MAX_FILE: Final = 200
+"""Longest name of a file, in characters; of a longer one the end is shown."""
+
+_ONCE_S: Final = 1.0
+_IN_ALL_S: Final = 5.0
+_MAX_KNOWN: Final = 1024
 _MAX_TEXT: Final = 400
 _CAUSE_NUMBER: Final = re.compile(r"^\s*(\d+:\s)?\s*")
 _FRAME: Final = re.compile(r"^(error while executing at wasm backtrace:|\s*\d+:\s+0x)")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{8,}")
 
 _Exception: Final = ctypes.c_char * capi.SIZES["wasmtime_exnref_t"]
-_take_exception: Final = capi.bind("wasmtime_context_take_exception")
-_unroot: Final = capi.bind("wasmtime_exnref_unroot")
-_trap_code: Final = capi.bind("wasmtime_trap_code")
-_trap_delete: Final = capi.bind("wasm_trap_delete")
-_trap_trace: Final = capi.bind("wasm_trap_trace")
-_frame_func_index: Final = capi.bind("wasm_frame_func_index")
-_frame_module_offset: Final = capi.bind("wasm_frame_module_offset")
-_frame_func_name: Final = capi.bind("wasmtime_frame_func_name")
-_frame_vec_delete: Final = capi.bind("wasm_frame_vec_delete")
 
 
 def clean(text: str) -> str:
-    """Return text fit for the outside, such as a guest's name for something: one printable line, bounded."""
+    """Return text, such as a guest's name for something, as one printable line, bounded and without addresses."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     line = _ADDRESS.sub("?", line)
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
@@ -63,34 +66,30 @@ def clean(text: str) -> str:
 
 def explain(error: int) -> str:
     """Return a wasmtime error's message and causes, without a backtrace or addresses, and free the error."""
-    return tell(capi.take_error(error))
+    return explain_text(capi.take_error(error))
 
 
-def tell(said: str) -> str:
-    """Return the text of a wasmtime error in the same way."""
-    text = said.partition("Stack backtrace:")[0].replace("\nCaused by:\n", "\n")
+def explain_text(text: str) -> str:
+    """Return the text of a wasmtime error as `explain` does."""
+    text = text.partition("Stack backtrace:")[0].replace("\nCaused by:\n", "\n")
     causes = (_CAUSE_NUMBER.sub("", line) for line in text.split("\n") if line.strip() and not _FRAME.match(line))
     return clean(": ".join(causes))
 
 
 def take_trap(trap: int, context: int) -> GuestTrap:
-    """Return the error for a trap, with the guest's stack, and free the trap.
+    """Return the error for a ``wasm_trap_t``, with the guest's stack, and free the trap.
 
-    An exception that nothing caught, which is in the store then, is freed too.
-
-    Args:
-        trap: address of a ``wasm_trap_t``.
-        context: of the store that it comes from.
+    An uncaught exception, which is then in the store of that context, is freed too.
     """
     code = ctypes.c_uint8()
-    if _trap_code(trap, ctypes.byref(code)) and code.value < len(_TRAPS):
+    if KEEPING.wasmtime_trap_code(trap, ctypes.byref(code)) and code.value < len(_TRAPS):
         name, text = _TRAPS[code.value]
     elif drop_exception(context):
         name, text = UNCAUGHT, THROWN
     else:
         name, text = OTHER, "the guest stopped"
     stack = _read_stack(trap)
-    _trap_delete(trap)
+    KEEPING.wasm_trap_delete(trap)
     where = ""
     if stack:
         where = f", in function {stack[0].function}" + (f" ({stack[0].name})" if stack[0].name else "")
@@ -100,34 +99,29 @@ def take_trap(trap: int, context: int) -> GuestTrap:
 
 
 def drop_exception(context: int) -> bool:
-    """Free the exception that left a call uncaught; return whether there was one.
-
-    Args:
-        context: of the store that was called.
-    """
+    """Free the exception that a call of this store context did not catch; return whether there was one."""
     exception = _Exception()
-    if not _take_exception(context, exception):
+    if not KEEPING.wasmtime_context_take_exception(context, exception):
         return False
-    _unroot(exception)
+    KEEPING.wasmtime_exnref_unroot(exception)
     return True
-
-
-def delete_trap(trap: int) -> None:
-    """Free a trap nobody needs."""
-    _trap_delete(trap)
 
 
 def _read_stack(trap: int) -> tuple[Frame, ...]:
     vector = (ctypes.c_size_t * 2)()
-    _trap_trace(trap, vector)
+    KEEPING.wasm_trap_trace(trap, vector)
     try:
         frames = (ctypes.c_size_t * min(vector[0], MAX_FRAMES)).from_address(vector[1]) if vector[0] else ()
         return tuple(
-            Frame(_frame_func_index(each), _read_name(_frame_func_name(each)), _frame_module_offset(each))
+            Frame(
+                KEEPING.wasm_frame_func_index(each),
+                _read_name(KEEPING.wasmtime_frame_func_name(each)),
+                KEEPING.wasm_frame_module_offset(each),
+            )
             for each in frames
         )
     finally:
-        _frame_vec_delete(vector)
+        KEEPING.wasm_frame_vec_delete(vector)
 
 
 def _read_name(name: int | None) -> str:
@@ -136,3 +130,54 @@ def _read_name(name: int | None) -> str:
     size, data = (ctypes.c_size_t * 2).from_address(name)
     text = ctypes.string_at(data, min(size, _MAX_TEXT)).decode("utf-8", "replace") if size else ""
     return clean(text)[:MAX_NAME]
+
+
+class SourceLines:
+    """Finds the source lines of one module's traps, and caches them. Thread-safe.
+
+    A look-up may take a second, and all of one module five: after that only cached lines are returned.
+    """
+
+    def __init__(self, sections: LineSections) -> None:
+        self._sections = sections
+        self._lock = threading.Lock()
+        self._known: dict[int, SourceLine | None] = {}
+        self._left_s = _IN_ALL_S
+
+    @classmethod
+    def of(cls, wasm: bytes) -> SourceLines | None:
+        """Return the finder of a module's lines; None for one without debug information, or with too much of it."""
+        try:
+            sections = find_sections(wasm)
+        except InvalidWasm:  # a custom section whose name is no text is no error of a module's
+            return None
+        return cls(sections) if sections is not None else None
+
+    def add_to(self, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        """Return a stack with files and lines where they are known. Blocks for a second at most."""
+        with self._lock:
+            self._find([frame.offset for frame in stack if frame.offset not in self._known])
+            lines = [self._known.get(frame.offset) for frame in stack]
+        return tuple(
+            frame if line is None else frame._replace(file=_shorten(line.file), line=line.line)
+            for frame, line in zip(stack, lines, strict=True)
+        )
+
+    def _find(self, offsets: list[int]) -> None:
+        if not offsets or self._left_s <= 0:
+            return
+        began_s = time.monotonic()
+        watch = Watch(Deadline.after(min(_ONCE_S, self._left_s)), "while source lines were looked up")
+        try:
+            found = find_lines(self._sections, offsets, watch)
+        except (InvalidWasm, InvokeTimeout):  # the trap is reported without lines
+            found = {}
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
+        self._known |= {offset: found.get(offset) for offset in offsets}
+        self._left_s -= time.monotonic() - began_s
+
+
+def _shorten(file: str) -> str:
+    name = plain(file)
+    return name if len(name) <= MAX_FILE else "…" + name[1 - MAX_FILE :]

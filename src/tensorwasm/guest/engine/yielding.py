@@ -1,16 +1,15 @@
-"""Threads that run guests for long leave room for others: an event loop beside them has its turn at once.
+"""Threads that run guests for long leave time for others, so that an event loop beside them runs without delay.
 
-*The processor.* Linux lets a thread that wakes up take the processor from one that runs before its slice is over only
-if its own slice is shorter and it has had less than its share so far. All slices are of the same length unless
-something else is asked for: an event loop that has one chunk to send waits for 3 ms beside a guest that calculates.
-Guests' threads have long ones. And after each request an event loop has had more than its share for as long again as
-that took, which nothing looks at before the next tick of the system's clock, 4 ms later. Guests' threads have a tenth
-of its weight (nice 10), so it owes them a tenth of that.
+*The processor.* Linux lets a waking thread preempt a running one before its slice ends only if its own slice is shorter
+and it has had less than its share. By default all slices are equal, so an event loop waits 3 ms for a guest that
+computes. Threads that run guests therefore ask for long slices. After each request an event loop has also had more than
+its share for as long as that took, which is checked only at the next system tick, 4 ms later. Threads that run guests
+have a tenth of its weight (nice 10), so that debt shrinks to a tenth.
 
-*The interpreter.* Each call of a host function takes the GIL and gives it back. Whoever waits for it is woken each
-time, and by the time that he runs the guest has it again; nor does he ever wait for long enough in one go to ask for
-it, as he would after a switch interval. So a guest that does nothing but call the host would keep everybody else out.
-On such a thread it sleeps for a moment now and then, when it has just called.
+*The GIL.* Each call of a host function takes the GIL and releases it. A waiting thread is woken each time, but by the
+time it runs the guest has the GIL again, and it never waits long enough at once to request it, as it would after a
+switch interval. So a guest that only calls the host would keep all others out. Its thread sleeps briefly now and then,
+right after a host call.
 
 Source: Linux 6.12, sched_setattr(2) and kernel/sched/fair.c (PREEMPT_SHORT), earlier ones take it and do nothing;
 CPython, Python/ceval_gil.h.
@@ -32,7 +31,7 @@ SLICE_NS: Final = 20_000_000
 """Length of a guest's slice; Linux's own is 3 ms, and 100 ms the longest that it takes."""
 
 NICE: Final = 10
-"""What is added to the process's niceness for a guest's thread. More, and one that has the GIL stays behind others."""
+"""Added to the niceness of a guest's thread. With more, one that holds the GIL would wait for others."""
 
 EVERY_NS: Final = 500_000
 """How long a guest may call the host until it sleeps."""
@@ -51,12 +50,10 @@ _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 
 
 def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
-    """Have the calling thread run in slices so long, with less weight; return whether the system took it.
+    """Give the calling thread slices of 0.1 to 100 ms and less weight; return whether the system accepted.
 
-    Args:
-        slice_ns: from 100,000 to 100,000,000.
-        nice: added to that of the process's first thread, so that a thread which inherits less weight than that one has
-            is not lowered twice. Without privileges it cannot be taken back; 19 is the most that it becomes.
+    ``nice`` is added to the niceness of the process's first thread, so that an inherited one is not lowered twice; the
+    sum is at most 19. Cannot be undone without privileges.
     """
     number = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
     if number is None:
@@ -72,21 +69,21 @@ def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
     return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
 
 
-def be_courteous() -> None:
-    """Have the calling thread, which runs guests beside others, leave them room from now on."""
+def begin_yielding() -> None:
+    """Lower the calling thread's priority, and make `yield_gil` sleep on it from now on."""
     lower_priority()
     _of_thread.due_ns = 0
 
 
-def give_way_from_now_on() -> None:
-    """Do what `give_way` does, on a thread that is another library's and was never told to be courteous."""
+def yield_gil_on_foreign_thread() -> None:
+    """Do what `yield_gil` does, on another library's thread, which never called `begin_yielding`."""
     if not hasattr(_of_thread, "due_ns"):
         _of_thread.due_ns = 0
-    give_way()
+    yield_gil()
 
 
-def give_way() -> None:
-    """Sleep for a moment if it is time to, on a thread that leaves others room."""
+def yield_gil() -> None:
+    """Sleep briefly if it is due, on a thread that has called `begin_yielding`."""
     due_ns = getattr(_of_thread, "due_ns", None)
     if due_ns is None:
         return

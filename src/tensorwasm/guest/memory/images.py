@@ -1,12 +1,11 @@
-"""What a linear memory was, kept once and mapped copy-on-write into every sandbox that is restored from it.
+"""Saved linear memories, each kept once and mapped copy-on-write into every sandbox restored from it.
 
-An image is a sealed file in memory: nobody can write to it any more, this process included. A sandbox sees it through a
-private mapping, at the beginning of a reservation as large as the pool's, so that compiled code needs no comparison and
-an access past the end hits a page that is not there. Restoring therefore costs the same at any size; a page is copied
-when a guest first writes to it.
+An image is a sealed file in memory that nothing can write to. A sandbox sees it through a private mapping at the
+beginning of a reservation as large as the pool's, so compiled code needs no comparison and an access past the end hits
+an unmapped page. Restoring therefore costs the same at any size; a page is copied when a guest first writes to it.
 
-A reservation whose sandbox has gone serves the next one of the same image and tenant, once what was written there is
-forgotten; it never serves another.
+A reservation whose sandbox is gone serves later ones of the same image and tenant, after its changes are discarded;
+never another's.
 """
 
 from __future__ import annotations
@@ -41,16 +40,14 @@ MAX_EXTENTS: Final = 4
 """Most mappings that one sandbox needs for its image."""
 
 _RESERVED_BYTES: Final = MEMORY_RESERVATION_BYTES + GUARD_BYTES
-_places: Final[list[None]] = [None] * MAX_KEPT
+_kept_left: Final[list[None]] = [None] * MAX_KEPT
 """One for each reservation that may still be kept. No lock: an image that is collected gives its own back."""
 
 
 class Image:
-    """A linear memory as it was, read-only. Safe from any thread; made with `ImageWriter` or `make_image`.
+    """A saved linear memory, read-only. Thread-safe; made by `ImageWriter` or `make_image`.
 
-    Attributes:
-        size_bytes: of the linear memory.
-        extents: ascending pairs of offset and length, page-aligned, outside of which it is zeros.
+    ``extents`` are ascending pairs of offset and length, page-aligned; elsewhere it is zeros.
     """
 
     def __init__(self, descriptor: int, size_bytes: int, extents: tuple[tuple[int, int], ...]) -> None:
@@ -58,40 +55,37 @@ class Image:
         self.extents = extents
         self._descriptor = descriptor
         self._idle: dict[str, deque[int]] = {}
-        self._lock = threading.Lock()  # while the descriptor is used: once closed, its number is somebody else's
+        self._lock = threading.Lock()  # while the descriptor is used: once closed, its number may be reused
 
     def __del__(self) -> None:
         self.close()
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes, whoever else uses it."""
+        """Memory that the image takes, without that of sandboxes."""
         return sum(length for _, length in self.extents)
 
     @property
     def closed(self) -> bool:
-        """Whether no more sandboxes can be made of it."""
+        """Whether no more memory can be mapped from it."""
         return self._descriptor < 0
 
     def map(self, owner: str = "") -> MappedMemory:
-        """Return memory that holds what the image holds, the caller's alone until `MappedMemory.close`.
+        """Return memory with the image's content, the caller's alone until `MappedMemory.close`.
 
-        Args:
-            owner: tenant whose it is: nobody else gets its address space afterwards.
-
-        Raises:
-            CapacityExhausted: no address space or no mapping is left, or the image is closed.
+        No tenant but the owner gets its address space afterwards. Raises `CapacityExhausted` if no address space or
+        mapping is left, or the image is closed.
         """
         try:
             address = self._idle[owner].pop()
         except (KeyError, IndexError):
             address = self._map()
         else:
-            _places.append(None)
+            _kept_left.append(None)
         return MappedMemory(self, address, owner)
 
     def close(self) -> None:
-        """Make no more sandboxes of it. Idempotent; those that live keep what they have."""
+        """Prevent further `map` calls; mapped memory stays. Idempotent."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
@@ -100,56 +94,42 @@ class Image:
             while idle:
                 with suppress(IndexError):
                     mappings.release(idle.pop(), _RESERVED_BYTES)
-                    _places.append(None)
+                    _kept_left.append(None)
 
     def recycle(self, address: int, owner: str) -> None:
-        """Take back memory that nobody reaches any more and of which no more was accessible than the image.
-
-        Args:
-            address: of a `MappedMemory`.
-            owner: likewise.
-        """
+        """Take back a `MappedMemory`'s address that nothing reaches and that has not grown beyond the image."""
         idle = self._idle.get(owner)
         if idle is None and len(self._idle) < MAX_OWNERS:
             idle = self._idle.setdefault(owner, deque())
-        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _take_place()
+        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _reserve_kept()
         if idle is None or not kept:
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         if not mappings.rewind(address, self.size_bytes):
-            _places.append(None)
+            _kept_left.append(None)
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         idle.append(address)
-        if self.closed:  # meanwhile, by another thread
+        if self.closed:  # by another thread, since the check above
             self.close()
 
     def _map(self) -> int:
         address = mappings.reserve(_RESERVED_BYTES)
         try:
             mappings.make_accessible(address, self.size_bytes)
-            self._show(address)
+            with self._lock:
+                if self.closed:
+                    raise CapacityExhausted("the image is closed")  # noqa: TRY301 - the range is released below
+                for offset, length in self.extents:
+                    mappings.map_privately(address + offset, length, self._descriptor, offset)
         except BaseException:
             mappings.release(address, _RESERVED_BYTES)
             raise
         return address
 
-    def _show(self, address: int) -> None:
-        with self._lock:
-            if self.closed:
-                raise CapacityExhausted("the image is closed")
-            for offset, length in self.extents:
-                mappings.map_privately(address + offset, length, self._descriptor, offset)
-
 
 class MappedMemory:
-    """One sandbox's memory, made of an image. It is a `tensorwasm.guest.engine.memory_creator.MemoryBacking`.
-
-    Attributes:
-        address: host address of the first byte.
-        image: what it was made of.
-        owner: tenant whose it is.
-    """
+    """One sandbox's memory made of an image, a `tensorwasm.guest.engine.memory_creator.MemoryBacking`."""
 
     __slots__ = ("_grown", "address", "image", "owner")
 
@@ -160,23 +140,19 @@ class MappedMemory:
         self._grown = False
 
     def try_grow_in_place(self, size_bytes: int) -> None:
-        """Make it that long, the new bytes zero.
-
-        Raises:
-            CapacityExhausted: no mapping is left.
-        """
+        """Extend it with zeros. Raises `CapacityExhausted` if no mapping is left."""
         # From the image's end, whatever the size is now: what is accessible already stays as it is.
         if size_bytes > self.image.size_bytes:
             mappings.make_accessible(self.address + self.image.size_bytes, size_bytes - self.image.size_bytes)
             self._grown = True
 
     def view(self) -> memoryview:
-        """Return what it holds within the image's length, read-only and valid until `close`."""
+        """Return its content within the image's length, read-only and valid until `close`."""
         window = (ctypes.c_ubyte * self.image.size_bytes).from_address(self.address)
         return memoryview(window).cast("B").toreadonly()
 
     def close(self) -> None:
-        """Give it back to its image, or where it has grown, to the system."""
+        """Return it to its image, or if it has grown, to the system."""
         if self._grown:
             mappings.release(self.address, _RESERVED_BYTES, MEMORY_RESERVATION_BYTES)
         else:
@@ -184,19 +160,10 @@ class MappedMemory:
 
 
 class ImageWriter:
-    """Makes an image, piece by piece. A context manager: what was not finished is dropped at its end."""
+    """Makes an image piece by piece. A context manager: an unfinished image is dropped at its end."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Open an empty image.
-
-        Args:
-            size_bytes: of the linear memory, whole Wasm pages.
-
-        Raises:
-            InvalidSnapshot: there is no linear memory of that size.
-            NotSupported: this system has no images.
-            CapacityExhausted: the process may open no more files.
-        """
+        """Open an empty image of whole Wasm pages, or raise `InvalidSnapshot` or what `mappings.make_file` raises."""
         if size_bytes % WASM_PAGE_BYTES or not 0 <= size_bytes <= MEMORY_RESERVATION_BYTES:
             raise InvalidSnapshot(f"a linear memory of {size_bytes} bytes")
         self._size_bytes = size_bytes
@@ -215,15 +182,9 @@ class ImageWriter:
             os.close(descriptor)
 
     def write(self, offset_bytes: int, data: bytes | memoryview) -> None:
-        """Write what begins at an offset. Blocks for as long as copying takes.
+        """Write data at an offset, which is not before the end of the last write. Blocks while copying.
 
-        Args:
-            offset_bytes: not before the end of what was written last.
-            data: of any length, also none.
-
-        Raises:
-            InvalidSnapshot: it overlaps what was written, or reaches past the end.
-            CapacityExhausted: the system has no memory for it.
+        Raises `InvalidSnapshot` if it does not fit, and `CapacityExhausted` if the system has no memory for it.
         """
         end = offset_bytes + len(data)
         if offset_bytes < self._end or end > self._size_bytes:
@@ -242,14 +203,9 @@ class ImageWriter:
 
     @contextmanager
     def mapped(self, spans: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-        """Yield the whole image to be written to, zeros until now, and keep nothing of the view afterwards.
+        """Yield the whole image, zeros so far, to be written to inside the ``with``, in ascending spans apart.
 
-        Args:
-            spans: begin and end of what will be written, ascending and apart; outside of them it stays zeros.
-
-        Raises:
-            InvalidSnapshot: a span does not fit, or comes before the end of what was written last.
-            CapacityExhausted: the system has no memory for it.
+        Errors are those of `write`.
         """
         for start, end in spans:
             if not self._end <= start < end <= self._size_bytes:
@@ -271,13 +227,12 @@ class ImageWriter:
         pages.close()
 
     def finish(self) -> Image:
-        """Return the image, which nobody can write to any more."""
+        """Return the image, now sealed."""
         mappings.seal(self._descriptor)
         descriptor, self._descriptor = self._descriptor, -1
         return Image(descriptor, self._size_bytes, self._joined())
 
     def _note(self, offset: int, end: int) -> None:
-        """Remember which pages are written to."""
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, self._size_bytes)
         if self._extents and start - sum(self._extents[-1]) < GAP_BYTES:
@@ -285,7 +240,6 @@ class ImageWriter:
         self._extents.append((start, end - start))
 
     def _joined(self) -> tuple[tuple[int, int], ...]:
-        """Return the extents, the nearest of them joined until there are few enough."""
         extents = self._extents
         gaps = sorted(range(1, len(extents)), key=lambda index: extents[index][0] - sum(extents[index - 1]))
         joined: list[tuple[int, int]] = []
@@ -299,26 +253,16 @@ class ImageWriter:
         return tuple(joined)
 
 
-def _take_place() -> bool:
-    """Return whether one more reservation may be kept."""
+def _reserve_kept() -> bool:
     try:
-        _places.pop()
+        _kept_left.pop()
     except IndexError:
         return False
     return True
 
 
 def make_image(size_bytes: int, runs: Iterable[SavedRun]) -> Image:
-    """Return the image of a memory.
-
-    Args:
-        size_bytes: its length, whole Wasm pages.
-        runs: ascending and apart; zeros between them.
-
-    Raises:
-        InvalidSnapshot: the runs overlap or do not fit.
-        CapacityExhausted: the system has no memory for it.
-    """
+    """Return the image of a memory of whole Wasm pages from ascending runs; errors are those of `ImageWriter`."""
     with ImageWriter(size_bytes) as writer:
         for run in runs:
             writer.write(run.offset_bytes, run.data)

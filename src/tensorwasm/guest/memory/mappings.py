@@ -1,4 +1,4 @@
-"""Address space for linear memories that are not wasmtime's own: reserved, mapped, given back.
+"""Address space for linear memories that are not wasmtime's own.
 
 Source: mmap(2), mprotect(2), madvise(2), munmap(2), memfd_create(2), "File sealing" in fcntl(2).
 """
@@ -19,7 +19,7 @@ SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 """Whether this system can map a sealed file privately, again and again."""
 
 LARGE_BYTES: Final = 8 << 20
-"""From here on, returning pages may take long enough for others to have the GIL meanwhile."""
+"""From this size on, the GIL is released while pages are returned."""
 
 # Linux's own numbers: other systems have neither all of them nor any use for them here.
 _NO_ACCESS: Final = 0
@@ -46,11 +46,9 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 def make_file(name: str, size_bytes: int) -> int:
-    """Return the descriptor of a new file in memory, of zeros, that can be sealed.
+    """Return the descriptor of a new sealable file of zeros in memory.
 
-    Raises:
-        NotSupported: this system has no such files.
-        CapacityExhausted: the process may open no more files.
+    Raises `NotSupported` if the system has none, and `CapacityExhausted` if the process may open no more files.
     """
     if sys.platform != "linux" or not SUPPORTED:
         raise NotSupported("memory is restored on Linux only, where a file in memory can be sealed and mapped")
@@ -66,78 +64,54 @@ def make_file(name: str, size_bytes: int) -> int:
 
 
 def seal(descriptor: int) -> None:
-    """Let nobody write to a file any more, this process included; it is mapped nowhere where one could."""
+    """Forbid all writes to a file, also by this process; no writable mapping of it may exist."""
     import fcntl  # noqa: PLC0415 - there is none on Windows
 
     fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
 
 
 def reserve(size_bytes: int) -> int:
-    """Return the address of a range that nobody may touch yet, the caller's until `release`.
-
-    Raises:
-        CapacityExhausted: there is no such range, or no mapping left.
-    """
+    """Return the address of an inaccessible range, owned until `release`, or raise `CapacityExhausted`."""
     flags = _PRIVATE | _ANONYMOUS | _NO_RESERVE
-    address: int = _call("mmap")(0, size_bytes, _NO_ACCESS, flags, -1, 0)
+    address: int = bind("mmap")(0, size_bytes, _NO_ACCESS, flags, -1, 0)
     if address == _FAILED:
         raise CapacityExhausted("the system has no address space, or this process no mappings left; try again later")
     return address
 
 
 def map_privately(address: int, size_bytes: int, descriptor: int, offset_bytes: int) -> None:
-    """Show part of a file in a reserved range; what is written there stays there.
+    """Map part of a file into a reserved range, copy-on-write; sizes and offsets are of whole pages.
 
-    Args:
-        address: in the range, page-aligned.
-        size_bytes: whole pages.
-        descriptor: of the file, which may be closed afterwards.
-        offset_bytes: in the file, page-aligned.
-
-    Raises:
-        CapacityExhausted: no mapping is left.
+    The descriptor may be closed afterwards. Raises `CapacityExhausted` if no mapping is left.
     """
     flags = _PRIVATE | _FIXED | _NO_RESERVE
-    if _call("mmap")(address, size_bytes, _READ_WRITE, flags, descriptor, offset_bytes) != address:
+    if bind("mmap")(address, size_bytes, _READ_WRITE, flags, descriptor, offset_bytes) != address:
         raise CapacityExhausted("this process has no mappings left (vm.max_map_count); try again later")
 
 
 def make_accessible(address: int, size_bytes: int) -> None:
-    """Let part of a reserved range be used; it is zeros.
-
-    Raises:
-        CapacityExhausted: no mapping is left.
-    """
-    if size_bytes and _call("mprotect")(address, size_bytes, _READ_WRITE):
+    """Make part of a reserved range usable; it is zeros. Raises `CapacityExhausted` if no mapping is left."""
+    if size_bytes and bind("mprotect")(address, size_bytes, _READ_WRITE):
         raise CapacityExhausted("this process has no mappings left (vm.max_map_count); try again later")
 
 
 def rewind(address: int, size_bytes: int) -> bool:
-    """Forget what was written: a private mapping shows its file again, anonymous memory zeros. Return whether it did.
-
-    Args:
-        address: page-aligned.
-        size_bytes: whole pages.
-    """
-    return not _call("madvise", size_bytes)(address, size_bytes, _RETURN)
+    """Discard changes: a private mapping shows its file again, anonymous memory zeros. Return success."""
+    return not bind("madvise", releasing=size_bytes >= LARGE_BYTES)(address, size_bytes, _RETURN)
 
 
 def populate(address: int, extents: Iterable[tuple[int, int]]) -> None:
-    """Have pages that are about to be written to made now, on as many threads as there are processors. Blocks.
+    """Allocate pages that will be written to, on as many threads as there are processors. Blocks.
 
-    Args:
-        address: of a mapping.
-        extents: pairs of offset and length in it, page-aligned.
-
-    Raises:
-        CapacityExhausted: the system has no memory for them.
+    Extents are page-aligned pairs of offset and length. Raises `CapacityExhausted` if the system has no memory for
+    them.
     """
     parts = [
         (address + offset + done, min(LARGE_BYTES, length - done))
         for offset, length in extents
         for done in range(0, length, LARGE_BYTES)
     ]
-    advise = _bind("madvise", releasing=True)
+    advise = bind("madvise", releasing=True)
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for large memories only
 
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as threads:
@@ -147,22 +121,13 @@ def populate(address: int, extents: Iterable[tuple[int, int]]) -> None:
 
 
 def release(address: int, size_bytes: int, touched_bytes: int = 0) -> None:
-    """Give a range back.
-
-    Args:
-        address: what `reserve` returned.
-        size_bytes: what it was given.
-        touched_bytes: most that somebody may have written there.
-    """
-    _call("munmap", touched_bytes)(address, size_bytes)
-
-
-def _call(name: str, size_bytes: int = 0) -> Callable[..., int]:
-    return _bind(name, releasing=size_bytes >= LARGE_BYTES)
+    """Unmap what `reserve` returned; ``touched_bytes`` is the most that may have been written there."""
+    bind("munmap", releasing=touched_bytes >= LARGE_BYTES)(address, size_bytes)
 
 
 @cache
-def _bind(name: str, *, releasing: bool) -> Callable[..., int]:
+def bind(name: str, *, releasing: bool = False) -> Callable[..., int]:
+    """Return a function of the C library, which keeps the GIL unless ``releasing``."""
     library = ctypes.CDLL(None, use_errno=True) if releasing else ctypes.PyDLL(None)
     function = library[name]
     function.restype, function.argtypes = _SIGNATURES[name][0], list(_SIGNATURES[name][1])

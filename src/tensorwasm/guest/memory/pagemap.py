@@ -1,4 +1,4 @@
-"""Which pages of a memory differ from what they were: found without touching those that nobody has touched.
+"""Finds the pages of a memory that have changed, without touching pages that nothing has touched.
 
 Source: proc_pid_pagemap(5); Linux admin guide, "Examining Process Page Tables".
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tensorwasm.guest.engine.yielding import give_way
+from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.saved import PAGE_BYTES
 
 Span = tuple[int, int]
@@ -33,14 +33,9 @@ _memcmp.restype = ctypes.c_int
 
 
 def find_written(address: int, size_bytes: int) -> list[Span]:
-    """Return what of a private mapping may differ from its file, or from zeros: the pages that the process has its own.
+    """Return the spans of a private mapping, whole pages, that may differ from its file or from zeros.
 
-    Args:
-        address: page-aligned.
-        size_bytes: whole pages.
-
-    Returns:
-        Ascending and apart, from the address on; all of it where the system does not tell.
+    They are ascending offsets from the address; everything where the system does not say.
     """
     try:
         descriptor = os.open("/proc/self/pagemap", os.O_RDONLY)
@@ -58,7 +53,7 @@ def _written_pages(descriptor: int, address: int, size_bytes: int) -> Iterator[S
     first, count = address // mmap.PAGESIZE, size_bytes // mmap.PAGESIZE
     start = end = 0
     for base in range(0, count, _ENTRIES_AT_ONCE):
-        give_way()
+        yield_gil()
         wanted = min(_ENTRIES_AT_ONCE, count - base)
         entries = array.array("Q", os.pread(descriptor, wanted * _ENTRY_BYTES, (first + base) * _ENTRY_BYTES))
         if len(entries) != wanted:
@@ -75,28 +70,20 @@ def _written_pages(descriptor: int, address: int, size_bytes: int) -> Iterator[S
 
 
 def find_nonzero(address: int, spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield what of some spans is not zero, in pages of 4 KiB, ascending and apart.
+    """Yield what is not zero in some spans, offsets from an address, in pages of 4 KiB.
 
-    Args:
-        address: that the spans are offsets from.
-        spans: ascending and apart, whole pages.
+    All spans are ascending and apart, of whole pages.
     """
     return join(found for span in spans for found in _narrow(address, 0, span, 0))
 
 
 def find_different(address: int, other: int, spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield what of some spans differs between two memories, in pages of 4 KiB, ascending and apart.
-
-    Args:
-        address: of the one.
-        other: of the other.
-        spans: ascending and apart, whole pages.
-    """
+    """Yield likewise what differs in some spans between the memories at two addresses."""
     return join(found for span in spans for found in _narrow(address, other, span, 0))
 
 
 def join(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans that are in order, those that touch or overlap as one."""
+    """Yield ascending spans, those that touch or overlap as one."""
     start = end = -1
     for first, last in spans:
         if first > end:
@@ -110,16 +97,16 @@ def join(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def clip(spans: Iterable[Span], start: int, end: int) -> list[Span]:
-    """Return what of some spans lies between two offsets."""
+    """Return the parts of some spans between two offsets."""
     cut = ((max(first, start), min(last, end)) for first, last in spans)
     return [(first, last) for first, last in cut if first < last]
 
 
 def _narrow(address: int, other: int, span: Span, level: int) -> Iterator[Span]:
-    """Yield the pages of a span that differ from another memory, or without one from zeros."""
+    """Yield the pages of a span that differ from another memory, or if that is 0, from zeros."""
     step, leaf = _STEPS_BYTES[level], level == len(_STEPS_BYTES) - 1
     for start in range(span[0], span[1], step):
-        give_way()
+        yield_gil()
         end = min(start + step, span[1])
         if _memcmp(address + start, other + start if other else _ZEROS_AT, end - start):
             if leaf:

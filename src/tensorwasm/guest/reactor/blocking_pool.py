@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 
 THREADS: Final = 8
 """Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU:
@@ -20,9 +20,9 @@ class BlockingPool:
     __slots__ = ("_closers", "_workers")
 
     def __init__(self) -> None:
-        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers", initializer=be_courteous)
+        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers", initializer=begin_yielding)
         self._closers = ThreadPoolExecutor(
-            THREADS, thread_name_prefix="tensorwasm-fiber-ends", initializer=be_courteous
+            THREADS, thread_name_prefix="tensorwasm-fiber-ends", initializer=begin_yielding
         )
 
     def work(self, function: Callable[[], None]) -> None:

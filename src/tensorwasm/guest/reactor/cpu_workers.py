@@ -20,7 +20,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.guest.reactor.preemption_timer import run_first_slice
 from tensorwasm.guest.reactor.task import Sandbox, Task
 
@@ -103,7 +103,7 @@ class CpuWorkers:
         self._workers.append(worker)
 
     def _serve(self) -> None:
-        be_courteous()
+        begin_yielding()
         while self._bell.get():
             task, new = self._next()
             self._turn(task, new)

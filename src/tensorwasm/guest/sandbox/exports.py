@@ -1,4 +1,4 @@
-"""What host code reads and sets of a sandbox through its exports, between calls.
+"""Reading and setting a sandbox's exports from host code, between calls.
 
 Source: wasmtime C API, ``wasmtime_global_t``, ``wasmtime_table_t``, ``wasmtime_func_to_raw``.
 """
@@ -10,19 +10,8 @@ from typing import Any, Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidSnapshot
 from tensorwasm.guest.engine import capi, traps
+from tensorwasm.guest.engine.capi import KEEPING
 from tensorwasm.values import WASM_PAGE_BYTES
-
-_instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
-_func_to_raw: Final = capi.bind("wasmtime_func_to_raw")
-_global_get: Final = capi.bind("wasmtime_global_get")
-_global_set: Final = capi.bind("wasmtime_global_set")
-_memory_grow: Final = capi.bind("wasmtime_memory_grow")
-_memory_data: Final = capi.bind("wasmtime_memory_data")
-_memory_data_size: Final = capi.bind("wasmtime_memory_data_size")
-_table_get: Final = capi.bind("wasmtime_table_get")
-_table_grow: Final = capi.bind("wasmtime_table_grow")
-_table_set: Final = capi.bind("wasmtime_table_set")
-_table_size: Final = capi.bind("wasmtime_table_size")
 
 _Extern: Final = ctypes.c_char * capi.SIZES["wasmtime_extern_t"]
 _FUNCTION, _GLOBAL, _TABLE, _MEMORY = 0, 1, 2, capi.EXTERN_MEMORY
@@ -45,26 +34,19 @@ _Found = ctypes.Array[ctypes.c_char]
 
 
 def _payload(found: _Found) -> Any:
-    """Return a reference to what an extern is, which keeps the extern."""
     return ctypes.byref(found, capi.EXTERN_PAYLOAD_OFFSET)
 
 
 class Exports:
-    """The exports of one instance, while nobody calls it. Functions are known by a number, 0 for none.
+    """The exports of one instance that is not being called. Functions are identified by a number, 0 for none.
 
-    The number is an address inside the instance: it means the same function as long as the instance lives, however the
-    function was come by, and is never told to anyone.
+    The number is an address inside the instance, valid as long as that lives, and must not leave the process.
     """
 
     __slots__ = ("_context", "_functions", "_instance")
 
     def __init__(self, context: int, instance: ctypes.Array[ctypes.c_char]) -> None:
-        """Wrap an instance.
-
-        Args:
-            context: the store's context.
-            instance: the ``wasmtime_instance_t``.
-        """
+        """Wrap a ``wasmtime_instance_t`` and its store's context."""
         self._context = context
         self._instance = instance
         self._functions: dict[str, _Found] = {}
@@ -72,35 +54,33 @@ class Exports:
     def memory(self, name: str) -> tuple[int, int]:
         """Return address and size in bytes of a memory."""
         payload = _payload(self._find(name, _MEMORY))
-        address: int | None = _memory_data(self._context, payload)
-        size_bytes: int = _memory_data_size(self._context, payload)
+        address: int | None = KEEPING.wasmtime_memory_data(self._context, payload)
+        size_bytes: int = KEEPING.wasmtime_memory_data_size(self._context, payload)
         return address or 0, size_bytes
 
     def function(self, name: str) -> int:
         """Return the number of a function."""
-        number: int = _func_to_raw(self._context, _payload(self._function(name)))
+        number: int = KEEPING.wasmtime_func_to_raw(self._context, _payload(self._function(name)))
         return number
 
     def grow_memory(self, name: str, size_bytes: int) -> int:
-        """Make a memory that long, if it is shorter; return its host address.
-
-        Raises:
-            CapacityExhausted: it cannot have that length here.
-        """
+        """Grow a memory to that size if it is smaller; return its host address, or raise `CapacityExhausted`."""
         address, now_bytes = self.memory(name)
         pages = (size_bytes - now_bytes) // WASM_PAGE_BYTES
         if pages <= 0:
             return address
         before = ctypes.c_uint64()
-        error = _memory_grow(self._context, _payload(self._find(name, _MEMORY)), pages, ctypes.byref(before))
+        error = KEEPING.wasmtime_memory_grow(
+            self._context, _payload(self._find(name, _MEMORY)), pages, ctypes.byref(before)
+        )
         if error:
             raise CapacityExhausted(f"a memory of {size_bytes} bytes: {traps.explain(error)}")
         return self.memory(name)[0]
 
     def read_global(self, name: str, kind: str) -> int:
-        """Return the bits of a global, of a ``funcref`` its function's number."""
+        """Return the bits of a global, or the number of the function in a ``funcref``."""
         value = _Value()
-        _global_get(self._context, _payload(self._find(name, _GLOBAL)), ctypes.byref(value))
+        KEEPING.wasmtime_global_get(self._context, _payload(self._find(name, _GLOBAL)), ctypes.byref(value))
         if value.kind != capi.GLOBAL_KINDS[kind]:
             raise InternalError(f"a global is no {kind}")
         if kind == "funcref":
@@ -109,11 +89,7 @@ class Exports:
         return bits & ((1 << _BITS[kind]) - 1)
 
     def write_global(self, name: str, kind: str, bits: int) -> None:
-        """Set the bits of a mutable global that is no ``funcref``.
-
-        Raises:
-            InvalidSnapshot: the bits do not fit its type.
-        """
+        """Set the bits of a mutable global that is no ``funcref``. Raises `InvalidSnapshot` if they do not fit."""
         if not 0 <= bits < 1 << _BITS[kind]:
             raise InvalidSnapshot(f"a global has more bits than its {kind}")
         self._set_global(name, _Value(capi.GLOBAL_KINDS[kind], bits & (1 << 64) - 1, bits >> 64))
@@ -126,32 +102,26 @@ class Exports:
         """Return the numbers of the functions in a table. Takes about a second for a million."""
         table, value = _payload(self._find(name, _TABLE)), _Value()
         context, at, numbers = self._context, ctypes.byref(value), []
-        for index in range(_table_size(context, table)):
-            _table_get(context, table, index, at)
+        for index in range(KEEPING.wasmtime_table_size(context, table)):
+            KEEPING.wasmtime_table_get(context, table, index, at)
             numbers.append(self._number(value))
         return numbers
 
     def write_table(self, name: str, elements: dict[int, str | None], size: int) -> None:
-        """Set elements of a table.
+        """Set elements of a table, by index, to exported functions, or None for null.
 
-        Args:
-            name: of the table.
-            elements: by index, the exported function that is to be there, or null.
-            size: how many elements the table is to have, at least as many as it has.
-
-        Raises:
-            CapacityExhausted: it cannot have so many here.
+        The table grows to the size, which is not less than the current one, or `CapacityExhausted` is raised.
         """
         table = _payload(self._find(name, _TABLE))
-        more = size - _table_size(self._context, table)
+        more = size - KEEPING.wasmtime_table_size(self._context, table)
         if more:
             null, before = self._reference(None), ctypes.c_uint64()
-            error = _table_grow(self._context, table, more, ctypes.byref(null), ctypes.byref(before))
+            error = KEEPING.wasmtime_table_grow(self._context, table, more, ctypes.byref(null), ctypes.byref(before))
             if error:
                 raise CapacityExhausted(f"a table of {size} elements: {traps.explain(error)}")
         for index, function in elements.items():
             reference = self._reference(function)
-            self._require(_table_set(self._context, table, index, ctypes.byref(reference)))
+            self._require(KEEPING.wasmtime_table_set(self._context, table, index, ctypes.byref(reference)))
 
     def _reference(self, function: str | None) -> _Value:
         value = _Value(capi.GLOBAL_KINDS["funcref"])
@@ -163,11 +133,13 @@ class Exports:
     def _number(self, value: _Value) -> int:
         if not value.low:
             return 0
-        number: int = _func_to_raw(self._context, ctypes.byref(value, _PAYLOAD))
+        number: int = KEEPING.wasmtime_func_to_raw(self._context, ctypes.byref(value, _PAYLOAD))
         return number
 
     def _set_global(self, name: str, value: _Value) -> None:
-        self._require(_global_set(self._context, _payload(self._find(name, _GLOBAL)), ctypes.byref(value)))
+        self._require(
+            KEEPING.wasmtime_global_set(self._context, _payload(self._find(name, _GLOBAL)), ctypes.byref(value))
+        )
 
     def _function(self, name: str) -> _Found:
         found = self._functions.get(name)
@@ -177,7 +149,7 @@ class Exports:
 
     def _find(self, name: str, kind: int) -> _Found:
         found, encoded = _Extern(), name.encode()
-        if not _instance_export_get(self._context, self._instance, encoded, len(encoded), found):
+        if not KEEPING.wasmtime_instance_export_get(self._context, self._instance, encoded, len(encoded), found):
             raise InternalError(f"the export {traps.clean(name)} is not there")
         if found[0] != bytes((kind,)):
             raise InternalError(f"the export {traps.clean(name)} is of another kind")

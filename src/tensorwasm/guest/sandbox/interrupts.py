@@ -1,12 +1,11 @@
 """Signals that arrive while a guest runs on the main thread.
 
-Python runs signal handlers on the main thread, between two bytecodes. Where a callback from C begins, what a handler
-raises (`KeyboardInterrupt` at Ctrl-C) can neither be caught nor told to C: ctypes prints it and returns garbage, which
-wasmtime would take for a pointer. So while a guest runs, every handler is called through one that keeps what it raises;
-the guest is stopped at its next look at the clock, and the call raises it. Inside the body of a host function, where
-raising is safe, handlers raise as always.
+Python runs signal handlers on the main thread, between two bytecodes. At the beginning of a callback from C, nothing
+can catch what a handler raises (`KeyboardInterrupt`): ctypes prints it and returns garbage, which wasmtime would use as
+a pointer. So while a guest runs, every handler is wrapped: what it raises is kept, the guest is stopped at its next
+clock check, and the call raises it. In the body of a host function, where raising is safe, handlers raise directly.
 
-Real-time signals are left alone: a handler of theirs must not raise while a guest runs on the main thread.
+Handlers of real-time signals are not wrapped: they must not raise while a guest runs on the main thread.
 """
 
 from __future__ import annotations
@@ -26,13 +25,7 @@ _NUMBERS: Final = tuple(sorted(int(number) for number in signal.valid_signals() 
 
 
 def shielded(state: GuestState, function: Callable[..., Any], *args: object) -> Any:
-    """Call a C function that runs a guest.
-
-    Args:
-        state: the guest's sandbox; gets what a handler raises as its `error`.
-        function: the C function.
-        args: its arguments.
-    """
+    """Call a C function that runs a guest; what a signal's handler raises meanwhile becomes ``state.error``."""
     if threading.get_ident() != threading.main_thread().ident:
         return function(*args)
     shield = _Shield(state, _find_handlers())

@@ -10,9 +10,10 @@ from typing import Final
 
 from tensorwasm.errors import MAX_NAME, InternalError, UnknownImport, plain
 from tensorwasm.guest.engine import capi, traps
+from tensorwasm.guest.engine.capi import KEEPING
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.engine.module import CompiledModule
-from tensorwasm.guest.engine.yielding import give_way
+from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.imports.suspension import WaitingCode
 from tensorwasm.guest.native.environment import (
@@ -31,66 +32,44 @@ from tensorwasm.wasm.declarations import Import
 from tensorwasm.wasm.preamble import Preamble
 from tensorwasm.wasm.types import FuncType
 
-_caller_context: Final = capi.bind("wasmtime_caller_context")
-_context_get_data: Final = capi.bind("wasmtime_context_get_data")
-_trap_new: Final = capi.bind("wasmtime_trap_new")
-_linker_new: Final = capi.bind("wasmtime_linker_new")
-_linker_delete: Final = capi.bind("wasmtime_linker_delete")
-_allow_shadowing: Final = capi.bind("wasmtime_linker_allow_shadowing")
-_define_wasi: Final = capi.bind("wasmtime_linker_define_wasi")
-_define_func: Final = capi.bind("wasmtime_linker_define_func_unchecked")
-_define_async: Final = capi.bind("wasmtime_linker_define_async_func")
-_instantiate_pre: Final = capi.bind("wasmtime_linker_instantiate_pre")
-_instance_pre_delete: Final = capi.bind("wasmtime_instance_pre_delete")
-_valtype_new: Final = capi.bind("wasm_valtype_new")
-_valtype_vec_new: Final = capi.bind("wasm_valtype_vec_new")
-_functype_new: Final = capi.bind("wasm_functype_new")
-_functype_delete: Final = capi.bind("wasm_functype_delete")
+_caller_context: Final = KEEPING.wasmtime_caller_context
+_context_get_data: Final = KEEPING.wasmtime_context_get_data
 
 Trampoline = Callable[[int, int, int, int], int | None]
 
 
-class Prepared:
-    """A module whose imports are resolved: instantiating it looks nothing up.
+class LinkedModule:
+    """A module with resolved imports: instantiating it looks nothing up.
 
     Attributes:
-        module: the code.
-        address: the C object.
         compiled: some of its host functions are compiled.
-        needs_pad: it may call compiled host functions, so its store must carry the address of a pad.
-        guarded: no host function that it imports can fail unseen before its first line.
-        needs_wasi: it imports WASI, so its store must carry a WASI context.
-        waiting: the host functions that suspend it, by their number; None if it runs on a thread.
+        needs_layout: it may call compiled host functions, so its store must carry the address of a session layout.
+        guarded: none of its host functions can fail unnoticed before its first line.
+        waiting: the host functions that suspend it, by number; None if it runs on a thread.
     """
 
-    __slots__ = ("_linker", "address", "compiled", "guarded", "module", "needs_pad", "needs_wasi", "waiting")
+    __slots__ = ("_linker", "address", "compiled", "guarded", "module", "needs_layout", "needs_wasi", "waiting")
 
     def __init__(self, linker: Linker, module: CompiledModule, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
         self.module = module
         self.address = address
         self.compiled = linker.compiled
-        self.needs_pad = linker.native
+        self.needs_layout = linker.native
         self.waiting = linker.waiting
         self.guarded = linker.guarded or not module.imports
         self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
-        _instance_pre_delete(self.address)
+        KEEPING.wasmtime_instance_pre_delete(self.address)
 
 
 class Linker:
-    """The imports that sandboxes may use. Made once per engine and set of host functions; safe to share.
+    """The imports that sandboxes may use. Made once per engine and set of host functions; thread-safe.
 
-    Every host function gets one trampoline, which finds the calling sandbox by the number in its store. Where there is
-    a compiled one, that is linked in its place, and the trampoline becomes its twin.
-
-    Attributes:
-        engine: of the modules to link.
-        compiled: there are compiled host functions.
-        guarded: Python is called by compiled code, never by ctypes.
-        native: compiled functions are linked, so every sandbox needs a pad.
-        waiting: the host functions that suspend a fiber, by their number; None for sandboxes that run on threads.
+    Every host function has one trampoline, which finds the calling sandbox by the number in its store. A compiled host
+    function is linked instead of the trampoline, which becomes its fallback. ``native`` says that compiled functions
+    are linked, so every sandbox needs a session layout; other attributes are those of `LinkedModule`.
     """
 
     def __init__(
@@ -105,14 +84,10 @@ class Linker:
     ) -> None:
         """Define the imports.
 
-        Args:
-            engine: the engine of the modules to link.
-            host_functions: no two of one module and name.
-            wasi_preview1: offer ``wasi_snapshot_preview1`` too.
-            native: compiled host functions, by module and name; those of other host functions are not linked.
-            passage: compiled code that calls the host functions that Python is, so that none fails unseen before its
-                first line; its sandboxes need pads too. None leaves them to ctypes.
-            code: for sandboxes that run as fibers: what suspends them; the engine must have stacks for them.
+        ``native`` has compiled host functions by module and name; only those of ``host_functions`` are linked.
+        ``passage`` is compiled code that calls Python host functions, so that none fails unnoticed before its first
+        line; without it ctypes does. ``code`` suspends sandboxes that run as fibers; the engine must have stacks for
+        them.
 
         Raises:
             InternalError: two host functions of one name, one whose compiled form has other parameters, or wasmtime
@@ -129,40 +104,32 @@ class Linker:
         self._offered: dict[tuple[str, str], HostFunction] = {}
         self._kept: list[object] = []
         self._wasi = wasi_preview1
-        self._address: int = _linker_new(engine.address)
+        self._address: int = KEEPING.wasmtime_linker_new(engine.address)
         if wasi_preview1:
-            _check(_define_wasi(self._address))
-            _allow_shadowing(self._address, True)
+            _check(KEEPING.wasmtime_linker_define_wasi(self._address))
+            KEEPING.wasmtime_linker_allow_shadowing(self._address, True)
             for function in preview1.REPLACED:
                 self._define(function)
-            _allow_shadowing(self._address, False)
+            KEEPING.wasmtime_linker_allow_shadowing(self._address, False)
         for function in host_functions:
             self._define(function)
 
     def __del__(self) -> None:
-        _linker_delete(self._address)
+        KEEPING.wasmtime_linker_delete(self._address)
 
-    def prepare(self, module: CompiledModule) -> Prepared:
-        """Resolve a module's imports.
-
-        Raises:
-            UnknownImport: it imports what is not here, or with another type.
-        """
+    def prepare(self, module: CompiledModule) -> LinkedModule:
+        """Resolve a module's imports; errors are those of `check`."""
         if module.engine is not self.engine:
             raise InternalError("the module was compiled for another engine")
         self.check(module.preamble)
         address = ctypes.c_size_t()
-        error = _instantiate_pre(self._address, module.address, ctypes.byref(address))
+        error = KEEPING.wasmtime_linker_instantiate_pre(self._address, module.address, ctypes.byref(address))
         if error:
             raise UnknownImport(f"the module's imports do not fit: {traps.explain(error)}")
-        return Prepared(self, module, address.value)
+        return LinkedModule(self, module, address.value)
 
     def check(self, declared: Preamble) -> None:
-        """Judge what a module imports, which takes no compiled code.
-
-        Raises:
-            UnknownImport: something that is not here, or with another type.
-        """
+        """Check what a module imports; `UnknownImport` if it is not offered or has another type."""
         for wanted in declared.imports:
             self._require(wanted)
 
@@ -195,29 +162,33 @@ class Linker:
             raise InternalError(f"two host functions are called {function.module}.{function.name}")
         module, name = function.module.encode(), function.name.encode()
         define, address, environment = self._entry(function)
-        signature = _functype_new(_value_types(function.params), _value_types(function.results))
+        signature = KEEPING.wasm_functype_new(_value_types(function.params), _value_types(function.results))
         error = define(self._address, module, len(module), name, len(name), signature, address, environment, None)
-        _functype_delete(signature)
+        KEEPING.wasm_functype_delete(signature)
         _check(error)
         self._offered[key] = function
 
     def _entry(self, function: HostFunction) -> tuple[Callable[..., int | None], int, int | None]:
-        """Return how to link a function, and the addresses of the C function and of its environment, which are kept."""
+        """Return how to link a function, and the addresses of its C function and environment, which are kept alive."""
         entry = self._native.get((function.module, function.name))
         if entry is not None and entry.params != function.params:
             raise InternalError(f"the compiled {function.module}.{function.name} has other parameters")
         if function.waits and self._code is not None and self.waiting is not None:
             waiting = WaitingFunction(function, len(self.waiting), self._code, entry)
             self.waiting.append(waiting)
-            return _define_async, self._code.suspend, waiting.address
+            return KEEPING.wasmtime_linker_define_async_func, self._code.suspend, waiting.address
         twin = make_trampoline(function)
         if entry is None and self._passage is None:
-            return _define_func, self._keep(twin), None
+            return KEEPING.wasmtime_linker_define_func_unchecked, self._keep(twin), None
         finish = None
         if entry is not None and entry.finish is not None:
             finish = make_trampoline(replace(function, params=(), body=entry.finish))
         environment = self._make_environment(twin, finish)
-        return _define_func, entry.address if entry is not None else environment.twin, ctypes.addressof(environment)
+        return (
+            KEEPING.wasmtime_linker_define_func_unchecked,
+            entry.address if entry is not None else environment.twin,
+            ctypes.addressof(environment),
+        )
 
     def _make_environment(self, twin: Trampoline, finish: Trampoline | None) -> Environment:
         if self._passage is None:
@@ -237,7 +208,7 @@ class Linker:
 
 
 def make_trampoline(function: HostFunction) -> Trampoline:
-    """Return the C entry of a host function: cells in, body, cells out; never an exception."""
+    """Return the C entry of a host function: it reads cells, runs the body, writes cells, and never raises."""
     body = function.body
     unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack
     size = capi.CELL_BYTES * len(function.params)
@@ -260,13 +231,13 @@ def make_trampoline(function: HostFunction) -> Trampoline:
                 state.caller = 0
             if result is not None:
                 result.from_address(cells).value = answer
-            give_way()
+            yield_gil()
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             # Looked up anew: an interrupt may have come before there was a name for it.
             guest = STATES.get(_context_get_data(_caller_context(caller)))
             if guest is not None:
                 guest.error = as_raised(error, f"host function {function.module}.{function.name}")
-            trap: int = _trap_new(b"host", 4)
+            trap: int = KEEPING.wasmtime_trap_new(b"host", 4)
             return trap
         return None
 
@@ -274,9 +245,9 @@ def make_trampoline(function: HostFunction) -> Trampoline:
 
 
 def _value_types(kinds: tuple[str, ...]) -> ctypes.Array[ctypes.c_size_t]:
-    items = (ctypes.c_size_t * len(kinds))(*(_valtype_new(capi.VALUE_KINDS[kind]) for kind in kinds))
+    items = (ctypes.c_size_t * len(kinds))(*(KEEPING.wasm_valtype_new(capi.VALUE_KINDS[kind]) for kind in kinds))
     vector = (ctypes.c_size_t * 2)()
-    _valtype_vec_new(vector, len(kinds), items)
+    KEEPING.wasm_valtype_vec_new(vector, len(kinds), items)
     return vector
 
 

@@ -1,11 +1,10 @@
-"""A sandbox that is made, called and unmade at a stroke, for modules that run nothing before they are called.
+"""Sandboxes that are made, called and deleted in one step, for modules that run nothing before they are called.
 
-It is what `tensorwasm.guest.sandbox.instance.Instance` is for one call, and keeps every check of it: the slot of the
-pool, the thread's stack, the clock, the limits. Compiled code does it (`tensorwasm.guest.native.oneshot`), or where
-there is none
-`tensorwasm.guest.sandbox.oneshot_python`. What cannot be ended well there is left as it is, and ended here.
+A `OneShotSandbox` replaces `tensorwasm.guest.sandbox.instance.Instance` for one call and keeps all its checks: the
+pool's slot, the thread's stack, the deadline, the limits. The steps are compiled (`tensorwasm.guest.native.oneshot`);
+without Numba, Python takes the same steps, one C call each. What cannot be deleted there is deleted here.
 
-A visit serves one sandbox after the other: what makes it expensive, its pad and what goes with that, stays.
+One object serves one sandbox after another: the session layout, which is expensive, is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from typing import Any, Final
 
 from tensorwasm.errors import DeviceLost, GuestTrap, InternalError, InvokeTimeout
 from tensorwasm.gpu.native.layout import SessionLayout
-from tensorwasm.guest.engine import capi, codec, memory_creator, traps
+from tensorwasm.guest.engine import capi, codec, memory_creator
+from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES
 from tensorwasm.guest.engine.module import check_declared
 from tensorwasm.guest.memory.images import Image
@@ -28,33 +28,40 @@ from tensorwasm.guest.native.loading import load_passage, load_visit
 from tensorwasm.guest.native.session_layouts import recycle_pad
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.interrupts import shielded
-from tensorwasm.guest.sandbox.linker import Prepared
-from tensorwasm.guest.sandbox.oneshot_python import make_go
-from tensorwasm.guest.sandbox.state import ON_EPOCH_AT, STATES, GuestState, on_epoch
-from tensorwasm.guest.sandbox.store import QUICK_NS, close_store, earlier, is_quick, take_outcome
+from tensorwasm.guest.sandbox.linker import LinkedModule
+from tensorwasm.guest.sandbox.state import (
+    ON_EPOCH_AT,
+    QUICK_NS,
+    STATES,
+    GuestState,
+    close_store,
+    earlier,
+    is_quick,
+    on_epoch,
+    take_outcome,
+)
 from tensorwasm.values import Deadline, Limits
 
 _MEMORY: Final = ctypes.create_string_buffer(b"memory")
+_VALUE: Final = Write.value.offset
 
-_abandoned: Final[dict[int, Prepared]] = {}
-"""Stores whose memory something outside may still reach: kept, slot and all, because no moment would be safe."""
+_abandoned: Final[dict[int, LinkedModule]] = {}
+"""Stores whose memory a device may still reach: kept with their slots, because they can never be deleted safely."""
 
 
-def is_one_shot(prepared: Prepared) -> bool:
-    """Return whether a module's sandboxes can be visits: with compiled host functions only by compiled code."""
-    plain = not prepared.needs_wasi and prepared.waiting is None and is_quick(prepared.module)
-    able = not prepared.needs_pad or load_visit() is not None
-    return plain and able and not prepared.module.engine.config.host_memory
+def is_one_shot(linked: LinkedModule) -> bool:
+    """Return whether one-shot sandboxes can run a module; one with compiled host functions needs compiled code."""
+    plain = not linked.needs_wasi and linked.waiting is None and is_quick(linked.module)
+    able = not linked.needs_layout or load_visit() is not None
+    return plain and able and not linked.module.engine.config.host_memory
 
 
 @dataclass(frozen=True, slots=True)
 class SavedStart:
-    """What each sandbox of a visit begins with instead of what its module says.
+    """The saved state in which each sandbox starts, instead of the one that its module declares.
 
-    Attributes:
-        image: of its memory, None without one.
-        globals: that are set before the call: exported name, type and bits.
-        owner: tenant whose sandboxes they are.
+    It has the memory's image, exported name, type and bits of each global to set, and the tenant that owns the
+    sandboxes.
     """
 
     image: Image | None
@@ -63,9 +70,9 @@ class SavedStart:
 
 
 class OneShotSandbox:
-    """One place for sandboxes of one module, in which one export is called. For one thread at a time.
+    """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
-    After an error it is to be closed, and its session before it.
+    After an error, close first its session and then this.
     """
 
     __slots__ = (
@@ -74,75 +81,61 @@ class OneShotSandbox:
         "_cells",
         "_compiled",
         "_engine",
-        "_go",
+        "_execute",
         "_guarded",
         "_image",
-        "_initialiser",
         "_limits",
+        "_linked",
         "_may_keep",
-        "_name",
         "_order",
         "_owner",
         "_plan",
-        "_prepared",
+        "_referenced",
         "_state",
         "_stuck",
-        "_writes",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
-        prepared: Prepared,
+        linked: LinkedModule,
         export: str,
         limits: Limits,
-        pad: SessionLayout,
-        rebirth: SavedStart | None = None,
+        layout: SessionLayout,
+        saved: SavedStart | None = None,
         *,
         brief: bool = False,
         initialiser: str | None = None,
     ) -> None:
-        """Prepare the order.
+        """Prepare the call descriptor of a module for which `is_one_shot` is true.
 
-        Args:
-            prepared: the module, for which `is_one_shot`.
-            export: the function to call.
-            limits: what each sandbox may use.
-            pad: zeros, or a session's; the visit's until `close`.
-            brief: whether everything that a guest can do before it looks at the clock again is short, so that it may
-                keep the GIL until its first tick.
-            rebirth: for the blank form of a module (`tensorwasm.guest.saved.instrumented`), on an engine with images.
-            initialiser: an exported function without parameters and results, called before the other; None without.
+        The layout, zeros or a session's, is owned until `close`. ``brief`` says that a guest runs only shortly between
+        two clock checks: it may keep the GIL until its first tick. ``saved`` is for a module's blank form
+        (`tensorwasm.guest.saved.instrumented`), on an engine with images. The initialiser is an exported function
+        without parameters and results to call first.
 
         Raises:
             MissingExport: no exported function of that name.
-            InvalidArgs: its signature has types that cannot cross the border.
+            InvalidArgs: its signature has types that the host cannot pass.
             ModuleMemoryTooLarge: the module declares more than the limits.
             InternalError: it needs compiled code, and there is none.
         """
-        go, module = load_visit(), prepared.module
-        passage = load_passage() if go is not None else None
-        if go is None and prepared.needs_pad:
-            raise InternalError("a visit with compiled host functions needs compiled code")
+        execute, module = load_visit(), linked.module
+        if execute is None and linked.needs_layout:
+            raise InternalError("a one-shot sandbox with compiled host functions needs compiled code")
         check_declared(module.preamble, limits)
-        self._plan = plan = module.plan(export)
-        self._prepared = prepared
-        self._limits = limits
-        self._engine = module.engine
-        self._cells = ctypes.create_string_buffer(max(plan.cell_count, 1) * 16)
-        self._state = GuestState(module.engine, {}, pad, module.lines)
+        self._plan = module.plan(export)
+        self._linked, self._limits, self._engine = linked, limits, module.engine
+        self._cells = ctypes.create_string_buffer(max(self._plan.cell_count, 1) * 16)
+        self._state = GuestState(module.engine, {}, layout, module.lines)
         self._stuck = False
-        self._may_keep = brief and not pad.driver  # what guests wait for on a device takes long
-        self._brief = self._may_keep and go is not None  # else nobody knows yet how long the guests here are
-        self._compiled = go is not None
-        self._guarded = prepared.guarded and self._compiled and rebirth is None  # Python maps the memory of an image
-        self._image = rebirth.image if rebirth is not None else None
-        self._owner = rebirth.owner if rebirth is not None else ""
-        self._writes = _make_writes(rebirth.globals if rebirth is not None else ())
-        self._name = ctypes.create_string_buffer(export.encode())
-        self._initialiser = ctypes.create_string_buffer(initialiser.encode()) if initialiser is not None else None
-        self._order = self._make_order(passage.on_epoch if passage is not None else ON_EPOCH_AT)
+        self._may_keep = brief and not layout.driver  # waiting for a device takes long
+        self._compiled = execute is not None
+        self._brief = self._may_keep and self._compiled  # without compiled code only once a guest was seen to be short
+        self._guarded = linked.guarded and self._compiled and saved is None  # Python maps the memory of an image
+        self._image, self._owner = (saved.image, saved.owner) if saved is not None else (None, "")
+        self._order = self._describe(export, initialiser, saved)
         self._address = ctypes.addressof(self._order)
-        self._go: Callable[[int], int] = go or make_go(self._order, self._address)
+        self._execute: Callable[[int], int] = execute or _make_executor(self._order, self._address)
         STATES[self._state.token] = self._state
 
     def call(
@@ -152,25 +145,13 @@ class OneShotSandbox:
         deadline: Deadline | None,
         drain: Callable[[], bool] | None,
     ) -> Sequence[codec.Number]:
-        """Make a sandbox, call it, and unmake it.
+        """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it.
 
-        Args:
-            args: as `tensorwasm.guest.engine.codec` takes them.
-            services: what host functions find with `HostCall.service`.
-            deadline: when the call must have ended; never later than ``limits.wall_s`` from now.
-            drain: as for `tensorwasm.guest.sandbox.instance.Instance`; not called if the guest ended well and the
-                device reaches nothing of its memory.
-
-        Raises:
-            InvalidArgs: the arguments do not fit.
-            CapacityExhausted: the pool is full, or this thread's stack is too small.
-            TickerNotRunning: deadlines could not be kept.
-            GuestTrap: the guest trapped, or copying the module's data did.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device's context is not what it was.
-            TensorWasmError: what a host function raised.
+        ``drain`` is not called if the guest ended well and no device reaches its memory. This also raises
+        `CapacityExhausted` if the pool is full or the thread's stack too small, and `DeviceLost` if the device's
+        context is not what it was.
         """
-        plan, state, order, engine, image = self._plan, self._state, self._order, self._engine, self._image
+        plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
             plan.write(self._cells, 0, args)
         engine.reserve_slot()
@@ -182,106 +163,177 @@ class OneShotSandbox:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
             state.arm(started_ns, end_ns)
-            order.keeps = brief = self._brief
-            order.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
+            descriptor.keeps = brief = self._brief
+            descriptor.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
             state.keeps = brief and not self._compiled
             if image is not None:
                 memory_creator.supply(
                     lambda _size, _capacity: image.map(self._owner), self._limits.memory_bytes, image.size_bytes
                 )
-            stop = self._go(self._address) if self._guarded else shielded(state, self._go, self._address)
-            if stop or state.error is not None:
-                self._judge(stop)
+            status = self._execute(self._address) if self._guarded else shielded(state, self._execute, self._address)
+            if status or state.error is not None:
+                self._raise_failure(status)
         finally:
             if image is not None:
                 memory_creator.supply(None)
-            if order.store:
-                self._leave(drain, time.monotonic_ns() - started_ns)
+            if descriptor.store:
+                self._delete(drain, time.monotonic_ns() - started_ns)
             if not self._compiled:
                 self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
             interrupted = state.error
             state.end()
             if not self._stuck:
                 engine.release_slot()
-            if interrupted is not None:  # what a signal's handler raised while the sandbox was unmade
+            if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
                 raise interrupted
         return plan.read(self._cells, 0)
 
     def close(self) -> None:
-        """Give the pad back. The session that had it is closed. Idempotent."""
+        """Recycle the session layout; its session must be closed. Idempotent."""
         state = STATES.pop(self._state.token, None) if not self._stuck else None
-        if state is not None and state.pad is not None:
-            recycle_pad(state.pad)
+        if state is not None and state.layout is not None:
+            recycle_pad(state.layout)
 
-    def _judge(self, stop: int) -> None:
-        """Raise what went wrong, if anything did."""
-        order = self._order
-        trap, error = ctypes.c_size_t(order.trap), order.error
-        order.trap = order.error = 0
-        self._state.context = order.context
-        if stop == CallStatus.UNBOUND:
+    def _raise_failure(self, status: int) -> None:
+        if status == CallStatus.UNBOUND:
             raise DeviceLost("the context that this process had on the GPU is gone")
         try:
-            take_outcome(self._state, trap, error)
+            raise_outcome(self._order, self._state)
         except GuestTrap:
             refusal = memory_creator.refusal() if self._image is not None else None
             if refusal is not None:
                 raise refusal from None
             raise
-        if stop == CallStatus.FINDING:
-            raise InternalError("an export of the module vanished")
+        if status == CallStatus.FINDING:
+            raise InternalError("an export of the module is missing")
 
-    def _leave(self, drain: Callable[[], bool] | None, spent_ns: int) -> None:
-        """End a sandbox that compiled code has left, unless something outside may still reach its memory."""
-        order = self._order
-        store, order.store, order.context = order.store, 0, 0
-        if order.trap:  # what Python raised has overtaken it
-            traps.delete_trap(order.trap)
-        if order.error:
-            capi.take_error(order.error)
-        order.trap = order.error = 0
+    def _delete(self, drain: Callable[[], bool] | None, spent_ns: int) -> None:
+        """Delete a sandbox that compiled code has left, unless a device may still reach its memory."""
+        descriptor = self._order
+        store, descriptor.store, descriptor.context = descriptor.store, 0, 0
+        free_outcome(descriptor)
         if drain is not None:
-            _abandoned[store], self._stuck = self._prepared, True  # until the drain has said otherwise, should it raise
+            _abandoned[store], self._stuck = self._linked, True  # stays so if the drain raises
             if not drain():
                 return
             del _abandoned[store]
             self._stuck = False
         shielded(self._state, close_store, store, spent_ns)
 
-    def _make_order(self, on_epoch_at: int) -> CallDescriptor:
-        """Return what compiled code is told, of what is this visit's own and stays where it is."""
-        prepared, limits, initialiser = self._prepared, self._limits, self._initialiser
-        return CallDescriptor(
-            calls=ctypes.addressof(CALLS),
-            engine=self._engine.address,
-            pad=self._state.token,
-            on_epoch=on_epoch_at,
-            on_epoch_object=id(on_epoch),
-            interpreter=ctypes.addressof(INTERPRETER),
-            memory_bytes=limits.memory_bytes,
-            table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
-            tables=MAX_TABLES,
-            prepared=prepared.address,
-            export=ctypes.addressof(self._name),
-            export_bytes=len(self._name) - 1,
-            initialiser=ctypes.addressof(initialiser) if initialiser is not None else 0,
-            initialiser_bytes=len(initialiser) - 1 if initialiser is not None else 0,
-            memory=ctypes.addressof(_MEMORY) if prepared.needs_pad else 0,
-            memory_name_bytes=len(_MEMORY) - 1,
-            cells=ctypes.addressof(self._cells),
-            cell_count=self._plan.cell_count,
-            writes=ctypes.addressof(self._writes[0]),
-            write_count=len(self._writes[0]),
-        )
+    def _describe(self, export: str, initialiser: str | None, saved: SavedStart | None) -> CallDescriptor:
+        linked, callbacks = self._linked, load_passage() if self._compiled else None
+        first = ctypes.create_string_buffer(initialiser.encode()) if initialiser is not None else None
+        descriptor, name = describe_call(linked, export, self._state, self._limits)
+        writes, names = _make_writes(saved.globals if saved is not None else ())
+        self._referenced = name, first, writes, names  # the descriptor holds their addresses
+        descriptor.on_epoch = callbacks.on_epoch if callbacks is not None else ON_EPOCH_AT
+        descriptor.on_epoch_object = id(on_epoch)
+        descriptor.interpreter = ctypes.addressof(INTERPRETER)
+        if first is not None:
+            descriptor.initialiser, descriptor.initialiser_bytes = ctypes.addressof(first), len(first) - 1
+        descriptor.memory = ctypes.addressof(_MEMORY) if linked.needs_layout else 0
+        descriptor.cells, descriptor.cell_count = ctypes.addressof(self._cells), self._plan.cell_count
+        descriptor.writes, descriptor.write_count = ctypes.addressof(writes), len(writes)
+        return descriptor
+
+
+def describe_call(
+    linked: LinkedModule, export: str, state: GuestState, limits: Limits
+) -> tuple[CallDescriptor, ctypes.Array[ctypes.c_char]]:
+    """Return what all call descriptors of one-shot sandboxes have in common, and the name that it refers to."""
+    name = ctypes.create_string_buffer(export.encode())
+    descriptor = CallDescriptor(
+        calls=ctypes.addressof(CALLS),
+        engine=state.engine.address,
+        pad=state.token,
+        memory_bytes=limits.memory_bytes,
+        table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
+        tables=MAX_TABLES,
+        prepared=linked.address,
+        export=ctypes.addressof(name),
+        export_bytes=len(name) - 1,
+        memory=ctypes.addressof(_MEMORY) if "memory" in linked.module.exports else 0,
+        memory_name_bytes=len(_MEMORY) - 1,
+    )
+    return descriptor, name
+
+
+def raise_outcome(descriptor: CallDescriptor, state: GuestState) -> None:
+    """Raise the trap or the error of a call, if there is one, and free it."""
+    trap, error = ctypes.c_size_t(descriptor.trap), descriptor.error
+    descriptor.trap = descriptor.error = 0
+    state.context = descriptor.context
+    take_outcome(state, trap, error)
+
+
+def free_outcome(descriptor: CallDescriptor) -> None:
+    """Free a trap and an error that were not raised, because something else was."""
+    if descriptor.trap:
+        KEEPING.wasm_trap_delete(descriptor.trap)
+    if descriptor.error:
+        capi.take_error(descriptor.error)
+    descriptor.trap = descriptor.error = 0
 
 
 def _make_writes(globals: tuple[tuple[str, str, int], ...]) -> tuple[Any, list[Any]]:  # noqa: A002 - what they are
-    """Return the globals to set as C structures, and what those refer to."""
+    """Return the globals to set as C structures, and the names that those refer to."""
     names = [ctypes.create_string_buffer(name.encode()) for name, _, _ in globals]
     writes = (Write * len(globals))()
     for write, name, (_, kind, bits) in zip(writes, names, globals, strict=True):
         write.name, write.name_bytes = ctypes.addressof(name), len(name) - 1
-        place = ctypes.addressof(write) + Write.value.offset
-        ctypes.memmove(place, bytes((capi.GLOBAL_KINDS[kind],)), 1)
-        ctypes.memmove(place + capi.VALUE_PAYLOAD_OFFSET, bits.to_bytes(16, "little"), 16)
+        value_at = ctypes.addressof(write) + _VALUE
+        ctypes.memmove(value_at, bytes((capi.GLOBAL_KINDS[kind],)), 1)
+        ctypes.memmove(value_at + capi.VALUE_PAYLOAD_OFFSET, bits.to_bytes(16, "little"), 16)
     return writes, names
+
+
+def _make_executor(descriptor: CallDescriptor, at: int) -> Callable[[int], int]:
+    """Return the Python form of `tensorwasm.guest.native.oneshot` for one descriptor: it returns a `CallStatus`.
+
+    Only ``keeps`` and ``ticks`` of the descriptor may change afterwards; its ``memory`` is not read. A guest keeps the
+    GIL only if its predecessors were short: taking it back beside a busy thread costs a thousand times as much as such
+    a guest. If it runs long all the same, other threads get the GIL at every tick.
+    """
+    engine, layout, linked, cells = descriptor.engine, descriptor.pad, descriptor.prepared, descriptor.cells
+    limits = descriptor.memory_bytes, descriptor.table_elements, 1, descriptor.tables, 1
+    calls = [(descriptor.export, descriptor.export_bytes, descriptor.cell_count)]
+    if descriptor.initialiser:
+        calls.insert(0, (descriptor.initialiser, descriptor.initialiser_bytes, 0))
+    instance, item, trap = (at + getattr(CallDescriptor, name).offset for name in ("instance", "item", "trap"))
+    callee = item + capi.EXTERN_PAYLOAD_OFFSET
+    new_store, delete_store = KEEPING.wasmtime_store_new, KEEPING.wasmtime_store_delete  # local names are fast
+    find_context, set_deadline = KEEPING.wasmtime_store_context, KEEPING.wasmtime_context_set_epoch_deadline
+    limit, set_callback = KEEPING.wasmtime_store_limiter, KEEPING.wasmtime_store_epoch_deadline_callback
+    instantiate, find = KEEPING.wasmtime_instance_pre_instantiate, KEEPING.wasmtime_instance_export_get
+    call_keeping, call_releasing = KEEPING.wasmtime_func_call_unchecked, RELEASING.wasmtime_func_call_unchecked
+    writes = tuple((Write * descriptor.write_count).from_address(descriptor.writes)) if descriptor.write_count else ()
+
+    def execute(_at: int) -> int:
+        descriptor.store = store = new_store(engine, layout, None)
+        descriptor.context = context = find_context(store)
+        limit(store, *limits)
+        set_callback(store, ON_EPOCH_AT, layout, None)
+        error = instantiate(linked, context, instance, trap)
+        if error or descriptor.trap:
+            descriptor.error = error or 0
+            return CallStatus.INSTANTIATING
+        for write in writes:
+            if not find(context, instance, write.name, write.name_bytes, item):
+                return CallStatus.FINDING
+            descriptor.error = KEEPING.wasmtime_global_set(context, callee, ctypes.addressof(write) + _VALUE) or 0
+            if descriptor.error:
+                return CallStatus.FINDING
+        set_deadline(context, descriptor.ticks)
+        call = call_keeping if descriptor.keeps else call_releasing
+        for export, export_bytes, cell_count in calls:
+            if not find(context, instance, export, export_bytes, item):
+                return CallStatus.FINDING
+            error = call(context, callee, cells, cell_count, trap)
+            if error or descriptor.trap:
+                descriptor.error = error or 0
+                return CallStatus.CALLING
+        descriptor.store = descriptor.context = 0
+        delete_store(store)
+        return 0  # CallStatus.DONE, without the enum's cost
+
+    return execute

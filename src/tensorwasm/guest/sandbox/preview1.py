@@ -1,7 +1,7 @@
-"""The names of WASI preview 1, and the two functions that are ours instead of wasmtime's.
+"""The names of WASI preview 1, and the two functions that replace wasmtime's.
 
-wasmtime's ``poll_oneoff`` sleeps where no deadline reaches it; ours wakes at the deadline and when the sandbox is
-cancelled. Its ``proc_exit`` refuses codes from 126 up; ours takes all.
+wasmtime's ``poll_oneoff`` sleeps past deadlines; ours wakes at the deadline and on cancellation. Its ``proc_exit``
+refuses codes from 126 up; ours takes all.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from tensorwasm.errors import GuestExit, InvalidPointer
-from tensorwasm.guest.imports.host_function import HostFunction
+from tensorwasm.guest.imports.host_function import HostCall, HostFunction
 from tensorwasm.guest.imports.suspension import Sleep
-from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.sandbox.state import GuestState
-
-if TYPE_CHECKING:
-    from tensorwasm.guest.sandbox.output import WasiState
 
 MODULE: Final = "wasi_snapshot_preview1"
 _NAMES: Final = """
@@ -47,33 +43,10 @@ _EVENT: Final = struct.Struct("<QHB5xQH6x")
 _COUNT: Final = struct.Struct("<I")
 
 
-class Sleeper(Protocol):
-    """A guest's call, of which the guest's clock is known."""
-
-    @property
-    def memory(self) -> GuestMemory:
-        """The guest's memory.
-
-        Raises:
-            InvalidPointer: the guest exports no memory named ``memory``.
-        """
-
-    @property
-    def wasi(self) -> WasiState | None:
-        """Output streams and clock, None without WASI."""
-
-
 def poll_oneoff(state: GuestState, subscriptions: int, events: int, count: int, stored: int) -> int:
-    """Wait until a clock strikes or a file is ready, but never past the deadline. Files are always ready.
+    """Wait until a clock fires, but never past the deadline; files are always ready. Returns 0 or the WASI error code.
 
-    Returns:
-        0, or the WASI error code.
-
-    Raises:
-        InvokeTimeout: the deadline came first.
-        GuestTrap: the sandbox was cancelled.
-
-    Source: WASI preview 1, ``poll_oneoff``.
+    Raises what `GuestState.sleep` raises. Source: WASI preview 1, ``poll_oneoff``.
     """
     steps = poll_in_steps(state, subscriptions, events, count, stored)
     while True:
@@ -85,9 +58,9 @@ def poll_oneoff(state: GuestState, subscriptions: int, events: int, count: int, 
 
 
 def poll_in_steps(
-    call: Sleeper, subscriptions: int, events: int, count: int, stored: int
+    call: HostCall, subscriptions: int, events: int, count: int, stored: int
 ) -> Generator[Sleep, None, int]:
-    """Do the same as `poll_oneoff`, with whoever takes the steps doing the waiting."""
+    """Do the same as `poll_oneoff`; the caller does the waiting."""
     subscriptions, events, stored = subscriptions & 0xFFFFFFFF, events & 0xFFFFFFFF, stored & 0xFFFFFFFF
     if not 0 < count <= _MAX_SUBSCRIPTIONS:
         return _INVAL
@@ -107,8 +80,8 @@ def poll_in_steps(
     return _SUCCESS
 
 
-def _due(call: Sleeper, fields: tuple[int, ...]) -> tuple[int, bytes]:
-    """Return in how many nanoseconds a subscription fires, and the event it then makes."""
+def _due(call: HostCall, fields: tuple[int, ...]) -> tuple[int, bytes]:
+    """Return in how many nanoseconds a subscription fires, and the event that it then makes."""
     userdata, kind, clock, timeout_ns, _, flags = fields
     if kind != _CLOCK:
         error = _SUCCESS if kind <= _FD_WRITE else _INVAL
@@ -123,10 +96,7 @@ def _due(call: Sleeper, fields: tuple[int, ...]) -> tuple[int, bytes]:
 
 
 def proc_exit(_state: GuestState, code: int) -> None:
-    """End the guest.
-
-    Raises:
-        GuestExit: always; `Instance.call` turns code 0 into an ordinary end. Codes over 255 become 255.
+    """Raise `GuestExit`; `Instance.call` turns code 0 into a normal end. Codes over 255 become 255.
 
     Source: WASI preview 1, ``proc_exit``.
     """

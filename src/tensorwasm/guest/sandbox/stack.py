@@ -1,4 +1,4 @@
-"""Whether the calling thread has native stack enough for a guest, whose calls use it too."""
+"""Checks whether the calling thread has native stack enough for a guest, whose calls use it too."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ _checked = threading.local()
 
 
 def require(stack_bytes: int) -> None:
-    """Refuse to run a guest on a thread whose stack is too small for it: overflowing would end the process.
+    """Refuse to run a guest that may use ``stack_bytes`` on a thread with less: an overflow would end the process.
 
-    Looks once per thread. Threads of other systems than Linux are trusted. Python frames are checked each time: a
-    callback that cannot even begin, because Python's recursion limit is reached, has no way to tell C.
-
-    Args:
-        stack_bytes: what the guest may use.
+    The stack is checked once per thread, on Linux only. Python frames are checked each time: a callback that cannot
+    begin because of Python's recursion limit cannot report that to C.
 
     Raises:
         CapacityExhausted: the thread's stack is too small.
@@ -40,12 +37,7 @@ def require(stack_bytes: int) -> None:
 
 
 def require_native(stack_bytes: int) -> None:
-    """Do the same for a guest whose callbacks can tell when they could not begin: Python frames are not looked at.
-
-    Raises:
-        CapacityExhausted: the thread's stack is too small.
-        InternalError: the thread is on a fiber's stack.
-    """
+    """Do the same without the check of Python frames, for callbacks that can report that they could not begin."""
     if is_on_fiber():
         raise InternalError(_ON_FIBER)
     if getattr(_checked, "bytes", 0) >= stack_bytes:
@@ -60,13 +52,11 @@ def require_native(stack_bytes: int) -> None:
 
 
 def is_on_fiber() -> bool:
-    """Return whether the thread is on a fiber's stack: a host function that a fiber called asks."""
+    """Return whether the thread is on a fiber's stack, in a host function that a fiber called."""
     return getattr(_checked, "fiber", False)
 
 
 class _Fiber:
-    """The state of being on a fiber's stack."""
-
     __slots__ = ()
 
     def __enter__(self) -> None:
@@ -82,10 +72,9 @@ _fiber: Final = _Fiber()
 
 
 def on_fiber() -> AbstractContextManager[None]:
-    """Say that this thread runs on the stack of a fiber, which is large enough for its own guest and no other.
+    """Return the context in which this thread runs on a fiber's stack, large enough for its own guest only.
 
-    Raises:
-        InternalError: it does already: a host function that a fiber called runs another guest.
+    Entering raises `InternalError` inside another one: a host function that a fiber called runs another guest.
     """
     return _fiber
 
@@ -95,7 +84,7 @@ def _calling(inner: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nested(frames: int) -> Callable[[], None]:
-    """Return a function that needs so many Python frames, at a third less than counting them down costs."""
+    """Return a function that needs so many Python frames, for a third less than counting down."""
     return reduce(lambda inner, _: _calling(inner), range(frames), lambda: None)
 
 
@@ -103,7 +92,7 @@ _descend: Final = _nested(_CALLBACK_FRAMES)
 
 
 def _thread_stack_bytes() -> int:
-    """Return the size of this thread's native stack, or 0 where nobody says."""
+    """Return the size of this thread's native stack, 0 where it is unknown."""
     if _pthread is None:
         return 0
     attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)

@@ -1,59 +1,70 @@
-"""What the host knows of one sandbox while its guest runs.
+"""The state of one sandbox on the host, and its store.
 
-Trampolines and callbacks are made once per linker, not per sandbox; they find the sandbox they serve by the number that
-its store carries. Errors therefore stay with the sandbox they belong to, whatever other threads do.
+Trampolines and callbacks are made once per linker, not per sandbox; they find the calling sandbox by the number in its
+store. Errors therefore stay with their sandbox, whatever other threads do.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tensorwasm.errors import GuestTrap, InternalError, InvalidPointer, InvokeTimeout, TensorWasmError
+from tensorwasm.errors import (
+    CapacityExhausted,
+    GuestExit,
+    GuestTrap,
+    InternalError,
+    InvalidPointer,
+    InvokeTimeout,
+    TensorWasmError,
+)
 from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, SessionLayout
 from tensorwasm.guest.engine import capi, traps
-from tensorwasm.guest.engine.engine import Engine
-from tensorwasm.guest.engine.source_lines import SourceLines
+from tensorwasm.guest.engine.capi import KEEPING, RELEASING
+from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, Engine
+from tensorwasm.guest.engine.module import CompiledModule
+from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.native.session_layouts import scratch_address
-from tensorwasm.values import Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.guest.sandbox.output import WasiState
-
-_caller_export_get: Final = capi.bind("wasmtime_caller_export_get")
-_instance_export_get: Final = capi.bind("wasmtime_instance_export_get")
-_extern_delete: Final = capi.bind("wasmtime_extern_delete")
-_error_new: Final = capi.bind("wasmtime_error_new")
+from tensorwasm.guest.sandbox.wasi_io import WasiState
+from tensorwasm.values import MIB, Deadline, Limits
 
 _MEMORY: Final = b"memory"
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
 _LONGEST_WAIT_S: Final = threading.TIMEOUT_MAX
+START_CEILING_S: Final = 30.0
+"""Longest that a start function may run."""
+
+QUICK_NS: Final = 1_000_000
+"""A guest that ran longer may have touched so much memory that freeing it takes long."""
+
+_QUICK_BYTES: Final = MIB
+_REFUSALS: Final = (  # wasmtime's words; slots are counted and mappings reserved before, so this is a second line
+    ("maximum concurrent", "the pool is full; try again later"),
+    ("os error 12", "the system has no memory, or this process no mappings left (vm.max_map_count); try again later"),
+)
 
 
 class GuestState:
-    """One sandbox. It is the `HostCall` that host functions get.
+    """One sandbox: the `HostCall` that host functions get.
 
     Attributes:
-        token: the number its store carries, never 0: the address of its pad, which no other sandbox has while this one
-            lives; without a pad a number that is never used again.
-        pad: what compiled host functions know of it, or None.
-        engine: where it runs.
+        token: the number in its store, never 0: the address of its session layout, which no other live sandbox has;
+            without a layout a number that is never reused.
         deadline_ns: when the current call must have ended, on the monotonic clock; None for never.
         started_ns: ``time.monotonic_ns()`` at its start.
-        keeps: it holds the GIL, but for a moment at each tick of the engine's clock.
-        lines: finds source lines of its traps, None without debug information.
+        keeps: it holds the GIL, except for a moment at each tick of the engine's clock.
         error: what a host function, an output sink or a signal handler raised during the current call.
         caller: the C caller during a host call, else 0.
         context: the store's context, 0 once closed.
         instance: the ``wasmtime_instance_t`` once instantiated.
         interruptible: the body of a host function runs, so a signal handler may raise.
-        wasi: output streams and clock, None without WASI.
     """
 
     __slots__ = (
@@ -69,8 +80,8 @@ class GuestState:
         "instance",
         "interruptible",
         "keeps",
+        "layout",
         "lines",
-        "pad",
         "started_ns",
         "token",
         "wasi",
@@ -80,12 +91,12 @@ class GuestState:
         self,
         engine: Engine,
         services: Mapping[str, object],
-        pad: SessionLayout | None = None,
+        layout: SessionLayout | None = None,
         lines: SourceLines | None = None,
     ) -> None:
         self.lines = lines
-        self.pad = pad
-        self.token = next(_tokens) if pad is None else ctypes.addressof(pad)
+        self.layout = layout
+        self.token = next(_tokens) if layout is None else ctypes.addressof(layout)
         self.engine = engine
         self.deadline_ns: int | None = None
         self.started_ns = 0
@@ -104,16 +115,12 @@ class GuestState:
 
     @property
     def memory(self) -> GuestMemory:
-        """The guest's exported memory.
-
-        Raises:
-            InvalidPointer: it exports no memory named ``memory``, or is closed.
-        """
+        """The guest's exported memory; `InvalidPointer` if it exports no memory named ``memory``, or is closed."""
         if self._memory is None:
             memory = self._find_memory()
             self._memory = GuestMemory(self.context, memory)
-            if self.pad is not None:
-                ctypes.memmove(self.pad.memory, memory, len(memory))
+            if self.layout is not None:
+                ctypes.memmove(self.layout.memory, memory, len(memory))
         return self._memory
 
     @property
@@ -122,11 +129,11 @@ class GuestState:
         return Deadline(self.deadline_ns)
 
     def begin(self, services: Mapping[str, object]) -> None:
-        """Serve another sandbox, of the same pad; `end` comes between two."""
+        """Serve another sandbox of the same layout; `end` comes between two."""
         self._services = services
 
     def end(self) -> None:
-        """Forget a sandbox that has gone, and what it was given."""
+        """Forget a deleted sandbox and its services."""
         self._services = _NO_SERVICES
         self.context = 0
         self.error = None
@@ -135,55 +142,40 @@ class GuestState:
             self._memory = None
 
     def arm(self, started_ns: int, deadline_ns: int | None) -> None:
-        """Begin a call, on the thread that will run the guest.
-
-        Args:
-            started_ns: now, on the monotonic clock.
-            deadline_ns: when the call must have ended; None for never.
-        """
+        """Begin a call, on the thread that will run the guest. Times are on the monotonic clock; None is never."""
         self.started_ns = started_ns
         self.deadline_ns = deadline_ns
         self.error = None
-        if self.pad is not None:
-            self.pad.deadline_ns = _clamped(deadline_ns)
-            self.pad.scratch = scratch_address()
+        if self.layout is not None:
+            self.layout.deadline_ns = _clamped(deadline_ns)
+            self.layout.scratch = scratch_address()
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""
         return self._services.get(name)
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._cancelled
-
     def cancel(self) -> None:
-        """End the running call, a sleeping one included, and refuse all later ones. Any thread may do this."""
+        """End the running call, even a sleeping one, and refuse later ones. Thread-safe."""
         if not self._cancelled:
             self._cancelled = True
             self._wake.release()
         self.engine.wake_guests()
 
     def resume(self) -> None:
-        """Take calls again after `cancel`. Only between two calls: one in progress might not hear that it was ended."""
+        """Allow calls again after `cancel`. Only between two calls: one in progress might miss its cancellation."""
         if self._cancelled:
             self._wake.acquire()
             self._cancelled = False
 
     def sleep(self, seconds: float) -> None:
-        """Wait, for a guest that asked to.
-
-        Raises:
-            InvokeTimeout: the deadline came first.
-            GuestTrap: the sandbox was cancelled.
-        """
+        """Wait for the guest; raises what `check` raises."""
         wait = min(seconds, self.deadline.remaining_s(), _LONGEST_WAIT_S)
         if self._wake.acquire(timeout=max(0.0, wait)):
             self._wake.release()
         self.check()
 
     def check(self) -> None:
-        """Find out whether the guest may go on.
+        """Raise if the guest must not go on.
 
         Raises:
             InvokeTimeout: the deadline passed.
@@ -200,7 +192,7 @@ class GuestState:
             raise InvokeTimeout(f"the deadline passed before the guest finished: stopped after {elapsed_s:.3f} s")
 
     def close(self) -> None:
-        """Forget everything, because the store goes away."""
+        """Release everything, because the store is deleted."""
         STATES.pop(self.token, None)
         self.context = 0
         if self.wasi is not None:
@@ -212,21 +204,20 @@ class GuestState:
         item = ctypes.create_string_buffer(capi.SIZES["wasmtime_extern_t"])
         found = False
         if self.caller:
-            found = _caller_export_get(self.caller, _MEMORY, len(_MEMORY), item)
+            found = KEEPING.wasmtime_caller_export_get(self.caller, _MEMORY, len(_MEMORY), item)
         elif self.context and self.instance is not None:
-            found = _instance_export_get(self.context, self.instance, _MEMORY, len(_MEMORY), item)
+            found = KEEPING.wasmtime_instance_export_get(self.context, self.instance, _MEMORY, len(_MEMORY), item)
         if not found:
             raise InvalidPointer("the guest exports no memory named 'memory'")
         kind, start = item.raw[0], capi.EXTERN_PAYLOAD_OFFSET
         memory = item.raw[start : start + capi.SIZES["wasmtime_memory_t"]]
-        _extern_delete(item)
+        KEEPING.wasmtime_extern_delete(item)
         if kind != capi.EXTERN_MEMORY:
             raise InvalidPointer("the guest's export 'memory' is not a memory")
         return memory
 
 
 def _clamped(deadline_ns: int | None) -> int:
-    """Return a deadline as a pad has it: one before the clock began has passed, one past its end is the end."""
     if deadline_ns is None:
         return NO_DEADLINE_NS
     return deadline_ns if 0 <= deadline_ns < NO_DEADLINE_NS else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
@@ -238,9 +229,9 @@ STATES: Final[dict[int, GuestState]] = {}
 
 
 def as_raised(error: BaseException, where: str) -> BaseException:
-    """Return what the caller of a guest sees for an exception from host code.
+    """Return what a guest's caller sees for an exception from host code.
 
-    Our own errors and requests to stop the program pass through; anything else is a bug in the host function.
+    Our own errors and requests to stop the program stay; anything else is a bug in the host function.
     """
     if isinstance(error, TensorWasmError) or not isinstance(error, Exception):
         return error
@@ -250,7 +241,7 @@ def as_raised(error: BaseException, where: str) -> BaseException:
 
 
 def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
-    """Let a guest go on, or stop it. wasmtime calls this when the ticks it granted have run out."""
+    """Let a guest go on, or stop it. wasmtime calls this when the granted ticks are used up."""
     try:
         state = STATES[token]
         state.check()
@@ -260,7 +251,7 @@ def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
         guest = STATES.get(token)  # looked up anew: an interrupt may have come before there was a name for it
         if guest is not None:
             guest.error = error
-        stop: int = _error_new(b"stopped")
+        stop: int = KEEPING.wasmtime_error_new(b"stopped")
         return stop
     return None
 
@@ -268,3 +259,69 @@ def on_epoch(_context: int, token: int, delta: int, kind: int) -> int | None:
 ON_EPOCH: Final = capi.EPOCH_CALLBACK(on_epoch)
 ON_EPOCH_AT: Final = ctypes.cast(ON_EPOCH, ctypes.c_void_p).value or 0
 """Address of the epoch callback of every store; its data is the sandbox's token."""
+
+
+def open_store(state: GuestState, limits: Limits) -> int:
+    """Return the address of a sandbox's new store, and register the sandbox under its token."""
+    store: int = KEEPING.wasmtime_store_new(state.engine.address, state.token, None)
+    state.context = KEEPING.wasmtime_store_context(store)
+    table_elements = min(limits.table_elements, MAX_TABLE_ELEMENTS)
+    KEEPING.wasmtime_store_limiter(store, limits.memory_bytes, table_elements, 1, MAX_TABLES, 1)
+    STATES[state.token] = state
+    return store
+
+
+def close_store(store: int, spent_ns: int) -> None:
+    """Free a store from `open_store`, whose guest ran that long."""
+    (KEEPING.wasmtime_store_delete if spent_ns < QUICK_NS else RELEASING.wasmtime_store_delete)(store)
+
+
+def is_quick(module: CompiledModule) -> bool:
+    """Return whether instantiating runs no guest code and copies little, so that it may keep the GIL."""
+    small = module.size_bytes < _QUICK_BYTES or module.engine.config.images  # there memory is mapped, not copied
+    return small and not module.preamble.has_start
+
+
+def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) -> bool:
+    """Raise what went wrong in a call; return whether the guest ended with ``proc_exit(0)``.
+
+    It takes ``state.error``, and frees the trap and wasmtime's error.
+
+    Raises:
+        CapacityExhausted: the pool is full, or the system has no memory for the sandbox.
+        GuestTrap: the guest trapped.
+        BaseException: what host code raised.
+    """
+    address, raised = trap.value, state.error
+    trap.value, state.error = 0, None
+    if raised is not None:
+        if error:
+            capi.take_error(error)
+        if address:
+            KEEPING.wasm_trap_delete(address)
+        if isinstance(raised, GuestExit) and raised.code == 0:
+            return True
+        raise raised
+    if address:
+        trapped = traps.take_trap(address, state.context)
+        if trapped.backtrace and state.lines is not None:
+            trapped.find_lines = state.lines.add_to
+        raise trapped
+    if error:
+        text = traps.explain(error)
+        if traps.drop_exception(state.context):  # on a fiber it is no trap
+            raise GuestTrap(f"{traps.UNCAUGHT}: {traps.THROWN}", traps.UNCAUGHT)
+        for words, meaning in _REFUSALS:
+            if words in text:
+                raise CapacityExhausted(meaning)
+        raise GuestTrap(f"{traps.OTHER}: {text}", traps.OTHER)
+    return False
+
+
+def earlier(deadline: Deadline | None, now_ns: int, ceiling_s: float) -> int | None:
+    """Return the monotonic time at which a call must have ended, None for never."""
+    asked_ns = deadline.at_ns if deadline is not None else None
+    if math.isinf(ceiling_s * 1e9):
+        return asked_ns
+    ceiling_ns = now_ns + int(ceiling_s * 1e9)
+    return ceiling_ns if asked_ns is None or asked_ns > ceiling_ns else asked_ns

@@ -1,4 +1,4 @@
-"""A host function called by a guest that is suspended: looked up by its number, run off the guest's fiber."""
+"""Host function calls of suspended guests: looked up by number, run off the guest's fiber."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tensorwasm.errors import InvalidPointer
 from tensorwasm.gpu.native.layout import Wait
@@ -16,10 +16,8 @@ from tensorwasm.guest.imports.suspension import Kind, Steps, Suspension, Waiting
 from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.native.environment import Entry, make_environment
 from tensorwasm.guest.sandbox.state import GuestState
+from tensorwasm.guest.sandbox.wasi_io import WasiState
 from tensorwasm.values import Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.guest.sandbox.output import WasiState
 
 # A cell is 16 bytes, whatever its type.
 READ: Final = {"i32": "i12x", "i64": "q8x", "f32": "f12x", "f64": "d8x"}
@@ -30,12 +28,12 @@ WRITE: Final[dict[str, Any]] = {
     "f64": ctypes.c_double,
 }
 _NO_RESULT: Final = 0
-_ASK_NOBODY_NS: Final = 0  # the emulator's answer may be long in coming, and other guests wait for the thread
+_NO_POLLING_NS: Final = 0  # the emulator's answer may be long in coming, and other guests wait for the thread
 _memory_name: Final = ctypes.create_string_buffer(b"memory")
 
 
 class SuspendedCall:
-    """The `HostCall` of a guest that is suspended in it. Valid until the guest goes on; any one thread may use it."""
+    """The `HostCall` of a suspended guest. Valid until the guest goes on; any one thread may use it."""
 
     __slots__ = ("_state", "_wait")
 
@@ -45,11 +43,7 @@ class SuspendedCall:
 
     @property
     def memory(self) -> GuestMemory:
-        """The guest's memory.
-
-        Raises:
-            InvalidPointer: the guest exports no memory named ``memory``.
-        """
+        """The guest's memory; raises as `GuestState.memory` does."""
         wait = self._wait
         if not wait.memory_at:
             raise InvalidPointer("the guest exports no memory named 'memory'")
@@ -73,29 +67,20 @@ class SuspendedCall:
 class WaitingFunction:
     """A host function that may wait, as an asynchronous function of wasmtime.
 
-    Attributes:
-        label: for messages.
-        address: of its `Suspension`, which lives as long as this.
+    ``address`` is of its `Suspension`, valid as long as this; ``label`` is for messages.
     """
 
     __slots__ = ("_environment", "_finish", "_result", "_size", "_steps", "_suspension", "_unpack", "address", "label")
 
     def __init__(self, function: HostFunction, number: int, code: WaitingCode, entry: Entry | None) -> None:
-        """Prepare a function.
-
-        Args:
-            function: the import.
-            number: in its linker.
-            code: compiled functions.
-            entry: its compiled form, or None.
-        """
+        """Prepare the function with that number in its linker; ``entry`` is its compiled form."""
         self.label = f"host function {function.module}.{function.name}"
         self._steps = function.steps or partial(_elsewhere, function.body)
         self._finish = function.finish or partial(_elsewhere, entry.finish if entry and entry.finish else _nothing)
         self._unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack_from
         self._size = capi.CELL_BYTES * len(function.params)
         self._result = WRITE[function.results[0]] if function.results else None
-        self._environment = make_environment(code.note_call, code.note_finish, _ASK_NOBODY_NS)
+        self._environment = make_environment(code.note_call, code.note_finish, _NO_POLLING_NS)
         self._suspension = Suspension(
             function=number,
             result=capi.VALUE_KINDS[function.results[0]] if function.results else _NO_RESULT,
@@ -115,18 +100,16 @@ class WaitingFunction:
         return self._steps(call, *self._unpack(wait.cells)) if self._size else self._steps(call)
 
     def answer(self, wait: Wait, value: float | None) -> None:
-        """Write the result to where wasmtime wants it; the guest may go on."""
+        """Write the result to where wasmtime expects it; the guest may go on."""
         if self._result is not None:
             self._result.from_address(wait.results_at + capi.VALUE_PAYLOAD_OFFSET).value = value
         wait.kind, wait.done = Kind.NOTHING, 1
 
 
 def _elsewhere(body: Callable[..., Any], call: HostCall, *params: float) -> Steps:
-    """Take one step: the whole body, on another thread."""
     answer: int | float | None = yield Work(partial(body, call, *params))
     return answer
 
 
 def _nothing(_call: HostCall) -> int:
-    """Finish what nothing started."""
     return 0

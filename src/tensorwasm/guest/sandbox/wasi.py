@@ -1,12 +1,11 @@
 """WASI preview 1: wasmtime's implementation, with our own output, sleeping and exit.
 
-Nothing of the host is inherited unasked. Arguments, environment and standard input are given as values; standard output
-and error are captured or handed to a callable; directories are visible only when granted. Clocks and random numbers are
-the host's. There are no sockets.
+The guest inherits nothing by default. Arguments, environment and standard input are values; output is captured or
+passed to a callable; directories are visible only when granted. Clocks and random numbers are the host's. There are no
+sockets.
 
-Nothing here waits: standard input is bytes, so reading it never blocks, output goes to memory, and sleeping is ours
-(`tensorwasm.guest.sandbox.preview1`). Two things do wait, where no deadline reaches: the process's own standard input,
-given as
+Nothing here waits: standard input is bytes, output goes to memory, and sleeping is ours
+(`tensorwasm.guest.sandbox.preview1`). Two exceptions ignore deadlines: the process's own standard input, given as
 `INHERIT`, and opening a named pipe or a device of a granted directory.
 """
 
@@ -21,38 +20,18 @@ from typing import Final
 
 from tensorwasm.errors import InternalError, InvalidArgs
 from tensorwasm.guest.engine import capi, traps
-from tensorwasm.guest.engine.yielding import give_way_from_now_on
-from tensorwasm.guest.sandbox.mounts import Directory, Mounts
-from tensorwasm.guest.sandbox.output import INHERIT, GuestOutput, Inherit, Sink, WasiState
+from tensorwasm.guest.engine.capi import KEEPING, RELEASING
+from tensorwasm.guest.engine.yielding import yield_gil_on_foreign_thread
 from tensorwasm.guest.sandbox.state import STATES, GuestState, as_raised
-
-_config_new: Final = capi.bind("wasi_config_new")
-_config_delete: Final = capi.bind("wasi_config_delete")
-_set_argv: Final = capi.bind("wasi_config_set_argv")
-_set_env: Final = capi.bind("wasi_config_set_env")
-_inherit_stdin: Final = capi.bind("wasi_config_inherit_stdin")
-_inherit_stdout: Final = capi.bind("wasi_config_inherit_stdout")
-_inherit_stderr: Final = capi.bind("wasi_config_inherit_stderr")
-_set_stdin_bytes: Final = capi.bind("wasi_config_set_stdin_bytes")
-_set_stdout: Final = capi.bind("wasi_config_set_stdout_custom")
-_set_stderr: Final = capi.bind("wasi_config_set_stderr_custom")
-_preopen_dir: Final = capi.bind_releasing("wasi_config_preopen_dir")
-_byte_vec_new: Final = capi.bind("wasm_byte_vec_new")
-_set_wasi: Final = capi.bind("wasmtime_context_set_wasi")
+from tensorwasm.guest.sandbox.wasi_io import INHERIT, Directory, GuestOutput, Inherit, Mounts, Sink, WasiState
 
 
 @dataclass(frozen=True, slots=True)
 class WasiConfig:
-    """What a guest gets through WASI.
+    """What a guest gets through WASI: arguments, environment, all of standard input, directories.
 
-    Attributes:
-        args: command-line arguments, the program's name first.
-        env: environment, as pairs.
-        stdin: all of standard input, or `INHERIT`.
-        stdout: called with each chunk as the guest writes it, on the guest's thread; None captures. What it raises
-            reaches the guest as a failed write and soon ends the call. `INHERIT` passes no chunk and has no limit.
-        stderr: the same for standard error.
-        directories: what the guest may see of the file system.
+    Output goes to ``stdout`` and ``stderr``, which get each chunk that the guest writes, on the guest's thread; None
+    captures. What they raise reaches the guest as a failed write and soon ends the call. `INHERIT` has no limit.
     """
 
     args: tuple[str, ...] = ()
@@ -68,15 +47,9 @@ NO_WASI: Final = WasiConfig()
 
 
 def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
-    """Give a sandbox's store its WASI context.
+    """Give the store of a sandbox its WASI context; each output stream may have ``output_bytes``.
 
-    Args:
-        state: a sandbox with an open store.
-        config: what the guest gets.
-        output_bytes: limit of each output stream.
-
-    Raises:
-        InvalidArgs: an argument, variable or path holds a NUL, or a folder or file cannot be given.
+    Raises `InvalidArgs` if an argument, variable or path holds a NUL, or a folder or file cannot be given.
     """
     mounts = Mounts(config.directories) if config.directories else None
     try:
@@ -90,33 +63,25 @@ def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiStat
 
 
 def _set_context(state: GuestState, config: WasiConfig, mounts: Mounts | None) -> None:
-    address = _config_new()
+    address = KEEPING.wasi_config_new()
     try:
         _configure(address, state.token, config)
         for host_path, guest_path, writable in mounts.preopened if mounts is not None else ():
             host, guest = _strings((host_path,)), _strings((guest_path,))
-            opened = _preopen_dir(address, host[0], guest[0], writable)
+            opened = RELEASING.wasi_config_preopen_dir(address, host[0], guest[0], writable)
             _require(opened, f"the folder {host_path!r} cannot be opened")
     except BaseException:
-        _config_delete(address)
+        KEEPING.wasi_config_delete(address)
         raise
-    error = _set_wasi(state.context, address)
+    error = KEEPING.wasmtime_context_set_wasi(state.context, address)
     if error:
         raise InternalError(f"wasmtime refused a WASI context: {traps.explain(error)}")
 
 
 def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
-    """Give a sandbox's store another WASI context, and write there what the guest has written to the one before.
+    """Replace the WASI context of a sandbox's store, and write the output so far to the new streams.
 
-    Args:
-        state: a sandbox that has a context.
-        config: what the guest gets.
-        output_bytes: limit of each output stream.
-
-    Raises:
-        InvalidArgs: as in `attach`.
-        InternalError: a sink failed.
-        TensorWasmError: what a sink raised.
+    Raises what `attach` raises, what a sink raised, or `InternalError` if a sink failed.
     """
     before, after = state.wasi, attach(state, config, output_bytes)
     if before is not None:
@@ -133,25 +98,27 @@ def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState
 
 def _configure(address: int, token: int, config: WasiConfig) -> None:
     if config.args:
-        _require(_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text")
+        _require(
+            KEEPING.wasi_config_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text"
+        )
     if config.env:
         names, values = zip(*config.env, strict=True)
-        fits = _set_env(address, len(config.env), _strings(names), _strings(values))
+        fits = KEEPING.wasi_config_set_env(address, len(config.env), _strings(names), _strings(values))
         _require(fits, "the environment is not text")
     if config.stdin is INHERIT:
-        _inherit_stdin(address)
+        KEEPING.wasi_config_inherit_stdin(address)
     elif config.stdin:
         vector = (ctypes.c_size_t * 2)()
-        _byte_vec_new(vector, len(config.stdin), config.stdin)
-        _set_stdin_bytes(address, vector)
+        KEEPING.wasm_byte_vec_new(vector, len(config.stdin), config.stdin)
+        KEEPING.wasi_config_set_stdin_bytes(address, vector)
     if config.stdout is INHERIT:
-        _inherit_stdout(address)
+        KEEPING.wasi_config_inherit_stdout(address)
     else:
-        _set_stdout(address, _ON_STDOUT, token, None)
+        KEEPING.wasi_config_set_stdout_custom(address, _ON_STDOUT, token, None)
     if config.stderr is INHERIT:
-        _inherit_stderr(address)
+        KEEPING.wasi_config_inherit_stderr(address)
     else:
-        _set_stderr(address, _ON_STDERR, token, None)
+        KEEPING.wasi_config_set_stderr_custom(address, _ON_STDERR, token, None)
 
 
 def _require(fits: bool, message: str) -> None:  # noqa: FBT001 - the answer of a C function
@@ -175,7 +142,7 @@ def _make_writer(stream: str) -> Callable[[int, int, int], int]:
         try:
             state = STATES[token]
             output: GuestOutput = getattr(state.wasi, stream)
-            give_way_from_now_on()  # this is a thread of wasmtime's, never an event loop's
+            yield_gil_on_foreign_thread()  # this is a thread of wasmtime's, never an event loop's
             return length if output.take(ctypes.string_at(data, length)) else -errno.ENOSPC
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             if state is not None:

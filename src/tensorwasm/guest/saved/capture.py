@@ -1,4 +1,4 @@
-"""A sandbox read into plain values, between two calls, through the names that its edition exports."""
+"""Reading a sandbox into plain values, between two calls, through the names that its instrumented module exports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tensorwasm.guest.saved.instrumented import Drop, InstrumentedModule
 from tensorwasm.saved import SavedGlobal, SavedMemory, SavedRun, SavedTable
 
 MAX_RUN_BYTES: Final = 64 << 20
-"""Longest run: longer ones are cut, so that nobody has to hold more than that of a memory at once."""
+"""Longest run: longer ones are cut, so that readers need not hold more at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a sandbox, as `tensorwasm.saved.SavedInstance` has it. Runs are views of memory that is alive."""
+    """The content of a sandbox, as in `tensorwasm.saved.SavedInstance`. Runs are views of live memory."""
 
     memories: tuple[SavedMemory, ...]
     globals: tuple[SavedGlobal, ...]
@@ -31,49 +31,45 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a memory was when its sandbox was made.
+    """The memory of a sandbox when that was made.
 
-    Attributes:
-        image: what it was mapped from, None if it was made by instantiating.
-        plain: its pages are the process's own, so the system knows which were written to; a device's are not.
+    ``image`` is None if it was made by instantiating. ``plain`` pages are the process's own, so the system knows which
+    were written to; a device's are not.
     """
 
     image: Image | None = None
     plain: bool = True
 
 
-def capture(exports: Exports, edition: InstrumentedModule, origin: Origin, parent: Image | None = None) -> Contents:
-    """Read a sandbox. Nothing is copied but what is small: use the runs while nobody calls it.
+def capture(
+    exports: Exports, instrumented: InstrumentedModule, origin: Origin, parent: Image | None = None
+) -> Contents:
+    """Read a resting sandbox of either form, without copying its memory: use the runs only while it is not called.
 
-    Args:
-        exports: the sandbox's, which rests meanwhile.
-        edition: whose live or blank form it runs.
-        origin: of its memory.
-        parent: its memory at an earlier time, to save only what differs from that; None saves everything.
-
-    Raises:
-        InvalidSnapshot: the parent is longer, so it is not this memory at an earlier time.
+    With a parent, its memory at an earlier time, only differences are saved. Raises `InvalidSnapshot` if the parent is
+    longer, so it is not this memory at an earlier time.
     """
-    functions = {exports.function(name): index for index, name in edition.functions.items()}
+    functions = {exports.function(name): index for index, name in instrumented.functions.items()}
+    found = []
+    for item in instrumented.globals:
+        bits = exports.read_global(item.name, item.kind)
+        found.append(SavedGlobal(item.index, item.kind, _index(bits, functions) if item.kind == "funcref" else bits))
     return Contents(
-        memories=_memories(exports, edition, origin, parent),
-        globals=tuple(
-            SavedGlobal(item.index, item.kind, _value(exports.read_global(item.name, item.kind), item.kind, functions))
-            for item in edition.globals
-        ),
-        tables=_tables(exports, edition, functions),
-        dropped_data=_dropped(exports, edition.data),
-        dropped_elements=_dropped(exports, edition.elements),
+        memories=_memories(exports, instrumented, origin, parent),
+        globals=tuple(found),
+        tables=_tables(exports, instrumented, functions),
+        dropped_data=_dropped(exports, instrumented.data),
+        dropped_elements=_dropped(exports, instrumented.elements),
     )
 
 
 def _memories(
-    exports: Exports, edition: InstrumentedModule, origin: Origin, parent: Image | None
+    exports: Exports, instrumented: InstrumentedModule, origin: Origin, parent: Image | None
 ) -> tuple[SavedMemory, ...]:
-    if edition.memory is None:
+    if instrumented.memory is None:
         return ()
-    address, size_bytes = exports.memory(edition.memory)
-    made = [(0, edition.data_end_bytes)] if origin.image is None else _spans(origin.image)
+    address, size_bytes = exports.memory(instrumented.memory)
+    made = [(0, instrumented.data_end_bytes)] if origin.image is None else _spans(origin.image)
     written = find_written(address, size_bytes) if origin.plain else [(0, size_bytes)]
     spans: Iterable[Span]
     if parent is None:
@@ -89,7 +85,6 @@ def _memories(
 
 
 def _changes(address: int, parent: Image, spans: list[Span], size_bytes: int) -> list[Span]:
-    """Return what of some spans differs from the parent, which is zeros past its end."""
     before = parent.map()
     try:
         found = list(find_different(address, before.address, clip(spans, 0, parent.size_bytes)))
@@ -108,21 +103,17 @@ def _cut(spans: Iterable[Span]) -> Iterator[Span]:
             yield first, min(first + MAX_RUN_BYTES, end)
 
 
-def _tables(exports: Exports, edition: InstrumentedModule, functions: dict[int, int]) -> tuple[SavedTable, ...]:
+def _tables(exports: Exports, instrumented: InstrumentedModule, functions: dict[int, int]) -> tuple[SavedTable, ...]:
     tables = []
-    for index, name in enumerate(edition.tables):
+    for index, name in enumerate(instrumented.tables):
         held = tuple(_index(number, functions) for number in exports.read_table(name))
-        if held != edition.initial_tables[index]:
+        if held != instrumented.initial_tables[index]:
             tables.append(SavedTable(index, held))
     return tuple(tables)
 
 
 def _dropped(exports: Exports, drops: tuple[Drop, ...]) -> tuple[int, ...]:
     return tuple(drop.segment for drop in drops if exports.read_global(drop.mark, "i32"))
-
-
-def _value(bits: int, kind: str, functions: dict[int, int]) -> int | None:
-    return _index(bits, functions) if kind == "funcref" else bits
 
 
 def _index(number: int, functions: dict[int, int]) -> int | None:

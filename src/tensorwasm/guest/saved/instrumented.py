@@ -1,9 +1,9 @@
-"""The edited forms of a module whose instances are saved: everything private is exported, under names nobody else has.
+"""Instrumented forms of a module whose instances are saved: everything private is exported, under unused names.
 
-There are two. The *live* form does what the module does. The *blank* form begins where a saved instance goes on: it
-runs no start function and copies no data, because a saved memory has both behind it. Every index means in both what it
-means in the module, so a state can be moved from one to the other. The guest cannot tell: exports are invisible to it,
-and the globals that are added, which note dropped segments, are named by no code of its own.
+The *live* form does what the module does. The *blank* form starts in a saved state: it runs no start function and
+copies no data, because the saved memory already includes both. Indices mean the same in both and in the module, so a
+state can be moved between them. The guest cannot notice: exports are invisible to it, and its code does not name the
+globals that are added to record dropped segments.
 """
 
 from __future__ import annotations
@@ -40,13 +40,7 @@ class PrivateGlobal:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A segment that code may drop.
-
-    Attributes:
-        segment: its index.
-        mark: name of an ``i32`` global that is 1 once it is dropped.
-        function: name of a function that drops it.
-    """
+    """A segment that code may drop: an ``i32`` global, ``mark``, is 1 once it is dropped, and a function drops it."""
 
     segment: int
     mark: str
@@ -55,19 +49,16 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class InstrumentedModule:
-    """Both forms of a module, and the names of what they export.
+    """Both forms of a module, and the names of their exports.
 
     Attributes:
-        live: the binary of the live form.
-        blank: the binary of the blank form.
-        memory: name of the memory, None without one.
-        globals: the mutable ones.
-        tables: name of each table, by index.
-        functions: name of every function that a table or a global can come to hold, by index.
+        live: binary of the live form.
+        blank: binary of the blank form.
+        functions: name of every function that a table or a global can hold, by index.
         data: data segments that code may drop.
         elements: element segments that code may drop.
-        data_end_bytes: past this, memory of a fresh instance is zeros.
-        initial_tables: the functions in each table of a fresh instance, None where that is not said plainly.
+        data_end_bytes: past this, memory of a new instance is zeros.
+        initial_tables: the functions in each table of a new instance, None where they are computed.
     """
 
     live: bytes
@@ -82,12 +73,12 @@ class InstrumentedModule:
     initial_tables: tuple[tuple[int | None, ...] | None, ...]
 
 
-def make_edition(wasm: bytes) -> InstrumentedModule:
-    """Edit a module that an engine has accepted.
+def instrument(wasm: bytes) -> InstrumentedModule:
+    """Instrument a module that an engine has accepted.
 
     Raises:
-        NotCapturable: it imports a memory, table or global, keeps exceptions in one, has more than can be exported, or
-            too much code that may drop segments.
+        NotCapturable: it imports a memory, table or global, keeps exceptions in one, or has too many exports or too
+            much code that may drop segments.
         InvalidWasm: it is malformed where engines do not look.
     """
     module = decode(wasm)
@@ -97,10 +88,16 @@ def make_edition(wasm: bytes) -> InstrumentedModule:
             raise NotCapturable(f"the module imports the {item.kind} {label}: its state is not the instance's own")
     _require_no_exceptions(module)
     prefix = edit.free_prefix(module, _STEM)
-    private = _find_globals(module, prefix)
+    private = tuple(
+        PrivateGlobal(index, item.type.value, f"{prefix}global{index}")
+        for index, item in enumerate(module.globals)
+        if item.type.mutable
+    )
     tables = tuple(f"{prefix}table{index}" for index in range(len(module.tables)))
     memory = f"{prefix}memory" if module.memories else None
-    functions = _find_functions(module, prefix) if tables or any(item.kind == "funcref" for item in private) else {}
+    functions: dict[int, str] = {}
+    if tables or any(item.kind == "funcref" for item in private):
+        functions = {index: f"{prefix}func{index}" for index in edit.find_escaping(module)}
     exports = [
         *(Export(item.name, "global", item.index) for item in private),
         *(Export(name, "table", index) for index, name in enumerate(tables)),
@@ -129,7 +126,7 @@ def make_edition(wasm: bytes) -> InstrumentedModule:
 
 
 def _require_no_exceptions(module: Module) -> None:
-    """Refuse what could hold an exception between two calls: that is known to the engine alone."""
+    """Refuse what could hold an exception between two calls: only the engine can read it."""
     for index, item in enumerate(module.globals):
         if item.type.mutable and item.type.value in REFERENCE_TYPES - {"funcref"}:
             raise NotCapturable(f"the module keeps an exception in global {index}, of type {item.type.value}")
@@ -138,20 +135,8 @@ def _require_no_exceptions(module: Module) -> None:
             raise NotCapturable(f"the module keeps exceptions in table {index}, of type {table.element}")
 
 
-def _find_globals(module: Module, prefix: str) -> tuple[PrivateGlobal, ...]:
-    return tuple(
-        PrivateGlobal(index, item.type.value, f"{prefix}global{index}")
-        for index, item in enumerate(module.globals)
-        if item.type.mutable
-    )
-
-
-def _find_functions(module: Module, prefix: str) -> dict[int, str]:
-    return {index: f"{prefix}func{index}" for index in edit.find_escaping(module)}
-
-
 def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], tuple[Drop, ...]]:
-    """Let the module note which segments it drops, and drop them when it is called for that."""
+    """Make the module record which segments it drops, and export functions that drop them."""
     # Those that are not passive have been dropped before any code runs.
     if PASSIVE not in {segment.mode for segment in module.data} | {segment.mode for segment in module.elements}:
         return module, (), ()
@@ -181,7 +166,7 @@ def _of_kind(found: Mapping[tuple[str, int], _T], kind: str) -> dict[int, _T]:
 
 
 def _data_end(module: Module) -> int:
-    """Return where the data that instantiating copies ends, rounded up; everything if that is not said plainly."""
+    """Return where the data that instantiating copies ends, rounded up; the largest size if an offset is computed."""
     end = 0
     for segment in module.data:
         if segment.mode == ACTIVE:
@@ -197,7 +182,6 @@ def _plain_offset(offset: Expression) -> int | None:
 
 
 def _initial_table(module: Module, index: int) -> tuple[int | None, ...] | None:
-    """Return what a table of a fresh instance holds, None if that is not said plainly."""
     table: list[int | None] = [None] * module.tables[index].minimum
     for element in module.elements:
         if element.mode != ACTIVE or element.table != index:

@@ -1,6 +1,6 @@
-"""A saved state put into a sandbox of the blank form: checked once, compared with what is there already, applied often.
+"""Restores a saved state into a sandbox of the blank form: checked and compared once, applied often.
 
-Source: Wasm core 2.0, 4.2: what a store has at run time is memories, globals, tables, and which segments are dropped.
+Source: Wasm core 2.0, 4.2: a store has memories, globals, tables, and segments that may be dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _MAX_MEMORY_PAGES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What is to be done to a new sandbox of a blank form, by the names of its exports.
+    """What to change in a new sandbox of a blank form, by names of its exports.
 
     Attributes:
-        size_bytes: of the memory, 0 without one.
         bits: globals that differ: name, type and bits.
         pointers: globals that hold another function: name, and the function's name or None.
         tables: tables that differ: name, elements by index, length.
@@ -41,44 +40,35 @@ class RestorePlan:
     drops: tuple[str, ...]
 
 
-def read_pristine(instance: Instance, edition: InstrumentedModule) -> Contents:
-    """Return what is in a new sandbox of a blank form, its memory aside, with every table."""
-    everything = replace(edition, memory=None, initial_tables=(None,) * len(edition.tables))
+def read_pristine(instance: Instance, instrumented: InstrumentedModule) -> Contents:
+    """Return the content of a new sandbox of a blank form, with every table, without its memory."""
+    everything = replace(instrumented, memory=None, initial_tables=(None,) * len(instrumented.tables))
     with instance.resting() as exports:
         return capture(exports, everything, Origin())
 
 
-def make_plan(saved: SavedInstance, edition: InstrumentedModule, declared: Preamble, pristine: Contents) -> RestorePlan:
-    """Compare a saved state with a new sandbox.
+def make_plan(
+    saved: SavedInstance, instrumented: InstrumentedModule, declared: Preamble, pristine: Contents
+) -> RestorePlan:
+    """Compare an untrusted, whole saved state with ``pristine``, what `read_pristine` found in a new sandbox.
 
-    Args:
-        saved: whole, without a parent. What it says is checked like anything that comes from elsewhere.
-        edition: whose blank form the sandbox runs.
-        declared: by that form.
-        pristine: what is in the sandbox before, from `read_pristine`.
-
-    Raises:
-        InvalidSnapshot: it does not fit the module.
+    Raises `InvalidSnapshot` if it does not fit the module, which declares ``declared`` in its blank form.
     """
-    bits, pointers = _compare_globals(saved.globals, edition, pristine.globals)
+    bits, pointers = _compare_globals(saved.globals, instrumented, pristine.globals)
     return RestorePlan(
         size_bytes=_memory_bytes(saved, declared),
         bits=bits,
         pointers=pointers,
-        tables=_compare_tables(saved.tables, edition, pristine.tables),
+        tables=_compare_tables(saved.tables, instrumented, pristine.tables),
         drops=(
-            *_find_drops(saved.dropped_data, edition.data, "data"),
-            *_find_drops(saved.dropped_elements, edition.elements, "element"),
+            *_find_drops(saved.dropped_data, instrumented.data, "data"),
+            *_find_drops(saved.dropped_elements, instrumented.elements, "element"),
         ),
     )
 
 
 def apply(plan: RestorePlan, instance: Instance) -> None:
-    """Do to a new sandbox what a plan says, its memory aside.
-
-    Raises:
-        CapacityExhausted: a table cannot have so many elements here.
-    """
+    """Carry out a plan in a new sandbox, except for its memory; `CapacityExhausted` if a table cannot be that long."""
     if plan.bits or plan.pointers or plan.tables:
         with instance.resting() as exports:
             for name, kind, bits in plan.bits:
@@ -91,18 +81,14 @@ def apply(plan: RestorePlan, instance: Instance) -> None:
         instance.call(function)
 
 
-def fill(instance: Instance, edition: InstrumentedModule, image: Image) -> None:
-    """Copy an image into the memory of a new sandbox, which is zeros and no longer. Blocks for as long as that takes.
-
-    Raises:
-        CapacityExhausted: the memory cannot have that length here.
-    """
-    if edition.memory is None:
+def fill(instance: Instance, instrumented: InstrumentedModule, image: Image) -> None:
+    """Copy an image into the memory of a new sandbox, all zeros. `CapacityExhausted` if it cannot grow so far."""
+    if instrumented.memory is None:
         return
     source = image.map()
     try:
         with instance.resting() as exports:
-            address = exports.grow_memory(edition.memory, image.size_bytes)
+            address = exports.grow_memory(instrumented.memory, image.size_bytes)
             for offset, length in image.extents:
                 ctypes.memmove(address + offset, source.address + offset, length)
     finally:
@@ -125,15 +111,15 @@ def _memory_bytes(saved: SavedInstance, declared: Preamble) -> int:
 
 
 def _compare_globals(
-    saved: tuple[SavedGlobal, ...], edition: InstrumentedModule, pristine: tuple[SavedGlobal, ...]
+    saved: tuple[SavedGlobal, ...], instrumented: InstrumentedModule, pristine: tuple[SavedGlobal, ...]
 ) -> tuple[tuple[tuple[str, str, int], ...], tuple[tuple[str, str | None], ...]]:
-    if [(item.index, item.kind) for item in saved] != [(item.index, item.kind) for item in edition.globals]:
+    if [(item.index, item.kind) for item in saved] != [(item.index, item.kind) for item in instrumented.globals]:
         raise InvalidSnapshot("the saved globals are not those of the module")
     bits: list[tuple[str, str, int]] = []
     pointers: list[tuple[str, str | None]] = []
-    for item, known, before in zip(saved, edition.globals, pristine, strict=True):
+    for item, known, before in zip(saved, instrumented.globals, pristine, strict=True):
         if item.kind == "funcref":
-            function = _function(item.bits, edition)
+            function = _function(item.bits, instrumented)
             if item.bits != before.bits:
                 pointers.append((known.name, function))
         elif item.bits is None or not 0 <= item.bits < 1 << _BITS[item.kind]:
@@ -147,11 +133,11 @@ _BITS: Final = {"i32": 32, "i64": 64, "f32": 32, "f64": 64, "v128": 128}
 
 
 def _compare_tables(
-    saved: tuple[SavedTable, ...], edition: InstrumentedModule, pristine: tuple[SavedTable, ...]
+    saved: tuple[SavedTable, ...], instrumented: InstrumentedModule, pristine: tuple[SavedTable, ...]
 ) -> tuple[tuple[str, dict[int, str | None], int], ...]:
     tables = []
     indices = [table.index for table in saved]
-    if indices != sorted(set(indices)) or (indices and not 0 <= indices[0] <= indices[-1] < len(edition.tables)):
+    if indices != sorted(set(indices)) or (indices and not 0 <= indices[0] <= indices[-1] < len(instrumented.tables)):
         raise InvalidSnapshot("the saved tables are not those of the module")
     for table in saved:
         before = pristine[table.index].functions
@@ -159,19 +145,19 @@ def _compare_tables(
             raise InvalidSnapshot(f"table {table.index} is saved with {len(table.functions)} elements")
         padded = before + (None,) * (len(table.functions) - len(before))
         elements = {
-            index: _function(function, edition)
+            index: _function(function, instrumented)
             for index, (function, old) in enumerate(zip(table.functions, padded, strict=True))
             if function != old
         }
         if elements or len(before) != len(table.functions):
-            tables.append((edition.tables[table.index], elements, len(table.functions)))
+            tables.append((instrumented.tables[table.index], elements, len(table.functions)))
     return tuple(tables)
 
 
-def _function(index: int | None, edition: InstrumentedModule) -> str | None:
+def _function(index: int | None, instrumented: InstrumentedModule) -> str | None:
     if index is None:
         return None
-    name = edition.functions.get(index)
+    name = instrumented.functions.get(index)
     if name is None:
         raise InvalidSnapshot(f"function {index} is saved, which no table or global of the module can hold")
     return name

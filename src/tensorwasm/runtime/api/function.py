@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from tensorwasm.errors import InvalidArgs, quote
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.oneshot import is_one_shot
-from tensorwasm.guest.sandbox.output import Inherit, Sink
+from tensorwasm.guest.sandbox.wasi_io import Inherit, Sink
 from tensorwasm.runtime.invoke.call import Options, check_stdin, configure
 from tensorwasm.runtime.invoke.dispatch import Dispatcher
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
@@ -21,7 +21,7 @@ from tensorwasm.runtime.warm.specification import make_stock
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.runtime.snapshots.live import LiveInstance
     from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -33,7 +33,7 @@ class Function(LoadedModule):
         dispatch: runs its calls.
     """
 
-    def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
+    def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
         """Wrap a module whose imports are resolved; `Runtime.load` does this, see `LoadedModule`."""
         super().__init__(host, name, wasm, prepared)
         self.dispatch = Dispatcher(self)
@@ -125,7 +125,7 @@ class Function(LoadedModule):
             args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
             argv: WASI arguments, the program's name first; None gives the function's name.
             env: WASI environment; nothing of this process's own is passed on.
-            stdin: all of standard input; `tensorwasm.guest.sandbox.output.INHERIT` gives this process's own, read as
+            stdin: all of standard input; `tensorwasm.guest.sandbox.wasi_io.INHERIT` gives this process's own, read as
                 the guest asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
             input: what the guest reads with ``read-input``.
             grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``; nothing is granted unasked.

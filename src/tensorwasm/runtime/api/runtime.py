@@ -19,7 +19,7 @@ from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox import stack
-from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.runtime.api.checks import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.late_device import LateDevice
@@ -373,7 +373,9 @@ class Runtime:
                 made.close()
         return made
 
-    def prepare(self, wasm: bytes, module: CompiledModule, form: Form, tenant: str = DEFAULT_TENANT) -> Prepared | None:
+    def prepare(
+        self, wasm: bytes, module: CompiledModule, form: Form, tenant: str = DEFAULT_TENANT
+    ) -> LinkedModule | None:
         """Deploy and link a module for a form, None where there are no compiled host functions.
 
         Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they
@@ -436,5 +438,5 @@ class _Deployment:
     def share(self) -> SharedDevice:
         return self.runtime.share()
 
-    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
         return self.runtime.prepare(wasm, module, form, self.tenant)

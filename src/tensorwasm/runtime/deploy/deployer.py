@@ -33,7 +33,7 @@ from tensorwasm.guest.engine import capi, folders, precompiled
 from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import Engine, settings_of
 from tensorwasm.guest.engine.module import CompiledModule, check_declared, compile_module
-from tensorwasm.guest.engine.source_lines import SourceLines
+from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.runtime.deploy.code_files import CodeFile, CodeFolder, UnfitFile
 from tensorwasm.runtime.deploy.shelf import Shelf
 from tensorwasm.runtime.deploy.stop_hook import StopHook

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.invoke.full import Announce
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.pending import PendingInvocation
@@ -26,7 +26,7 @@ class Threads:
     """
 
     def __init__(self, threads: int = THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-call", initializer=be_courteous)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-call", initializer=begin_yielding)
         self._running: set[PendingInvocation] = set()
 
     def submit(self, call: StoppableCall, pending: PendingInvocation | None = None) -> PendingInvocation:

@@ -11,8 +11,8 @@ from tensorwasm.errors import GuestError, GuestExit, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.engine import codec
 from tensorwasm.guest.imports import OutputStream
-from tensorwasm.guest.sandbox.output import INHERIT, Inherit, Sink
 from tensorwasm.guest.sandbox.wasi import NO_WASI, WasiConfig
+from tensorwasm.guest.sandbox.wasi_io import INHERIT, Inherit, Sink
 from tensorwasm.runtime.invoke.device_access import checked_kind
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.instance import Instance
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.values import DeviceInfo
 
 
@@ -177,7 +177,7 @@ def check_stdin(stdin: bytes | Inherit, limits: Limits) -> None:
 
 
 def configure(
-    prepared: Prepared,
+    prepared: LinkedModule,
     name: str,
     granted: Grants,
     argv: Sequence[str] | None,

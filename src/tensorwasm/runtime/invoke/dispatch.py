@@ -24,7 +24,7 @@ from tensorwasm.guest.native.loading import is_early, load_visit
 from tensorwasm.guest.reactor.preemption_timer import find_alarm
 from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
 from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
-from tensorwasm.guest.sandbox.output import INHERIT
+from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.call import Given, Options, make_call
 from tensorwasm.runtime.invoke.device_access import DIRECT, checked_kind, wants_compiled
@@ -40,7 +40,7 @@ from tensorwasm.runtime.invoke.pending import PendingInvocation
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.reactor.reactor import Reactor
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.runtime.invoke.loaded_module import LoadedModule
     from tensorwasm.values import DeviceInfo, MemoryKind
 
@@ -67,7 +67,7 @@ class Question:
     saved: SavedStart | None = None
 
     @property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> LinkedModule:
         """The form of the module whose sandboxes run on the caller's thread."""
         module = self.module
         if self.saved is not None:
@@ -123,7 +123,7 @@ CONDITIONS: Final = (
 def _has_compiled_gpu(asked: Question) -> bool:
     if asked.module.prepared.needs_wasi or asked.memory == "pinned":  # its pages are prepared before the guest runs
         return False
-    return wants_compiled(asked.module.host.share()) and asked.memory not in DIRECT and asked.prepared.needs_pad
+    return wants_compiled(asked.module.host.share()) and asked.memory not in DIRECT and asked.prepared.needs_layout
 
 
 def plan_one_shot(asked: Question) -> OneShotPlan | None:

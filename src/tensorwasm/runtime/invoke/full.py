@@ -26,7 +26,7 @@ from tensorwasm.runtime.invoke.device_access import (
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.runtime.invoke.invocation import Invocation
     from tensorwasm.values import DeviceInfo
 
@@ -52,7 +52,7 @@ def run_full(
         TensorWasmError: what else `tensorwasm.runtime.Function.invoke` raises.
     """
     function, cuda = call.function, call.granted.cuda
-    gpu: AbstractContextManager[tuple[Session | None, Prepared]] = nullcontext((None, function.prepared))
+    gpu: AbstractContextManager[tuple[Session | None, LinkedModule]] = nullcontext((None, function.prepared))
     if cuda:
         gpu = _open_gpu(call, on_device)
     with (
@@ -67,14 +67,14 @@ def run_full(
 @contextmanager
 def _open_gpu(
     call: Call, on_device: Callable[[DeviceInfo, str], object] | None
-) -> Iterator[tuple[Session | None, Prepared]]:
+) -> Iterator[tuple[Session | None, LinkedModule]]:
     """Open a GPU session; yield it, and the module to instantiate."""
     function, memory = call.function, call.memory
     shared = function.host.share()
     if on_device is not None:
         on_device(shared.info, function.host.device_reason)
     prepared = function.form(Form(wants_compiled(shared), memory in DIRECT))
-    native = prepared.needs_pad
+    native = prepared.needs_layout
     # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
     with (
         shared.device.native.bound() if native else nullcontext(),
@@ -86,7 +86,7 @@ def _open_gpu(
         yield session, prepared
 
 
-def _make_sandbox(call: Call, prepared: Prepared, session: Session | None, announce: Announce | None) -> Instance:
+def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, announce: Announce | None) -> Instance:
     """Return a sandbox whose start function and initialisers have run."""
     warm, kept = call.function.host.warm, call.function.warm_kept.get(call.tenant)
     if kept is not None and session is None and kept.fits(call.config, call.initialisers):
@@ -113,7 +113,7 @@ def _adapt(drawn: Instance, call: Call, announce: Announce | None) -> Instance:
     return drawn
 
 
-def _make_fresh(call: Call, prepared: Prepared, session: Session | None, announce: Announce | None) -> Instance:
+def _make_fresh(call: Call, prepared: LinkedModule, session: Session | None, announce: Announce | None) -> Instance:
     instance = Instance(
         prepared,
         limits=call.function.host.limits,

@@ -15,7 +15,7 @@ from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.reactor.task import Sandbox
 from tensorwasm.guest.sandbox.fiber import Fiber
-from tensorwasm.guest.sandbox.linker import Prepared
+from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.state import GuestState
 from tensorwasm.runtime.invoke.call import Call, written
 from tensorwasm.runtime.invoke.device_access import DIRECT, end_session, make_room, supplied
@@ -36,7 +36,7 @@ class FullJob:
 
     __slots__ = ("_call", "_prepared", "_reactor", "_session", "_shared", "future")
 
-    def __init__(self, call: Call, prepared: Prepared, shared: SharedDevice | None, reactor: Reactor) -> None:
+    def __init__(self, call: Call, prepared: LinkedModule, shared: SharedDevice | None, reactor: Reactor) -> None:
         """Open and make nothing yet.
 
         Args:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 
 _FOLDER: Final = "dir:"
 _READ_ONLY: Final = ":ro"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.errors import MissingExport, NotSupported, quote, quote_all
 from tensorwasm.guest.engine.module import COMMAND, INITIALISE
-from tensorwasm.guest.sandbox.store import is_quick
+from tensorwasm.guest.sandbox.state import is_quick
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm.declarations import Export
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.engine.engine import Engine
     from tensorwasm.guest.engine.module import CompiledModule
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
     from tensorwasm.runtime.warm.pool import WarmPool
@@ -60,7 +60,7 @@ class Host(Protocol):
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
-    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> Prepared | None:
+    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
         """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
@@ -76,7 +76,7 @@ class LoadedModule:
         initialiser: an export that every sandbox calls first, a reactor's behind its ``_initialize``; None without.
     """
 
-    def __init__(self, host: Host, name: str, wasm: bytes, prepared: Prepared) -> None:
+    def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
         """Wrap a module whose imports are resolved.
 
         Args:
@@ -127,9 +127,9 @@ class LoadedModule:
         Raises:
             NotCapturable: its instances cannot be saved; the message says why.
         """
-        from tensorwasm.guest.saved.instrumented import make_edition  # noqa: PLC0415 - the whole codec, rarely needed
+        from tensorwasm.guest.saved.instrumented import instrument  # noqa: PLC0415 - the whole codec, rarely needed
 
-        return make_edition(self._wasm)
+        return instrument(self._wasm)
 
     def initialisers(self, export: str | None) -> tuple[str, ...]:
         """Return what a fresh sandbox calls, in order, before an export that is called by name, None for any.
@@ -154,7 +154,7 @@ class LoadedModule:
         found = self.prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
-    def form(self, form: Form) -> Prepared:
+    def form(self, form: Form) -> LinkedModule:
         """Return a form of the module, made when first asked for; without compiled host functions if there are none.
 
         Raises:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.values import Limits, MemoryKind
 
 MAX_IDLE: Final = 64
@@ -91,7 +91,7 @@ class OneShotPlan:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: LinkedModule,
         export: str,
         limits: Limits,
         shared: Callable[[], SharedDevice] | None = None,

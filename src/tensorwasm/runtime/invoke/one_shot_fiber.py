@@ -17,7 +17,7 @@ from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports import OutputStream, interfaces
 from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
-from tensorwasm.guest.sandbox.store import earlier
+from tensorwasm.guest.sandbox.state import earlier
 from tensorwasm.runtime.invoke.call import Chunks
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.loaded_module import LoadedModule
@@ -25,7 +25,7 @@ from tensorwasm.runtime.invoke.pending import PendingInvocation
 
 if TYPE_CHECKING:
     from tensorwasm.guest.reactor.task import Sandbox
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.runtime.invoke.call import Options
     from tensorwasm.values import Limits
 
@@ -43,7 +43,7 @@ _orphans: Final[deque[OneShotFiber]] = deque()
 class FiberPlan:
     """What is prepared once for one-shot calls of an export as fibers. Thread-safe."""
 
-    def __init__(self, function: LoadedModule, prepared: Prepared, export: str) -> None:
+    def __init__(self, function: LoadedModule, prepared: LinkedModule, export: str) -> None:
         """Describe it.
 
         Args:

@@ -247,7 +247,7 @@ class LiveInstance:
         self._origin = Origin(revival.image if revival is not None and mapped else None, plain=not direct)
         supply: AbstractContextManager[None] = nullcontext()
         if self._shared is not None:
-            self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_pad)
+            self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_layout)
             self._resources.enter_context(self._session)
             self._services["cuda"] = CudaService(self._session)
             if direct:

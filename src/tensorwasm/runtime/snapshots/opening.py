@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.memory.images import Image
-from tensorwasm.guest.sandbox.output import Sink
+from tensorwasm.guest.sandbox.wasi_io import Sink
 from tensorwasm.guest.saved.restoring import RestorePlan
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.saved import SavedSession

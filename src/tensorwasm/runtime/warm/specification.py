@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.sandbox.instance import Instance
-from tensorwasm.guest.sandbox.store import START_CEILING_S
+from tensorwasm.guest.sandbox.state import START_CEILING_S
 from tensorwasm.runtime.warm.pool import PoolSpecification, RefusingServices, Stop
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.sandbox.linker import Prepared
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.sandbox.wasi import WasiConfig
     from tensorwasm.values import Limits
 
@@ -43,7 +43,7 @@ class WarmSpecification(PoolSpecification):
 
 
 def make_stock(
-    prepared: Prepared, limits: Limits, config: WasiConfig, initialisers: tuple[str, ...], count: int
+    prepared: LinkedModule, limits: Limits, config: WasiConfig, initialisers: tuple[str, ...], count: int
 ) -> WarmSpecification:
     """Describe what is to be kept ready.
 
@@ -66,7 +66,7 @@ def make_stock(
 
 
 def _make(
-    prepared: Prepared,
+    prepared: LinkedModule,
     limits: Limits,
     config: WasiConfig,
     initialisers: tuple[str, ...],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.sandbox.mounts import Directory
+from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.grants import Grants

@@ -23,8 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from tensorwasm.errors import MAX_NAME
-from tensorwasm.guest.engine.source_lines import MAX_FILE
-from tensorwasm.guest.engine.traps import MAX_FRAMES
+from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import MemoryKind
 

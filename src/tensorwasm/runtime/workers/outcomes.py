@@ -25,7 +25,7 @@ from tensorwasm.errors import (
     plain,
 )
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.engine.source_lines import MAX_FILE
+from tensorwasm.guest.engine.traps import MAX_FILE
 from tensorwasm.runtime.executor.request import MAX_COUNT
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.invoke.loaded_module import DEFAULT_EXPORTS

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.shelf import Shelf
@@ -116,7 +116,7 @@ class Loader:
         self._runtime = runtime
         self._weight = weight
         self._gate = FairGate(threads, yields=True)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=be_courteous)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=begin_yielding)
         self._shelf: Shelf[LoadedFunction] = Shelf(items, size_bytes)
         self._loading: dict[LoadKey, _Loading] = {}
         self.loads = 0

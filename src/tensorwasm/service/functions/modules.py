@@ -18,7 +18,7 @@ from typing import Final, ParamSpec, TypeVar
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.artifacts.values import Digest
 from tensorwasm.errors import ArtifactNotFound, InvalidRequest, ModuleTooLarge, NotFound, TensorWasmError
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.service.functions.oci import is_image, read_image
 
 HASH_PREFIX: Final = "blake3:"
@@ -48,7 +48,7 @@ class Modules:
         """Start nothing yet."""
         self._store = store
         most = threads or (os.cpu_count() or 1) + 2
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=be_courteous)
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=begin_yielding)
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
         """Call something that blocks, on one of the threads."""

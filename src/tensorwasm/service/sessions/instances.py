@@ -21,7 +21,7 @@ from tensorwasm.errors import (
     SealRefused,
     UnknownKey,
 )
-from tensorwasm.guest.engine.yielding import be_courteous
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.snapshots import stored
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.opening import Surroundings
@@ -52,7 +52,7 @@ class GuestThreads:
 
     def __init__(self, count: int, name: str) -> None:
         """Start no thread yet."""
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=be_courteous)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=begin_yielding)
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
         """Call a function that blocks, on one of the threads."""

@@ -55,7 +55,7 @@ def test_a_sandbox_is_known_by_its_pad_while_it_lives(prepared):
     pad = draw_pad()
     at = ctypes.addressof(pad)
     with Instance(prepared, pad=pad) as instance:
-        assert STATES[at].pad is pad
+        assert STATES[at].layout is pad
         assert instance.call("f") == [2 << 16]
     assert at not in STATES
     assert draw_pad() is pad
@@ -91,11 +91,11 @@ def test_a_pad_that_something_may_still_reach_is_not_recycled(prepared):
     Instance(prepared, pad=pad, drain=lambda: False).close()
     pad.launched = 7
     assert draw_pad() is not pad
-    assert STATES.pop(ctypes.addressof(pad)).pad is pad
+    assert STATES.pop(ctypes.addressof(pad)).layout is pad
 
 
 def test_compiled_functions_need_a_pad(prepared):
-    with pytest.raises(InternalError, match="needs a pad"):
+    with pytest.raises(InternalError, match="needs a session layout"):
         Instance(prepared)
 
 

@@ -206,7 +206,7 @@ def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_visit,
 @pytest.mark.rule("3-memory")
 def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
     visit, drained = make_visit(), []
-    pad = visit._state.pad
+    pad = visit._state.layout
     for field in ("pending", "reach_bytes"):
         setattr(pad, field, 1)
         assert call(visit, drain=lambda: drained.append(1) or True) == [1]
@@ -218,7 +218,7 @@ def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
 @pytest.mark.rule("3-memory", "3-pad")
 def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engine):
     visit, slots = make_visit(), engine.free_slots
-    pad = visit._state.pad
+    pad = visit._state.layout
     pad.pending = 1
     assert call(visit, drain=lambda: False) == [1]
     visit.close()
@@ -229,7 +229,7 @@ def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engi
 @pytest.mark.rule("4-staging")
 def test_what_a_slot_was_used_for_is_cleared(make_visit):
     visit, slot = make_visit(), ctypes.create_string_buffer(b"x" * 64, 64)
-    pad = visit._state.pad
+    pad = visit._state.layout
     pad.stage_at, pad.stage_bytes, pad.stage_used = ctypes.addressof(slot), 64, 40
     assert call(visit) == [1]
     assert slot.raw == bytes(40) + b"x" * 24

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.engine.source_lines import MAX_FILE
-from tensorwasm.guest.engine.traps import MAX_FRAMES
+from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, StackFrame, encode
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result

@@ -16,7 +16,7 @@ from fakes.applications import ALPHA, BETA, bearer
 from fakes.rsgi import ask
 from fakes.services import ADD, GUEST, SUB
 from tensorwasm import settings
-from tensorwasm.guest.engine.source_lines import SourceLines
+from tensorwasm.guest.engine.traps import SourceLines
 
 JSON = {"Content-Type": "application/json"}
 FLOATS = bytes(

@@ -5,7 +5,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm.errors import NotCapturable
 from tensorwasm.guest.saved import instrumented
-from tensorwasm.guest.saved.instrumented import make_edition
+from tensorwasm.guest.saved.instrumented import instrument
 
 
 def drops(mode: str) -> bytes:
@@ -14,8 +14,8 @@ def drops(mode: str) -> bytes:
 
 
 def test_no_more_code_is_looked_through_for_drops_than_takes_a_moment(monkeypatch):
-    assert [drop.segment for drop in make_edition(drops("")).data] == [0]
+    assert [drop.segment for drop in instrument(drops("")).data] == [0]
     monkeypatch.setattr(instrumented, "MAX_SUSPECT_BYTES", 100)
     with pytest.raises(NotCapturable, match="more than 100 bytes"):
-        make_edition(drops(""))
-    assert make_edition(drops("(i32.const 0)")).data == ()  # dropped before any code runs: nothing to look for
+        instrument(drops(""))
+    assert instrument(drops("(i32.const 0)")).data == ()  # dropped before any code runs: nothing to look for

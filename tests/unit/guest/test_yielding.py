@@ -12,7 +12,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
 from tensorwasm.guest.engine import yielding
-from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, be_courteous, give_way, lower_priority
+from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, begin_yielding, lower_priority, yield_gil
 from tensorwasm.guest.sandbox import linker
 from tensorwasm.runtime.executor.threads import Threads
 
@@ -92,36 +92,36 @@ class Clock:
         self.slept += 1
 
 
-def test_who_calls_the_host_on_and_on_sleeps_now_and_then(monkeypatch):
+def test_a_thread_that_keeps_calling_the_host_sleeps_now_and_then(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(yielding, "time", clock)
 
     def call_on_and_on():
-        be_courteous()
+        begin_yielding()
         for _ in range(10 * EVERY_NS // 1000):
             clock.now_ns += 1000
-            give_way()
+            yield_gil()
         return clock.slept
 
     assert _on_a_thread(call_on_and_on) in {9, 10}
 
 
-def test_whoever_has_his_thread_to_himself_never_sleeps(monkeypatch):
+def test_a_thread_that_does_not_yield_never_sleeps(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(yielding, "time", clock)
 
     def call_now_and_then():
         for _ in range(100):
             clock.now_ns += 10 * EVERY_NS
-            give_way()
+            yield_gil()
         return clock.slept
 
     assert _on_a_thread(call_now_and_then) == 0
 
 
-def test_guests_of_a_service_are_courteous_and_those_of_a_program_are_not(monkeypatch):
+def test_guests_of_a_service_yield_and_those_of_a_program_do_not(monkeypatch):
     given = []
-    monkeypatch.setattr(linker, "give_way", lambda: given.append(getattr(yielding._of_thread, "due_ns", None)))
+    monkeypatch.setattr(linker, "yield_gil", lambda: given.append(getattr(yielding._of_thread, "due_ns", None)))
     module = wat2wasm(
         """(module (import "wasi:tensor/host" "emit-chunk" (func $emit (param i32 i32) (result i32)))
             (memory (export "memory") 1)

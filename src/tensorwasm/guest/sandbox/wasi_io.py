@@ -1,14 +1,16 @@
-"""Folders and single files of the host, as WASI can give them to a guest: as folders.
+"""What WASI gives a guest: folders and files of the host, and output streams.
 
-A folder is opened as it is. A single file is copied into a private folder, as it is when the guest starts, and the
-guest gets that folder for reading: under the name of the folder in which it says the file is, with nothing else in it.
+A folder is opened as it is. A single file is copied into a private folder when the guest starts, and the guest may read
+that folder: under the folder name of the file's guest path, with nothing else in it. Output is captured up to a limit,
+passed to a sink, or inherited from the process.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,10 +29,7 @@ _made: Final[set[str]] = set()
 class Directory:
     """A folder of the host that a guest may see, or a single file, which it may only read.
 
-    Attributes:
-        host_path: where it is.
-        guest_path: what the guest calls it.
-        writable: False for reading only: nothing is written, made, removed, renamed or dated.
+    Without ``writable`` nothing can be written, made, removed or renamed, and no times changed.
     """
 
     host_path: str
@@ -39,21 +38,10 @@ class Directory:
 
 
 class Mounts:
-    """What one sandbox sees of the file system.
-
-    Attributes:
-        preopened: host path, guest path and whether it is writable, for each folder to open.
-    """
+    """What one sandbox sees of the file system: host path, guest path and writability of each folder to open."""
 
     def __init__(self, directories: Iterable[Directory]) -> None:
-        """Look at every path, and copy the single files.
-
-        Args:
-            directories: what the guest may see.
-
-        Raises:
-            InvalidArgs: there is no such folder or file, or it cannot be given so; the message names it.
-        """
+        """Check every path, and copy the single files; `InvalidArgs` names one that is missing or cannot be given."""
         self.preopened: list[tuple[str, str, bool]] = []
         self._private: dict[str, str] = {}
         try:
@@ -64,7 +52,7 @@ class Mounts:
             raise
 
     def close(self) -> None:
-        """Remove the copies. A second call does nothing."""
+        """Remove the copies. Idempotent."""
         private, self._private = self._private, {}
         for folder in private.values():
             _remove(folder)
@@ -86,7 +74,6 @@ class Mounts:
         _copy(each.host_path, f"{self._folder(folder or '.')}{os.sep}{name}")
 
     def _folder(self, guest_path: str) -> str:
-        """Return the private folder that the guest knows by a name, made when first asked for."""
         if guest_path not in self._private:
             import tempfile  # noqa: PLC0415 - seldom needed, and slow to import
 
@@ -99,7 +86,7 @@ class Mounts:
 
 
 def release_all() -> None:
-    """Remove every copy, for a process that ends around its guests."""
+    """Remove every copy, for a process that exits without closing its sandboxes."""
     for folder in tuple(_made):
         _remove(folder)
 
@@ -121,7 +108,7 @@ def _kind(path: str) -> int:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file that may change, or become something else, meanwhile."""
+    """Copy a file that may change or be replaced meanwhile."""
     try:
         # Opening a named pipe would wait for its writer.
         reading = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -136,3 +123,69 @@ def _copy(source: str, target: str) -> None:
                 copy.write(chunk)
     except OSError as error:
         raise InvalidArgs(f"{source!r} cannot be given to a guest: {error.strerror}") from None
+
+
+Sink = Callable[[bytes], object]
+
+
+class Inherit(enum.Enum):
+    """The type of `INHERIT`."""
+
+    INHERIT = enum.auto()
+
+
+INHERIT: Final = Inherit.INHERIT
+"""A stream of the process's own instead of a value or a sink: read as the guest asks, written without a copy."""
+
+
+class GuestOutput:
+    """Destination of one of a guest's output streams, up to a limit.
+
+    The write that exceeds the limit is cut there, and it and every later one fails in the guest: ``truncated`` is set.
+    """
+
+    __slots__ = ("_captured", "_left_bytes", "_sink", "truncated")
+
+    def __init__(self, limit_bytes: int, sink: Sink | Inherit | None = None) -> None:
+        self._sink = None if sink is INHERIT else sink
+        self._captured = bytearray()
+        self._left_bytes = limit_bytes
+        self.truncated = False
+
+    @property
+    def captured(self) -> bytes:
+        """Everything taken so far; empty with a sink."""
+        return bytes(self._captured)
+
+    def renew(self, limit_bytes: int) -> None:
+        """Drop what was captured and set a new limit, for another call of the same guest."""
+        self._captured = bytearray()
+        self._left_bytes = limit_bytes
+        self.truncated = False
+
+    def take(self, chunk: bytes) -> bool:
+        """Take a chunk, or as much of it as the limit allows; return whether all of it was taken."""
+        kept = chunk[: self._left_bytes]
+        self._left_bytes -= len(kept)
+        if self._sink is None:
+            self._captured += kept
+        elif kept:
+            self._sink(kept)
+        if len(kept) < len(chunk):
+            self.truncated = True
+        return len(kept) == len(chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class WasiState:
+    """The WASI side of one sandbox; its monotonic clock was at 0 at ``clock_origin_ns`` of ``time.monotonic_ns()``."""
+
+    stdout: GuestOutput
+    stderr: GuestOutput
+    clock_origin_ns: int
+    mounts: Mounts | None = None
+
+    def close(self) -> None:
+        """Remove copied files."""
+        if self.mounts is not None:
+            self.mounts.close()

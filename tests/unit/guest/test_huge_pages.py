@@ -36,5 +36,5 @@ def test_huge_pages_are_asked_for_and_not_left_to_the_next():
         del view
 
 
-def test_a_range_that_is_nobodys_is_told_and_harms_nothing():
+def test_an_unmapped_range_is_reported_and_changes_nothing():
     assert not huge_pages.prefer_huge(mmap.PAGESIZE, mmap.PAGESIZE)

@@ -54,7 +54,7 @@ def prepared(engine):
 
 
 @pytest.fixture
-def place(prepared):
+def sandbox(prepared):
     made = []
 
     def make(export: str, limits: Limits | None = None, *, brief: bool = True) -> OneShotSandbox:
@@ -66,20 +66,20 @@ def place(prepared):
         each.close()
 
 
-def call(place: OneShotSandbox, *args: object, deadline: Deadline | None = None):
-    return tuple(place.call(args, {}, deadline, None))
+def call(sandbox: OneShotSandbox, *args: object, deadline: Deadline | None = None):
+    return tuple(sandbox.call(args, {}, deadline, None))
 
 
-def test_it_may_be_where_there_are_no_compiled_host_functions(prepared):
+def test_one_shot_sandboxes_without_compiled_host_functions_need_no_compiled_code(prepared):
     assert is_one_shot(prepared)
-    prepared.needs_pad = True
+    prepared.needs_layout = True
     assert not is_one_shot(prepared)
     with pytest.raises(InternalError):
         OneShotSandbox(prepared, "trap", Limits(), draw_pad())
 
 
-def test_results_are_the_guests(place):
-    twice, both, host = place("twice"), place("both"), place("host")
+def test_results_are_the_guests(sandbox):
+    twice, both, host = sandbox("twice"), sandbox("both"), sandbox("host")
     for _ in range(3):
         assert call(twice, -(1 << 62)) == (-(1 << 63),)
         assert call(twice, (1 << 64) - 1) == (-2,)
@@ -89,19 +89,19 @@ def test_results_are_the_guests(place):
 
 
 @pytest.mark.parametrize("args", [(), (1, 2), (True,), (1 << 64,), (1.5,), (None,)])
-def test_arguments_that_do_not_fit_are_refused(place, args):
+def test_arguments_that_do_not_fit_are_refused(sandbox, args):
     with pytest.raises(InvalidArgs):
-        call(place("twice"), *args)
+        call(sandbox("twice"), *args)
 
 
 @pytest.mark.rule("4-memory")
-def test_no_guest_finds_what_another_left(place):
-    residue = place("residue")
+def test_no_guest_finds_what_another_left(sandbox):
+    residue = sandbox("residue")
     assert {call(residue) for _ in range(20)} == {(2,)}
 
 
-def test_failures_are_named_and_leave_the_place_usable(place, engine):
-    host, trap = place("host"), place("trap")
+def test_failures_are_named_and_leave_the_one_shot_sandbox_usable(sandbox, engine):
+    host, trap = sandbox("host"), sandbox("trap")
     for _ in range(3):
         with pytest.raises(InternalError, match="ZeroDivisionError"):
             call(host, 0)
@@ -115,13 +115,13 @@ def test_failures_are_named_and_leave_the_place_usable(place, engine):
     bad.close()
 
 
-def test_limits_hold(place):
-    assert call(place("grow", Limits(memory_bytes=1 << 16))) == (-1,)
-    assert call(place("grow")) == (1,)
+def test_limits_hold(sandbox):
+    assert call(sandbox("grow", Limits(memory_bytes=1 << 16))) == (-1,)
+    assert call(sandbox("grow")) == (1,)
 
 
-def test_an_endless_guest_ends_at_its_deadline_whether_its_place_expects_that_or_not(place):
-    spin = place("spin")
+def test_an_endless_guest_ends_at_its_deadline_whether_expected_to_be_short_or_not(sandbox):
+    spin = sandbox("spin")
     for brief in (False, True):
 
         def try_(brief=brief):
@@ -133,21 +133,21 @@ def test_an_endless_guest_ends_at_its_deadline_whether_its_place_expects_that_or
         assert not spin._brief, "the next guest runs without the GIL"
 
 
-def test_a_place_that_sees_short_guests_keeps_the_gil(place):
-    twice = place("twice")
+def test_a_one_shot_sandbox_keeps_the_gil_after_short_guests(sandbox):
+    twice = sandbox("twice")
     assert not twice._brief
     call(twice, 1)
     assert twice._brief
 
 
-def test_a_place_for_guests_with_instructions_that_take_long_never_keeps_the_gil(place):
-    twice = place("twice", brief=False)
+def test_guests_with_instructions_that_take_long_never_keep_the_gil(sandbox):
+    twice = sandbox("twice", brief=False)
     call(twice, 1)
     assert not twice._brief
 
 
-def test_who_wants_the_gil_gets_it_from_a_guest_that_runs_longer_than_was_expected(place):
-    spin, seen = place("spin"), []
+def test_a_guest_that_runs_longer_than_expected_releases_the_gil(sandbox):
+    spin, seen = sandbox("spin"), []
     spin._brief = True
 
     def run() -> None:
@@ -162,8 +162,8 @@ def test_who_wants_the_gil_gets_it_from_a_guest_that_runs_longer_than_was_expect
     assert max(after - before for before, after in itertools.pairwise(seen)) < 0.15
 
 
-def test_a_pool_that_is_full_says_so(place, engine):
-    twice = place("twice")
+def test_a_pool_that_is_full_says_so(sandbox, engine):
+    twice = sandbox("twice")
     taken = engine.free_slots
     for _ in range(taken):
         engine.reserve_slot()
@@ -175,8 +175,8 @@ def test_a_pool_that_is_full_says_so(place, engine):
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_ctrl_c_ends_a_guest_on_the_main_thread(place, brief, capfd):
-    spin, before = place("spin"), signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_ctrl_c_ends_a_guest_on_the_main_thread(sandbox, brief, capfd):
+    spin, before = sandbox("spin"), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for pause_s in (0.0, 0.001, 0.02):
             spin._brief = brief
