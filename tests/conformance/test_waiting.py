@@ -53,7 +53,7 @@ class Bell:
 
 @pytest.fixture
 def choice(device, monkeypatch):
-    monkeypatch.setattr("tensorwasm.runtime.api.late_device.open_device", lambda *_, **__: (Kept(device), "a test"))
+    monkeypatch.setattr("tensorwasm.runtime.api.lazy_device.open_device", lambda *_, **__: (Kept(device), "a test"))
     return device.info.kind
 
 

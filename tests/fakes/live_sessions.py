@@ -19,7 +19,7 @@ from tensorwasm.errors import (
     StoreUnavailable,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.snapshots.opening import LiveStatistics
+from tensorwasm.runtime.snapshots.live import LiveStatistics
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.sessions.instances import Saved
 from tensorwasm.tenancy.quotas import Quotas

@@ -22,23 +22,23 @@ from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.driver.binding import Driver
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.runtime.api import late_device
+from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     TO_WORKER,
-    Beat,
+    BeatFrame,
     Charge,
-    Done,
-    Failed,
-    Invoke,
-    Output,
-    Ready,
-    Setup,
-    Sick,
+    DoneFrame,
+    FailedFrame,
+    InvokeFrame,
+    OutputFrame,
+    ReadyFrame,
+    SetupFrame,
+    SickFrame,
     Splitter,
-    Stop,
-    Unfit,
+    StopFrame,
+    UnfitFrame,
     encode,
 )
 
@@ -51,7 +51,7 @@ def is_open(number):
     return True
 
 
-READY = Ready(PROTOCOL, "0", "emulator", 0, "puppet", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "")
+READY = ReadyFrame(PROTOCOL, "0", "emulator", 0, "puppet", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "")
 
 
 class Puppet:
@@ -74,15 +74,15 @@ class Puppet:
             self.link.sendall(data)
 
     def done(self, call, **changes):
-        usual = Done(call.request, call.export or "_start", (7,), ("i32",), 0, 0.0, None, False, False)
+        usual = DoneFrame(call.request, call.export or "_start", (7,), ("i32",), 0, 0.0, None, False, False)
         fields = {name: getattr(usual, name) for name in usual.__struct_fields__}
-        return Done(**fields | changes)
+        return DoneFrame(**fields | changes)
 
     def beat(self, every_s):
         with self.lock:
             self.beats += 1
             if self.beating:
-                self.link.sendall(encode(Beat(self.beats, ())))
+                self.link.sendall(encode(BeatFrame(self.beats, ())))
         timer = threading.Timer(every_s, self.beat, (every_s,))
         timer.daemon = True
         timer.start()
@@ -134,24 +134,24 @@ class Puppet:
 
     def do_flood(self, call):
         for _ in range(2000):
-            self.send(Output(call.request, "stdout", bytes(64 << 10)))
+            self.send(OutputFrame(call.request, "stdout", bytes(64 << 10)))
 
     def do_skip(self, call):
-        self.send(Beat(self.beats + 2, ()))
+        self.send(BeatFrame(self.beats + 2, ()))
 
     def do_charge(self, call):
-        self.send(Beat(self.beats + 1, (Charge("somebody-else", 1, 1),)))
+        self.send(BeatFrame(self.beats + 1, (Charge("somebody-else", 1, 1),)))
 
     def do_hold(self, call):
         """Say so, and answer at the end of `release`."""
         self.held.append(call)
-        self.send(Output(call.request, "stdout", b"held"))
+        self.send(OutputFrame(call.request, "stdout", b"held"))
 
     def do_charged(self, call):
         """Hold, and be charged for it."""
         with self.lock:
             self.beats += 1
-            self.link.sendall(encode(Beat(self.beats, (Charge(call.tenant, 4096, 64),))))
+            self.link.sendall(encode(BeatFrame(self.beats, (Charge(call.tenant, 4096, 64),))))
         self.do_hold(call)
 
     def do_release(self, call):
@@ -164,30 +164,30 @@ class Puppet:
         self.do_hold(call)
 
     def do_exotic(self, call):
-        self.send(Failed(call.request, "SystemExit", "who knows"))
+        self.send(FailedFrame(call.request, "SystemExit", "who knows"))
 
     def do_sick(self, call):
         """Lose the device: answer what is held as lost, and this call with its result."""
-        self.send(Sick("an access outside memory"))
-        self.send(*(Failed(each.request, "device_lost", "the device does not answer") for each in self.held))
+        self.send(SickFrame("an access outside memory"))
+        self.send(*(FailedFrame(each.request, "device_lost", "the device does not answer") for each in self.held))
         self.send(self.done(call))
         self.held.clear()
 
     def do_setup(self, call):
         """Say what it was told to be."""
         told = {name: getattr(self.setup, name) for name in ("device", "multiprocessors", "place", "jit")}
-        self.send(Output(call.request, "stdout", json.dumps(told).encode()), self.done(call))
+        self.send(OutputFrame(call.request, "stdout", json.dumps(told).encode()), self.done(call))
 
     def do_pid(self, call):
         self.send(self.done(call, values=(os.getpid(),)))
 
     def do_variables(self, call):
-        self.send(Output(call.request, "stdout", "\n".join(sorted(os.environ)).encode()), self.done(call))
+        self.send(OutputFrame(call.request, "stdout", "\n".join(sorted(os.environ)).encode()), self.done(call))
 
     def do_descriptors(self, call):
         kinds = [os.fstat(number).st_mode for number in range(3, 256) if is_open(number)]
         text = "\n".join("socket" if stat.S_ISSOCK(kind) else f"mode {kind:o}" for kind in kinds)
-        self.send(Output(call.request, "stdout", text.encode()), self.done(call))
+        self.send(OutputFrame(call.request, "stdout", text.encode()), self.done(call))
 
 
 def serve(descriptor):
@@ -196,19 +196,19 @@ def serve(descriptor):
     puppet, splitter = Puppet(link), Splitter(TO_WORKER)
     while data := link.recv(1 << 16):
         for frame in splitter.feed(data):
-            if isinstance(frame, Setup):
+            if isinstance(frame, SetupFrame):
                 puppet.setup = frame
                 puppet.send(READY)
                 puppet.beat(frame.beat_s)
-            elif isinstance(frame, Invoke):
+            elif isinstance(frame, InvokeFrame):
                 puppet.obey(frame)
-            elif isinstance(frame, Stop):
+            elif isinstance(frame, StopFrame):
                 os._exit(0)
 
 
 def refuse(descriptor):
     """Have no device."""
-    socket.socket(fileno=descriptor).sendall(encode(Unfit("device_unavailable", "there is no cuda:7")))
+    socket.socket(fileno=descriptor).sendall(encode(UnfitFrame("device_unavailable", "there is no cuda:7")))
 
 
 class FaultyDevice:
@@ -241,7 +241,7 @@ def break_device(descriptor):
         healthy, reason = open_device(choice, **options)
         return FaultyDevice(healthy), reason
 
-    late_device.open_device = open_faulty
+    lazy_device.open_device = open_faulty
     sys.argv[1:] = [str(descriptor)]
     child.run()
 

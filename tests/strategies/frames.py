@@ -27,7 +27,7 @@ def few(strategy):
 
 
 invocations = st.builds(
-    frames.Invoke,
+    frames.InvokeFrame,
     request=identities,
     module=identities,
     name=names,
@@ -49,7 +49,7 @@ invocations = st.builds(
 
 to_worker = st.one_of(
     st.builds(
-        frames.Setup,
+        frames.SetupFrame,
         protocol=counts,
         device=words,
         multiprocessors=st.none() | identities,
@@ -58,18 +58,18 @@ to_worker = st.one_of(
         places=identities,
         beat_s=seconds,
     ),
-    st.builds(frames.Blob, identities, counts),
-    st.builds(frames.BlobPart, identities, parts),
-    st.builds(frames.Forget, identities),
+    st.builds(frames.BlobFrame, identities, counts),
+    st.builds(frames.BlobPartFrame, identities, parts),
+    st.builds(frames.ForgetFrame, identities),
     invocations,
-    st.builds(frames.Cancel, identities, st.booleans()),
-    st.builds(frames.Stop),
-    st.builds(frames.Credit, identities, st.integers(1, frames.WINDOW)),
+    st.builds(frames.CancelFrame, identities, st.booleans()),
+    st.builds(frames.StopFrame),
+    st.builds(frames.CreditFrame, identities, st.integers(1, frames.WINDOW)),
 )
 
 from_worker = st.one_of(
     st.builds(
-        frames.Ready,
+        frames.ReadyFrame,
         protocol=counts,
         version=words,
         kind=st.sampled_from(["emulator", "cuda"]),
@@ -83,30 +83,30 @@ from_worker = st.one_of(
         concurrent_managed_access=st.booleans(),
         driver=names,
     ),
-    st.builds(frames.Unfit, words, names),
-    st.builds(frames.Beat, identities, few(st.builds(frames.Charge, tenants, counts, counts))),
-    st.builds(frames.Output, identities, st.sampled_from(["stdout", "stderr", "chunk"]), parts),
+    st.builds(frames.UnfitFrame, words, names),
+    st.builds(frames.BeatFrame, identities, few(st.builds(frames.Charge, tenants, counts, counts))),
+    st.builds(frames.OutputFrame, identities, st.sampled_from(["stdout", "stderr", "chunk"]), parts),
     st.builds(
-        frames.Done,
+        frames.DoneFrame,
         request=identities,
         export=names,
         values=few(results),
         result_types=few(st.sampled_from(["i32", "i64", "f32", "f64"])),
         exit_code=st.integers(0, (1 << 32) - 1),
         elapsed_s=seconds,
-        gpu=st.none() | st.builds(frames.Gpu, st.dictionaries(words, counts, max_size=3), st.booleans()),
+        gpu=st.none() | st.builds(frames.GpuUsage, st.dictionaries(words, counts, max_size=3), st.booleans()),
         stdout_truncated=st.booleans(),
         stderr_truncated=st.booleans(),
     ),
     st.builds(
-        frames.Failed,
+        frames.FailedFrame,
         identities,
         words,
         names,
         st.dictionaries(words, words | counts, max_size=3),
-        few(st.builds(frames.StackFrame, counts, names, counts, names, counts)),
+        few(st.builds(frames.TrapFrame, counts, names, counts, names, counts)),
     ),
-    st.builds(frames.Sick, names),
+    st.builds(frames.SickFrame, names),
 )
 
 

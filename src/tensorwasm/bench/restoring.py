@@ -18,7 +18,7 @@ from tensorwasm.bench.peers.host import ZSTANDARD, zstandard_to_disk
 from tensorwasm.bench.processes import run_python, scratch_folder
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Function, Runtime
-from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
+from tensorwasm.runtime.snapshots.snapshot import Snapshot, make_snapshot
 from tensorwasm.saved import PAGE_BYTES, SavedMemory, SavedRun
 from tensorwasm.values import MIB, WASM_PAGE_BYTES, Limits
 from tensorwasm.wasm.edit import set_memory_minimum
@@ -56,7 +56,7 @@ def _resized(wasm: bytes, size_bytes: int) -> bytes:
 def _filled(function: Function, data: bytes) -> Snapshot:
     """Return a snapshot of an instance whose memory has these contents."""
     with function.open() as live, live.captured() as saved:
-        return keep(replace(saved, memories=(SavedMemory(len(data), (SavedRun(0, data),)),)))
+        return make_snapshot(replace(saved, memories=(SavedMemory(len(data), (SavedRun(0, data),)),)))
 
 
 def measure_restores(wasm: bytes, sizes_mib: Sequence[int], samples: int, count: int) -> Iterator[Figure]:

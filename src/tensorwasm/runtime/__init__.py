@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.executor.local import Executor, ExecutorStatistics, LocalExecutor
     from tensorwasm.runtime.executor.request import Request
     from tensorwasm.runtime.invoke.grants import Grants, parse_directory, parse_grants
-    from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.runtime.invoke.pending import PendingInvocation
+    from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
     from tensorwasm.runtime.snapshots.live import LiveInstance
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
     from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -41,7 +40,7 @@ _HOMES = {
     "Invocation": "invoke.invocation",
     "LiveInstance": "snapshots.live",
     "LocalExecutor": "executor.local",
-    "PendingInvocation": "invoke.pending",
+    "PendingInvocation": "invoke.invocation",
     "Request": "executor.request",
     "Runtime": "api.runtime",
     "Snapshot": "snapshots.snapshot",

@@ -29,7 +29,7 @@ from tensorwasm.errors import (
     NotReady,
     TensorWasmError,
 )
-from tensorwasm.runtime.invoke.pending import locate_trap
+from tensorwasm.runtime.invoke.invocation import locate_trap
 from tensorwasm.server.admission import admit
 from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
 from tensorwasm.server.http import bodies

@@ -111,7 +111,7 @@ def _without_module(store: ContentStore, inventory: Inventory) -> Iterator[tuple
 def _state(store: ContentStore, seals: SnapshotKeys | None, tenant: int, name: str) -> str:
     """Return ``ok``, ``missing`` or ``key``, by a file's header: its content is for `tensor-wasm artifacts verify`."""
     try:
-        head = bytes(stored.fetch(TenantView(store, str(tenant)), name).files[0][:HEADER_BYTES])
+        head = bytes(stored.fetch_snapshot(TenantView(store, str(tenant)), name).files[0][:HEADER_BYTES])
         if seals is None:
             return "key"
         read_header(head, seals.ring(tenant))

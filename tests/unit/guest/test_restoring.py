@@ -14,8 +14,8 @@ from tensorwasm.guest.saved.instrumented import instrument
 from tensorwasm.guest.saved.restoring import make_plan
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.snapshots.opening import Opening
-from tensorwasm.runtime.snapshots.snapshot import Snapshot, keep
+from tensorwasm.runtime.snapshots.live import InstanceOptions
+from tensorwasm.runtime.snapshots.snapshot import Snapshot, make_snapshot
 from tensorwasm.saved import SavedGlobal, SavedInstance, SavedMemory, SavedRun, SavedTable
 from tensorwasm.values import MIB, Limits
 
@@ -44,7 +44,7 @@ def good(runtime, function) -> SavedInstance:
 
 
 def restored(runtime, function, saved: SavedInstance) -> None:
-    with keep(saved) as snapshot:
+    with make_snapshot(saved) as snapshot:
         runtime.restore(snapshot, function).close()
 
 
@@ -85,9 +85,9 @@ def test_every_saved_state_fits_or_is_refused(runtime, function, good, change):
         held = list(good.globals)
         held[index] = dataclasses.replace(held[index], bits=value)
         fields["globals"] = tuple(held)
-    free = function.form(Form(edition="blank")).module.engine.free_slots
+    free = function.form(Form(instrumented="blank")).module.engine.free_slots
     typed_error_of(restored, runtime, function, dataclasses.replace(good, **fields))
-    assert function.form(Form(edition="blank")).module.engine.free_slots == free
+    assert function.form(Form(instrumented="blank")).module.engine.free_slots == free
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_named(runtime, function, good, change, words):
 
 def test_a_state_that_only_adds_to_another_is_not_kept_as_a_whole(good):
     with pytest.raises(InvalidSnapshot, match="adds"):
-        keep(dataclasses.replace(good, parent=bytes(32)))
+        make_snapshot(dataclasses.replace(good, parent=bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_guest_that_uses_the_reserved_names_keeps_them(runtime, taken):
     names = f'(export "{taken}" (func $f)) (export "tensorwasm.private.x" (func $f))'
     text = f"(module (memory 1) (global (mut i32) (i32.const 4)) (func $f (result i32) (i32.const 42)) {names})"
     function = runtime.load(bytes(wat2wasm(text)))
-    assert function.edition.memory not in function.exports
+    assert function.instrumented.memory not in function.exports
     with function.open() as live, runtime.snapshot(live) as snapshot, runtime.restore(snapshot, function) as again:
         assert live.call(taken).values == again.call(taken).values == (42,)
 
@@ -162,11 +162,11 @@ def test_modules_with_little_or_no_state(runtime, text):
 
 def test_a_plan_changes_only_what_differs(runtime, function):
     with function.open() as live, live.captured() as saved:
-        snapshot = keep(saved)
-    blank = function.form(Form(edition="blank")).module.preamble
+        snapshot = make_snapshot(saved)
+    blank = function.form(Form(instrumented="blank")).module.preamble
     from tensorwasm.runtime.snapshots.snapshot import _find_pristine  # noqa: PLC0415 - what the plan is compared with
 
-    plan = make_plan(snapshot.saved, function.edition, blank, _find_pristine(function))
+    plan = make_plan(snapshot.saved, function.instrumented, blank, _find_pristine(function))
     assert (plan.pointers, plan.tables, plan.drops) == ((), (), ())
     assert [name.rpartition("global")[2] for name, _, _ in plan.bits] == ["1"], "the start function set $i64"
     snapshot.close()
@@ -175,7 +175,7 @@ def test_a_plan_changes_only_what_differs(runtime, function):
 def test_instances_of_a_closed_image_go_on(runtime, function):
     with function.open() as live:
         snapshot: Snapshot = runtime.snapshot(live)
-    restored = snapshot.restore(function, Opening())
+    restored = snapshot.restore(function, InstanceOptions())
     snapshot.close()
     assert restored.call("size").values == (2,)
     restored.close()

@@ -14,7 +14,7 @@ from tensorwasm import Runtime
 from tensorwasm.guest.engine import yielding
 from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, begin_yielding, lower_priority, yield_gil
 from tensorwasm.guest.sandbox import linker
-from tensorwasm.runtime.executor.threads import Threads
+from tensorwasm.runtime.executor.local import CallThreads
 
 _GETTERS = {"x86_64": 315, "aarch64": 275}
 
@@ -132,7 +132,7 @@ def test_guests_of_a_service_yield_and_those_of_a_program_do_not(monkeypatch):
         assert function.invoke("say").chunks == (b"\0",)
         assert given == [None]
         given.clear()
-        threads = Threads()
+        threads = CallThreads()
         threads.submit(lambda announce: function.dispatch.call("say", (), announce=announce)).result(60)
         threads.close()
         assert len(given) == 1

@@ -16,7 +16,7 @@ from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.errors import InvalidArgs, NotCapturable, TensorWasmError, WrongParent
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.snapshots import archive as archive_module
-from tensorwasm.runtime.snapshots.archive import Archive
+from tensorwasm.runtime.snapshots.archive import SnapshotCache
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.values import MIB, Limits
 
@@ -148,7 +148,7 @@ def test_a_store_keeps_what_was_used_last_within_its_size(runtime, function, fol
             live.call("store", (8, number))
             live.call("fill", (1000, number + 1, 100_000))
             runtime.snapshot(live, name, keys=RING)
-    archive = Archive(250_000)
+    archive = SnapshotCache(250_000)
     one, two, three = (archive.get(name, "default", RING) for name in names)
     assert archive.get(names[2], "default", RING) is three
     assert archive.get(names[1], "default", RING) is two
@@ -189,7 +189,7 @@ def test_files_running_out_is_told_at_whatever_step_of_a_restore(runtime, functi
     with function.open() as live:
         live.call("fill", (1000, 1, 100_000))
         runtime.snapshot(live, path, keys=RING)
-    archive, held = Archive(0), len(list_files())
+    archive, held = SnapshotCache(0), len(list_files())
     with few_files(free):
         found = outcome_or_kind(lambda: archive.get(path, "default", RING).close())
     assert found in (["capacity_exhausted", "invalid_args"] if free < 2 else [None])
@@ -203,7 +203,7 @@ def test_threads_that_want_one_file_at_once_read_it_once(runtime, function, fold
         runtime.snapshot(live, path, keys=RING)
     reads, ready, read_file = [], threading.Barrier(8), archive_module.read_file
     monkeypatch.setattr(archive_module, "read_file", lambda *args: (reads.append(args), read_file(*args))[1])
-    archive = Archive(1 << 20)
+    archive = SnapshotCache(1 << 20)
 
     def want(_: int) -> Snapshot:
         ready.wait()
@@ -223,7 +223,7 @@ def test_what_is_kept_leaves_files_to_the_rest_of_the_process(runtime, function,
                 live.call("store", (8, number))
                 runtime.snapshot(live, path, keys=RING)
         gc.collect()
-        held, archive = len(list_files()), Archive(MIB)
+        held, archive = len(list_files()), SnapshotCache(MIB)
         for path in paths:
             archive.get(path, "default", RING)
         gc.collect()

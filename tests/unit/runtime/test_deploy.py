@@ -40,7 +40,7 @@ from tensorwasm.runtime.deploy import code_files
 from tensorwasm.runtime.deploy.code_files import CodeFolder
 from tensorwasm.runtime.deploy.deployer import Deployer
 from tensorwasm.runtime.deploy.stop_hook import StopHook
-from tensorwasm.runtime.invoke.loaded_module import check_export
+from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.values import MIB
 
 WASM = bytes(
@@ -239,10 +239,10 @@ def test_a_compilation_goes_on_while_one_of_its_callers_waits(engine, config):
     threads = [threading.Thread(target=deploy, args=(work,)) for work in works]
     threads[0].start()
     assert endless.asked.wait(60)
-    (flight,) = deployer._flights.values()
+    (compilation,) = deployer._compilations.values()
     for thread in threads[1:]:
         thread.start()
-    while flight.wanted < 3:
+    while compilation.wanted < 3:
         time.sleep(0)
     works[0].stop()
     works[1].stop()
@@ -326,7 +326,7 @@ def link(path):
         lambda path: path.chmod(0o644),
     ],
 )
-def test_a_file_that_does_not_check_out_is_made_anew_and_that_is_said_once(
+def test_a_file_that_fails_a_check_is_replaced_and_that_is_logged_once(
     engine, config, compiled, folder, caplog, damage
 ):
     first, second, third = Deployer(config), Deployer(config), Deployer(config)
@@ -352,7 +352,7 @@ def test_code_runs_on_after_its_file_is_replaced_and_gone(engine, config, folder
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])
-def test_a_folder_that_is_open_to_others_is_not_used_and_that_is_said_once(
+def test_a_folder_that_is_open_to_others_is_not_used_and_that_is_logged_once(
     engine, config, compiled, folder, caplog, mode
 ):
     folder.mkdir(parents=True)
@@ -375,7 +375,7 @@ def test_a_key_that_others_can_read_is_not_used(engine, config, tmp_path, folder
     assert list(folder.iterdir()) == []
 
 
-def test_a_full_disk_is_done_without_and_that_is_said_once(engine, config, compiled, caplog, monkeypatch):
+def test_a_full_disk_is_done_without_and_that_is_logged_once(engine, config, compiled, caplog, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

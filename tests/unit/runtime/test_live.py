@@ -24,7 +24,7 @@ from tensorwasm.errors import (
 from tensorwasm.guest.native.loading import load_entries, load_visit
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.snapshots.opening import Opening
+from tensorwasm.runtime.snapshots.live import InstanceOptions
 from tensorwasm.values import MIB, Deadline, Limits
 
 SLOW = """
@@ -77,7 +77,7 @@ def test_the_edited_form_does_what_the_module_does(function):
 
 def test_private_names_are_not_there_for_callers(function):
     with function.open() as live, pytest.raises(MissingExport):
-        live.call(function.edition.functions[2])
+        live.call(function.instrumented.functions[2])
     assert not any("private" in name for name in function.exports)
 
 
@@ -273,8 +273,8 @@ def test_nothing_is_held_once_instances_are_closed(runtime, function):
     live.close()
 
 
-def opening(**options: object) -> Opening:
-    return Opening(**options)  # type: ignore[arg-type]
+def opening(**options: object) -> InstanceOptions:
+    return InstanceOptions(**options)  # type: ignore[arg-type]
 
 
 @given(before=programs(), after=programs(10))
@@ -314,9 +314,9 @@ def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, funct
             assert snapshot.invoke(function, "vector", (), opening()).values == live.call("vector").values
             assert snapshot.invoke(function, "f32-bits", (), opening()).values == live.call("f32-bits").values
             assert len(snapshot._one_shots) == 6
-            free = function.form(Form(edition="blank")).module.engine.free_slots
+            free = function.form(Form(instrumented="blank")).module.engine.free_slots
             snapshot.invoke(function, "store", (8, 77), opening())
-            assert function.form(Form(edition="blank")).module.engine.free_slots == free
+            assert function.form(Form(instrumented="blank")).module.engine.free_slots == free
 
 
 @pytest.mark.rule("4-memory", "7-tenant")
@@ -411,7 +411,7 @@ from wasmtime import wat2wasm
 from tensorwasm import Runtime
 from tensorwasm.guest.engine import memory_creator as kinds
 from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.runtime.snapshots.opening import Opening
+from tensorwasm.runtime.snapshots.live import InstanceOptions
 
 class Interrupted(Exception):
     pass
@@ -442,7 +442,7 @@ with Runtime("emulator") as runtime:
         snapshot = runtime.snapshot(live)
     def go():
         if {way!r} != "restore":
-            return snapshot.invoke(function, "go", (), Opening())
+            return snapshot.invoke(function, "go", (), InstanceOptions())
         with runtime.restore(snapshot, function) as restored:
             return restored.call("go")
     go()

@@ -28,7 +28,7 @@ from tensorwasm.errors import (
     WrongParent,
 )
 from tensorwasm.runtime import Runtime
-from tensorwasm.runtime.snapshots.stored import fetch, fetch_module, keep
+from tensorwasm.runtime.snapshots.stored import fetch_module, fetch_snapshot, store_snapshot
 
 MODULE = bytes(wat2wasm(GUEST))
 RING = KeyRing.of(HmacKey(b"k" * 32))
@@ -66,7 +66,7 @@ def at(function, address, value):
 
 def loaded(runtime, view, name, *addresses, ring=RING):
     """Return what a kept instance, restored in its own module, has at some addresses."""
-    with fetch(view, name).read(ring) as snapshot:
+    with fetch_snapshot(view, name).read(ring) as snapshot:
         function = runtime.load(fetch_module(view, snapshot))
         with runtime.restore(snapshot, function) as live:
             return [live.call("load", [address]).values[0] for address in addresses]
@@ -77,7 +77,7 @@ def keep_chain(function, view, length=2):
     with function.open() as live:
         for step in range(length):
             live.call("store", [4096 * step + 4096, step + 1])
-            keep(view, str(step), live, MODULE, parent=str(step - 1) if step else None, keys=RING)
+            store_snapshot(view, str(step), live, MODULE, parent=str(step - 1) if step else None, keys=RING)
 
 
 def test_what_is_kept_is_found_by_name_with_its_module_and_its_chain(runtime, function, view):
@@ -85,17 +85,17 @@ def test_what_is_kept_is_found_by_name_with_its_module_and_its_chain(runtime, fu
     assert loaded(runtime, view, "2", 4096, 8192, 12288) == [1, 2, 3]
     assert loaded(runtime, view, "0", 4096, 8192, 12288) == [1, 0, 0]
     assert view.usage().count == 4
-    found = fetch(view, "2")
+    found = fetch_snapshot(view, "2")
     assert len(found.files) == 3
     assert set(view.stat(found.digest).refers_to) == {blake3(MODULE), view.resolve("1")}
 
 
 def test_a_name_may_be_moved_on_to_what_adds_to_it(runtime, function, view):
     with function.open() as live:
-        keep(view, "state", live, MODULE, keys=RING)
+        store_snapshot(view, "state", live, MODULE, keys=RING)
         for step in range(3):
             live.call("store", [4096 * step + 4096, step + 1])
-            keep(view, "state", live, MODULE, parent="state", keys=RING)
+            store_snapshot(view, "state", live, MODULE, parent="state", keys=RING)
     assert loaded(runtime, view, "state", 4096, 8192, 12288) == [1, 2, 3]
     assert dict(view.names()).keys() == {"state"}
 
@@ -117,28 +117,28 @@ def test_a_snapshot_file_is_kept_after_all_of_it_was_verified(runtime, function,
         done = runtime.snapshot(live, whole, keys=RING)
         live.call("store", [8192, 6])
         runtime.snapshot(live, added, parents=[whole], keys=RING)
-    assert keep(view, "whole", whole, MODULE, keys=RING) == done
+    assert store_snapshot(view, "whole", whole, MODULE, keys=RING) == done
     with pytest.raises(WrongParent):
-        keep(view, "added", added, MODULE, keys=RING)
+        store_snapshot(view, "added", added, MODULE, keys=RING)
     with pytest.raises(WrongParent):
-        keep(view, "twice", whole, MODULE, parent="whole", keys=RING)
-    keep(view, "added", added, MODULE, parent="whole", keys=RING)
+        store_snapshot(view, "twice", whole, MODULE, parent="whole", keys=RING)
+    store_snapshot(view, "added", added, MODULE, parent="whole", keys=RING)
     assert loaded(runtime, view, "added", 4096, 8192) == [5, 6]
     data = bytearray(whole.read_bytes())
     data[-1] ^= 1
     bad.write_bytes(data)
     for path, error in ((bad, SealRefused), (tmp_path / "nothing", InvalidArgs), (tmp_path, InvalidArgs)):
         with pytest.raises(error):
-            keep(view, "bad", path, MODULE, keys=RING)
+            store_snapshot(view, "bad", path, MODULE, keys=RING)
     with pytest.raises(WrongModule):
-        keep(view, "bad", whole, b"another", keys=RING)
+        store_snapshot(view, "bad", whole, b"another", keys=RING)
     assert view.names().keys() == {"whole", "added"}
     assert view.usage().count == 3
 
 
 def test_a_module_that_an_instance_does_not_run_is_not_kept_with_it(function, view):
     with function.open() as live, pytest.raises(WrongModule):
-        keep(view, "state", live, b"another", keys=RING)
+        store_snapshot(view, "state", live, b"another", keys=RING)
     assert view.list() == ()
 
 
@@ -147,38 +147,38 @@ def test_a_tenant_finds_nothing_of_anothers(function, store, view):
     keep_chain(function, view)
     other = TenantView(store, "bob")
     with pytest.raises(ArtifactNotFound):
-        fetch(other, "0")
+        fetch_snapshot(other, "0")
     with function.open() as live, pytest.raises(ArtifactNotFound):
-        keep(other, "mine", live, MODULE, parent="0", keys=RING)
-    with fetch(view, "0").read(RING) as snapshot, pytest.raises(ArtifactNotFound):
+        store_snapshot(other, "mine", live, MODULE, parent="0", keys=RING)
+    with fetch_snapshot(view, "0").read(RING) as snapshot, pytest.raises(ArtifactNotFound):
         fetch_module(other, snapshot)
 
 
 def test_signatures_count_in_a_store_too(function, view):
     keep_chain(function, view)
     with pytest.raises(UnknownKey):
-        fetch(view, "1").open(KeyRing.of(NEW))
+        fetch_snapshot(view, "1").open(KeyRing.of(NEW))
     view.bind("raw", view.put("snapshot", b"no snapshot"))
     with pytest.raises(SealRefused):
-        fetch(view, "raw").read(RING)
+        fetch_snapshot(view, "raw").read(RING)
 
 
 def test_a_name_of_something_else_is_no_snapshot(view):
     view.bind("module", view.put("module", MODULE))
     with pytest.raises(InvalidArgs, match="module"):
-        fetch(view, "module")
+        fetch_snapshot(view, "module")
 
 
 def test_a_parent_that_is_not_the_one_is_refused(function, view):
     keep_chain(function, view)
     with at(function, 8192, 9) as live:
-        keep(view, "other", live, MODULE, keys=RING)
-    bytes_of_child = bytes(fetch(view, "1").files[0])
+        store_snapshot(view, "other", live, MODULE, keys=RING)
+    bytes_of_child = bytes(fetch_snapshot(view, "1").files[0])
     view.unbind("1")
     view.delete(blake3(bytes_of_child))
     view.bind("forged", view.put("snapshot", bytes_of_child, [view.resolve("other")]))
     with pytest.raises(WrongParent):
-        fetch(view, "forged").open(RING)
+        fetch_snapshot(view, "forged").open(RING)
 
 
 def test_no_chain_is_followed_for_ever(view):
@@ -186,10 +186,10 @@ def test_no_chain_is_followed_for_ever(view):
     for step in range(MAX_DEPTH):
         digest = view.put("snapshot", b"%d" % (step + 1), [digest])
     view.bind("deep", digest)
-    assert len(fetch(view, "deep").files) == MAX_DEPTH + 1
+    assert len(fetch_snapshot(view, "deep").files) == MAX_DEPTH + 1
     view.bind("deeper", view.put("snapshot", b"deeper", [digest]))
     with pytest.raises(InvalidSnapshot):
-        fetch(view, "deeper")
+        fetch_snapshot(view, "deeper")
 
 
 @pytest.mark.parametrize("quota", [Quota(len(MODULE) - 1, 9), Quota(len(MODULE) + 1, 9), Quota(1 << 20, 1)])
@@ -197,7 +197,7 @@ def test_where_there_is_no_room_the_name_stays(function, quota):
     view = TenantView(ContentStore(MemoryBackend(), lambda _: quota), "alice")
     view.bind("state", old := view.put("kernel", b""))
     with function.open() as live, pytest.raises(QuotaExceeded):
-        keep(view, "state", live, MODULE, keys=RING)
+        store_snapshot(view, "state", live, MODULE, keys=RING)
     assert view.resolve("state") == old
 
 
@@ -205,7 +205,7 @@ def test_where_there_is_no_room_the_name_stays(function, quota):
 def test_whoever_dies_while_keeping_leaves_the_old_state_or_the_new_one(runtime, function, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     with at(function, 4096, 1) as live:
-        keep(TenantView(ContentStore(DiskBackend(before)), "alice"), "state", live, MODULE, keys=RING)
+        store_snapshot(TenantView(ContentStore(DiskBackend(before)), "alice"), "state", live, MODULE, keys=RING)
         live.call("store", [8192, 2])
         seen = set()
         for step in range(1, 200):
@@ -213,14 +213,14 @@ def test_whoever_dies_while_keeping_leaves_the_old_state_or_the_new_one(runtime,
             calls = DyingCalls(step, late=bool(step % 2))
             try:
                 view = TenantView(ContentStore(DiskBackend(after, calls)), "alice")
-                keep(view, "state", live, MODULE, parent="state", keys=RING)
+                store_snapshot(view, "state", live, MODULE, parent="state", keys=RING)
             except Died:
                 pass
             store = ContentStore(DiskBackend(after))
             store.collect(0)
             assert store.verify().findings == ()
             view = TenantView(store, "alice")
-            seen.add((len(fetch(view, "state").files), view.usage().count))
+            seen.add((len(fetch_snapshot(view, "state").files), view.usage().count))
             assert loaded(runtime, view, "state", 4096) == [1]
             shutil.rmtree(after)
             if not calls.dead:
@@ -231,12 +231,12 @@ def test_whoever_dies_while_keeping_leaves_the_old_state_or_the_new_one(runtime,
 
 def test_chains_stay_whole_under_a_new_key_and_the_old_one_may_go(runtime, function, store, view):
     keep_chain(function, view, 3)
-    hashes = [fetch(view, name).open(RING).content_hash for name in "012"]
+    hashes = [fetch_snapshot(view, name).open(RING).content_hash for name in "012"]
     both, new = KeyRing.of(NEW, *RING.verifiers.values()), KeyRing.of(NEW)
     done = store.renew(["snapshot"], lambda _, data: renew_snapshot(data, both))
     assert (done.renewed, done.kept, done.findings) == (3, 0, ())
     assert loaded(runtime, view, "2", 4096, 8192, 12288, ring=new) == [1, 2, 3]
-    assert [fetch(view, name).open(new).content_hash for name in "012"] == hashes
+    assert [fetch_snapshot(view, name).open(new).content_hash for name in "012"] == hashes
     done = store.renew(["snapshot"], lambda _, data: renew_snapshot(data, new))
     assert (done.renewed, done.kept) == (0, 3)
     view.unbind("0")

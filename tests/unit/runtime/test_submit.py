@@ -22,7 +22,7 @@ from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeo
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import Options
+from tensorwasm.runtime.invoke.call import CallOptions
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -70,7 +70,7 @@ def load(runtime: Runtime, text: str = GUEST) -> Function:
 def test_options_are_the_keywords_of_invoke():
     parameters = inspect.signature(Function.invoke).parameters.values()
     keywords = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert {name: kind.__forward_arg__ for name, kind in Options.__annotations__.items()} == keywords
+    assert {name: kind.__forward_arg__ for name, kind in CallOptions.__annotations__.items()} == keywords
 
 
 def test_an_outcome_is_that_of_invoke(runtime):

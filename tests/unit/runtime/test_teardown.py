@@ -53,7 +53,7 @@ class Witness(FakeDevice):
 
 
 def run(device, wasm, monkeypatch):
-    monkeypatch.setattr("tensorwasm.runtime.api.late_device.open_device", lambda _choice, **_: (device, "a test"))
+    monkeypatch.setattr("tensorwasm.runtime.api.lazy_device.open_device", lambda _choice, **_: (device, "a test"))
     with Runtime(device="emulator") as runtime:
         runtime.load(wasm).invoke("main", grants={"cuda"}, memory_kind="pinned")
 

@@ -27,15 +27,8 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.warm.pool import (
-    FIRST_BACKOFF_S,
-    LONGEST_BACKOFF_S,
-    MAX_AGE_S,
-    ROOM,
-    PoolSpecification,
-    RefusingServices,
-    WarmPool,
-)
+from tensorwasm.runtime.warm.pool import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MAX_AGE_S, ROOM, WarmPool
+from tensorwasm.runtime.warm.specification import UnavailableServices, WarmSpecification
 from tensorwasm.values import Deadline
 
 SOON_S = 60.0
@@ -62,9 +55,9 @@ class World:
         self.made: list[FakeSandbox] = []
         self.tried_s: list[float] = []
         self.pool = WarmPool(LIMIT, now_s=lambda: self.now_s, threaded=False)
-        self.stocks = [PoolSpecification(self.make, lambda: (self.free, 100), count) for count in counts]
-        for stock in self.stocks:
-            self.pool.add(stock)
+        self.specifications = [WarmSpecification(self.make, lambda: (self.free, 100), count) for count in counts]
+        for specification in self.specifications:
+            self.pool.add(specification)
 
     def make(self, _tell: Any) -> FakeSandbox:
         self.tried_s.append(self.now_s)
@@ -76,7 +69,7 @@ class World:
         return made
 
     def draw(self, number: int) -> None:
-        found: Any = self.pool.draw(self.stocks[number % len(self.stocks)])
+        found: Any = self.pool.draw(self.specifications[number % len(self.specifications)])
         if found is not None:
             assert not found.drawn
             assert not found.closed
@@ -87,7 +80,7 @@ class World:
         counts = self.pool.statistics()
         assert counts.draws == counts.hits + counts.misses
         assert counts.hits == sum(each.drawn for each in self.made)
-        assert counts.warm <= min(LIMIT, sum(stock.count for stock in self.stocks))
+        assert counts.warm <= min(LIMIT, sum(specification.count for specification in self.specifications))
         assert len(self.made) == counts.hits + counts.drops + counts.warm
         assert all(each.closed <= 1 and not (each.closed and each.drawn) for each in self.made)
 
@@ -124,7 +117,7 @@ def test_whatever_happens_each_sandbox_serves_one_or_is_closed_once(counts, step
             case "shed":
                 world.pool.shed()
             case "remove":
-                world.pool.remove(world.stocks[value % len(counts)])
+                world.pool.remove(world.specifications[value % len(counts)])
         world.check()
     world.pool.close()
     world.check()
@@ -137,13 +130,13 @@ def tend_all(world: World) -> None:
         pass
 
 
-def test_stocks_are_filled_side_by_side_up_to_the_limit_of_all():
+def test_specifications_are_filled_side_by_side_up_to_the_limit_of_all():
     world = World([4, 4])
     tend_all(world)
-    assert [len(stock.ready) for stock in world.stocks] == [3, 2]
+    assert [len(specification.ready) for specification in world.specifications] == [3, 2]
 
 
-def test_a_start_that_fails_is_tried_ever_more_seldom():
+def test_a_start_that_fails_is_retried_less_and_less_often():
     world = World([1])
     world.broken = True
     for _ in range(2000):
@@ -156,7 +149,7 @@ def test_a_start_that_fails_is_tried_ever_more_seldom():
     world.broken = False
     world.now_s += LONGEST_BACKOFF_S
     tend_all(world)
-    assert (world.pool.statistics().warm, world.stocks[0].failures) == (1, 0)
+    assert (world.pool.statistics().warm, world.specifications[0].failures) == (1, 0)
 
 
 def test_old_ones_are_replaced_and_a_full_pool_keeps_none():
@@ -171,42 +164,42 @@ def test_old_ones_are_replaced_and_a_full_pool_keeps_none():
     assert all(each.closed == 1 for each in world.made)
 
 
-def test_what_is_made_for_a_stock_that_is_gone_is_dropped():
+def test_what_is_made_for_a_removed_specification_is_dropped():
     world = World([1])
-    stock = world.stocks[0]
-    make = stock.make
+    specification = world.specifications[0]
+    make = specification.make
 
     def late(tell: Any) -> Any:
-        world.pool.remove(stock)
+        world.pool.remove(specification)
         return make(tell)
 
-    stock.make = late
+    specification.make = late
     world.pool.tend()
     assert [each.closed for each in world.made] == [1]
 
 
 def test_a_closed_pool_keeps_nothing_more_and_stops_what_is_being_made():
     world, stopped = World([1]), []
-    stock = world.stocks[0]
+    specification = world.specifications[0]
 
     def endless(tell: Any) -> Any:
         tell(lambda: stopped.append(1))
         world.pool.close()
         raise GuestTrap("cancelled", "cancelled")
 
-    stock.make = endless
+    specification.make = endless
     world.pool.tend()
     assert stopped == [1]
     with pytest.raises(InternalError):
-        world.pool.add(stock)
+        world.pool.add(specification)
 
 
-def test_nobody_has_services_and_remembers_who_asked():
-    nobody = RefusingServices()
-    assert (len(nobody), list(nobody), nobody.asked) == (0, [], False)
+def test_unavailable_services_record_that_one_was_requested():
+    services = UnavailableServices()
+    assert (len(services), list(services), services.asked) == (0, [], False)
     with pytest.raises(InternalError):
-        nobody.get("input")
-    assert nobody.asked
+        services.get("input")
+    assert services.asked
 
 
 # ------------------------------------------------------------------------------------------------ as callers see them
@@ -304,7 +297,7 @@ def test_what_a_caller_gives_is_what_its_guest_gets_and_no_other(runtime, export
     assert plain.values == {"stdin": (0,), "input": (0,), "argc": (1,), "count": (1, 1)}[export]
 
 
-def test_arguments_may_be_those_of_the_stock(runtime):
+def test_arguments_may_be_those_of_the_specification(runtime):
     function = load(runtime)
     pool = warmed(function, argv=["a", "b"], env={"x": "y"})
     assert function.invoke("argc", argv=["a", "b"], env={"x": "y"}).values == (2,)
@@ -345,7 +338,7 @@ def test_the_deadline_is_the_callers_and_time_begins_at_the_draw(runtime):
     assert pool.statistics().misses == 0
 
 
-def test_a_start_that_fails_is_told_to_whoever_calls_as_if_there_were_no_pool(runtime):
+def test_a_start_that_fails_reaches_the_caller_as_if_there_were_no_pool(runtime):
     function = load(runtime, TRAPS)
     function.warm(2)
     until(lambda: runtime.warm.statistics().failures)
@@ -408,7 +401,7 @@ def test_closing_and_forgetting_give_the_slots_back(runtime):
     assert runtime.warm.statistics().drops == 5
 
 
-def test_warm_sandboxes_make_room_for_whoever_needs_it():
+def test_warm_sandboxes_give_way_to_calls():
     with Runtime("emulator", slots=24) as runtime:
         function = load(runtime)
         pool = warmed(function, 3)

@@ -18,8 +18,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TooManyArgs,
 )
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
 from tensorwasm.service.invocations.channel import DEPTH
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.tenancy.policy import TenantPolicy

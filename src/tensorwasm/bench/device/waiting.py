@@ -86,7 +86,7 @@ class GatedDevice:
 
 
 class GatedHost:
-    """A runtime whose device is behind a gate, as a `tensorwasm.runtime.invoke.loaded_module.Host`."""
+    """A runtime whose device is behind a gate, as a `tensorwasm.runtime.invoke.deployed_module.Host`."""
 
     def __init__(self, runtime: Runtime) -> None:
         gated: Any = GatedDevice(runtime.open_device())

@@ -177,7 +177,7 @@ def _run(
     """Load the module, call it and print its results."""
     from tensorwasm.guest.sandbox.wasi_io import release_all  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime import Runtime  # noqa: PLC0415 - the same
-    from tensorwasm.runtime.invoke.loaded_module import check_export  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.invoke.deployed_module import check_export  # noqa: PLC0415 - the same
 
     limited = limits.output_bytes != sys.maxsize
     watch = partial(watched, limits.wall_s, DEVICE_GRACE_S if call["grants"].cuda else GRACE_S, release_all)

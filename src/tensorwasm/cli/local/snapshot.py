@@ -92,7 +92,7 @@ class SnapshotLocation:
         """Return the snapshot and its parents: those that its artifact names, then those at other locations."""
         from tensorwasm.runtime.snapshots import stored  # noqa: PLC0415 - keeps --help quick
 
-        own = [self.text] if self.name is None else stored.fetch(self._view(), self.name).files
+        own = [self.text] if self.name is None else stored.fetch_snapshot(self._view(), self.name).files
         return [*own, *(file for text in parents for file in SnapshotLocation(text, self.tenant).find())]
 
     def open(self, parents: Sequence[str] | None) -> SnapshotFile:
@@ -132,7 +132,9 @@ class SnapshotLocation:
                 names = [each.name for each in locations]
                 if len(names) > 1 or None in names:
                     raise InvalidArgs(f"an artifact adds to one artifact: --parent {_PREFIX}NAME, once")
-                digest = stored.keep(self._view(), self.name, live, module, parent=names[0] if names else None)
+                digest = stored.store_snapshot(
+                    self._view(), self.name, live, module, parent=names[0] if names else None
+                )
         print(f"saved {digest.content_hash.hex()}: {digest.content_bytes} bytes in {digest.file_bytes}")
 
     def _view(self) -> TenantView:

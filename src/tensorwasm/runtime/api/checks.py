@@ -1,4 +1,4 @@
-"""What a runtime is asked for, checked before anything is done: limits, caps and files."""
+"""Checks of what a runtime is given: limits, caps and files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ MAX_MEMORY_BYTES: Final = 1 << 32
 
 
 def checked_quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
-    """Return a tenant's cap: the one that was asked for, else the setting's, else what the process may hold.
-
-    Raises:
-        InvalidArgs: it is out of range.
-    """
+    """Return a tenant's cap in bytes: the given one, else the setting's, else the process's; raise `InvalidArgs`."""
     if gpu_bytes is None:
         return MAX_PROCESS_DEVICE_BYTES if setting_mib is None else setting_mib * MIB
     if not 0 <= gpu_bytes <= MAX_CAP_BYTES:
@@ -30,11 +26,7 @@ def checked_quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
 
 
 def check_limits(limits: Limits) -> None:
-    """Compare limits with what there can be.
-
-    Raises:
-        InvalidArgs: one is out of range.
-    """
+    """Require limits to be in range, or raise `InvalidArgs`."""
     if not 0 < limits.memory_bytes <= MAX_MEMORY_BYTES:
         raise InvalidArgs(f"memory_bytes is 1 to {MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
     if not limits.wall_s > 0:
@@ -44,12 +36,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def read_module(path: Path, limit_bytes: int) -> bytes:
-    """Read a file, but never more than the limit and the byte that shows it was passed.
-
-    Raises:
-        InvalidArgs: it cannot be read.
-        ModuleTooLarge: it has more bytes than the limit.
-    """
+    """Read a file, at most one byte beyond the limit; raise `InvalidArgs`, or `ModuleTooLarge` if there is more."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -10,13 +10,12 @@ from tensorwasm.errors import InvalidArgs, quote
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.oneshot import is_one_shot
 from tensorwasm.guest.sandbox.wasi_io import Inherit, Sink
-from tensorwasm.runtime.invoke.call import Options, check_stdin, configure
+from tensorwasm.runtime.invoke.call import CallOptions, check_stdin, configure
+from tensorwasm.runtime.invoke.deployed_module import DeployedModule, Host
 from tensorwasm.runtime.invoke.dispatch import Dispatcher
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import Host, LoadedModule
-from tensorwasm.runtime.invoke.pending import await_outcome
-from tensorwasm.runtime.warm.specification import make_stock
+from tensorwasm.runtime.invoke.invocation import Invocation, await_outcome
+from tensorwasm.runtime.warm.specification import make_specification
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -26,17 +25,13 @@ if TYPE_CHECKING:
     from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
 
-class Function(LoadedModule):
-    """A compiled module. Any thread may invoke it; it lives as long as someone holds it.
-
-    Attributes:
-        dispatch: runs its calls.
-    """
+class Function(DeployedModule):
+    """A compiled module. Any thread may invoke it."""
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
-        """Wrap a module whose imports are resolved; `Runtime.load` does this, see `LoadedModule`."""
+        """Wrap a module whose imports are resolved; `Runtime.load` does this, see `DeployedModule`."""
         super().__init__(host, name, wasm, prepared)
-        self.dispatch = Dispatcher(self)
+        self.dispatch = Dispatcher(self)  # runs its calls
 
     def warm(
         self,
@@ -47,25 +42,25 @@ class Function(LoadedModule):
         env: Mapping[str, str] | None = None,
         initialiser: str | None = None,
     ) -> None:
-        """Keep sandboxes ready that have been instantiated and started before anybody asks. Returns at once.
+        """Keep sandboxes ready that have been instantiated and started before a call. Returns at once.
 
-        For modules whose start is expensive. Each serves one invocation, and others are made in the background. They
-        are drawn by `invoke`, and by executors, for this tenant, with these arguments and this environment, without
-        folders and without a GPU; every other invocation has a fresh sandbox, as all have that are submitted. A start
-        that asks for input, sends chunks or launches kernels cannot be had in advance: then all stay fresh. What it
-        reads of standard input is empty.
+        For modules whose start is expensive. Each sandbox serves one invocation; others are made in the background.
+        Calls of `invoke`, and of executors, draw them if they are of this tenant, with these arguments and this
+        environment, without folders and GPU; all others, and submitted ones, get fresh sandboxes. A start that asks for
+        input, sends chunks or launches kernels cannot be made in advance: then all sandboxes are fresh. Its standard
+        input is empty.
 
         Args:
-            count: how many, as far as the setting TENSOR_WASM_WARM_SANDBOXES allows; 0 for no more.
+            count: how many, up to the setting TENSOR_WASM_WARM_SANDBOXES; 0 for none.
             tenant: whose invocations draw them.
             argv: as in `invoke`.
-            env: likewise.
-            initialiser: an export without parameters and results that from now on each sandbox of this function calls
-                first, be it warm or fresh; a reactor's ``_initialize`` needs no mention and comes before it.
+            env: as in `invoke`.
+            initialiser: an export without parameters and results that from now on each sandbox of this function, warm
+                or fresh, calls first, after a reactor's ``_initialize``.
 
         Raises:
             MissingExport: there is no such function.
-            InvalidArgs: the initialiser takes or gives something, or the count is negative.
+            InvalidArgs: the initialiser has parameters or results, or the count is negative.
             InternalError: the runtime is closed.
         """
         if count < 0:
@@ -81,7 +76,7 @@ class Function(LoadedModule):
         initialisers = self.initialisers(None)
         if count and (initialisers or not is_one_shot(self.prepared)):
             config = configure(self.prepared, self.name, Grants(), argv, env)
-            kept = make_stock(self.prepared, self.host.limits, config, initialisers, count)
+            kept = make_specification(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(kept)
             self.warm_kept[tenant] = kept
             weakref.finalize(self, self.host.warm.remove, kept)
@@ -117,25 +112,25 @@ class Function(LoadedModule):
     ) -> Invocation:
         """Call an export in a fresh sandbox and tear the sandbox down. Blocks; a guest runs without the GIL.
 
-        A reactor, which exports ``_initialize`` without parameters and results, has that called first, unless
-        ``_start`` is what is called.
+        A reactor, which exports ``_initialize`` without parameters and results, has that called first, except before
+        ``_start``.
 
         Args:
             export: None takes ``_start``, and where there is none, ``main``.
             args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
             argv: WASI arguments, the program's name first; None gives the function's name.
             env: WASI environment; nothing of this process's own is passed on.
-            stdin: all of standard input; `tensorwasm.guest.sandbox.wasi_io.INHERIT` gives this process's own, read as
-                the guest asks. Nothing but input, or its end, ends such a read: for a process that ends with its guest.
+            stdin: all of standard input; `tensorwasm.guest.sandbox.wasi_io.INHERIT` gives this process's own. Nothing
+                but input, or its end, ends such a read: for a process that ends with its guest.
             input: what the guest reads with ``read-input``.
-            grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``; nothing is granted unasked.
+            grants: ``cuda``, ``dir:HOST[::GUEST][:ro]``.
             tenant: whose account device memory is charged to; registered with the device.
             memory_kind: how kernels reach linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
             deadline: when start function and call must have ended; never later than ``limits.wall_s`` from now.
-            stdout: takes standard output as it is written; None captures it. `INHERIT` gives this process's own.
+            stdout: takes standard output as it is written; None captures it, `INHERIT` gives this process's own.
             stderr: the same for standard error.
             on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
-            on_device: told the device and why it was taken, before the guest starts; only with the grant ``cuda``.
+            on_device: given the device and why it was taken, before the guest starts; only with the grant ``cuda``.
 
         Raises:
             MissingExport: no such function.
@@ -182,84 +177,61 @@ class Function(LoadedModule):
     ) -> LiveInstance:
         """Return an instance that stays between calls, and can be saved there. Blocks.
 
-        A reactor's ``_initialize`` is called now, and never again.
-
-        The first call compiles the module once more, in a form that shows what is private.
-
-        Args:
-            argv: as in `invoke`, for as long as it lives.
-            env: likewise.
-            stdin: likewise.
-            input: what its calls read with ``read-input``, unless one brings its own.
-            grants: as in `invoke`, for as long as it lives.
-            tenant: likewise.
-            memory_kind: likewise.
-            deadline: when the start function and ``_initialize`` must have ended.
-            stdout: takes standard output of all calls as it is written; None captures it call by call.
-            stderr: the same for standard error.
+        Arguments are those of `invoke`, for as long as the instance lives, but ``input`` is for calls that bring none,
+        and the deadline is for the start function and ``_initialize``, which is called once, now. Output is captured
+        call by call. The first call of this compiles the module again, instrumented.
 
         Raises:
             NotCapturable: the module's instances cannot be saved; the message says why.
             TensorWasmError: what `invoke` raises before it calls the export.
         """
-        from tensorwasm.runtime.snapshots.live import LiveInstance  # noqa: PLC0415 - a call needs none
-        from tensorwasm.runtime.snapshots.opening import Opening  # noqa: PLC0415 - likewise
+        from tensorwasm.runtime.snapshots.live import InstanceOptions, LiveInstance  # noqa: PLC0415 - a call needs none
 
         check_stdin(stdin, self.host.limits)
         words = tuple(argv) if argv is not None else None
         return LiveInstance(
             self,
-            Opening(
+            InstanceOptions(
                 parse_grants(grants), tenant, input, words, env or {}, stdin, memory_kind, deadline, stdout, stderr
             ),
         )
 
     def submit(
-        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[CallOptions]
     ) -> Future[Invocation]:
-        """Do what `invoke` does, and return at once: while its guest waits, an invocation holds no thread.
+        """Make a call as `invoke` does, and return at once: while its guest waits, it holds no thread.
 
-        Thousands can wait for the GPU at a time. They run in turns on one thread of the runtime's, and without a GPU on
-        a few more once they run long (the setting TENSOR_WASM_GUEST_THREADS). Sinks and ``on_chunk`` are called there
-        too: those must not wait for another invocation. The first call blocks, for as long as opening the device and
-        compiling take.
-
-        Args:
-            export: as in `invoke`.
-            args: likewise.
-            **options: its keyword arguments.
+        Thousands can wait for the GPU at a time. They take turns on one thread of the runtime, and without a GPU on a
+        few more once they run long (the setting TENSOR_WASM_GUEST_THREADS). Sinks and ``on_chunk`` are called there
+        too, and must not wait for another invocation. The first call blocks while the device is opened and code
+        compiled.
 
         Returns:
-            The outcome: an `Invocation`, or what `invoke` raises. Cancelling ends the guest, before it starts and while
+            The outcome: an `Invocation`, or what `invoke` raises. Cancelling ends the guest, before it starts or while
             it runs. Closing the runtime ends it with `GuestTrap` named ``cancelled``.
 
         Raises:
-            InternalError: the runtime is closed, or a host function of a guest that was submitted called this.
+            InternalError: the runtime is closed, or a host function of a submitted guest called this.
             TickerNotRunning: this is a forked process.
         """
         return self.dispatch.submit(export, args, options)
 
     async def invoke_async(
-        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[Options]
+        self, export: str | None = None, args: Sequence[object] = (), **options: Unpack[CallOptions]
     ) -> Invocation:
-        """Do what `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
+        """Make a call as `submit` does, and wait for the outcome in an event loop. Cancelling the task ends the guest.
 
         A guest without a GPU, folders or a start function, whose memory is at most 2 MiB or whose module has neither
-        imports nor bulk instructions nor functions of more than 16 KiB, begins on the calling thread: one that ends
-        within half a millisecond never leaves it, others go on elsewhere. So sinks and ``on_chunk`` are called on the
-        event loop's thread too, and must not hold it.
-
-        Args:
-            export: as in `invoke`.
-            args: likewise.
-            **options: its keyword arguments.
+        imports nor bulk instructions nor functions of more than 16 KiB, begins on the calling thread, and stays there
+        if it ends within half a millisecond. So sinks and ``on_chunk`` are called on the event loop's thread too, and
+        must not block it.
 
         Raises:
             TensorWasmError: what `invoke` raises.
         """
         granted, memory = parse_grants(options.get("grants", ())), options.get("memory_kind")
         if not self.dispatch.is_prepared(granted, memory):
-            import asyncio  # noqa: PLC0415 - half of what importing this package costs, for those who have it already
+            import asyncio  # noqa: PLC0415 - half of this package's import time, which event loops have spent already
 
             self.engine.require_ticker()  # a forked process has no threads
             await asyncio.to_thread(self.dispatch.prepare, granted, memory)

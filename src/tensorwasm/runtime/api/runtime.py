@@ -1,4 +1,4 @@
-"""`Runtime`: an engine, a device opened when first granted, and the functions loaded from modules."""
+"""`Runtime`: an engine, a device that is opened when it is first granted, and the functions loaded from modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
@@ -22,14 +21,13 @@ from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.runtime.api.checks import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
 from tensorwasm.runtime.api.function import Function
-from tensorwasm.runtime.api.late_device import LateDevice
+from tensorwasm.runtime.api.lazy_device import LazyDevice
 from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics
-from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.deploy.linking import engine_of, linker_of, make_linker
+from tensorwasm.runtime.deploy.form import Form, engine_of, linker_of, make_linker
 from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import Host
 from tensorwasm.runtime.warm.pool import WarmPool
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
@@ -39,9 +37,8 @@ if TYPE_CHECKING:
     from tensorwasm.artifacts.sealed.writer import SealedInfo
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
-    from tensorwasm.runtime.snapshots.archive import Archive, Filing
-    from tensorwasm.runtime.snapshots.live import LiveInstance
-    from tensorwasm.runtime.snapshots.opening import Surroundings
+    from tensorwasm.runtime.snapshots.archive import FileOptions, SnapshotCache
+    from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
 
 Name = str | os.PathLike[str]
@@ -53,9 +50,8 @@ class Runtime:
 
     Attributes:
         limits: what each sandbox may use.
-        gpu_bytes: device memory that the tenant ``default`` may hold, and what other tenants get unless a caller sets
-            a cap of theirs.
-        warm: keeps sandboxes ready for functions that are to be warm.
+        gpu_bytes: device memory that the tenant ``default`` may hold, and other tenants without a cap of their own.
+        warm: keeps warm sandboxes.
     """
 
     def __init__(
@@ -76,22 +72,21 @@ class Runtime:
             limits: None takes the settings.
             multiprocessors: share of a GPU, at least so many; None takes the setting TENSOR_WASM_MULTIPROCESSORS.
             slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
-            gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, and without it 64 GiB, which is
-                what all tenants of a process may hold together.
-            place: where among the shares of other processes a share of a GPU lies; None for wherever.
+            gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, else 64 GiB, a process's cap.
+            place: where a share of a GPU lies among those of other processes; None for anywhere.
             jit: whether a GPU's driver may compile PTX of guests itself where ptxas cannot. It does so in this process,
                 and is known to crash: False where tenants who distrust each other share it.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
-            CapacityExhausted: this process has no room for the pool of sandboxes.
+            CapacityExhausted: this process has no address space for the pool of sandboxes.
             TickerNotRunning: the system refused a timer.
         """
         current = settings.current()
         self.limits = limits or current.limits()
         check_limits(self.limits)
         self.gpu_bytes = checked_quota(gpu_bytes, current.gpu_quota_mib)
-        self._device = LateDevice(
+        self._device = LazyDevice(
             device if device is not None else current.device,
             self.gpu_bytes,
             multiprocessors=multiprocessors if multiprocessors is not None else current.multiprocessors,
@@ -108,7 +103,7 @@ class Runtime:
         self._closed = False
         self.warm = WarmPool(current.warm_sandboxes)
         self._lock = threading.Lock()
-        self._archive: Archive | None = None
+        self._archive: SnapshotCache | None = None
 
     def load(
         self,
@@ -121,27 +116,21 @@ class Runtime:
         check: Callable[[Preamble], object] | None = None,
         work: StopHook | None = None,
     ) -> Function:
-        """Deploy a module: compile it, or find what it was compiled to for this tenant before, in any process.
+        """Deploy a module: compile it, or take what any process has compiled of it for this tenant.
 
         Args:
             module: the binary, or the path of a file that holds it.
             name: for people; by default the file's name without its ending, or ``module``.
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
-            tenant: whose module it is: nobody else finds its code, or can tell that there is some.
+            tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
-            check: judges what the module declares before it is compiled, such as
-                `tensorwasm.runtime.invoke.loaded_module.check_export`; what it raises is raised here.
-            work: stops this; what is compiled goes on while another thread waits for it.
+            check: judges what the module declares before it is compiled; what it raises is raised here.
+            work: stops this; compiling goes on while another thread waits for it.
 
         Raises:
-            InvalidWasm: not a valid module, or precompiled code.
-            CompileFailed: the compiler crashed on it; `CompileTimeout` and `CompileMemory` if it took more than it may.
-            CapacityExhausted: the system starts no process for the compiler.
-            ModuleTooLarge: more bytes than the limit.
-            ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
+            TensorWasmError: what `tensorwasm.runtime.deploy.deployer.Deployer.deploy` raises.
             UnknownImport: it imports what no grant provides.
             InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant.
-            CancelledError: it was stopped.
         """
         check_tenant(tenant)
         host: Host = self
@@ -171,11 +160,7 @@ class Runtime:
 
     @property
     def device(self) -> DeviceInfo:
-        """The device, opened now if it was not.
-
-        Raises:
-            DeviceUnavailable: it was asked for by name and is not there; the message says why.
-        """
+        """The device, opened now if it was not; `DeviceUnavailable` if it was asked for by name and is not there."""
         return self.open_device().info
 
     @property
@@ -185,56 +170,41 @@ class Runtime:
 
     @property
     def accounts(self) -> Accounts:
-        """Who may hold how much of the device, which is opened now if it was not: register tenants here.
-
-        Raises:
-            DeviceUnavailable: it is not there, or the runtime is closed.
-        """
+        """How much of the device, opened now if it was not, each tenant may hold: register tenants here."""
         return self.share().accounts
 
     def open_device(self) -> Device:
-        """Return the device itself, opened on first use and owned by the runtime.
-
-        Raises:
-            DeviceUnavailable: it is not there, or the runtime is closed.
-        """
+        """Return the device itself, opened on first use and owned by the runtime."""
         return self._device.open()
 
     def share(self) -> SharedDevice:
-        """Return the device as sessions share it, opened on first use and owned by the runtime.
-
-        Raises:
-            DeviceUnavailable: it is not there, or the runtime is closed.
-        """
+        """Return the device as sessions share it, opened on first use and owned by the runtime."""
         return self._device.share()
 
     @overload
-    def snapshot(self, live: LiveInstance, path: None = None, **options: Unpack[Filing]) -> Snapshot: ...
+    def snapshot(self, live: LiveInstance, path: None = None, **options: Unpack[FileOptions]) -> Snapshot: ...
 
     @overload
-    def snapshot(self, live: LiveInstance, path: Name, **options: Unpack[Filing]) -> SealedInfo: ...
+    def snapshot(self, live: LiveInstance, path: Name, **options: Unpack[FileOptions]) -> SealedInfo: ...
 
     def snapshot(
-        self, live: LiveInstance, path: Name | None = None, **options: Unpack[Filing]
+        self, live: LiveInstance, path: Name | None = None, **options: Unpack[FileOptions]
     ) -> Snapshot | SealedInfo:
-        """Save an instance between two calls; it goes on as before. Blocks, and nobody can call it meanwhile.
+        """Save an instance between two calls; it goes on as before. Blocks, and no call can be made meanwhile.
 
         Args:
             live: from `Function.open` or `restore`.
-            path: of the file to write, whole or not at all and on the disk when this returns; None keeps the snapshot
-                in this process's memory, for `restore` to take it.
-            **options: ``deadline``: when work on the device must have ended, 10 s from now unless given. For a file:
+            path: of the file to write, which is whole and on the disk when this returns, or not there; None keeps the
+                snapshot in this process's memory, for `restore`.
+            **options: ``deadline``: when work on the device must have ended, by default 10 s from now. For a file:
                 ``parents``: files of earlier states, nearest first, to write only what changed since the first;
                 ``keys``: the ring that signs, by default the settings'; ``sealing``: how it is compressed.
 
-        Returns:
-            The snapshot, or what was written of it.
-
         Raises:
-            NotCapturable: a call is in progress, or it holds what cannot be saved; the message names it.
+            NotCapturable: a call is in progress, or the instance holds what cannot be saved; the message names it.
             InvalidSnapshot: a parent is not an earlier state of this instance.
-            SealRefused: a parent's file is not to be trusted.
-            SigningNotConfigured: the ring has no key for what is asked.
+            SealRefused: a parent's file cannot be trusted.
+            SigningNotConfigured: the ring lacks a key.
             TooLarge: there is more than a file takes.
             CapacityExhausted: the system has no memory for it.
             InvalidArgs: a file cannot be read or written.
@@ -242,9 +212,9 @@ class Runtime:
         """
         if path is None:
             with live.captured(deadline=options.get("deadline")) as saved:
-                from tensorwasm.runtime.snapshots.snapshot import keep  # noqa: PLC0415 - a call needs none
+                from tensorwasm.runtime.snapshots.snapshot import make_snapshot  # noqa: PLC0415 - a call needs none
 
-                return keep(saved)
+                return make_snapshot(saved)
         from tensorwasm.runtime.snapshots import archive  # noqa: PLC0415 - what reads and writes files costs 50 ms to import
 
         return archive.save_file(live, path, **options)
@@ -257,7 +227,7 @@ class Runtime:
         parents: Sequence[Name] = (),
         keys: KeyRing | None = None,
     ) -> Snapshot:
-        """Verify a file, read it into memory, and keep that for the same tenant (TENSOR_WASM_SNAPSHOT_CACHE). Blocks.
+        """Verify a file, read it into memory, and cache it for the same tenant (TENSOR_WASM_SNAPSHOT_CACHE). Blocks.
 
         Args:
             path: of the file.
@@ -266,16 +236,16 @@ class Runtime:
             keys: whose signatures count; None takes the settings'.
 
         Raises:
-            SealRefused: it is not to be trusted; its kind says why.
-            InvalidSnapshot: what is in it makes no sense, although it was signed.
-            TooLarge: it says, or is, more than a writer makes.
+            SealRefused: it cannot be trusted; its kind says why.
+            InvalidSnapshot: its content makes no sense, although it was signed.
+            TooLarge: it declares, or has, more than a writer makes.
             CapacityExhausted: the system has no memory for it.
             InvalidArgs: it cannot be read.
         """
         from tensorwasm.runtime.snapshots import archive  # noqa: PLC0415 - what reads and writes files costs 50 ms to import
 
         with self._lock:
-            kept = self._archive = self._archive or archive.Archive(settings.current().snapshot_cache_mib * MIB)
+            kept = self._archive = self._archive or archive.SnapshotCache(settings.current().snapshot_cache_mib * MIB)
         return kept.get(path, tenant, keys, parents)
 
     def restore(
@@ -288,17 +258,17 @@ class Runtime:
         parents: Sequence[Name] = (),
         keys: KeyRing | None = None,
         deadline: Deadline | None = None,
-        **options: Unpack[Surroundings],
+        **options: Unpack[RestoreOptions],
     ) -> LiveInstance:
         """Return an instance that goes on where a saved one was, charged to the caller's tenant. Blocks.
 
         Args:
             source: a snapshot, or the path of one.
             function: the module that was saved, loaded here.
-            grants: what it may use, of that which it was saved with.
-            tenant: whose account is charged, for all that it holds anew.
-            parents: as in `open_snapshot`, like ``keys``.
-            keys: likewise.
+            grants: what it may use, of the grants it was saved with.
+            tenant: whose account is charged.
+            parents: as in `open_snapshot`.
+            keys: as in `open_snapshot`.
             deadline: when it must be ready.
             **options: ``argv``, ``env``, ``memory_kind``, ``stdout`` and ``stderr`` as in `Function.open`.
 
@@ -325,26 +295,12 @@ class Runtime:
         keys: KeyRing | None = None,
         deadline: Deadline | None = None,
         on_chunk: Callable[[bytes], bool] | None = None,
-        **options: Unpack[Surroundings],
+        **options: Unpack[RestoreOptions],
     ) -> Invocation:
-        """Do what `restore`, one call and closing do, at a fraction of their cost.
+        """Restore, call once and close, at a fraction of their cost; raise what they raise.
 
-        Args:
-            source: as in `restore`, like all that is not said here.
-            function: likewise.
-            export: as in `Function.invoke`.
-            args: likewise.
-            input: what the guest reads with ``read-input``; None takes what was saved.
-            grants: as in `restore`.
-            tenant: likewise.
-            parents: likewise.
-            keys: likewise.
-            deadline: when all of it must have ended.
-            on_chunk: as in `Function.invoke`.
-            **options: as in `restore`.
-
-        Raises:
-            TensorWasmError: what `restore` and `LiveInstance.call` raise.
+        Arguments are those of `restore` and `Function.invoke`; the deadline is for all of it, and for an input of None
+        the guest reads what was saved.
         """
         snapshot = self._snapshot(source, tenant, parents, keys)
         opening = snapshot.opening(grants, tenant, deadline, options, input)
@@ -361,7 +317,7 @@ class Runtime:
 
     @property
     def fibers(self) -> FiberRunner:
-        """Runs submitted invocations; made when first asked for."""
+        """Runs submitted invocations; made on first use."""
         made = self._fibers
         if made is None:
             from tensorwasm.runtime.invoke.fiber_runner import FiberRunner  # noqa: PLC0415 - a call that blocks needs none
@@ -376,23 +332,19 @@ class Runtime:
     def prepare(
         self, wasm: bytes, module: CompiledModule, form: Form, tenant: str = DEFAULT_TENANT
     ) -> LinkedModule | None:
-        """Deploy and link a module for a form, None where there are no compiled host functions.
-
-        Blocks: compilation, and for the first compiled host functions of a process half a second, or up to ten if they
-        were never compiled here.
-        """
+        """Compile and link a module for a form, None where there are no compiled host functions. Blocks."""
         engine = engine_of(form, self._engine)
-        if form.edition or engine is not self._engine:
+        if form.instrumented or engine is not self._engine:
             limits = Limits(memory_bytes=MAX_MEMORY_BYTES, module_bytes=len(wasm))
             module = self._deployer.deploy(engine, wasm, limits, tenant)
-        linker = linker_of(form, engine)
+        linker = linker_of(form, engine)  # its first compiled host functions take 0.5 s, or 10 s if never compiled here
         return linker.prepare(module) if linker is not None else None
 
     def close(self) -> None:
-        """Release the device. Idempotent; ends what was submitted, while invocations that block must have ended.
+        """End submitted calls and release the device. Idempotent; calls that block must have ended.
 
         Raises:
-            InternalError: a host function or a sink of a guest that was submitted called this: it would wait for it.
+            InternalError: a host function or a sink of a submitted guest called this: it would wait for itself.
         """
         if stack.is_on_fiber():
             raise InternalError("a host function of a guest that was submitted tried to close the runtime")
@@ -405,19 +357,15 @@ class Runtime:
         self._device.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 @dataclass(slots=True)
 class _Deployment:
-    """A runtime as the functions of one module know it: with the module's own limits and tenant. See `Host`."""
+    """The runtime with one module's own limits and tenant; see `Host`."""
 
     runtime: Runtime
     limits: Limits

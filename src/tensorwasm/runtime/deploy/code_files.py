@@ -1,13 +1,13 @@
 """Precompiled code on the disk: signed with the machine's own key, verified before a byte of it is mapped.
 
 A file is the code, and a trailer with the entry's name and a signature over all of it. It is written under another
-name, synchronised, renamed into place with mode 0400 and never written to again; it goes by being unlinked, which harms
-nobody who has it mapped. What does not check out is not there.
+name, synchronised, renamed into place with mode 0400 and never written to again; unlinking it leaves mappings intact. A
+file that fails a check counts as missing.
 
-The bytes that are verified are those that are mapped: the file is opened once, and wasmtime opens the same inode again
-through that descriptor. Between the two, and later, only two can change it: the superuser, and other processes of this
-user, who could as well read the key, attach to this process or change this package's own files. Against everybody else
-stand the modes, the folder, checked up to the root (`tensorwasm.guest.engine.folders`), and the signature.
+The verified bytes are the mapped ones: wasmtime opens the same inode through the descriptor that was verified. Only the
+superuser and other processes of this user can change it meanwhile, who could as well read the key, attach to this
+process or change this package's files. The modes, the folder, checked up to the root
+(`tensorwasm.guest.engine.folders`), and the signature protect against everyone else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from tensorwasm.artifacts.hashing import blake3
@@ -42,7 +41,7 @@ _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class UnfitFile(Exception):
-    """A file that is not what was kept under that name: cut, changed, of another key, or not a file of ours at all."""
+    """A file that is not what was kept under that name: cut, changed, signed by another key, or foreign."""
 
 
 class _Trailer(NamedTuple):
@@ -54,37 +53,25 @@ class _Trailer(NamedTuple):
 
 @dataclass(slots=True)
 class CodeFile:
-    """A verified file, open.
-
-    Attributes:
-        handle: its descriptor.
-        code: the code, mapped; valid until this is closed.
-    """
+    """A verified file, open, and its code, mapped until this is closed."""
 
     handle: int
     code: memoryview
     _mapped: mmap.mmap
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         self.code.release()
         self._mapped.close()
         os.close(self.handle)
 
 
 class CodeFolder:
-    """A folder of precompiled code, bounded; what was not used for longest goes first. Processes may share it.
+    """A folder of precompiled code, bounded; the least recently used entry goes first. Processes may share it.
 
-    Args:
-        path: this user's alone; see `tensorwasm.guest.engine.folders.open_own`.
-        key: signs what is written; only what it signed is read.
-        cap_bytes: most bytes of files.
+    It is this user's alone; see `tensorwasm.guest.engine.folders.open_own`. Only what the key signed is read.
     """
 
     def __init__(self, path: Path, key: SigningKey, cap_bytes: int) -> None:
@@ -93,14 +80,10 @@ class CodeFolder:
         self._cap_bytes = cap_bytes
 
     def open(self, name: bytes) -> CodeFile | None:
-        """Return an entry, verified, and note that it was used; None if there is none.
-
-        Args:
-            name: 32 bytes.
+        """Return an entry of a 32-byte name, verified, and mark it as used; None if there is none.
 
         Raises:
-            UnfitFile: there is something else in its place; the message says what.
-            OSError: the disk fails.
+            UnfitFile: the file fails a check; the message says which. `OSError` if the disk fails.
         """
         try:
             handle = os.open(self._at(name), _OPEN)
@@ -117,13 +100,10 @@ class CodeFolder:
             raise
 
     def put(self, name: bytes, code: bytes | memoryview) -> int:
-        """Keep code under a name; of several processes that do so at once, the last one's stays.
-
-        Returns:
-            Bytes of all entries, this one included, after those that had to go went.
+        """Keep code under a 32-byte name, the last of several writers winning; return the bytes of all entries.
 
         Raises:
-            OSError: the disk is full, or read-only, or fails. Nothing of it is left then.
+            OSError: the disk is full, read-only, or fails. Nothing of the entry is left then.
         """
         signature = self._key.sign(_message(name, code))
         trailer = _TRAILER.pack(_MAGIC, len(code), name, signature)
@@ -167,7 +147,7 @@ class CodeFolder:
             raise
 
     def _trim(self) -> int:
-        """Remove what is too much, oldest use first, and what was never finished; return the bytes that stay."""
+        """Remove unfinished files, and the least recently used entries over the cap; return the bytes that stay."""
         kept, now_s = [], time.time()
         with os.scandir(self._path) as entries:
             for entry in entries:

@@ -1,17 +1,15 @@
 """Deploying: a module becomes code that can be instantiated, compiled once for each tenant and kept.
 
-Three places are asked in turn: the memory of this process, precompiled code on the disk
-(`tensorwasm.runtime.deploy.code_files`), the compiler, in a process of its own (`tensorwasm.guest.engine.compiler`).
-An entry is known by a hash of everything that shapes it: the module's bytes, as they are compiled, the engine
-(`tensorwasm.guest.engine.precompiled.fingerprint`), and the tenant. So nobody learns from a hit, or from its time, what
-another tenant has deployed: the same module of another tenant is compiled again. Room is shared: who deploys very much
-drives out what others have not used for long.
+The code is looked for in this process's memory, then on the disk (`tensorwasm.runtime.deploy.code_files`), then
+compiled in a process of its own (`tensorwasm.guest.engine.compiler`). An entry's key is a hash of everything that
+shapes it: the module's bytes as they are compiled, the engine (`tensorwasm.guest.engine.precompiled.fingerprint`), and
+the tenant. So a hit, or its time, tells no tenant what another one has deployed: the same module of another tenant is
+compiled again. Capacity is shared: a tenant who deploys very much evicts what others have not used for long.
 
-What a module declares is looked at before it is compiled: what it imports, exports and takes at the start. A
-compilation that no client waits for any more is ended.
+A module's declarations are checked before it is compiled: imports, exports and initial sizes. A compilation that no
+client waits for is ended.
 
-Without a disk that can be written, or with one that others can write to, everything works but slower; that is said
-once.
+Without a safe and writable disk everything works, but slower; that is logged once.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -35,7 +33,7 @@ from tensorwasm.guest.engine.engine import Engine, settings_of
 from tensorwasm.guest.engine.module import CompiledModule, check_declared, compile_module
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.runtime.deploy.code_files import CodeFile, CodeFolder, UnfitFile
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm import preamble
@@ -52,31 +50,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeployStatistics:
-    """A snapshot of a deployer.
+    """A snapshot of a deployer."""
 
-    Attributes:
-        memory_hits: deploys that found their code in this process, those included that waited for another's.
-        disk_hits: deploys that found it on the disk.
-        compiled: deploys that had to compile.
-        unfit_files: files that were not what they should be.
-        in_flight: modules that are being compiled, or read from the disk, now.
-        kept_modules: those in memory.
-        kept_bytes: their code.
-        disk_bytes: what was kept on the disk after this process last wrote there; 0 before.
-    """
-
-    memory_hits: int
-    disk_hits: int
-    compiled: int
-    unfit_files: int
-    in_flight: int
-    kept_modules: int
+    memory_hits: int  # deploys that found their code in this process, those included that waited for another's
+    disk_hits: int  # deploys that found it on the disk
+    compiled: int  # deploys that had to compile
+    unfit_files: int  # files that failed a check
+    in_flight: int  # modules that are being compiled, or read from the disk, now
+    kept_modules: int  # those in memory, of `kept_bytes` of code
     kept_bytes: int
-    disk_bytes: int
+    disk_bytes: int  # code on the disk after this process last wrote there; 0 before
 
 
 class Deployer:
-    """Makes modules ready, each once. Any thread may use it."""
+    """Deploys modules, each once. Thread-safe; uses neither the disk nor the keys before the first module."""
 
     def __init__(self, config: settings.Settings) -> None:
         """Touch neither the disk nor the keys before the first module comes."""
@@ -88,11 +75,11 @@ class Deployer:
         )
         self._cap_bytes = config.code_cache_mib * MIB
         self._lock = threading.Lock()
-        self._kept: Shelf[CompiledModule] = Shelf(KEPT_MODULES, KEPT_CODE_BYTES)
-        self._flights: dict[_Slot, _Flight] = {}
+        self._kept: LruCache[CompiledModule] = LruCache(KEPT_MODULES, KEPT_CODE_BYTES)
+        self._compilations: dict[_Key, _Compilation] = {}
         self._folder: CodeFolder | None = None
         self._opened = False
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._memory_hits = self._disk_hits = self._compiled = self._unfit_files = self._disk_bytes = 0
 
     def deploy(
@@ -106,21 +93,15 @@ class Deployer:
     ) -> CompiledModule:
         """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
 
-        Blocks: for as long as compiling takes, where it was never compiled for this tenant.
-
-        Args:
-            engine: that is to run it.
-            wasm: a whole binary module, edited or not.
-            limits: caps on its size, memory and tables.
-            tenant: who deploys it.
-            check: judges what it declares, before anything is compiled; what it raises is raised here.
-            work: stops this; what is compiled goes on while another thread waits for it. None for what is not stopped.
+        Blocks for as long as compiling takes, where it was never compiled for this tenant. `check` judges what the
+        module declares before it is compiled, and may raise. `work` stops this; compiling goes on while another thread
+        waits for it.
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals, or precompiled code.
             ModuleTooLarge: more bytes than the limit.
             ModuleMemoryTooLarge: it declares more memory or larger tables than the limits.
-            CompileFailed: the compiler crashed on it, or went over its limits.
+            CompileFailed: the compiler crashed on it; `CompileTimeout` and `CompileMemory` if it exceeded its limits.
             CapacityExhausted: the system starts no process for the compiler.
             CancelledError: it was stopped.
         """
@@ -128,8 +109,10 @@ class Deployer:
         if len(wasm) > limits.module_bytes:
             raise ModuleTooLarge(f"the module has {len(wasm)} bytes; the limit is {limits.module_bytes}")
         digest = blake3(wasm)
-        slot = engine, _name(engine, digest, tenant)
-        found = self._recall(slot)
+        key = engine, _name(engine, digest, tenant)
+        with self._lock:
+            found = self._kept.get(key)
+            self._memory_hits += found is not None
         if found is not None:
             check_declared(found.preamble, limits)
             check(found.preamble)
@@ -137,7 +120,7 @@ class Deployer:
         declared = preamble.scan(wasm)
         check_declared(declared, limits)
         check(declared)
-        return self._make_once(slot, _Source(wasm, declared, digest.hex()), work or StopHook())
+        return self._make_once(key, _Source(wasm, declared, digest.hex()), work or StopHook())
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""
@@ -147,32 +130,26 @@ class Deployer:
                 disk_hits=self._disk_hits,
                 compiled=self._compiled,
                 unfit_files=self._unfit_files,
-                in_flight=len(self._flights),
+                in_flight=len(self._compilations),
                 kept_modules=len(self._kept),
                 kept_bytes=self._kept.held_bytes,
                 disk_bytes=self._disk_bytes,
             )
 
-    def _recall(self, slot: _Slot) -> CompiledModule | None:
-        with self._lock:
-            found = self._kept.get(slot)
-            self._memory_hits += found is not None
-        return found
-
-    def _make_once(self, slot: _Slot, source: _Source, work: StopHook) -> CompiledModule:
+    def _make_once(self, key: _Key, source: _Source, work: StopHook) -> CompiledModule:
         try:
             while True:
                 with self._lock:
-                    found = self._kept.get(slot)
-                    flight = self._flights.get(slot)
-                    mine = found is None and flight is None
+                    found = self._kept.get(key)
+                    compilation = self._compilations.get(key)
+                    mine = found is None and compilation is None
                     if mine:
-                        flight = self._flights[slot] = _Flight()
-                    if found is None and flight is not None:
-                        flight.wanted += 1
-                if mine and flight is not None:
-                    return self._fly(slot, flight, source, work)
-                found = found or (self._wait(flight, work) if flight is not None else None)
+                        compilation = self._compilations[key] = _Compilation()
+                    if found is None and compilation is not None:
+                        compilation.wanted += 1
+                if mine and compilation is not None:
+                    return self._compile(key, compilation, source, work)
+                found = found or (self._wait(compilation, work) if compilation is not None else None)
                 if found is not None:
                     with self._lock:
                         self._memory_hits += 1
@@ -180,54 +157,50 @@ class Deployer:
         finally:
             work.forget()
 
-    def _fly(self, slot: _Slot, flight: _Flight, source: _Source, work: StopHook) -> CompiledModule:
-        """Make a module for all who wait: they get it, or the error, or, if this is interrupted, their turn."""
+    def _compile(self, key: _Key, compilation: _Compilation, source: _Source, work: StopHook) -> CompiledModule:
+        """Make a module for all threads that wait: they get it, or the error, or, if this is interrupted, make it."""
         made, error = None, None
-        work.stop_with(partial(self._leave, flight))
+        work.stop_with(partial(self._leave, compilation))
         try:
-            made, size_bytes = self._make(slot, source, flight.work)
+            made, size_bytes = self._make(key, source, compilation.work)
             made.lines = SourceLines.of(source.wasm)
         except TensorWasmError as failed:
             error = failed
             raise
         finally:
             with self._lock:
-                del self._flights[slot]
+                del self._compilations[key]
                 if made is not None:
-                    self._kept.put(slot, made, size_bytes)
+                    self._kept.put(key, made, size_bytes)
             if error is not None:
-                flight.made.set_exception(error)
+                compilation.made.set_exception(error)
             else:
-                flight.made.set_result(made)
+                compilation.made.set_result(made)
         return made
 
-    def _wait(self, flight: _Flight, work: StopHook) -> CompiledModule | None:
-        """Return what another thread makes, None if that was interrupted.
-
-        Raises:
-            CancelledError: this was stopped.
-        """
+    def _wait(self, compilation: _Compilation, work: StopHook) -> CompiledModule | None:
+        """Return what another thread makes, None if that was interrupted, or raise `CancelledError`."""
         mine: Future[CompiledModule | None] = Future()
-        flight.made.add_done_callback(partial(_pass_on, mine))
+        compilation.made.add_done_callback(partial(_pass_on, mine))
 
         def leave() -> None:
             if mine.cancel():
-                self._leave(flight)
+                self._leave(compilation)
 
         work.stop_with(leave)
         return mine.result()
 
-    def _leave(self, flight: _Flight) -> None:
-        """Note that one thread less waits for a module; end what nobody waits for."""
+    def _leave(self, compilation: _Compilation) -> None:
+        """Note that one thread less waits for a module; stop making one that no thread waits for."""
         with self._lock:
-            flight.wanted -= 1
-            alone = not flight.wanted
+            compilation.wanted -= 1
+            alone = not compilation.wanted
         if alone:
-            flight.work.stop()
+            compilation.work.stop()
 
-    def _make(self, slot: _Slot, source: _Source, work: StopHook) -> tuple[CompiledModule, int]:
+    def _make(self, key: _Key, source: _Source, work: StopHook) -> tuple[CompiledModule, int]:
         """Return a module and the size of its code, from the disk or from the compiler."""
-        engine, name = slot
+        engine, name = key
         found = self._read(engine, name, source)
         if found is not None:
             with self._lock:
@@ -235,7 +208,7 @@ class Deployer:
             return found
         with self._lock:
             self._compiled += 1
-        if sys.platform == "win32":  # no limits, and no folders of one's own, as they are meant here
+        if sys.platform == "win32":  # without limits and private folders
             return compile_module(engine, source.wasm), len(source.wasm)
         capi.check_bindings()
         try:
@@ -254,7 +227,7 @@ class Deployer:
         return module, len(code)
 
     def _read(self, engine: Engine, name: bytes, source: _Source) -> tuple[CompiledModule, int] | None:
-        """Return what is kept on the disk, None if there is nothing that will do."""
+        """Return what is kept on the disk, None if there is nothing usable."""
         folder = self._open_folder()
         if folder is None:
             return None
@@ -264,29 +237,29 @@ class Deployer:
         except UnfitFile as unfit:
             with self._lock:
                 self._unfit_files += 1
-            self._say("a file of compiled code is not used, and made anew: %s", unfit)
+            self._log_once("a file of compiled code is not used, and made anew: %s", unfit)
         except OSError as error:
-            self._say("compiled code cannot be read: %s", error.strerror)
+            self._log_once("compiled code cannot be read: %s", error.strerror)
         return None
 
     def _write(self, name: bytes, code: memoryview) -> bool:
-        """Keep code on the disk; return whether there is a disk to keep it on, and room."""
+        """Keep code on the disk; return whether that succeeded."""
         folder = self._open_folder()
         if folder is None:
             return False
         try:
             held_bytes = folder.put(name, code)
         except OSError as error:
-            self._say("compiled code is not kept: %s", error.strerror)
+            self._log_once("compiled code is not kept: %s", error.strerror)
             with self._lock:
-                self._opened = self._opened and not isinstance(error, FileNotFoundError)  # somebody cleared the cache
+                self._opened = self._opened and not isinstance(error, FileNotFoundError)  # the cache was cleared
             return False
         with self._lock:
             self._disk_bytes = held_bytes
         return True
 
     def _open_folder(self) -> CodeFolder | None:
-        """Return the folder of precompiled code, None where there is none that is safe."""
+        """Return the folder of precompiled code, None where there is no safe one."""
         if sys.platform == "win32" or not self._cap_bytes:
             return None
         with self._lock:
@@ -301,20 +274,20 @@ class Deployer:
                 reason = error.message
             else:
                 return self._folder
-        self._say("compiled code is not kept on the disk: %s", reason)
+        self._log_once("compiled code is not kept on the disk: %s", reason)
         return None
 
-    def _say(self, message: str, reason: object) -> None:
+    def _log_once(self, message: str, reason: object) -> None:
         """Log something, once."""
         with self._lock:
-            new = message not in self._said
-            self._said.add(message)
+            new = message not in self._logged
+            self._logged.add(message)
         if new:
             _log.warning(message, reason)
 
 
 class _Source(NamedTuple):
-    """What is to be made ready."""
+    """A module to deploy."""
 
     wasm: bytes
     declared: Preamble
@@ -322,7 +295,7 @@ class _Source(NamedTuple):
 
 
 def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[CompiledModule, int]:
-    """Return the module that a verified file holds, and the size of its code; close the file."""
+    """Return the module of a verified file, and the size of its code; close the file."""
     with file:
         size_bytes = len(source.wasm)
         if precompiled.can_map():
@@ -334,28 +307,20 @@ def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[CompiledModu
         return module, len(file.code)
 
 
-_Slot = tuple[Engine, bytes]
+_Key = tuple[Engine, bytes]
 
 
-class _Flight:
-    """A module that one thread makes for all that want it.
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """A module that one thread makes for all that want it."""
 
-    Attributes:
-        made: the module, None where making it was interrupted.
-        work: ends the making.
-        wanted: threads that want it, counted under the deployer's lock.
-    """
-
-    __slots__ = ("made", "wanted", "work")
-
-    def __init__(self) -> None:
-        self.made: Future[CompiledModule | None] = Future()
-        self.work = StopHook()
-        self.wanted = 0
+    made: Future[CompiledModule | None] = field(default_factory=Future)  # the module, None where that was interrupted
+    work: StopHook = field(default_factory=StopHook)  # ends the making
+    wanted: int = 0  # threads that want it, counted under the deployer's lock
 
 
 def _pass_on(mine: Future[CompiledModule | None], made: Future[CompiledModule | None]) -> None:
-    """Have a future end like another, unless it was cancelled."""
+    """Settle a future like another, unless it was cancelled."""
     if not mine.set_running_or_notify_cancel():
         return
     error = made.exception()
@@ -366,6 +331,6 @@ def _pass_on(mine: Future[CompiledModule | None], made: Future[CompiledModule | 
 
 
 def _name(engine: Engine, digest: bytes, tenant: str) -> bytes:
-    """Return 32 bytes that two deploys share only if one's code is the other's to use."""
+    """Return 32 bytes that are equal only for deploys that may share code."""
     words = _NAME, precompiled.fingerprint(engine), digest, tenant.encode()
     return blake3(b"".join(len(word).to_bytes(4, "little") + word for word in words))

@@ -1,25 +1,73 @@
-"""`Form`: how a module is compiled and linked."""
+"""`Form`: how a module is compiled and linked; the engine and the linker of each form, made once a process."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Literal, NamedTuple
+
+from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.engine.reservation import most_slots
+from tensorwasm.guest.imports import host_functions
+from tensorwasm.guest.native.environment import NO_ENTRIES
+from tensorwasm.guest.native.loading import load_code, load_entries, load_passage
+from tensorwasm.guest.sandbox.linker import Linker
 
 
 class Form(NamedTuple):
-    """How sandboxes of a function are made.
+    """How sandboxes of a function are made."""
 
-    Attributes:
-        native: host functions are compiled ones.
-        host_memory: linear memory is made by the host, which ``managed`` and ``vmm`` memory is.
-        fibers: they run on a reactor, and host functions that wait suspend them.
-        edition: of the module: as it came, or a form of it whose instances are saved
-            (`tensorwasm.guest.saved.instrumented`).
-        copied: a saved memory is copied into wasmtime's own instead of being mapped: for modules with exceptions, whose
-            heap would be asked for where the memory is.
-    """
-
-    native: bool = False
-    host_memory: bool = False
-    fibers: bool = False
-    edition: Literal["", "live", "blank"] = ""
+    native: bool = False  # host functions are compiled ones
+    host_memory: bool = False  # linear memory is made by the host, as ``managed`` and ``vmm`` memory is
+    fibers: bool = False  # they run on a reactor, and host functions that wait suspend them
+    # Which instrumented module they are made from, whose instances can be saved; empty for the module as it was
+    # deployed (`tensorwasm.guest.saved.instrumented`).
+    instrumented: Literal["", "live", "blank"] = ""
+    # A saved memory is copied into wasmtime's own instead of being mapped: for modules with exceptions, whose heap
+    # would be allocated where the memory is.
     copied: bool = False
+
+
+def engine_of(form: Form, plain: Engine) -> Engine:
+    """Return the engine for a form, given that of the plain form: engines differ by where their memories come from.
+
+    Raises:
+        CapacityExhausted: there is no room for another engine.
+    """
+    if form.host_memory:
+        return Engine.shared(replace(plain.config, host_memory=True))
+    return _image_engine(plain) if form.instrumented == "blank" and not form.copied else plain
+
+
+@cache
+def _image_engine(plain: Engine) -> Engine:
+    """Return the engine of restored sandboxes, with fewer slots where they would use up the process's mappings."""
+    config = replace(plain.config, images=True)
+    return Engine.shared(replace(config, slots=min(config.slots, most_slots(config.layout))))
+
+
+def linker_of(form: Form, engine: Engine) -> Linker | None:
+    """Return the linker for a form, None where it needs compiled host functions or fibers and there are none."""
+    if form.fibers:
+        return _fiber_linker(engine, form.native)
+    return _native_linker(engine) if form.native else make_linker(engine)
+
+
+@cache
+def make_linker(engine: Engine) -> Linker:
+    """Return the one linker of an engine with Python's host functions."""
+    return Linker(engine, host_functions())
+
+
+@cache
+def _native_linker(engine: Engine) -> Linker | None:
+    entries = load_entries()
+    return Linker(engine, host_functions(), native=entries, passage=load_passage()) if entries else None
+
+
+@cache
+def _fiber_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
+    code, entries = load_code(), load_entries() if native else NO_ENTRIES
+    if code is None or (native and not entries):
+        return None
+    return Linker(engine, host_functions(), native=entries, code=code)

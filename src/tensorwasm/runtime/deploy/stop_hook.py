@@ -7,28 +7,24 @@ from collections.abc import Callable
 
 
 class StopHook:
-    """Holds what stops a piece of work, once that is known, and whether it is to be stopped. Thread-safe.
-
-    Attributes:
-        stopped: `stop` was called.
-    """
+    """What stops a piece of work, once that is known, and whether it was stopped. Thread-safe."""
 
     __slots__ = ("_lock", "_stop", "stopped")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stop: Callable[[], object] | None = None
-        self.stopped = False
+        self.stopped = False  # `stop` was called
 
     def stop(self) -> None:
-        """Stop the work, now or as soon as `stop_with` says how."""
+        """Stop the work, now or as soon as `stop_with` is called."""
         with self._lock:
             self.stopped, stop = True, self._stop
         if stop is not None:
             stop()
 
     def stop_with(self, stop: Callable[[], object]) -> None:
-        """Set what stops the work; it is called at once if the work is to be stopped already."""
+        """Set what stops the work; it is called at once if the work was stopped already."""
         with self._lock:
             self._stop = stop
         if self.stopped:

@@ -1,6 +1,6 @@
-"""The port behind which requests run, and the executor that runs them in this process.
+"""`Executor`, the port behind which requests run, and `LocalExecutor`, which runs them in this process.
 
-Nothing above an executor knows whether a request runs here, in a worker process or on another machine.
+Callers do not know whether a request runs here, in a worker process or on another machine.
 """
 
 from __future__ import annotations
@@ -16,62 +16,52 @@ from typing import Any, Final, Protocol, cast
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.limits.accounts import Accounts
+from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.executor.request import Request, check_request
-from tensorwasm.runtime.executor.threads import Threads, run_call
-from tensorwasm.runtime.invoke.call import Options
+from tensorwasm.runtime.invoke.call import CallOptions
+from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.runtime.invoke.full import Announce
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import check_export
-from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32
-"""Calls that run at a time in one process; more wait for a place."""
+"""Calls that run at a time in one process; more wait."""
+
+THREADS: Final = 256
+
+StoppableCall = Callable[[Announce], Invocation]
+"""Makes a call on the thread that it is called on, given what takes the way to stop it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantStatistics:
-    """A snapshot of one tenant.
+    """A snapshot of one tenant."""
 
-    Attributes:
-        tenant: its name.
-        in_flight: requests without an outcome.
-        device_bytes: device memory it is charged for.
-        pinned_bytes: host memory that is pinned for it.
-    """
-
-    tenant: str
-    in_flight: int = 0
-    device_bytes: int = 0
-    pinned_bytes: int = 0
+    tenant: str  # its name
+    in_flight: int = 0  # requests without an outcome
+    device_bytes: int = 0  # device memory charged to it
+    pinned_bytes: int = 0  # pinned host memory charged to it
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor.
+    """A snapshot of an executor."""
 
-    Attributes:
-        submitted: requests taken since it was made.
-        in_flight: those without an outcome.
-        quota_refusals: what the guests of the others were refused by a quota on the device.
-        tenants: those with anything in flight or charged, by name.
-    """
-
-    submitted: int
-    in_flight: int
-    quota_refusals: int
-    tenants: tuple[TenantStatistics, ...]
+    submitted: int  # requests taken since it was made
+    in_flight: int  # those without an outcome
+    quota_refusals: int  # allocations refused by a device quota, in the requests that ended
+    tenants: tuple[TenantStatistics, ...]  # those with anything in flight or charged, by name
 
 
 class Executor(Protocol):
     """Runs requests. Every method may be called from any thread."""
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once; whatever goes wrong after that is the ticket's outcome.
+        """Take a request and return at once; whatever fails after that is the outcome.
 
         Args:
             request: what to call.
@@ -90,7 +80,7 @@ class Executor(Protocol):
     def close(self) -> None:
         """End what still runs and release everything. Idempotent; blocks.
 
-        Every ticket has its outcome then, or gets it once its listener has taken what was written.
+        Every request has its outcome then, or gets it once its listener has taken what was written.
         """
 
 
@@ -122,7 +112,7 @@ class RunningCalls:
                 del self._in_flight[tenant]
 
     def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
-        """Return a snapshot, with device and pinned bytes by tenant put in."""
+        """Return a snapshot, given device and pinned bytes by tenant."""
         with self._lock:
             counts, submitted, refusals = dict(self._in_flight), self._submitted, self._quota_refusals
         tenants = tuple(
@@ -135,22 +125,17 @@ class RunningCalls:
 class LocalExecutor:
     """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
-    Those with a listener have a thread each, which the listener may hold for as long as it likes: it makes its own
-    guest wait, and nobody else.
-
-    It takes any number of requests. Cancelling ends what runs: a guest on a thread at its next loop or call, a fiber at
-    its next turn. What goes on is a guest with a device where there are no fibers.
-
-    Args:
-        runtime: outlives the executor.
-        places: threads; more calls without a device wait for one.
+    Those with a listener have a thread each, because a listener may block it, which delays its own guest alone. It
+    takes any number of requests, of which `places` without a device run at a time. Cancelling ends a guest on a thread
+    at its next loop or call, a fiber at its next turn; where there are no fibers it does not end a guest with a device.
+    The runtime outlives the executor.
     """
 
     def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
-        self._listened = Threads()
-        self._functions: Shelf[Function] = Shelf()
+        self._listened = CallThreads()
+        self._functions: LruCache[Function] = LruCache()
         self._lock = threading.Lock()
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
@@ -158,12 +143,7 @@ class LocalExecutor:
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once. See `Executor.submit`.
-
-        Raises:
-            InvalidArgs: a field of the request is out of range.
-            CapacityExhausted: the executor is closed, or the system has no thread left.
-        """
+        """Take a request and return at once; see `Executor.submit`."""
         check_request(request)
         pending = PendingInvocation()
         with self._lock:
@@ -182,7 +162,7 @@ class LocalExecutor:
         return self._running.statistics(self.charges())
 
     def charges(self) -> dict[str, tuple[int, int]]:
-        """Return what tenants hold on the device, by name: device bytes and pinned host bytes; not who holds none."""
+        """Return device and pinned host bytes by tenant, for those who hold any."""
         if self._accounts is None:
             return {}
         held = self._accounts.statistics()
@@ -211,11 +191,11 @@ class LocalExecutor:
             function = self._load(request, pending.hook)
             if deadline.at_ns is not None:  # what it took to compile is not the guest's time
                 deadline = Deadline(deadline.at_ns + time.monotonic_ns() - began_ns)
-            given = _given(request, deadline) | _sinks(listener)
+            given = _arguments(request, deadline, listener)
             if request.grants.cuda:
                 self._admit(request)
             if request.grants.cuda and listener is None:
-                self._watch(function.dispatch.submit(request.export, request.args, cast("Options", given)), pending)
+                self._watch(function.dispatch.submit(request.export, request.args, cast("CallOptions", given)), pending)
                 return
 
             def call(announce: Announce) -> Invocation:
@@ -231,14 +211,14 @@ class LocalExecutor:
             pending.settle(error)
 
     def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
-        """Have a fiber's outcome become the request's."""
+        """Settle a request with its fiber's outcome."""
         self._fibers.add(pending)
         pending.add_done_callback(lambda _: self._fibers.discard(pending))
         fiber.add_done_callback(partial(_pass_on, pending))
         pending.stop_with(fiber.cancel)
 
     def _admit(self, request: Request) -> None:
-        """Open the tenant's account, with the cap that this request brings."""
+        """Open the tenant's account, with the request's cap."""
         accounts = self._accounts = self._runtime.share().accounts
         accounts.register(request.tenant, self._runtime.gpu_bytes if request.gpu_bytes is None else request.gpu_bytes)
 
@@ -267,9 +247,16 @@ def _pass_on(pending: PendingInvocation, done: Future[Invocation]) -> None:
         pending.settle(error)
 
 
-def _given(request: Request, deadline: Deadline) -> dict[str, Any]:
-    """Return what a guest is given, as keywords of `Function.invoke`, sinks aside."""
-    return {
+def _arguments(request: Request, deadline: Deadline, listener: Listener | None) -> dict[str, Any]:
+    """Return a request, and the sinks of its listener, as keywords of `Function.invoke`."""
+    sinks: dict[str, Any] = {}
+    if listener is not None:
+        sinks = {
+            "stdout": _sink(listener, "stdout"),
+            "stderr": _sink(listener, "stderr"),
+            "on_chunk": partial(listener, "chunk"),
+        }
+    return sinks | {
         "argv": request.argv,
         "env": dict(request.env),
         "stdin": request.stdin,
@@ -281,20 +268,56 @@ def _given(request: Request, deadline: Deadline) -> dict[str, Any]:
     }
 
 
-def _sinks(listener: Listener | None) -> dict[str, Any]:
-    """Return what takes a guest's output, as keywords of `Function.invoke`; nothing without a listener."""
-    if listener is None:
-        return {}
-    return {
-        "stdout": _sink(listener, "stdout"),
-        "stderr": _sink(listener, "stderr"),
-        "on_chunk": lambda chunk: listener("chunk", chunk),
-    }
-
-
 def _sink(listener: Listener, name: OutputName) -> Callable[[bytes], None]:
     def take(data: bytes) -> None:
         if not listener(name, data):
             raise OutputClosed(f"the guest's {name} is not read any more")
 
     return take
+
+
+class CallThreads:
+    """Runs calls on threads, started when they are needed, at most so many at a time; more wait. Thread-safe."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-call", initializer=begin_yielding)
+        self._running: set[PendingInvocation] = set()
+
+    def submit(self, call: StoppableCall, pending: PendingInvocation | None = None) -> PendingInvocation:
+        """Make a call; return at once. Cancelling ends its guest at its next loop or call.
+
+        Raises:
+            CapacityExhausted: the system has no thread left, or this is closed; the outcome is cancelled.
+        """
+        pending = pending or PendingInvocation()
+        self._running.add(pending)
+        pending.add_done_callback(lambda _: self._running.discard(pending))
+        try:
+            self._pool.submit(run_call, call, pending)
+        except RuntimeError as error:
+            pending.cancel()
+            raise CapacityExhausted(f"no thread for the call: {error}") from None
+        return pending
+
+    def end(self) -> None:
+        """Stop the running calls. A guest whose listener blocks ends once the listener returns."""
+        for pending in tuple(self._running):
+            pending.stop()
+
+    def close(self) -> None:
+        """Wait until every call has ended, and release the threads."""
+        self._pool.shutdown()
+
+
+def run_call(call: StoppableCall, pending: PendingInvocation) -> None:
+    """Make a call on this thread, and settle its outcome."""
+    if pending.hook.stopped:
+        pending.settle(GuestTrap("the call was stopped before it began", "cancelled"))
+        return
+    try:
+        pending.settle(call(pending.stop_with))
+    except GuestTrap as error:
+        _ = error.backtrace  # its lines are looked up here, and not on the thread that takes the outcome
+        pending.settle(error)
+    except Exception as error:  # noqa: BLE001 - it is the call's outcome
+        pending.settle(error)

@@ -1,8 +1,4 @@
-"""`Request`: all that an executor must know to make one call, as plain values that can cross to another process.
-
-`check_request` is the one place where a request is judged: what it lets through fits the frame that a worker is told it
-in, and executors that need no frame refuse the same.
-"""
+"""`Request`: what an executor must know to make one call, as plain values that can cross to another process."""
 
 from __future__ import annotations
 
@@ -45,49 +41,32 @@ _MOST_INTEGER: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of one export of one module.
+    """One call of one export of one module."""
 
-    Attributes:
-        module: the binary. Give the same object again for the same module: it is then neither sent nor compiled again.
-        export: None takes ``_start``, and where there is none, ``main``.
-        args: values for its parameters; integers are -2**63 to 2**64 - 1.
-        name: the module's, for people and for ``argv[0]``.
-        argv: WASI arguments, the program's name first; None gives the name.
-        env: WASI environment, as pairs.
-        stdin: all of standard input.
-        input: what the guest reads with ``read-input``.
-        grants: what it may use.
-        tenant: whose call it is: quotas, workers and compiled modules are apart by it.
-        limits: what its sandbox may use.
-        deadline_s: seconds from `Executor.submit` on within which it must have ended; None for ``limits.wall_s`` alone.
-        memory_kind: how kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
-        gpu_bytes: the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there.
-    """
-
+    # The binary. Give the same object again for the same module: it is then neither sent nor compiled again.
     module: bytes = field(repr=False)
-    export: str | None = None
-    args: tuple[Argument, ...] = ()
-    name: str = "module"
-    argv: tuple[str, ...] | None = None
-    env: tuple[tuple[str, str], ...] = ()
-    stdin: bytes = field(default=b"", repr=False)
-    input: bytes = field(default=b"", repr=False)
-    grants: Grants = NOTHING
-    tenant: str = DEFAULT_TENANT
-    limits: Limits = USUAL
+    export: str | None = None  # None takes ``_start``, and where there is none, ``main``
+    args: tuple[Argument, ...] = ()  # values for its parameters; integers are -2**63 to 2**64 - 1
+    name: str = "module"  # the module's, for people and for ``argv[0]``
+    argv: tuple[str, ...] | None = None  # WASI arguments, the program's name first; None gives the name
+    env: tuple[tuple[str, str], ...] = ()  # WASI environment, as pairs
+    stdin: bytes = field(default=b"", repr=False)  # all of standard input
+    input: bytes = field(default=b"", repr=False)  # what the guest reads with ``read-input``
+    grants: Grants = NOTHING  # what it may use
+    tenant: str = DEFAULT_TENANT  # whose call it is: separates quotas, workers and compiled modules
+    limits: Limits = USUAL  # what its sandbox may use
+    # Seconds from `Executor.submit` on within which it must have ended; None for ``limits.wall_s`` alone.
     deadline_s: float | None = None
+    # How kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
     memory_kind: MemoryKind | None = None
-    gpu_bytes: int | None = None
+    gpu_bytes: int | None = None  # the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there
 
 
 def check_request(request: Request) -> None:
-    """See that every field of a request is of its type and in its range. Types are exact: a subclass cannot be sent.
+    """Require every field to be of its exact type, because a subclass cannot be sent, and in its range.
 
-    Whether the module is one, and the arguments fit its export, is found out where it runs.
-
-    Raises:
-        InvalidArgs: a field is not; says which.
-        StdinTooLarge: standard input is over the request's own limit.
+    The module, and whether the arguments fit its export, are checked where it runs. Raises `InvalidArgs`, which names
+    the field, or `StdinTooLarge` for the request's own limit.
     """
     _check_sizes(request)
     grants = request.grants
@@ -117,7 +96,7 @@ def _check_sizes(request: Request) -> None:
 
 
 def _texts(request: Request) -> Iterator[tuple[str, object]]:
-    """Yield every text of a request, and what it is."""
+    """Yield every text of a request, with the field's name."""
     yield "name", request.name
     if request.export is not None:
         yield "export", request.export
@@ -171,7 +150,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    """Return whether a value is a number of seconds; what NaN and infinity mean, `Deadline` says."""
+    """Return whether a value is a number of seconds; `Deadline` interprets NaN and infinity."""
     return type(value) is float or (type(value) is int and abs(value) <= MAX_COUNT)
 
 

@@ -1,4 +1,4 @@
-"""`Call`: one invocation as it was asked for, what goes in and out of its guest, and what comes of it."""
+"""`Call`: one call with its arguments, what goes in and out of its guest, and its outcome."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensorwasm.guest.engine import codec
 from tensorwasm.guest.imports import OutputStream
 from tensorwasm.guest.sandbox.wasi import NO_WASI, WasiConfig
 from tensorwasm.guest.sandbox.wasi_io import INHERIT, Inherit, Sink
-from tensorwasm.runtime.invoke.device_access import checked_kind
+from tensorwasm.runtime.invoke.deployed_module import DeployedModule
+from tensorwasm.runtime.invoke.device_access import resolve_memory_kind
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import LoadedModule
 from tensorwasm.values import Deadline, Limits, MemoryKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tensorwasm.values import DeviceInfo
 
 
-class Given(TypedDict, total=False):
+class CallInputs(TypedDict, total=False):
     """What a guest is given; `tensorwasm.runtime.Function.invoke` documents it."""
 
     argv: Sequence[str] | None
@@ -43,7 +43,7 @@ class Given(TypedDict, total=False):
     on_chunk: Callable[[bytes], bool] | None
 
 
-class Options(Given, total=False):
+class CallOptions(CallInputs, total=False):
     """All keyword arguments of `tensorwasm.runtime.Function.invoke`."""
 
     on_device: Callable[[DeviceInfo, str], object] | None
@@ -67,7 +67,7 @@ class Chunks:
         """Do nothing: chunks are not buffered."""
 
 
-class Written(NamedTuple):
+class CapturedOutput(NamedTuple):
     """What a guest wrote to its captured output streams."""
 
     stdout: bytes = b""
@@ -78,28 +78,19 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """One invocation that runs the full way.
+    """A call that runs the full way."""
 
-    Attributes:
-        services: what host functions find, by name.
-        config: what the guest gets through WASI.
-        tenant: whose account is charged.
-        memory: how kernels reach linear memory.
-        ends: when it must have ended.
-        started_s: when it was asked for, as `time.perf_counter` counts.
-    """
-
-    function: LoadedModule
+    function: DeployedModule
     export: str
     args: Sequence[object]
-    services: dict[str, object]
+    services: dict[str, object]  # what host functions find, by name
     chunks: Chunks
-    config: WasiConfig
+    config: WasiConfig  # what the guest gets through WASI
     granted: Grants
-    tenant: str
-    memory: MemoryKind
-    ends: Deadline
-    started_s: float
+    tenant: str  # whose account is charged
+    memory: MemoryKind  # how kernels reach linear memory
+    ends: Deadline  # when it must have ended
+    started_s: float  # when it was made, on the clock of `time.perf_counter`
 
     @property
     def initialisers(self) -> tuple[str, ...]:
@@ -107,7 +98,7 @@ class Call:
         return self.function.initialisers(self.export)
 
     def outcome(
-        self, values: Sequence[codec.Number], exit_code: int, written: Written, session: Session | None
+        self, values: Sequence[codec.Number], exit_code: int, written: CapturedOutput, session: Session | None
     ) -> Invocation:
         """Return the invocation of a guest that ended well."""
         return Invocation(
@@ -126,7 +117,7 @@ class Call:
 
 
 def make_call(
-    function: LoadedModule,
+    function: DeployedModule,
     export: str | None,
     args: Sequence[object],
     *,
@@ -142,13 +133,7 @@ def make_call(
     stderr: Sink | Inherit | None = None,
     on_chunk: Callable[[bytes], bool] | None = None,
 ) -> Call:
-    """Describe a call by what `tensorwasm.runtime.Function.invoke` takes, which documents it.
-
-    Raises:
-        MissingExport: no such function.
-        InvalidArgs: there is no such grant or kind of memory.
-        StdinTooLarge: standard input is over the limit.
-    """
+    """Describe a call by the arguments of `tensorwasm.runtime.Function.invoke`; raise what is wrong with them."""
     check_stdin(stdin, function.host.limits)
     granted, chunks = parse_grants(grants), Chunks(on_chunk)
     return Call(
@@ -160,18 +145,14 @@ def make_call(
         config=configure(function.prepared, function.name, granted, argv, env, stdin, stdout, stderr),
         granted=granted,
         tenant=tenant,
-        memory=checked_kind(memory_kind),
+        memory=resolve_memory_kind(memory_kind),
         ends=Deadline.after(function.host.limits.wall_s).earlier(deadline),
         started_s=time.perf_counter(),
     )
 
 
 def check_stdin(stdin: bytes | Inherit, limits: Limits) -> None:
-    """Compare standard input that is given as a value with the limit.
-
-    Raises:
-        StdinTooLarge: it is longer.
-    """
+    """Raise `StdinTooLarge` if standard input that is given as a value is over the limit."""
     if stdin is not INHERIT and len(stdin) > limits.stdin_bytes:
         raise StdinTooLarge(f"standard input has {len(stdin)} bytes; the limit is {limits.stdin_bytes}")
 
@@ -186,18 +167,7 @@ def configure(
     stdout: Sink | Inherit | None = None,
     stderr: Sink | Inherit | None = None,
 ) -> WasiConfig:
-    """Return what a guest gets through WASI: nothing if its module does not import it.
-
-    Args:
-        prepared: its module.
-        name: the first argument if no ``argv`` is given.
-        granted: its directories count.
-        argv: arguments, the program's name first.
-        env: environment.
-        stdin: all of standard input, or the process's own.
-        stdout: takes standard output; None captures it.
-        stderr: the same for standard error.
-    """
+    """Return a guest's WASI arguments, streams and granted directories; none if its module does not import WASI."""
     if not prepared.needs_wasi:
         return NO_WASI
     words = tuple(argv) if argv is not None else (name,)
@@ -207,12 +177,7 @@ def configure(
 def call_export(
     instance: Instance, export: str, args: Sequence[object], deadline: Deadline
 ) -> tuple[tuple[codec.Number, ...], int]:
-    """Call an export; return its results and the guest's exit code.
-
-    Raises:
-        TensorWasmError: what `tensorwasm.guest.sandbox.instance.Instance.call` raises, but `GuestExit`; a `GuestError`
-            carries what the guest had written.
-    """
+    """Call an export; return its results and exit code. A `GuestError` carries what the guest had written."""
     try:
         return tuple(instance.call(export, args, deadline=deadline)), 0
     except GuestExit as left:
@@ -222,9 +187,9 @@ def call_export(
         raise
 
 
-def written(instance: Instance | Sandbox) -> Written:
+def written(instance: Instance | Sandbox) -> CapturedOutput:
     """Return what a guest wrote, nothing for one without WASI."""
     out, err = instance.stdout, instance.stderr
     if out is None or err is None:
-        return Written()
-    return Written(out.captured, err.captured, out.truncated, err.truncated)
+        return CapturedOutput()
+    return CapturedOutput(out.captured, err.captured, out.truncated, err.truncated)

@@ -27,16 +27,12 @@ DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "
 """Kinds of linear memory that the device reaches from the start, and the kinds of buffer behind them."""
 
 
-class HasMemory(Protocol):
-    """What has a linear memory."""
+class MemoryOwner(Protocol):
+    """A sandbox with a linear memory."""
 
     @property
     def memory(self) -> GuestMemory:
-        """The memory that the guest exports.
-
-        Raises:
-            InvalidPointer: it exports none.
-        """
+        """The memory that the guest exports; `InvalidPointer` if it exports none."""
 
 
 def wants_compiled(shared: SharedDevice) -> bool:
@@ -45,27 +41,18 @@ def wants_compiled(shared: SharedDevice) -> bool:
     return mode == "on" or (mode == "auto" and shared.info.kind == "cuda")
 
 
-def checked_kind(memory: MemoryKind | None) -> MemoryKind:
-    """Return a kind of memory that there is, the setting's for None.
-
-    Raises:
-        InvalidArgs: there is no such kind.
-    """
+def resolve_memory_kind(memory: MemoryKind | None) -> MemoryKind:
+    """Return a kind of memory, the setting's for None; raise `InvalidArgs` if there is no such kind."""
     asked = settings.current().gpu_memory if memory is None else memory
     return checked_memory_kind("memory_kind", asked)
 
 
-def supplied(
+def device_memory(
     shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
 ) -> AbstractContextManager[None]:
-    """Let the sandbox have its linear memory from the device, charged to the tenant.
+    """Make the sandbox's linear memory on the device, of a kind in `DIRECT`, charged to the tenant.
 
-    Args:
-        shared: the device.
-        tenant: whose account is charged.
-        memory: one of `DIRECT`.
-        limits: of the sandbox.
-        size_bytes: what it has from the start, if that is more than the module declares.
+    Its initial size is `size_bytes`, if that is more than the module declares.
 
     Raises:
         NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
@@ -89,18 +76,14 @@ def supplied(
     return memory_creator.supplying(provide, limits.memory_bytes, size_bytes)
 
 
-def make_room(sandbox: HasMemory, limits: Limits) -> Callable[[], object]:
-    """Let a guest have huge pages, for memory that kernels stream over as it lies: a tenth faster on an H200.
+def prefer_huge_pages(sandbox: MemoryOwner, limits: Limits) -> Callable[[], object]:
+    """Give a guest huge pages for memory that kernels stream over in place: a tenth faster on an H200.
 
-    They are asked for before the guest touches its memory, and no longer when the memory goes back to the pool, whose
-    next guest may be a small one.
-
-    Returns:
-        What undoes it.
+    Called before the guest touches its memory. Call the result before the memory goes back to the pool.
     """
     try:
         address = sandbox.memory.address
-    except InvalidPointer:  # it has no memory that anybody could stream over
+    except InvalidPointer:  # there is no memory to stream over
         return lambda: None
     size_bytes = limits.memory_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     huge_pages.prefer_huge(address, size_bytes)
@@ -108,9 +91,9 @@ def make_room(sandbox: HasMemory, limits: Limits) -> Callable[[], object]:
 
 
 @contextmanager
-def roomy_pages(sandbox: HasMemory, limits: Limits) -> Iterator[None]:
-    """Make room for a call; see `make_room`."""
-    undo = make_room(sandbox, limits)
+def huge_pages_preferred(sandbox: MemoryOwner, limits: Limits) -> Iterator[None]:
+    """Prefer huge pages during a call; see `prefer_huge_pages`."""
+    undo = prefer_huge_pages(sandbox, limits)
     try:
         yield
     finally:
@@ -118,11 +101,7 @@ def roomy_pages(sandbox: HasMemory, limits: Limits) -> Iterator[None]:
 
 
 def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
-    """Return a session, with a pad for compiled code that its sandbox gives back.
-
-    Raises:
-        TensorWasmError: what `tensorwasm.gpu.shared_device.SharedDevice.open_session` raises.
-    """
+    """Return a session, with a memory layout for compiled code, which its sandbox returns to the pool."""
     pad = draw_pad() if with_pad else None
     try:
         return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)

@@ -1,8 +1,8 @@
 """How a call of a function runs: one table of conditions, and two ways.
 
 *One-shot*: the sandbox is made, called and dropped in one step of compiled code, on the caller's thread
-(`tensorwasm.runtime.invoke.one_shot`) or as a fiber (`tensorwasm.runtime.invoke.one_shot_fiber`). *Full*: everything
-else, on the caller's thread (`tensorwasm.runtime.invoke.full`) or as a fiber (`tensorwasm.runtime.invoke.full_fiber`).
+(`tensorwasm.runtime.invoke.one_shot`) or as a fiber (`tensorwasm.runtime.invoke.one_shot`). *Full*: everything
+else, on the caller's thread (`tensorwasm.runtime.invoke.full`) or as a fiber (`tensorwasm.runtime.invoke.full`).
 A call is one-shot if it meets every row of `CONDITIONS`.
 
 An event loop's thread begins a call itself, for a slice of time (`tensorwasm.runtime.invoke.inline`); past it a
@@ -26,22 +26,19 @@ from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
 from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import Given, Options, make_call
-from tensorwasm.runtime.invoke.device_access import DIRECT, checked_kind, wants_compiled
-from tensorwasm.runtime.invoke.full import Announce, run_full
-from tensorwasm.runtime.invoke.full_fiber import FullJob
+from tensorwasm.runtime.invoke.call import CallInputs, CallOptions, make_call
+from tensorwasm.runtime.invoke.device_access import DIRECT, resolve_memory_kind, wants_compiled
+from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.one_shot import OneShotPlan
-from tensorwasm.runtime.invoke.one_shot_fiber import FiberPlan, OneShotJob
-from tensorwasm.runtime.invoke.pending import PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.one_shot import FiberPlan, OneShotJob, OneShotPlan
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.reactor.reactor import Reactor
     from tensorwasm.guest.sandbox.linker import LinkedModule
-    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+    from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.values import DeviceInfo, MemoryKind
 
 _MAX_PLANS: Final = 256
@@ -50,21 +47,14 @@ NO_GRANTS: Final = Grants()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What decides whether calls can be one-shot.
+    """A call's properties, from which `CONDITIONS` decides whether it can be one-shot."""
 
-    Attributes:
-        export: the function's name, which the module has.
-        tenant: whose account is charged.
-        memory: how kernels reach linear memory.
-        saved: what sandboxes begin with instead of what the module says, None for the module's own.
-    """
-
-    module: LoadedModule
-    export: str
+    module: DeployedModule
+    export: str  # the function's name, which the module has
     granted: Grants
-    tenant: str
-    memory: MemoryKind
-    saved: SavedStart | None = None
+    tenant: str  # whose account is charged
+    memory: MemoryKind  # how kernels reach linear memory
+    saved: SavedStart | None = None  # the state sandboxes begin with, None for the module's own
 
     @property
     def prepared(self) -> LinkedModule:
@@ -77,17 +67,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A row of `CONDITIONS`.
+    """A row of `CONDITIONS`."""
 
-    Attributes:
-        what: must hold, in words.
-        on_thread: tests it for a call on the caller's thread; None where it need not hold.
-        as_fiber: tests it for a call as a fiber; None where it need not hold.
-    """
-
-    what: str
+    what: str  # must hold, in words
+    # Tests it for a call on the caller's thread; None where it need not hold.
     on_thread: Callable[[Question], bool] | None
-    as_fiber: Callable[[Question], bool] | None
+    as_fiber: Callable[[Question], bool] | None  # tests it for a call as a fiber; None where it need not hold
 
 
 CONDITIONS: Final = (
@@ -108,7 +93,7 @@ CONDITIONS: Final = (
     ),
     Condition(
         "compiled code has been loaded, as far as it will be",
-        lambda asked: asked.granted.cuda or not is_early(),  # else its sandboxes would be slow ones for good
+        lambda asked: asked.granted.cuda or not is_early(),  # else its sandboxes would stay slow
         None,
     ),
     Condition(
@@ -151,7 +136,7 @@ class Dispatcher:
     `tensorwasm.runtime.Function` documents what is called, arguments and errors.
     """
 
-    def __init__(self, module: LoadedModule) -> None:
+    def __init__(self, module: DeployedModule) -> None:
         self._module = module
         self._prepared: set[tuple[bool, MemoryKind | None]] = set()
         self.plans: dict[tuple[str | None, bool, str, MemoryKind | None], OneShotPlan] = {}
@@ -171,16 +156,11 @@ class Dispatcher:
         *,
         announce: Announce | None = None,
         on_device: Callable[[DeviceInfo, str], object] | None = None,
-        **given: Unpack[Given],
+        **given: Unpack[CallInputs],
     ) -> Invocation:
         """Make a call on this thread; see `tensorwasm.runtime.Function.invoke`.
 
-        Args:
-            export: what to call.
-            args: its arguments.
-            announce: given what ends the guest, from any thread; such a call is a full one.
-            on_device: called with the device and why it was taken, before the guest starts; only with CUDA.
-            **given: what the guest is given.
+        With `announce`, which is given what ends the guest from any thread, the call is a full one.
         """
         module, granted = self._module, parse_grants(given.get("grants", ()))
         if announce is None:
@@ -199,7 +179,7 @@ class Dispatcher:
         plan = self.plans.get(key)
         if plan is None or plan.settings is not settings.current():
             target = self._module.choose(export)
-            plan = plan_one_shot(Question(self._module, target, granted, tenant, checked_kind(memory_kind)))
+            plan = plan_one_shot(Question(self._module, target, granted, tenant, resolve_memory_kind(memory_kind)))
             if plan is not None:
                 if len(self.plans) >= _MAX_PLANS:
                     self.plans.clear()
@@ -208,7 +188,7 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- as a fiber
 
-    def submit(self, export: str | None, args: Sequence[object], options: Options) -> Future[Invocation]:
+    def submit(self, export: str | None, args: Sequence[object], options: CallOptions) -> Future[Invocation]:
         """Make a call that holds no thread while its guest waits; see `tensorwasm.runtime.Function.submit`."""
         self._module.engine.require_ticker()  # a forked process has no threads either: no outcome would ever come
         fibers = self._module.host.fibers
@@ -224,14 +204,14 @@ class Dispatcher:
         return _spawn(reactor, job)
 
     def _make_job(
-        self, export: str | None, args: Sequence[object], reactor: Reactor, options: Options
+        self, export: str | None, args: Sequence[object], reactor: Reactor, options: CallOptions
     ) -> FullJob | OneShotJob:
         plan = self._fiber_plan(export, options)
         if plan is not None:
             return OneShotJob(plan, self._module, args, options)
         return _describe_full(self._module, export, args, reactor, **options)
 
-    def _fiber_plan(self, export: str | None, options: Options) -> FiberPlan | None:
+    def _fiber_plan(self, export: str | None, options: CallOptions) -> FiberPlan | None:
         """Return the plan of a one-shot call as a fiber, None if it must be a full one."""
         granted = parse_grants(options["grants"]) if "grants" in options else NO_GRANTS
         if granted.cuda or "memory_kind" in options:  # which the full way checks
@@ -247,14 +227,13 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- on an event loop's thread
 
-    def begin(self, export: str | None, args: Sequence[object], options: Options) -> Invocation | Future[Invocation]:
+    def begin(
+        self, export: str | None, args: Sequence[object], options: CallOptions
+    ) -> Invocation | Future[Invocation]:
         """Make a call on this thread, for a slice at most; see `tensorwasm.runtime.Function.invoke_async`.
 
         Returns:
-            What came of it, or the outcome to come if it goes on elsewhere.
-
-        Raises:
-            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises.
+            Its outcome, which may be raised, or a future if it goes on elsewhere.
         """
         module, fibers = self._module, self._module.host.fibers
         module.engine.require_ticker()
@@ -282,11 +261,8 @@ class Dispatcher:
     def begin_pure(self, export: str | None, args: Sequence[object], tenant: str) -> Invocation | None:
         """Make a call that has no effect but its results, on this thread, if it ends within its slice.
 
-        Returns:
-            None if it has to be made with `begin`: it has other effects, or the thread or the slice had no time left.
-
-        Raises:
-            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises, but `InvokeTimeout`.
+        Returns None if it has to be made with `begin`, because it has other effects or the thread or the slice had no
+        time.
         """
         module = self._module
         if module.long or not module.pure:
@@ -299,37 +275,32 @@ class Dispatcher:
         return (granted.cuda, memory) in self._prepared
 
     def prepare(self, granted: Grants, memory: MemoryKind | None) -> None:
-        """Open the device and compile what fibers need, if that was not done before. Blocks for as long.
-
-        Raises:
-            TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
-        """
+        """Open the device and compile what fibers need, if that was not done before, or raise why it fails. Blocks."""
         module = self._module
         if module.host.fibers.open() is not None:
-            form = _fiber_form(module.host.share() if granted.cuda else None, checked_kind(memory))
+            form = _fiber_form(module.host.share() if granted.cuda else None, resolve_memory_kind(memory))
             is_one_shot_fiber(module.form(form))  # compiled code is loaded now, and not on the first caller's thread
         self._prepared.add((granted.cuda, memory))
 
     def prepare_pure(self) -> None:
-        """Load the compiled code that the first `begin_pure` would wait for. Blocks for as long."""
+        """Load the compiled code that the first `begin_pure` would wait for. Blocks."""
         if self._module.pure:
             load_visit()
 
 
 def _describe_full(
-    module: LoadedModule,
+    module: DeployedModule,
     export: str | None,
     args: Sequence[object],
     reactor: Reactor,
     *,
     on_device: Callable[[DeviceInfo, str], object] | None = None,
-    **given: Unpack[Given],
+    **given: Unpack[CallInputs],
 ) -> FullJob:
     """Return the job of a full call as a fiber. Opens the device and compiles, if that was not done before.
 
     Raises:
         InvalidArgs: besides, a stream is to be this process's own.
-        TensorWasmError: what `tensorwasm.runtime.Function.invoke` raises before a guest runs.
     """
     call, host = make_call(module, export, args, **given), module.host
     if any(stream is INHERIT for stream in (call.config.stdin, call.config.stdout, call.config.stderr)):

@@ -1,8 +1,7 @@
 """`FiberRunner`: the reactor of a runtime, or a few threads where there are no fibers.
 
-Without Numba, or on another system than Linux, there are no fibers: submitted invocations run on a few threads then,
-which the log says once. All that changes is how many can wait at once, and that one which runs is not ended by
-cancelling it. So it is, too, while compiled code is still being loaded: what comes later is a fiber.
+Without Numba, or on another system than Linux, submitted invocations run on a few threads, which is logged once. Fewer
+can wait at once, and cancelling one that runs does not end it. The same holds while compiled code is being loaded.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ class FiberRunner:
     def open(self) -> Reactor | None:
         """Return the reactor, started now if it was not; None where there are no fibers.
 
-        Its threads inherit the caller's weight in the scheduler.
-
-        Raises:
-            InternalError: the runtime is closed, or a guest's host function calls this.
+        Its threads inherit the caller's scheduling weight. Raises `InternalError` if the runtime is closed, or for a
+        guest.
         """
         if stack.is_on_fiber():
             raise InternalError("a host function of a guest that was submitted tried to submit another")
@@ -60,11 +57,7 @@ class FiberRunner:
             return self._reactor
 
     def run_on_thread(self, call: Callable[[], Invocation]) -> Future[Invocation]:
-        """Run a call on a thread, where `open` returned None.
-
-        Raises:
-            InternalError: the runtime is closed.
-        """
+        """Run a call on a thread, where `open` returned None; raise `InternalError` if the runtime is closed."""
         with self._lock:
             if self._closed or self._threads is None:
                 raise InternalError("the runtime is closed")
@@ -76,7 +69,7 @@ class FiberRunner:
         return reactor.statistics() if reactor is not None else FiberStatistics()
 
     def close(self) -> None:
-        """End every invocation and wait until all have gone. A second call does nothing."""
+        """End every invocation and wait until all have ended. Idempotent."""
         with self._lock:
             self._closed = True
             reactor, threads = self._reactor, self._threads

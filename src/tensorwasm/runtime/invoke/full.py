@@ -1,33 +1,43 @@
-"""The full way on the caller's thread: a sandbox of its own, and a GPU session of its own.
+"""Full calls: a sandbox of its own, which may be a warm one, and a GPU session of its own.
 
-The sandbox is a warm one if one fits, else a fresh one.
+`run_full` makes one on the caller's thread, `FullJob` as a fiber, which holds no thread while its guest waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tensorwasm.errors import CapacityExhausted
+from tensorwasm import settings
+from tensorwasm.errors import CapacityExhausted, GuestError, GuestExit, InternalError
 from tensorwasm.guest.imports import CudaService
+from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.call import Call, call_export, written
 from tensorwasm.runtime.invoke.device_access import (
     DIRECT,
+    device_memory,
     end_session,
+    huge_pages_preferred,
     open_session,
-    roomy_pages,
-    supplied,
+    prefer_huge_pages,
     wants_compiled,
 )
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.reactor.reactor import Reactor
+    from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
-    from tensorwasm.runtime.invoke.invocation import Invocation
+    from tensorwasm.guest.sandbox.state import GuestState
     from tensorwasm.values import DeviceInfo
 
 Announce = Callable[[Callable[[], None]], object]
@@ -42,14 +52,8 @@ def run_full(
 ) -> Invocation:
     """Make a sandbox, call the export and tear the sandbox down. Blocks; the guest runs without the GIL.
 
-    Args:
-        call: what was asked for.
-        on_device: as in `tensorwasm.runtime.Function.invoke`.
-        announce: given what ends the guest, its start function too, from any thread, before it runs or after.
-
-    Raises:
-        GuestTrap: the guest trapped; named ``cancelled`` if it was ended so.
-        TensorWasmError: what else `tensorwasm.runtime.Function.invoke` raises.
+    Arguments and errors are those of `tensorwasm.runtime.Function.invoke`. `announce` is given what ends the guest,
+    before its start function runs; it then traps as ``cancelled``.
     """
     function, cuda = call.function, call.granted.cuda
     gpu: AbstractContextManager[tuple[Session | None, LinkedModule]] = nullcontext((None, function.prepared))
@@ -58,7 +62,7 @@ def run_full(
     with (
         gpu as (session, prepared),
         _make_sandbox(call, prepared, session, announce) as instance,
-        roomy_pages(instance, function.host.limits) if cuda and call.memory == "pinned" else nullcontext(),
+        huge_pages_preferred(instance, function.host.limits) if cuda and call.memory == "pinned" else nullcontext(),
     ):
         values, exit_code = call_export(instance, call.export, call.args, call.ends)
         return call.outcome(values, exit_code, written(instance), session)
@@ -79,7 +83,7 @@ def _open_gpu(
     with (
         shared.device.native.bound() if native else nullcontext(),
         open_session(shared, call.tenant, memory, with_pad=native) as session,
-        supplied(shared, call.tenant, memory, function.host.limits) if memory in DIRECT else nullcontext(),
+        device_memory(shared, call.tenant, memory, function.host.limits) if memory in DIRECT else nullcontext(),
     ):
         call.services["cuda"] = CudaService(session)
         session.enter(call.ends)
@@ -126,3 +130,105 @@ def _make_fresh(call: Call, prepared: LinkedModule, session: Session | None, ann
     )
     instance.initialise(call.initialisers, call.ends)
     return instance
+
+
+@dataclass(slots=True, eq=False)
+class FullJob:
+    """A full call, as a reactor runs it. Nothing is opened before `begin`."""
+
+    call: Call  # what to call, and with what
+    prepared: LinkedModule  # the module, linked for fibers
+    shared: SharedDevice | None  # the device, None without the grant
+    reactor: Reactor  # runs it
+    future: PendingInvocation = field(default_factory=PendingInvocation)  # gets the outcome
+    session: Session | None = None  # on the device, once it is open
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a GPU session has to be closed."""
+        return self.session is not None
+
+    @property
+    def roams(self) -> bool:
+        """Whether any thread may run it."""
+        return self.shared is None
+
+    @property
+    def light(self) -> bool:
+        """Whether it begins with nothing that takes long or blocks: no GPU, no start function, little to copy."""
+        return self.shared is None and not self.call.config.directories and self.call.function.brief
+
+    @property
+    def lingers(self) -> bool:
+        """Whether its end may wait for other calls' work."""
+        return self.session is not None and self.session.lingers
+
+    def begin(self) -> Fiber:
+        """Open what the grants give, and return the sandbox. Raises what comes before a guest runs."""
+        call, pad, limits = self.call, draw_pad(), self.call.function.host.limits
+        supply: Callable[[], AbstractContextManager[object]] = nullcontext
+        furnish: Callable[[GuestState], Callable[[], object]] | None = None
+        try:
+            if self.shared is not None:
+                self._open_session(self.shared, pad)
+                if call.memory in DIRECT:
+                    supply = partial(device_memory, self.shared, call.tenant, call.memory, limits)
+                elif call.memory == "pinned":
+                    furnish = partial(prefer_huge_pages, limits=limits)
+            return Fiber(
+                self.prepared,
+                call.export,
+                call.args,
+                limits=limits,
+                services=call.services,
+                wasi_config=call.config,
+                deadline=call.ends,
+                pad=pad,
+                drain=None if self.session is None else partial(end_session, self.session),
+                supply=supply,
+                furnish=furnish,
+                initialisers=call.initialisers,
+            )
+        except BaseException:
+            if self.session is None or end_session(self.session):
+                recycle_pad(pad)
+            raise
+
+    def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
+        """Close the sandbox and settle the outcome; see `tensorwasm.guest.reactor.task.Job`."""
+        outcome, released = self.end(fiber, error)
+        self.future.spent_ns = fiber.spent_ns if fiber is not None else 0
+        self.future.settle(outcome)
+        return released
+
+    def end(self, fiber: Sandbox | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:
+        """Close the sandbox; return the outcome, and whether nothing here reaches the sandbox's layout any more."""
+        outcome: Invocation | BaseException | None = error
+        released = False
+        try:
+            if fiber is not None:
+                self.call.function.long = fiber.long
+                outcome = self._outcome(fiber, error)
+            released = fiber is None or fiber.close()
+        except BaseException as failed:  # noqa: BLE001 - it is the call's outcome
+            outcome = failed
+        return outcome or InternalError("an invocation ended without an outcome"), released
+
+    def _open_session(self, shared: SharedDevice, pad: SessionLayout) -> None:
+        call = self.call
+        if self.prepared.compiled:
+            self.reactor.hold(shared, shared.device.native.bound)
+        self.session = shared.open_session(
+            call.tenant, architecture=settings.current().cuda_arch, memory_kind=call.memory, pad=pad
+        )
+        self.session.share.bound()  # the reactor serves all guests, and must not wait in the driver for one
+        call.services["cuda"] = CudaService(self.session)
+        self.session.enter(call.ends)
+
+    def _outcome(self, fiber: Sandbox, error: BaseException | None) -> Invocation | BaseException:
+        wrote = written(fiber)
+        if isinstance(error, GuestError) and not isinstance(error, GuestExit):
+            error.stdout, error.stderr = wrote.stdout, wrote.stderr
+        if error is not None and not isinstance(error, GuestExit):
+            return error
+        return self.call.outcome(fiber.values, error.code if error is not None else 0, wrote, self.session)

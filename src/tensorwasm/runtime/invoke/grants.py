@@ -17,38 +17,29 @@ _BETWEEN: Final = "::"
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What one invocation may use.
+    """What one invocation may use."""
 
-    Attributes:
-        cuda: GPU kernels through ``wasi:cuda``.
-        directories: folders and files of the host, each under the name that the guest has for it.
-    """
-
-    cuda: bool = False
-    directories: tuple[Directory, ...] = ()
+    cuda: bool = False  # GPU kernels through ``wasi:cuda``
+    directories: tuple[Directory, ...] = ()  # folders and files of the host, each under the guest's name for it
 
     def words(self) -> tuple[str, ...]:
         """Return them as `parse_grants` takes them."""
         return (*(["cuda"] if self.cuda else []), *(_spell(each) for each in self.directories))
 
     def within(self, others: Grants) -> Grants:
-        """Return what is granted here and there; who may write to a folder may read it too."""
+        """Return what is granted both here and there; write access there includes read access here."""
         reading = {replace(each, writable=False) for each in others.directories}
         both = reading.union(others.directories)
         return Grants(self.cuda and others.cuda, tuple(each for each in self.directories if each in both))
 
 
 def parse_grants(words: Iterable[str] | Grants) -> Grants:
-    """Read ``cuda`` and ``dir:HOST[::GUEST][:ro]``; see `parse_directory`.
-
-    Raises:
-        InvalidArgs: any other word; the message lists what there is.
-    """
+    """Read ``cuda`` and ``dir:HOST[::GUEST][:ro]``, or raise `InvalidArgs`; see `parse_directory`."""
     return words if isinstance(words, Grants) else _parse(tuple(words))
 
 
 def parse_directory(text: str) -> Directory:
-    """Read ``HOST[::GUEST][:ro]``: a folder, or a single file, and what the guest calls it; without that, the same.
+    """Read ``HOST[::GUEST][:ro]``: a folder or a file, and the guest's name for it, by default the same.
 
     Raises:
         InvalidArgs: a path is missing, or there are more than two.

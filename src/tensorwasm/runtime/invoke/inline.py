@@ -1,12 +1,11 @@
-"""`SliceBudget`: how much of an event loop's thread guests may take that begin on it.
+"""`SliceBudget`: how long guests may run on an event loop's thread.
 
-Most guests end within microseconds, and would pay more for a thread than for all else. So an event loop's thread runs a
-guest itself, for one slice. What the loop loses to guests that run long is bounded: a slice is half a millisecond;
-after one that was used up the loop begins no further guest for nine times as long, which is a tenth of its time at
-most; and of a function whose last guest ran long the next one is not begun here at all.
+Most guests end within microseconds, and a thread would cost more than everything else. So an event loop's thread runs a
+guest itself, for a slice of half a millisecond. After a slice that was used up the loop begins no guest for nine times
+as long, so that it loses a tenth of its time at most; and a function whose last guest ran long is not begun here.
 
-A guest of a module without imports cannot be told from one that never ran but by its results. It gets a quarter of a
-millisecond without being a fiber, at half of a fiber's cost; past that it is ended, and called anew elsewhere.
+A guest of a module without imports has no effect but its results. It gets a quarter of a millisecond without being a
+fiber, at half of a fiber's cost; past that it is ended, and called anew elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.guest.reactor.task import Sandbox
+    from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
     from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 
 REST: Final = 9
@@ -44,10 +43,7 @@ _of_thread: Final = threading.local()
 class SliceBudget:
     """The time that one thread has for guests that begin on it.
 
-    Args:
-        now_ns: the monotonic clock.
-        spent_ns: what the thread has had of a processor. A slice is measured with it: while others have the processor a
-            guest holds nothing up, and would do so no less elsewhere.
+    A slice is measured by the thread's processor time, `spent_ns`: a thread that is not scheduled holds nothing up.
     """
 
     def __init__(
@@ -64,11 +60,7 @@ class SliceBudget:
         return self._now_ns() >= self._free_ns
 
     def run(self, fiber: Sandbox) -> bool:
-        """Run a guest for a slice, with the GIL kept; return whether its call has ended.
-
-        Raises:
-            TensorWasmError: how the call ended, if not well.
-        """
+        """Run a guest for a slice, with the GIL held; return whether its call has ended, or raise how it failed."""
         fiber.state.check()
         slice_ns = self._stopwatch()
         try:
@@ -77,19 +69,10 @@ class SliceBudget:
             if fiber.long:
                 self._free_ns = self._now_ns() + REST * slice_ns()
 
-    def run_one_shot(self, module: LoadedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
-        """Make a call that may be ended and made anew elsewhere, if there is time for it now.
+    def run_one_shot(self, module: DeployedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
+        """Make a call that may be ended and made anew elsewhere, if there is time for it now; else return None.
 
-        Args:
-            module: whose guest it is; it is marked as long if that is why the call was ended.
-            plan: how it is called.
-            args: the export's arguments.
-
-        Returns:
-            None if the call has to be made elsewhere.
-
-        Raises:
-            TensorWasmError: how the call ended, if not well.
+        A module whose call is ended for running long is marked as such.
         """
         alarm, now_ns = find_alarm(module.engine, LATEST_NS), self._now_ns()
         if alarm is None or now_ns < self._one_shot_ns or now_ns < self._free_ns:
@@ -108,9 +91,9 @@ class SliceBudget:
             alarm.rest()
 
     def _stopwatch(self) -> Callable[[], int]:
-        """Return what says how long the thread has had a processor since now; asking costs less while that is little.
+        """Return a function that reads the thread's processor time since now.
 
-        A thread has had a processor for no longer than has passed; so what has passed is said, while that is little.
+        Elapsed time bounds it from above, and costs less to read: it is returned while it is little.
         """
         now_ns, spent_ns = self._now_ns, self._spent_ns
         began_ns, before_ns = now_ns(), spent_ns()
@@ -123,7 +106,7 @@ class SliceBudget:
 
 
 def slice_budget() -> SliceBudget:
-    """Return the calling thread's."""
+    """Return the calling thread's budget."""
     try:
         found: SliceBudget = _of_thread.budget
     except AttributeError:

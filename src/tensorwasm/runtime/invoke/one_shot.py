@@ -1,33 +1,41 @@
-"""One-shot calls on the caller's thread: the sandbox is made, called and dropped in one step.
+"""One-shot calls: a sandbox is made, called and dropped in one step of compiled code.
 
-A `OneShotPlan` holds what is prepared once for an export, a tenant and a kind of memory; a `PooledSandbox` what one
-guest after the other is given of it: the descriptor of the call, and its GPU session. It is used again only if its
-guest ended well and left nothing behind.
+`OneShotPlan` holds what is prepared once for calls on the caller's thread, with or without a GPU; `FiberPlan` and
+`OneShotJob` are the same for calls as fibers, which are without WASI, start function, initialisers and GPU. A plan
+keeps sandboxes for further calls: each serves one guest after the other, as long as its first state can be restored.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from tensorwasm import settings
+from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
+from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
+from tensorwasm.guest.sandbox.state import earlier
 from tensorwasm.runtime.invoke.call import Chunks
 from tensorwasm.runtime.invoke.device_access import end_session
-from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
+    from tensorwasm.runtime.invoke.call import CallOptions
+    from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.values import Limits, MemoryKind
 
 MAX_IDLE: Final = 64
@@ -35,43 +43,58 @@ MAX_IDLE: Final = 64
 
 _SENT: Final = frozenset(interfaces.TENSOR.modules)
 
-_orphans: Final[deque[PooledSandbox]] = deque()
-"""Sandboxes of plans that are gone: closed when the next plan is made, for what is collected must not take locks."""
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+_orphans: Final[deque[Callable[[], object]]] = deque()
+"""Close sandboxes of plans that were collected; called when the next plan is made, since a finaliser takes no locks."""
+
+_Idle = TypeVar("_Idle")
+
+
+class _Plan(Generic[_Idle]):
+    """What both kinds of plan hold: the export's result types, whether its module sends output, idle sandboxes."""
+
+    def _prepare(self, prepared: LinkedModule, export: str, discard: Callable[[_Idle], object]) -> None:
+        self.result_types = prepared.module.plan(export).results
+        self.talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
+        self._discard = discard
+        self._idle: deque[_Idle] = deque()
+        while _orphans:
+            with suppress(IndexError):
+                _orphans.pop()()
+
+    def __del__(self) -> None:
+        _orphans.extend(partial(self._discard, each) for each in getattr(self, "_idle", ()))
 
 
 class PooledSandbox:
-    """A place for sandboxes, and the GPU session that they share one after the other.
+    """A sandbox that serves one guest after the other, and its GPU session.
 
     Attributes:
         session: None without a GPU.
-        drain: ends the session; None without one.
-        left: the session's statistics when it was ended so, empty before.
-        services: what host functions find of a guest that neither reads input nor sends chunks.
-        confined: the session has to know each deadline.
     """
 
     __slots__ = ("_service", "confined", "drain", "left", "sandbox", "services", "session")
 
     def __init__(self, sandbox: OneShotSandbox, session: Session | None) -> None:
-        self.sandbox = sandbox
-        self.session = session
-        self.drain: Callable[[], bool] | None = None
-        self.left: list[SessionStatistics] = []
-        self.services: dict[str, object] = {}
+        self.sandbox, self.session = sandbox, session
+        self.drain: Callable[[], bool] | None = None  # ends the session; None without one
+        self.left: list[SessionStatistics] = []  # the session's statistics if `drain` ended it, else empty
+        self.services: dict[str, object] = {}  # for a guest that neither reads input nor sends chunks
         self._service: CudaService | None = None
-        self.confined = session is not None and session.confined
+        self.confined = session is not None and session.confined  # the session has to know each deadline
         if session is not None:
             self.drain = partial(_end, session, self.left)
             self._service = self.services["cuda"] = CudaService(session)
 
     def renew(self) -> bool:
-        """Restore the first state for the next guest; return whether that could be done."""
+        """Restore the first state for the next guest; return whether that was possible."""
         if self._service is not None:
             self._service.last_error = b""
         return self.session is None or self.session.renew()
 
     def close(self) -> None:
-        """Close the session, and give the session's layout back."""
+        """Close the session, and return its memory layout."""
         if self.session is not None:
             self.session.close()
         self.sandbox.close()
@@ -82,58 +105,28 @@ def _end(session: Session, left: list[SessionStatistics]) -> bool:
     return end_session(session)
 
 
-class OneShotPlan:
-    """What is prepared once for one-shot calls of an export. Thread-safe.
+@dataclass(eq=False)
+class OneShotPlan(_Plan[PooledSandbox]):
+    """What is prepared once for one-shot calls of an export on the caller's thread. Thread-safe.
 
     Attributes:
-        settings: what it was made under.
+        settings: those that it was made under.
     """
 
-    def __init__(
-        self,
-        prepared: LinkedModule,
-        export: str,
-        limits: Limits,
-        shared: Callable[[], SharedDevice] | None = None,
-        tenant: str = "",
-        memory: MemoryKind = "staged",
-        saved_start: SavedStart | None = None,
-        *,
-        brief: bool = False,
-        initialiser: str | None = None,
-    ) -> None:
-        """Prepare nothing yet: sandboxes are made when they are needed.
+    prepared: LinkedModule  # the module, for which `tensorwasm.guest.sandbox.oneshot.is_one_shot`
+    export: str
+    limits: Limits
+    share: Callable[[], SharedDevice] | None = None  # opens the device, None without a GPU
+    tenant: str = ""  # whose account is charged
+    memory: MemoryKind = "staged"  # how kernels reach linear memory
+    saved_start: SavedStart | None = None  # the state sandboxes begin with, None for the module's own
+    # See `tensorwasm.guest.sandbox.oneshot.OneShotSandbox`, as for ``initialiser``.
+    brief: bool = field(default=False, kw_only=True)
+    initialiser: str | None = field(default=None, kw_only=True)
 
-        Args:
-            prepared: the module, for which `tensorwasm.guest.sandbox.oneshot.is_one_shot`.
-            export: the function to call.
-            limits: what each sandbox may use.
-            shared: opens the device, None without a GPU.
-            tenant: whose account is charged.
-            memory: how kernels reach linear memory.
-            saved_start: what sandboxes begin with, None for what the module says.
-            brief: see `tensorwasm.guest.sandbox.oneshot.OneShotSandbox`.
-            initialiser: likewise.
-        """
-        self._saved_start = saved_start
-        self._brief = brief
-        self._initialiser = initialiser
+    def __post_init__(self) -> None:
         self.settings = settings.current()
-        self._prepared = prepared
-        self._export = export
-        self._limits = limits
-        self._share = shared
-        self._tenant = tenant
-        self._memory = memory
-        self._result_types = prepared.module.plan(export).results
-        self._talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
-        self._idle: deque[PooledSandbox] = deque()
-        while _orphans:
-            with suppress(IndexError):
-                _orphans.pop().close()
-
-    def __del__(self) -> None:
-        _orphans.extend(getattr(self, "_idle", ()))
+        self._prepare(self.prepared, self.export, PooledSandbox.close)
 
     def invoke(
         self,
@@ -142,12 +135,12 @@ class OneShotPlan:
         on_chunk: Callable[[bytes], bool] | None,
         deadline: Deadline | None,
     ) -> Invocation:
-        """Do what `tensorwasm.runtime.Function.invoke` does, which documents arguments and errors."""
+        """Make a call; `tensorwasm.runtime.Function.invoke` documents arguments and errors."""
         started_s = time.perf_counter()
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
         try:
-            if self._talks:
+            if self.talks:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
             values = pooled.sandbox.call(args, services, deadline, pooled.drain)
@@ -158,11 +151,11 @@ class OneShotPlan:
         self._put(pooled)
         chunks = tuple(collected.chunks) if collected is not None else ()
         elapsed_s = time.perf_counter() - started_s
-        return Invocation(self._export, tuple(values), self._result_types, 0, b"", b"", chunks, elapsed_s, gpu)
+        return Invocation(self.export, tuple(values), self.result_types, 0, b"", b"", chunks, elapsed_s, gpu)
 
     def _take(self, deadline: Deadline | None) -> PooledSandbox:
         """Return a sandbox in its first state, the caller's alone."""
-        shared = self._share() if self._share is not None else None
+        shared = self.share() if self.share is not None else None
         while True:
             try:
                 pooled = self._idle.pop()
@@ -173,37 +166,34 @@ class OneShotPlan:
                 break
             pooled.close()
         if pooled.confined and pooled.session is not None:
-            pooled.session.enter(Deadline.after(self._limits.wall_s).earlier(deadline))
+            pooled.session.enter(Deadline.after(self.limits.wall_s).earlier(deadline))
         return pooled
 
     def _open(self, shared: SharedDevice | None) -> PooledSandbox:
         pad = draw_pad()
+        session: Session | None = None
         try:
-            if shared is None:
-                return PooledSandbox(self._make_sandbox(pad), None)
-            with shared.device.native.bound():
-                session = shared.open_session(
-                    self._tenant, architecture=self.settings.cuda_arch, memory_kind=self._memory, pad=pad
-                )
-        except BaseException:
-            recycle_pad(pad)
-            raise
-        try:
+            if shared is not None:
+                with shared.device.native.bound():
+                    session = shared.open_session(
+                        self.tenant, architecture=self.settings.cuda_arch, memory_kind=self.memory, pad=pad
+                    )
             return PooledSandbox(self._make_sandbox(pad), session)
         except BaseException:
-            session.close()
+            if session is not None:
+                session.close()
             recycle_pad(pad)
             raise
 
     def _make_sandbox(self, pad: SessionLayout) -> OneShotSandbox:
         return OneShotSandbox(
-            self._prepared,
-            self._export,
-            self._limits,
+            self.prepared,
+            self.export,
+            self.limits,
             pad,
-            self._saved_start,
-            brief=self._brief,
-            initialiser=self._initialiser,
+            self.saved_start,
+            brief=self.brief,
+            initialiser=self.initialiser,
         )
 
     def _put(self, pooled: PooledSandbox) -> None:
@@ -214,3 +204,98 @@ class OneShotPlan:
         if pooled.session is not None:
             pooled.session.park()
         self._idle.append(pooled)
+
+
+class FiberPlan(_Plan[OneShotFiber]):
+    """What is prepared once for one-shot calls of an export as fibers. Thread-safe.
+
+    The prepared form is one for which `tensorwasm.guest.sandbox.oneshot_fiber.is_one_shot_fiber`.
+    """
+
+    def __init__(self, function: DeployedModule, prepared: LinkedModule, export: str) -> None:
+        self.export = export
+        self.limits: Limits = function.host.limits
+        self._prepared = prepared
+        self._prepare(prepared, export, OneShotFiber.scrap)
+
+    def take(self) -> OneShotFiber:
+        """Return a sandbox, the caller's alone until it is recycled."""
+        with suppress(IndexError):
+            return self._idle.pop()
+        pad = draw_pad()
+        try:
+            return OneShotFiber(self._prepared, self.export, self.limits, pad)
+        except BaseException:
+            recycle_pad(pad)
+            raise
+
+    def put(self, sandbox: OneShotFiber) -> None:
+        """Take back a sandbox that is closed."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(sandbox)
+        else:
+            sandbox.scrap()
+
+
+class OneShotJob:
+    """A one-shot call, as a reactor runs it; `options` are those of `tensorwasm.runtime.Function.invoke`."""
+
+    __slots__ = ("_args", "_chunks", "_ends_ns", "_function", "_future", "_options", "_plan", "_started_s")
+
+    blocks: ClassVar = False
+    lingers: ClassVar = False
+    roams: ClassVar = True
+
+    def __init__(self, plan: FiberPlan, function: DeployedModule, args: Sequence[object], options: CallOptions) -> None:
+        self._plan = plan
+        self._function = function
+        self._args = args
+        self._options = options
+        self._future: PendingInvocation | None = None
+        self._chunks: Chunks | None = None
+        self._started_s = time.perf_counter()
+        self._ends_ns = earlier(options.get("deadline"), time.monotonic_ns(), plan.limits.wall_s)
+
+    @property
+    def future(self) -> PendingInvocation:
+        """Gets the outcome. Made at the first access, which comes before another thread has the job."""
+        if self._future is None:
+            self._future = PendingInvocation()
+        return self._future
+
+    @property
+    def light(self) -> bool:
+        """Whether everything that its guest does is short, or a timer can end it."""
+        return self._function.brief
+
+    def begin(self) -> OneShotFiber:
+        """Return the sandbox; nothing of it is made yet. Raises what comes before a guest runs."""
+        plan, services = self._plan, _NOTHING
+        if plan.talks:
+            self._chunks = Chunks(self._options.get("on_chunk"))
+            services = {"input": self._options.get("input", b""), "stream": OutputStream(self._chunks)}
+        sandbox = plan.take()
+        try:
+            sandbox.begin(self._args, services, self._ends_ns, plan.put)
+        except BaseException:
+            plan.put(sandbox)
+            raise
+        return sandbox
+
+    def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
+        """Close the sandbox and settle the outcome; see `tensorwasm.guest.reactor.task.Job`."""
+        outcome, released = self.end(fiber, error)
+        self.future.spent_ns = fiber.spent_ns if fiber is not None else 0
+        self.future.settle(outcome)
+        return released
+
+    def end(self, fiber: Sandbox | None, error: BaseException | None) -> tuple[Invocation | BaseException, bool]:
+        """Close the sandbox; return the outcome, and True: nothing reaches its memory any more."""
+        if fiber is not None:
+            self._function.long = fiber.long
+            fiber.close()
+        if fiber is None or error is not None:
+            return error or InternalError("an invocation ended without an outcome"), True
+        plan, chunks = self._plan, tuple(self._chunks.chunks) if self._chunks is not None else ()
+        spent_s = time.perf_counter() - self._started_s
+        return Invocation(plan.export, tuple(fiber.values), plan.result_types, 0, b"", b"", chunks, spent_s, None), True

@@ -1,4 +1,4 @@
-"""Snapshots in files: written from an instance while it rests, read once, and kept for whoever restores next."""
+"""Snapshots in files: written from an instance between two calls, read once, and cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing
 from tensorwasm.artifacts.snapshot.file import SnapshotFile, write_snapshot
 from tensorwasm.errors import InvalidArgs, InvalidSnapshot
 from tensorwasm.guest.memory.images import Image, ImageWriter
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.saved import SavedBuffer, SavedMemory, SavedRun, SavedSession
@@ -30,7 +30,7 @@ _Key = tuple[str, object, tuple[tuple[int, ...], ...]]
 """A tenant, the keys that it trusts, and what its files are."""
 
 
-class Filing(TypedDict, total=False):
+class FileOptions(TypedDict, total=False):
     """How an instance is written to a file; `tensorwasm.runtime.Runtime.snapshot` documents it."""
 
     parents: Sequence[File]
@@ -54,7 +54,7 @@ def save_file(
     sealing: Sealing = DEFAULT,
     deadline: Deadline | None = None,
 ) -> SealedInfo:
-    """Do what `tensorwasm.runtime.Runtime.snapshot` does with a path."""
+    """Save an instance to a file; `tensorwasm.runtime.Runtime.snapshot` documents arguments and errors."""
     ring = keys or KeyRing.from_settings()
     try:
         return write_live(live, Path(path), ring, parents, sealing, deadline)
@@ -70,12 +70,7 @@ def write_live(
     sealing: Sealing,
     deadline: Deadline | None,
 ) -> SealedInfo:
-    """Save an instance to a path, or to a new file that is open.
-
-    Raises:
-        OSError: it cannot be written.
-        TensorWasmError: what `tensorwasm.runtime.Runtime.snapshot` raises.
-    """
+    """Save an instance to a path, or to a new file that is open; raise what saving raises, and `OSError`."""
     if not parents:
         with live.captured(None, deadline) as saved:
             return write_snapshot(to, saved, ring, sealing)
@@ -92,7 +87,7 @@ def open_file(file: File, ring: KeyRing, parents: Sequence[File], module_hash: b
 
     Raises:
         SealRefused: one of its kinds says why.
-        InvalidSnapshot: what is in it makes no sense, although it was signed.
+        InvalidSnapshot: its content makes no sense, although it was signed.
         InvalidArgs: it cannot be read.
     """
     try:
@@ -102,19 +97,10 @@ def open_file(file: File, ring: KeyRing, parents: Sequence[File], module_hash: b
 
 
 def read_file(path: File, ring: KeyRing, parents: Sequence[File] = (), module_hash: bytes | None = None) -> Snapshot:
-    """Verify a file and those that it adds to, and read them into memory as one.
-
-    Args:
-        path: of the file, or its bytes.
-        ring: keys whose signatures count.
-        parents: files that it adds to, nearest first.
-        module_hash: of the module that it must belong to; None takes any.
+    """Verify a file and those that it adds to, nearest first, and read them into memory as one, of any module for None.
 
     Raises:
-        SealRefused: one of its kinds says why.
-        InvalidSnapshot: what is in it makes no sense, although it was signed.
-        CapacityExhausted: the system has no memory for it.
-        InvalidArgs: it cannot be read.
+        TensorWasmError: what `open_file` raises, and `CapacityExhausted` if the system has no memory for it.
     """
     with open_file(path, ring, parents, module_hash) as file:
         try:
@@ -123,28 +109,19 @@ def read_file(path: File, ring: KeyRing, parents: Sequence[File] = (), module_ha
             raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
 
 
-class Archive:
-    """Snapshots that were read from files, kept by who asked for them and by what the files are. Thread-safe.
+class SnapshotCache:
+    """Snapshots read from files, by tenant, trusted keys and file identity. Thread-safe.
 
-    What was not used for longest goes first; instances that were restored from it stay as they are.
-
-    Args:
-        size_bytes: most that all take together; one may be larger.
+    The least recently used goes first: they take at most `size_bytes` together; one may be larger.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._kept: Shelf[Snapshot] = Shelf(_most_kept(), size_bytes)
+        self._kept: LruCache[Snapshot] = LruCache(_most_kept(), size_bytes)
         self._turns: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def get(self, path: Name, tenant: str, keys: KeyRing | None = None, parents: Sequence[Name] = ()) -> Snapshot:
-        """Return what a file holds. The first time it blocks for as long as reading and verifying take.
-
-        Of threads that want the same at once one reads it, and the others wait: there is no more of it than one.
-
-        Raises:
-            TensorWasmError: what `read_file` raises.
-        """
+        """Return what a file holds. The first time blocks for reading and verifying it, which one thread does."""
         # Without a ring it is the settings', which do not change.
         trusted = None if keys is None else (tuple(sorted(keys.verifiers)), tuple(sorted(keys.ciphers)))
         key = tenant, trusted, tuple(_identify(each) for each in (path, *parents))
@@ -155,21 +132,17 @@ class Archive:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
             try:
-                return self._read(key, lambda: read_file(path, keys or KeyRing.from_settings(), parents))
+                with self._lock:
+                    found = self._kept.get(key)
+                if found is None:
+                    found = read_file(path, keys or KeyRing.from_settings(), parents)
+                    with self._lock:
+                        if self._kept.get(key) is None:
+                            self._kept.put(key, found, found.held_bytes)
+                return found
             finally:
                 with self._lock:
-                    self._turns.pop(key, None)  # who waits has it, and finds what was read
-
-    def _read(self, key: _Key, read: Callable[[], Snapshot]) -> Snapshot:
-        with self._lock:
-            found = self._kept.get(key)
-        if found is not None:
-            return found
-        made = read()
-        with self._lock:
-            if self._kept.get(key) is None:
-                self._kept.put(key, made, made.held_bytes)
-        return made
+                    self._turns.pop(key, None)  # waiting threads have it, and find what was read
 
 
 def _most_kept() -> int:
@@ -183,7 +156,7 @@ def _most_kept() -> int:
 
 
 def _identify(path: Name) -> tuple[int, ...]:
-    """Return what tells a file from what it was before somebody changed it."""
+    """Return what tells a file from an earlier or later version of it."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError) as error:

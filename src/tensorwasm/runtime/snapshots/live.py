@@ -1,13 +1,14 @@
-"""`LiveInstance`: a sandbox that stays between calls, and can be saved there."""
+"""`LiveInstance`: a sandbox that stays between calls and can be saved there; what one is made from, and its figures."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypedDict
 
 from tensorwasm.errors import (
     GuestError,
@@ -18,58 +19,110 @@ from tensorwasm.errors import (
     NotCapturable,
     TensorWasmError,
 )
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.engine import memory_creator
 from tensorwasm.guest.imports import CudaService, OutputStream
+from tensorwasm.guest.memory.images import Image
 from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.wasi_io import Sink
 from tensorwasm.guest.saved import restoring
 from tensorwasm.guest.saved.capture import Origin, capture
+from tensorwasm.guest.saved.restoring import RestorePlan
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.call import Chunks, call_export, configure, written
 from tensorwasm.runtime.invoke.device_access import (
     DIRECT,
-    checked_kind,
+    device_memory,
     end_session,
     open_session,
-    supplied,
+    resolve_memory_kind,
     wants_compiled,
 )
+from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.snapshots.opening import Ancestor, LiveStatistics, Opening, Revival
 from tensorwasm.saved import SavedInstance, SavedSession
-from tensorwasm.values import Deadline
+from tensorwasm.values import Deadline, MemoryKind
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
-    from tensorwasm.runtime.invoke.loaded_module import LoadedModule
+    from tensorwasm.runtime.invoke.deployed_module import DeployedModule
 
 _SETTLING_S: Final = 10.0
 """Longest that work on the device is waited for before an instance is saved, unless the caller says otherwise."""
 
 
+class RestoreOptions(TypedDict, total=False):
+    """Keyword arguments of `tensorwasm.runtime.Function.open` that a restored instance is given anew."""
+
+    argv: tuple[str, ...] | None
+    env: Mapping[str, str]
+    memory_kind: MemoryKind | None
+    stdout: Sink | None
+    stderr: Sink | None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceOptions:
+    """What a live instance is made with; `tensorwasm.runtime.Function.open` documents it."""
+
+    granted: Grants = field(default_factory=Grants)
+    tenant: str = DEFAULT_TENANT
+    input: bytes = b""
+    argv: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    memory_kind: MemoryKind | None = None
+    deadline: Deadline | None = None
+    stdout: Sink | None = None
+    stderr: Sink | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSource:
+    """What an instance is restored from: the plan for everything but memory, its image, and the session of the GPU."""
+
+    plan: RestorePlan
+    image: Image | None
+    session: SavedSession | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An earlier state of an instance, to save only what changed since."""
+
+    content_hash: bytes  # of its file
+    image: Image | None  # of its memory, None without one
+    session: SavedSession | None  # of the GPU, whole, None without one
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStatistics:
+    """A snapshot of a live instance's figures."""
+
+    calls: int  # that have ended
+    failures: int  # of them, those that raised
+    elapsed_s: float  # wall-clock seconds of all of them
+    memory_bytes: int  # linear memory it has now, 0 once it is closed
+    gpu: SessionStatistics | None  # what it holds on the device, None without the grant
+
+
 class LiveInstance:
     """A sandbox that stays until it is closed. Any thread may call it; calls are made one at a time.
 
-    Memory, globals, tables and what it holds on the device stay from call to call, also after a trap or a timeout.
-    Each call has a deadline, output and last error of its own. What a call gave to the device has ended when the call
+    Memory, globals, tables and what it holds on the device stay from call to call, also after a trap or a timeout. Each
+    call has a deadline, output and last error of its own. Work that a call gave to the device has ended when the call
     returns, unless a stream records. `tensorwasm.runtime.Function.open` and `tensorwasm.runtime.Runtime.restore` make
     one. Close it, or use it as a context manager: it holds a slot of the pool.
-
-    Attributes:
-        function: what it runs.
-        tenant: whose account is charged.
-        grants: what it may use.
     """
 
-    def __init__(self, function: LoadedModule, opening: Opening, revival: Revival | None = None) -> None:
-        """Instantiate and initialise, or go on where a saved instance was, which has that behind it.
-
-        Raises:
-            TensorWasmError: what `tensorwasm.runtime.Function.open` and `tensorwasm.runtime.Runtime.restore` say.
-        """
-        self.function = function
-        self.tenant = opening.tenant
-        self.grants = opening.granted
+    def __init__(
+        self, function: DeployedModule, opening: InstanceOptions, revival: RestoreSource | None = None
+    ) -> None:
+        """Instantiate and initialise, or go on where a saved instance was, which was initialised before."""
+        self.function = function  # what it runs
+        self.tenant = opening.tenant  # whose account is charged
+        self.grants = opening.granted  # what it may use
         self._opening = opening
         self._lock = threading.Lock()
         self._owner = 0
@@ -97,7 +150,7 @@ class LiveInstance:
 
     @property
     def closed(self) -> bool:
-        """Whether it is gone."""
+        """Whether it is closed."""
         return self._instance.closed
 
     def call(
@@ -114,7 +167,7 @@ class LiveInstance:
         Args:
             export: None takes ``_start``, and where there is none, ``main``.
             args: values for its parameters, as its signature says; see `tensorwasm.guest.engine.codec`.
-            input: what the guest reads with ``read-input`` from now on; None leaves what there is.
+            input: what the guest reads with ``read-input`` from now on; None leaves it as it is.
             deadline: when the call, and the work it gave to the device, must have ended; never later than
                 ``limits.wall_s`` from now.
             on_chunk: takes chunks as they are emitted and returns whether the client still listens; None collects.
@@ -153,28 +206,28 @@ class LiveInstance:
 
     @contextmanager
     def captured(self, ancestor: Ancestor | None = None, deadline: Deadline | None = None) -> Iterator[SavedInstance]:
-        """Yield what the instance is. It rests meanwhile, for the runs of its memory are that memory itself.
+        """Yield the instance's state, or only what changed since an ancestor's. No call can be made meanwhile.
 
-        Args:
-            ancestor: to yield only what changed since; None yields everything.
-            deadline: when work on the device must have ended; None takes 10 s from now.
+        Work on the device must end by the deadline, 10 s from now for None. The memory's runs are the memory itself.
 
         Raises:
             NotCapturable: a call is in progress, or it holds what cannot be saved; the message names it.
             InvalidSnapshot: the ancestor is not an earlier state of this instance.
-            InvokeTimeout: the work on the device did not end in time.
-            KernelFault: that work broke a rule.
-            DeviceLost: the device does not answer.
+            InvokeTimeout: the work on the device did not end in time; `KernelFault` and `DeviceLost` if it failed.
         """
         if not self._lock.acquire(blocking=False):
             raise NotCapturable("a call is in progress: an instance is saved between two calls")
         self._owner = threading.get_ident()
         try:
             self._require_plain()
-            session = self._capture_session(ancestor, deadline or Deadline.after(_SETTLING_S))
-            edition, image = self.function.edition, ancestor.image if ancestor is not None else None
+            session, data = None, self._services["input"]
+            if self._session is not None:
+                with self._bound():
+                    ends = deadline or Deadline.after(_SETTLING_S)
+                    session = self._session.capture(ends, ancestor.session if ancestor is not None else None)
+            instrumented, image = self.function.instrumented, ancestor.image if ancestor is not None else None
             with self._instance.resting() as exports:
-                contents = capture(exports, edition, self._origin, image)
+                contents = capture(exports, instrumented, self._origin, image)
                 yield SavedInstance(
                     module_hash=self.function.module_hash,
                     memories=contents.memories,
@@ -182,7 +235,7 @@ class LiveInstance:
                     tables=contents.tables,
                     dropped_data=contents.dropped_data,
                     dropped_elements=contents.dropped_elements,
-                    input=self._input,
+                    input=data if isinstance(data, bytes) else b"",
                     grants=self.grants.words(),
                     session=session,
                     parent=ancestor.content_hash if ancestor is not None else None,
@@ -205,39 +258,29 @@ class LiveInstance:
         self._instance.cancel()
 
     def resume(self) -> None:
-        """Take calls again after `cancel`, with memory as the ended call left it; a call in progress is waited for.
-
-        Raises:
-            InternalError: a host function of its own called this.
-        """
+        """Take calls again after `cancel`, with memory as the ended call left it; waits for a call in progress."""
         self._instance.resume()
 
     def close(self) -> None:
-        """Free everything: memory, what it holds on the device, its slot. A running call is cancelled. Idempotent.
+        """Free its memory, what it holds on the device, and its slot. A running call is cancelled. Idempotent.
 
-        Raises:
-            InternalError: a host function of its own called this, or whoever captures it.
+        Raises `InternalError` if a host function of its own, or the thread that captures it, called this.
         """
         if self._owner == threading.get_ident():
-            raise InternalError("a host function, or who captures it, tried to close a busy instance")
+            raise InternalError("a host function, or the thread that captures it, tried to close a busy instance")
         if self._lock.locked():
             self._instance.cancel()
         with self._lock, self._bound():
             self._resources.close()
 
-    @property
-    def _input(self) -> bytes:
-        data = self._services["input"]
-        return data if isinstance(data, bytes) else b""
-
-    def _open(self, ends: Deadline, revival: Revival | None) -> Instance:
+    def _open(self, ends: Deadline, revival: RestoreSource | None) -> Instance:
         function, opening, limits = self.function, self._opening, self.function.host.limits
         size_bytes = revival.plan.size_bytes if revival is not None else 0
         if size_bytes > limits.memory_bytes:
             raise ModuleMemoryTooLarge(f"the saved memory has {size_bytes} bytes; the limit is {limits.memory_bytes}")
-        memory = checked_kind(opening.memory_kind)
+        memory = resolve_memory_kind(opening.memory_kind)
         direct = self.grants.cuda and memory in DIRECT
-        form = Form(edition="live") if revival is None else function.blank
+        form = Form(instrumented="live") if revival is None else function.blank
         form = form._replace(host_memory=direct)
         if self.grants.cuda:
             self._shared = shared = function.host.share()
@@ -251,7 +294,7 @@ class LiveInstance:
             self._resources.enter_context(self._session)
             self._services["cuda"] = CudaService(self._session)
             if direct:
-                supply = supplied(self._shared, self.tenant, memory, limits, size_bytes)
+                supply = device_memory(self._shared, self.tenant, memory, limits, size_bytes)
         if self._origin.image is not None:
             image = self._origin.image
             supply = memory_creator.supplying(
@@ -278,7 +321,7 @@ class LiveInstance:
             )
 
     def _initialise(self, ends: Deadline) -> None:
-        """Call what comes before the first call, as a call."""
+        """Call the initialisers, as a call."""
         exports = self.function.initialisers(None)
         if not exports:
             return
@@ -293,17 +336,17 @@ class LiveInstance:
         finally:
             self._leave()
 
-    def _revive(self, revival: Revival, ends: Deadline) -> None:
+    def _revive(self, revival: RestoreSource, ends: Deadline) -> None:
         restoring.apply(revival.plan, self._instance)
         self._instance.initialised = self._instance.module.is_reactor
         if revival.image is not None and self._origin.image is None:
-            restoring.fill(self._instance, self.function.edition, revival.image)
+            restoring.fill(self._instance, self.function.instrumented, revival.image)
         if revival.session is not None and self._session is not None:
             with self._bound():
                 self._session.restore(revival.session, ends)
 
     def _bound(self) -> AbstractContextManager[object]:
-        """Have the thread's current context be the device's: compiled host functions take it as it is."""
+        """Make the device's context the thread's current one, which compiled host functions use."""
         if self._shared is None or self._session is None or self._session.pad is None:
             return nullcontext()
         return self._shared.device.native.bound()
@@ -311,7 +354,7 @@ class LiveInstance:
     @contextmanager
     def _turn(self, ends: Deadline) -> Iterator[None]:
         if self._owner == threading.get_ident():
-            raise InternalError("a host function, or who captures it, called back into a busy instance")
+            raise InternalError("a host function, or the thread that captures it, called back into a busy instance")
         if not self._lock.acquire(timeout=min(ends.remaining_s(), threading.TIMEOUT_MAX)):
             raise InvokeTimeout("the deadline passed while another call was using the instance")
         self._owner = threading.get_ident()
@@ -324,7 +367,7 @@ class LiveInstance:
             self._lock.release()
 
     def _begin(self, chunks: Chunks, data: bytes | None, ends: Deadline) -> None:
-        """Make what belongs to one call new."""
+        """Renew what belongs to one call."""
         self._services["stream"] = OutputStream(chunks)
         if data is not None:
             self._services["input"] = bytes(data)
@@ -336,7 +379,7 @@ class LiveInstance:
             self._session.enter(ends)
 
     def _settle(self, ends: Deadline) -> None:
-        """Wait for what the call gave to the device."""
+        """Wait for the work that the call gave to the device."""
         if self._session is not None and self._session.failure is None and self._session.lingers:
             with suppress(InvalidArgs):  # while a stream records there is nothing to wait for
                 self._session.streams.synchronize(ends)
@@ -346,7 +389,7 @@ class LiveInstance:
             self._session.leave()
 
     def _require_plain(self) -> None:
-        """Refuse what only the engine knows."""
+        """Refuse state that only the engine has."""
         if self.closed:
             raise NotCapturable("the instance is closed")
         if self._instance.stdout is None:
@@ -355,9 +398,3 @@ class LiveInstance:
             raise NotCapturable("the guest has folders through WASI: which files it has open is not saved")
         if self._opening.stdin:
             raise NotCapturable("the guest has standard input: how much of it is left is not saved")
-
-    def _capture_session(self, ancestor: Ancestor | None, deadline: Deadline) -> SavedSession | None:
-        if self._session is None:
-            return None
-        with self._bound():
-            return self._session.capture(deadline, ancestor.session if ancestor is not None else None)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakKeyDictionary
@@ -19,49 +18,42 @@ from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.saved import restoring
 from tensorwasm.guest.saved.capture import Contents
 from tensorwasm.guest.saved.restoring import RestorePlan
+from tensorwasm.runtime.invoke.deployed_module import DeployedModule
 from tensorwasm.runtime.invoke.dispatch import NO_GRANTS, Question, plan_one_shot
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import LoadedModule
 from tensorwasm.runtime.invoke.one_shot import OneShotPlan
-from tensorwasm.runtime.snapshots.live import LiveInstance
-from tensorwasm.runtime.snapshots.opening import Ancestor, Opening, Revival
+from tensorwasm.runtime.snapshots.live import Ancestor, InstanceOptions, LiveInstance, RestoreSource
 from tensorwasm.saved import SavedInstance, SavedMemory
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.snapshots.opening import Surroundings
+    from tensorwasm.runtime.snapshots.live import RestoreOptions
 
 _MAX_PLANS: Final = 256
 
-_pristine: WeakKeyDictionary[LoadedModule, Contents] = WeakKeyDictionary()
+_pristine: WeakKeyDictionary[DeployedModule, Contents] = WeakKeyDictionary()
 
 
 class Snapshot:
-    """What an instance was between two calls. Never changes; any thread may restore from it. Close it when done.
-
-    Attributes:
-        saved: all of it but the contents of its memory, which are in the image.
-        image: of its memory, None without one.
-        content_hash: of the file that it came from, empty if it came from none.
-    """
+    """An instance's state between two calls. Immutable; any thread may restore from it. Close it when done."""
 
     def __init__(self, saved: SavedInstance, image: Image | None, content_hash: bytes = b"") -> None:
-        self.saved = saved
-        self.image = image
-        self.content_hash = content_hash
-        self._plans: WeakKeyDictionary[LoadedModule, RestorePlan] = WeakKeyDictionary()
-        self._one_shots: dict[tuple[LoadedModule, str | None, str], OneShotPlan] = {}
+        self.saved = saved  # all of it but the contents of its memory, which are in the image
+        self.image = image  # of its memory, None without one
+        self.content_hash = content_hash  # of the file that it came from, else empty
+        self._plans: WeakKeyDictionary[DeployedModule, RestorePlan] = WeakKeyDictionary()
+        self._one_shots: dict[tuple[DeployedModule, str | None, str], OneShotPlan] = {}
         self._lock = threading.Lock()
 
     @property
     def ancestor(self) -> Ancestor:
-        """What later states of an instance are compared with, to save only what changed since."""
+        """The state that later ones are compared with, to save only what changed since."""
         return Ancestor(self.content_hash, self.image, self.saved.session)
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes, its image aside what it takes of the device's state."""
+        """Memory that it takes: its image, and the data of the device's buffers."""
         buffers = self.saved.session.buffers if self.saved.session is not None else ()
         data = sum(len(run.data) for buffer in buffers for run in buffer.runs)
         return data + (self.image.held_bytes if self.image is not None else 0)
@@ -71,60 +63,41 @@ class Snapshot:
         grants: Iterable[str] | Grants,
         tenant: str,
         deadline: Deadline | None,
-        options: Surroundings,
+        options: RestoreOptions,
         data: bytes | None = None,
-    ) -> Opening:
-        """Return what is given to an instance that goes on.
+    ) -> InstanceOptions:
+        """Return the options of an instance that goes on, with those of the caller's grants that the saved one had too.
 
-        Args:
-            grants: what its caller grants; of it, it gets what the saved one had too.
-            tenant: its caller's.
-            deadline: when it must be ready.
-            options: what its surroundings are.
-            data: its input, None for what was saved.
-
-        Raises:
-            InvalidArgs: there is no such grant.
+        Its input is `data`, for None what was saved. Raises `InvalidArgs` if there is no such grant.
         """
         granted = parse_grants(grants)
         if granted.cuda or granted.directories:
             granted = granted.within(parse_grants(self.saved.grants))
-        return Opening(granted, tenant, self.saved.input if data is None else data, deadline=deadline, **options)
+        return InstanceOptions(
+            granted, tenant, self.saved.input if data is None else data, deadline=deadline, **options
+        )
 
-    def restore(self, function: LoadedModule, opening: Opening) -> LiveInstance:
+    def restore(self, function: DeployedModule, opening: InstanceOptions) -> LiveInstance:
         """Return an instance that goes on where the saved one was. Costs the same at any size of its memory.
 
-        Args:
-            function: the module that was saved.
-            opening: what it is given; of the grants, it gets those that the saved one had.
-
         Raises:
-            InvalidSnapshot: it is another module's, or contradicts itself.
-            ModuleMemoryTooLarge: its memory is over the limits of the function.
-            TensorWasmError: what `tensorwasm.runtime.Function.open` raises.
+            TensorWasmError: `InvalidSnapshot`, `ModuleMemoryTooLarge`, and what `tensorwasm.runtime.Function.open`
+                raises.
         """
         plan = self._plans.get(function) or self._plan(function)
-        return LiveInstance(function, opening, Revival(plan, self.image, self.saved.session))
+        return LiveInstance(function, opening, RestoreSource(plan, self.image, self.saved.session))
 
     def invoke(
         self,
-        function: LoadedModule,
+        function: DeployedModule,
         export: str | None,
         args: Sequence[object],
-        opening: Opening,
+        opening: InstanceOptions,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Invocation:
-        """Restore, call once and close, which costs less than one after the other.
+        """Restore, call once and close, at less cost than one after the other; raise what these raise.
 
-        Args:
-            function: the module that was saved.
-            export: as in `tensorwasm.runtime.Function.invoke`.
-            args: likewise.
-            opening: as in `restore`; its deadline is that of the call, its input what the call reads.
-            on_chunk: as in `tensorwasm.runtime.Function.invoke`.
-
-        Raises:
-            TensorWasmError: what `restore` and `LiveInstance.call` raise.
+        The deadline of the options is that of the call, their input what the call reads.
         """
         found = self._one_shots.get((function, export, opening.tenant)) if not opening.granted.cuda else None
         if found is None or found.settings is not settings.current():
@@ -141,12 +114,14 @@ class Snapshot:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back. Idempotent; instances that were restored stay as they are."""
+        """Free the memory. Idempotent; restored instances are not affected."""
         self._one_shots.clear()
         if self.image is not None:
             self.image.close()
 
-    def _find_one_shot(self, function: LoadedModule, export: str | None, opening: Opening) -> OneShotPlan | None:
+    def _find_one_shot(
+        self, function: DeployedModule, export: str | None, opening: InstanceOptions
+    ) -> OneShotPlan | None:
         """Return the plan of one-shot calls, None where they must be full: more than memory and globals is saved."""
         if opening.granted.cuda:
             return None
@@ -166,22 +141,21 @@ class Snapshot:
             self._one_shots[function, export, opening.tenant] = found
         return found
 
-    def _plan(self, function: LoadedModule) -> RestorePlan:
+    def _plan(self, function: DeployedModule) -> RestorePlan:
         if self.saved.module_hash != function.module_hash:
             raise InvalidSnapshot("the snapshot is of another module")
         blank = function.form(function.blank).module.preamble
         with self._lock:
-            plan = restoring.make_plan(self.saved, function.edition, blank, _find_pristine(function))
+            plan = restoring.make_plan(self.saved, function.instrumented, blank, _find_pristine(function))
             self._plans[function] = plan
         return plan
 
 
-def keep(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
-    """Copy what is saved of an instance, whole, so that it can be restored from.
+def make_snapshot(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
+    """Copy the whole saved state of an instance, so that it can be restored from.
 
     Raises:
-        InvalidSnapshot: it contradicts itself, or it has a parent and is not whole.
-        CapacityExhausted: the system has no memory for it.
+        InvalidSnapshot: it contradicts itself, or it only adds to a parent.
     """
     if saved.parent is not None:
         raise InvalidSnapshot("the snapshot only adds to another one: flatten them first")
@@ -192,24 +166,18 @@ def keep(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
     return Snapshot(replace(saved, memories=sizes), image, content_hash)
 
 
-def _find_pristine(function: LoadedModule) -> Contents:
-    """Return what a new sandbox of a function's blank form holds."""
+def _find_pristine(function: DeployedModule) -> Contents:
+    """Return the contents of a new sandbox of a function's blank form."""
     found = _pristine.get(function)
     if found is None:
-        with _make_blank(function) as instance:
-            found = _pristine[function] = restoring.read_pristine(instance, function.edition)
+        prepared, limits = function.form(function.blank), function.host.limits
+        image = make_image(prepared.module.preamble.memory_bytes, ())
+        try:
+            with (
+                memory_creator.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
+                Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
+            ):
+                found = _pristine[function] = restoring.read_pristine(instance, function.instrumented)
+        finally:
+            image.close()
     return found
-
-
-@contextmanager
-def _make_blank(function: LoadedModule) -> Iterator[Instance]:
-    prepared, limits = function.form(function.blank), function.host.limits
-    image = make_image(prepared.module.preamble.memory_bytes, ())
-    try:
-        with (
-            memory_creator.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
-            Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
-        ):
-            yield instance
-    finally:
-        image.close()

@@ -1,4 +1,4 @@
-"""Snapshots in a store of artifacts, by name, each with its module and all that it adds to."""
+"""Snapshots in a store of artifacts, by name, each with its module and the snapshots that it adds to."""
 
 from __future__ import annotations
 
@@ -29,28 +29,20 @@ _TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A snapshot as a store has it. Its signature was not looked at yet: `open` and `read` do that, as of any file.
+class StoredSnapshot:
+    """A snapshot in a store. Its signature has not been verified yet: `open` and `read` do that, as of any file."""
 
-    Attributes:
-        digest: of the artifact.
-        files: its bytes, those of what it adds to, and so on; mappings that stay whatever happens to the artifacts.
-    """
-
-    digest: bytes
+    digest: bytes  # of the artifact
+    # Its bytes, and those of the snapshots that it adds to, nearest first; mappings that outlive the artifacts.
     files: tuple[memoryview, ...]
 
     def open(self, keys: KeyRing | None = None, module_hash: bytes | None = None) -> SnapshotFile:
-        """Open it and all that it adds to.
-
-        Args:
-            keys: whose signatures count; None takes the settings'.
-            module_hash: of the module that it must belong to; None takes any.
+        """Open it and all that it adds to, with the settings' keys and for any module unless given.
 
         Raises:
             SealRefused: one of its kinds says why.
-            InvalidSnapshot: what is in it makes no sense, although it was signed.
-            TooLarge: it says, or is, more than a writer makes.
+            InvalidSnapshot: its content makes no sense, although it was signed.
+            TooLarge: it declares, or has, more than a writer makes.
         """
         return open_file(self.files[0], keys or KeyRing.from_settings(), self.files[1:], module_hash)
 
@@ -58,14 +50,13 @@ class Stored:
         """Read it into memory, as one, for `tensorwasm.runtime.Runtime.restore`; close it when done.
 
         Raises:
-            CapacityExhausted: the system has no memory for it.
-            TensorWasmError: what `open` raises.
+            TensorWasmError: what `open` raises, and `CapacityExhausted` if the system has no memory for it.
         """
         return read_file(self.files[0], keys or KeyRing.from_settings(), self.files[1:])
 
 
-def fetch(view: TenantView, name: str) -> Stored:
-    """Return the snapshot that a name leads to, with all that it adds to. Blocks.
+def fetch_snapshot(view: TenantView, name: str) -> StoredSnapshot:
+    """Return the snapshot of a name, with all that it adds to. Blocks.
 
     Raises:
         ArtifactNotFound: the tenant has none of that name.
@@ -80,32 +71,26 @@ def fetch(view: TenantView, name: str) -> Stored:
     return _walk(view, name, view.resolve(name))
 
 
-def _walk(view: TenantView, name: str, first: bytes) -> Stored:
+def _walk(view: TenantView, name: str, first: bytes) -> StoredSnapshot:
     files: list[memoryview] = []
     digest: bytes | None = first
     while digest is not None:
         stat = view.stat(digest)
         if stat.kind != _SNAPSHOT:
             raise InvalidArgs(f"{name[:64]!r} is the name of a {stat.kind}, not of a snapshot")
-        if len(files) > MAX_DEPTH:  # who can write to the store may have made a circle
+        if len(files) > MAX_DEPTH:  # an attacker who can write to the store may have made a cycle
             raise InvalidSnapshot(f"at most {MAX_DEPTH} snapshots add to each other")
         files.append(view.get(digest))
         digest = next((other for other in stat.refers_to if view.stat(other).kind == _SNAPSHOT), None)
-    return Stored(first, tuple(files))
+    return StoredSnapshot(first, tuple(files))
 
 
 def fetch_module(view: TenantView, snapshot: Snapshot) -> memoryview:
-    """Return the module that a snapshot belongs to, by the hash that is signed with it. Blocks.
-
-    Raises:
-        ArtifactNotFound: the tenant does not keep it.
-        ArtifactCorrupt: it is damaged.
-        StoreUnavailable: the store cannot be reached.
-    """
+    """Return the module of a snapshot, by the hash that is signed with it. Blocks; errors as of `fetch_snapshot`."""
     return view.get(snapshot.saved.module_hash)
 
 
-def keep(
+def store_snapshot(
     view: TenantView,
     name: str,
     source: LiveInstance | Name,
@@ -116,36 +101,26 @@ def keep(
     sealing: Sealing = DEFAULT,
     deadline: Deadline | None = None,
 ) -> SealedInfo:
-    """Put an instance, or a snapshot file, into a store together with its module, and let a name lead to it. Blocks.
+    """Store an instance, or a snapshot file, with its module, and bind a name to it. Blocks.
 
-    The name is changed last: whoever dies meanwhile leaves it as it was, and what was put by then to `Store.collect`.
-
-    Args:
-        view: a tenant's part of the store.
-        name: what leads to it, and to nothing else from then on.
-        source: an instance between two calls, or the path of a file, which is verified down to its last block.
-        module: the binary that it runs.
-        parent: name of an earlier state, to keep only what changed since; of a file, what it adds to.
-        keys: the ring that signs and verifies; None takes the settings'.
-        sealing: how an instance is compressed.
-        deadline: when an instance's work on the device must have ended.
-
-    Returns:
-        What it was written as.
+    A file is verified as a whole. The name is bound last: a crash leaves it as it was, and what was stored by then to
+    `Store.collect`. With `parent`, the name of an earlier state, only what changed since is kept; of a file, `parent`
+    is what it adds to. The settings' keys are used for None; `sealing` and `deadline` are those of
+    `tensorwasm.runtime.Runtime.snapshot`.
 
     Raises:
         QuotaExceeded: the tenant has no room for it.
         WrongModule: it runs another module.
-        ArtifactNotFound: there is no such parent, or it went meanwhile.
+        ArtifactNotFound: there is no such parent, or it was removed meanwhile.
         StoreUnavailable: the store cannot be reached, or there is no room to write to.
         InvalidArgs: the file cannot be read, or the name cannot be one.
-        TensorWasmError: what `fetch` and `tensorwasm.runtime.Runtime.snapshot` raise.
+        TensorWasmError: what `fetch_snapshot` and `tensorwasm.runtime.Runtime.snapshot` raise.
     """
     ring = keys or KeyRing.from_settings()
     module_hash = blake3(module)
     if isinstance(source, LiveInstance) and source.function.module_hash != module_hash:
         raise WrongModule(f"the instance runs the module {source.function.module_hash.hex()}, not {module_hash.hex()}")
-    older = None if parent is None else fetch(view, parent)
+    older = None if parent is None else fetch_snapshot(view, parent)
     files = () if older is None else older.files
     with scratch() as file:
         if isinstance(source, LiveInstance):
@@ -161,7 +136,7 @@ def keep(
 
 
 def _copy(source: Name, file: BinaryIO) -> None:
-    """Copy a file first: what is put is then what was verified, whatever becomes of the file."""
+    """Copy a file, so that what is stored is what was verified, even if the file changes."""
     try:
         with Path(source).open("rb") as given:
             shutil.copyfileobj(given, file)

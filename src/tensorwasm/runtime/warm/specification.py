@@ -1,16 +1,16 @@
-"""What a function's warm sandboxes are made of, and who may have them."""
+"""What the warm sandboxes of a function are made of, and which calls may have them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.state import START_CEILING_S
-from tensorwasm.runtime.warm.pool import PoolSpecification, RefusingServices, Stop
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -19,41 +19,63 @@ if TYPE_CHECKING:
     from tensorwasm.values import Limits
 
 START_S: Final = min(10.0, START_CEILING_S)
-"""Longest that a start may take that is had in advance: one thread makes all."""
+"""Longest start of a warm sandbox: one thread makes them all."""
+
+
+class WarmSandbox(Protocol):
+    """What is kept: `tensorwasm.guest.sandbox.instance.Instance`."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+Stop = Callable[[], object]
+Make = Callable[[Callable[[Stop], object]], WarmSandbox]
+"""Makes a sandbox, after passing on what stops that, from any thread. Raises `TensorWasmError`."""
+
+
+class UnavailableServices(Mapping[str, object]):
+    """The services of a sandbox that is made before its call."""
+
+    def __init__(self) -> None:
+        self.asked = False  # one was requested
+
+    def __getitem__(self, name: str) -> object:
+        self.asked = True
+        raise InternalError(f"a start asked for {name!r}, which only an invocation has")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 @dataclass(slots=True, eq=False)
-class WarmSpecification(PoolSpecification):
-    """A `PoolSpecification`, and what the starts saw of the world.
+class WarmSpecification:
+    """The warm sandboxes of one function, one tenant, and one set of arguments, environment and initialisers."""
 
-    Attributes:
-        args: WASI arguments.
-        env: WASI environment.
-        initialisers: what was called of it, in order.
-    """
-
-    args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    initialisers: tuple[str, ...] = ()
+    make: Make  # makes one
+    free_slots: Callable[[], tuple[int, int]]  # slots that its engine has free, and has at all
+    count: int  # how many are to be ready
+    args: tuple[str, ...] = ()  # WASI arguments that the starts saw
+    env: tuple[tuple[str, str], ...] = ()  # WASI environment that they saw
+    initialisers: tuple[str, ...] = ()  # exports that were called, in order
+    # Sandboxes that are ready, oldest first, with the time at which they were.
+    ready: deque[tuple[float, WarmSandbox]] = field(default_factory=deque)
+    failures: int = 0  # failed starts in a row
+    again_s: float = 0.0  # when the next start is tried
 
     def fits(self, config: WasiConfig, initialisers: tuple[str, ...]) -> bool:
-        """Return whether a start would have done and seen the same in a sandbox made for a caller."""
+        """Return whether a start in a sandbox made for the caller would have done and seen the same."""
         same = config.args == self.args and config.env == self.env and initialisers == self.initialisers
         return same and not config.directories
 
 
-def make_stock(
+def make_specification(
     prepared: LinkedModule, limits: Limits, config: WasiConfig, initialisers: tuple[str, ...], count: int
 ) -> WarmSpecification:
-    """Describe what is to be kept ready.
-
-    Args:
-        prepared: the module.
-        limits: what each sandbox may use.
-        config: arguments and environment.
-        initialisers: exports to call, in order.
-        count: how many.
-    """
+    """Describe the warm sandboxes of a module."""
     engine = prepared.module.engine
     return WarmSpecification(
         make=partial(_make, prepared, limits, config, initialisers),
@@ -70,14 +92,14 @@ def _make(
     limits: Limits,
     config: WasiConfig,
     initialisers: tuple[str, ...],
-    tell_stop: Callable[[Stop], object],
+    announce: Callable[[Stop], object],
 ) -> Instance:
-    nobody, deadline = RefusingServices(), Deadline.after(min(limits.wall_s, START_S))
+    services, deadline = UnavailableServices(), Deadline.after(min(limits.wall_s, START_S))
     instance = Instance(
-        prepared, limits=limits, services=nobody, wasi_config=config, deadline=deadline, announce=tell_stop
+        prepared, limits=limits, services=services, wasi_config=config, deadline=deadline, announce=announce
     )
     instance.initialise(initialisers, deadline)
-    if nobody.asked:
+    if services.asked:
         instance.close()
         raise InternalError("a start asked for what only an invocation has, and went on when it was refused")
     return instance

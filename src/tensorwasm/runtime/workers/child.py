@@ -1,7 +1,7 @@
 """The worker process: ``python -m tensorwasm.runtime.workers.child FD``.
 
-It owns one device and makes the calls that its parent asks for, over the one descriptor it inherited. It holds no key
-and no database. It ends with its parent: when the socket does, and on Linux by a signal of the kernel's too.
+It owns one device and makes the calls that its parent sends over the one inherited descriptor. It holds no key and no
+database. It ends with its parent: when the socket closes, and on Linux by a signal of the kernel's too.
 
 Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, unix(7) SO_PEERCRED, getrlimit(2) RLIMIT_CORE.
 """
@@ -23,16 +23,8 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.workers.counter import Counter
-from tensorwasm.runtime.workers.frames import (
-    PROTOCOL,
-    BrokenFrame,
-    Frame,
-    Setup,
-    Stop,
-    Unfit,
-)
-from tensorwasm.runtime.workers.introduction import introduce
-from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.runtime.workers.frames import PROTOCOL, BrokenFrame, SetupFrame, StopFrame, UnfitFrame, WorkerFrame
+from tensorwasm.runtime.workers.outcomes import clean, describe_device
 from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import SmPlacement
 
@@ -44,35 +36,35 @@ _log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Be a worker until the parent says or goes; return the exit code."""
+    """Serve the parent until it stops this or ends; return the exit code."""
     (descriptor,) = sys.argv[1:] if arguments is None else arguments
     link = socket.socket(fileno=int(descriptor))
     link.set_inheritable(False)
     _confine(link)
-    line = ParentLink(link)
-    frames = line.receive()
+    link_to_parent = ParentLink(link)
+    frames = link_to_parent.receive()
     setup = next(frames, None)
-    if not isinstance(setup, Setup) or setup.protocol != PROTOCOL:
+    if not isinstance(setup, SetupFrame) or setup.protocol != PROTOCOL:
         return 2
     try:
         place = SmPlacement(*setup.place) if setup.place is not None else None
         runtime = Runtime(setup.device, multiprocessors=setup.multiprocessors, place=place, jit=setup.jit)
         info = runtime.device
     except TensorWasmError as error:
-        line.send(Unfit(error.kind, clean(error.message)))
+        link_to_parent.send(UnfitFrame(error.kind, clean(error.message)))
         return 0
-    line.send(introduce(info))
-    _serve(line, frames, runtime, setup)
+    link_to_parent.send(describe_device(info))
+    _serve(link_to_parent, frames, runtime, setup)
     return 0
 
 
-def _serve(line: ParentLink, frames: Iterator[Frame], runtime: Runtime, setup: Setup) -> None:
-    counter = Counter(line, LocalExecutor(runtime, setup.places), runtime)
+def _serve(link_to_parent: ParentLink, frames: Iterator[WorkerFrame], runtime: Runtime, setup: SetupFrame) -> None:
+    counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime)
     stopped = threading.Event()
     beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)
     beats.start()
     for frame in frames:
-        if isinstance(frame, Stop):
+        if isinstance(frame, StopFrame):
             break
         counter.take(frame)
     stopped.set()
@@ -81,8 +73,8 @@ def _serve(line: ParentLink, frames: Iterator[Frame], runtime: Runtime, setup: S
 def _confine(link: socket.socket) -> None:
     """Write no core file, which would hold guests' memory, and end with the parent.
 
-    The kernel's signal comes when the parent's thread that started this process ends, which is the one that watches it.
-    A parent that ended before the signal was asked for is seen by the number of the one there is now.
+    The kernel sends its signal when the parent's thread that started and watches this process ends. A parent that ended
+    earlier is detected by the number of the current one.
     """
     import resource  # noqa: PLC0415 - there are no workers where there is no such module
 
@@ -97,7 +89,7 @@ def _confine(link: socket.socket) -> None:
 
 
 def run() -> NoReturn:
-    """Be a worker, and end the process, without exit handlers: a kernel that never ends would hold the driver's."""
+    """Serve, and end the process without exit handlers: a kernel that never ends would block the driver's."""
     logging.basicConfig(level=logging.WARNING)
     code = 1
     try:

@@ -17,28 +17,28 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import DeviceFault, DeviceLost
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import (
     FROM_WORKER,
     PROTOCOL,
-    Beat,
-    Blob,
-    BlobPart,
+    BeatFrame,
+    BlobFrame,
+    BlobPartFrame,
     BrokenFrame,
-    Cancel,
-    Credit,
-    Done,
-    Failed,
-    Forget,
-    Frame,
-    Output,
-    Ready,
-    Setup,
-    Sick,
+    CancelFrame,
+    CreditFrame,
+    DoneFrame,
+    FailedFrame,
+    ForgetFrame,
+    OutputFrame,
+    ReadyFrame,
+    SetupFrame,
+    SickFrame,
     Splitter,
-    Stop,
-    Unfit,
+    StopFrame,
+    UnfitFrame,
+    WorkerFrame,
     encode,
     split,
 )
@@ -85,13 +85,13 @@ class Ending:
 
     text: str
     blamed: bool
-    unfit: Unfit | None = None
+    unfit: UnfitFrame | None = None
 
 
 class Owner(Protocol):
     """Who has the conversation held."""
 
-    def ready(self, info: Ready) -> None:
+    def ready(self, info: ReadyFrame) -> None:
         """The process takes requests."""
 
     def sick(self, message: str) -> None:
@@ -105,7 +105,7 @@ class Outbox:
     """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
 
     def __init__(self) -> None:
-        self._frames: deque[Iterator[Frame]] = deque()
+        self._frames: deque[Iterator[WorkerFrame]] = deque()
         self._rest = memoryview(b"")
 
     @property
@@ -113,7 +113,7 @@ class Outbox:
         """Whether all was sent."""
         return not self._rest and not self._frames
 
-    def put(self, frames: Iterable[Frame]) -> None:
+    def put(self, frames: Iterable[WorkerFrame]) -> None:
         """Have frames sent, after those before."""
         self._frames.append(iter(frames))
 
@@ -157,7 +157,9 @@ class Conversation:
         introduced: whether the process has said that it is ready.
     """
 
-    def __init__(self, process: Process, setup: Setup, owner: Owner, waker: socket.socket, patience: Patience) -> None:
+    def __init__(
+        self, process: Process, setup: SetupFrame, owner: Owner, waker: socket.socket, patience: Patience
+    ) -> None:
         self.flights: dict[int, Flight] = {}
         self.charges: dict[str, tuple[int, int]] = {}
         self.answered = 0
@@ -167,7 +169,7 @@ class Conversation:
         self._patience = patience
         self._outbox = Outbox()
         self._splitter = Splitter(FROM_WORKER)
-        self._modules: Shelf[int] = Shelf(_MODULES, _MODULE_BYTES)
+        self._modules: LruCache[int] = LruCache(_MODULES, _MODULE_BYTES)
         self._blobs = count(1)
         self._tenants: set[str] = set()
         self._overdue: dict[int, float] = {}
@@ -175,7 +177,7 @@ class Conversation:
         self._beats = 0
         self.introduced = False
         self._sick = ""
-        self._unfit: Unfit | None = None
+        self._unfit: UnfitFrame | None = None
         self._ending: str | None = None
         self._ends_at_s = time.monotonic() + patience.start_s
         self._late = f"was not ready within {patience.start_s:g} s"
@@ -192,18 +194,18 @@ class Conversation:
     def cancel(self, flight: Flight, *, stop: bool) -> None:
         """Tell the process that nobody takes a request's output any more, nor waits for it if it is to stop."""
         if flight.number in self.flights:
-            self._outbox.put([Cancel(flight.number, stop)])
+            self._outbox.put([CancelFrame(flight.number, stop)])
 
     def credit(self, flight: Flight, parts: int) -> None:
         """Tell the process that so many parts of a request's output were taken."""
         if flight.number in self.flights:
-            self._outbox.put([Credit(flight.number, parts)])
+            self._outbox.put([CreditFrame(flight.number, parts)])
 
     def stop(self) -> None:
         """Have the process leave."""
         if not self._stopping:
             self._stopping = True
-            self._outbox.put([Stop()])
+            self._outbox.put([StopFrame()])
             grace_s = self._patience.stop_s if self.introduced else 0.0
             self._ends_at_s, self._late = time.monotonic() + grace_s, "did not leave"
 
@@ -273,25 +275,25 @@ class Conversation:
         self._errors += data or b""
         del self._errors[:-_KEPT_ERRORS_BYTES]
 
-    def _take(self, frame: Frame) -> None:
-        if not self.introduced and not isinstance(frame, Ready | Unfit):
+    def _take(self, frame: WorkerFrame) -> None:
+        if not self.introduced and not isinstance(frame, ReadyFrame | UnfitFrame):
             raise BrokenFrame(f"a {type(frame).__name__} before it was ready")
         _HANDLERS[type(frame)](self, frame)
 
-    def _take_ready(self, frame: Ready) -> None:
+    def _take_ready(self, frame: ReadyFrame) -> None:
         if self.introduced or frame.protocol != PROTOCOL:
             raise BrokenFrame("ready twice, or of another release")
         self.introduced = True
         self._wait_for_beat()
         self._owner.ready(frame)
 
-    def _take_unfit(self, frame: Unfit) -> None:
+    def _take_unfit(self, frame: UnfitFrame) -> None:
         if self.introduced:
             raise BrokenFrame("unfit after it was ready")
         self._unfit = frame
         self._ending = f"has no device: {clean(frame.message)}"
 
-    def _take_beat(self, frame: Beat) -> None:
+    def _take_beat(self, frame: BeatFrame) -> None:
         if frame.number != self._beats + 1:
             raise BrokenFrame(f"heartbeat {frame.number} after {self._beats}")
         if unknown := [charge.tenant for charge in frame.charges if charge.tenant not in self._tenants]:
@@ -305,14 +307,14 @@ class Conversation:
             self._ends_at_s = time.monotonic() + self._patience.silent_s
             self._late = f"sent no heartbeat for {self._patience.silent_s:g} s"
 
-    def _take_output(self, frame: Output) -> None:
+    def _take_output(self, frame: OutputFrame) -> None:
         self._flight(frame.request).take(frame)  # once nobody takes it, the process was told so
 
-    def _take_done(self, frame: Done) -> None:
+    def _take_done(self, frame: DoneFrame) -> None:
         self._flight(frame.request).finish(frame)
         self._close(frame.request)
 
-    def _take_failed(self, frame: Failed) -> None:
+    def _take_failed(self, frame: FailedFrame) -> None:
         flight = self._flight(frame.request)
         if self._sick and frame.kind == DeviceLost.kind:
             flight.end(DeviceFault(clean(frame.message)))
@@ -320,7 +322,7 @@ class Conversation:
             flight.fail(frame)
         self._close(frame.request)
 
-    def _take_sick(self, frame: Sick) -> None:
+    def _take_sick(self, frame: SickFrame) -> None:
         if not self._sick:
             self._sick = clean(frame.message) or "the device is lost"
             self._owner.sick(self._sick)
@@ -335,7 +337,7 @@ class Conversation:
         del self.flights[number], self._overdue[number]
         self.answered += 1
 
-    def _tell(self, flight: Flight) -> Iterator[Frame]:
+    def _tell(self, flight: Flight) -> Iterator[WorkerFrame]:
         """Yield the frames of a request: the blobs that the process lacks, and the call."""
         request = flight.request
         key = (request.tenant, request.module)
@@ -344,7 +346,7 @@ class Conversation:
             module = next(self._blobs)
             gone = self._modules.put(key, module, len(request.module))
             yield from _send_blob(module, request.module)
-            yield from (Forget(each) for each in gone)
+            yield from (ForgetFrame(each) for each in gone)
         blobs = []
         for data in (request.stdin, request.input):
             blobs.append(next(self._blobs) if data else None)
@@ -363,18 +365,18 @@ class Conversation:
         return Ending(text, bool(self.flights or self.answered), self._unfit)
 
 
-_HANDLERS: Final[dict[type[Frame], Callable[[Conversation, Any], None]]] = {
-    Ready: Conversation._take_ready,  # noqa: SLF001 - the table of the class above
-    Unfit: Conversation._take_unfit,  # noqa: SLF001
-    Beat: Conversation._take_beat,  # noqa: SLF001
-    Output: Conversation._take_output,  # noqa: SLF001
-    Done: Conversation._take_done,  # noqa: SLF001
-    Failed: Conversation._take_failed,  # noqa: SLF001
-    Sick: Conversation._take_sick,  # noqa: SLF001
+_HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] = {
+    ReadyFrame: Conversation._take_ready,  # noqa: SLF001 - the table of the class above
+    UnfitFrame: Conversation._take_unfit,  # noqa: SLF001
+    BeatFrame: Conversation._take_beat,  # noqa: SLF001
+    OutputFrame: Conversation._take_output,  # noqa: SLF001
+    DoneFrame: Conversation._take_done,  # noqa: SLF001
+    FailedFrame: Conversation._take_failed,  # noqa: SLF001
+    SickFrame: Conversation._take_sick,  # noqa: SLF001
 }
 
 
-def _send_blob(number: int, data: bytes) -> Iterator[Frame]:
-    yield Blob(number, len(data))
+def _send_blob(number: int, data: bytes) -> Iterator[WorkerFrame]:
+    yield BlobFrame(number, len(data))
     for part in split(data):
-        yield BlobPart(number, part)
+        yield BlobPartFrame(number, part)

@@ -15,25 +15,24 @@ from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
 from tensorwasm.runtime.workers.frames import (
-    Beat,
-    Blob,
-    BlobPart,
+    BeatFrame,
+    BlobFrame,
+    BlobPartFrame,
     BrokenFrame,
-    Cancel,
+    CancelFrame,
     Charge,
-    Credit,
-    Forget,
-    Frame,
-    Invoke,
-    Output,
-    Sick,
+    CreditFrame,
+    ForgetFrame,
+    InvokeFrame,
+    OutputFrame,
+    SickFrame,
+    WorkerFrame,
     split,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
-from tensorwasm.runtime.workers.window import Window
+from tensorwasm.runtime.workers.parent_link import OutputWindow
 from tensorwasm.values import Deadline, Limits
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ _log = logging.getLogger(__name__)
 class _Call:
     """A call under way; `heard` is whether its output is still wanted as it is written."""
 
-    frame: Invoke
-    window: Window
+    frame: InvokeFrame
+    window: OutputWindow
     ticket: PendingInvocation | None = None
     heard: bool = True
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,16 +75,16 @@ class Counter:
         self._sickness = ""
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
         self._answers = ThreadPoolExecutor(_ANSWERERS, thread_name_prefix="tensorwasm-answer")
-        self._handlers: dict[type[Frame], Callable[[Any], None]] = {
-            Blob: self._open_blob,
-            BlobPart: self._fill_blob,
-            Forget: self._forget,
-            Invoke: self._invoke,
-            Cancel: self._cancel,
-            Credit: self._credit,
+        self._handlers: dict[type[WorkerFrame], Callable[[Any], None]] = {
+            BlobFrame: self._open_blob,
+            BlobPartFrame: self._fill_blob,
+            ForgetFrame: self._forget,
+            InvokeFrame: self._invoke,
+            CancelFrame: self._cancel,
+            CreditFrame: self._credit,
         }
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: WorkerFrame) -> None:
         """Do what a frame says; calls are only started.
 
         Raises:
@@ -102,14 +101,14 @@ class Counter:
         while not stopped.wait(every_s):
             number += 1
             try:
-                self._line.send(Beat(number, self._charges()))
+                self._line.send(BeatFrame(number, self._charges()))
             except OSError:
                 return
 
     def _charges(self) -> tuple[Charge, ...]:
         return tuple(Charge(tenant, *held) for tenant, held in sorted(self._executor.charges().items()))
 
-    def _open_blob(self, frame: Blob) -> None:
+    def _open_blob(self, frame: BlobFrame) -> None:
         if frame.blob in self._blobs or frame.blob in self._incoming:
             raise BrokenFrame(f"the number {frame.blob} is taken")
         if frame.size_bytes:
@@ -117,7 +116,7 @@ class Counter:
         else:
             self._blobs[frame.blob] = b""
 
-    def _fill_blob(self, frame: BlobPart) -> None:
+    def _fill_blob(self, frame: BlobPartFrame) -> None:
         size_bytes, data = self._incoming.get(frame.blob, (0, bytearray()))
         data += frame.data
         if len(data) > size_bytes:
@@ -126,10 +125,10 @@ class Counter:
             del self._incoming[frame.blob]
             self._blobs[frame.blob] = bytes(data)
 
-    def _forget(self, frame: Forget) -> None:
+    def _forget(self, frame: ForgetFrame) -> None:
         self._blobs.pop(frame.blob, None)
 
-    def _cancel(self, frame: Cancel) -> None:
+    def _cancel(self, frame: CancelFrame) -> None:
         call = self._calls.get(frame.request)
         if call is None:
             return  # it was answered while this was on its way
@@ -138,22 +137,22 @@ class Counter:
         if frame.stop and call.ticket is not None:
             call.ticket.stop()
 
-    def _credit(self, frame: Credit) -> None:
+    def _credit(self, frame: CreditFrame) -> None:
         call = self._calls.get(frame.request)
         if call is not None:
             call.window.add(frame.parts)
 
-    def _invoke(self, frame: Invoke) -> None:
+    def _invoke(self, frame: InvokeFrame) -> None:
         try:
             request = self._request(frame)
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
-        call = self._calls[frame.request] = _Call(frame, Window(ends))
+        call = self._calls[frame.request] = _Call(frame, OutputWindow(ends))
         call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
         call.ticket.add_done_callback(lambda ended: self._answers.submit(self._answer, call, ended))
 
-    def _request(self, frame: Invoke) -> Request:
+    def _request(self, frame: InvokeFrame) -> Request:
         return Request(
             module=self._blobs[frame.module],
             export=frame.export,
@@ -181,7 +180,7 @@ class Counter:
         """Send a part of the output while it is wanted; return whether it is."""
         with call.lock:  # nothing may follow the answer
             if call.heard:
-                self._line.send(Output(call.frame.request, name, part))
+                self._line.send(OutputFrame(call.frame.request, name, part))
             return call.heard
 
     def _answer(self, call: _Call, done: Future[Invocation]) -> None:
@@ -218,7 +217,7 @@ class Counter:
 
     def _send_output(self, request: int, name: OutputName, data: bytes) -> None:
         for part in split(data):
-            self._line.send(Output(request, name, part))
+            self._line.send(OutputFrame(request, name, part))
 
     def _look_after_device(self) -> str:
         """Find out whether the device still answers, by a stream that has no work; if not, tell the parent, once.
@@ -235,7 +234,7 @@ class Counter:
             with self._lock:
                 told, self._sickness = bool(self._sickness), self._sickness or clean(error.message)
             if not told:
-                self._line.send(Sick(self._sickness))
+                self._line.send(SickFrame(self._sickness))
         except (CallerError, LimitError):
             return ""  # the device is full, not lost
         return self._sickness

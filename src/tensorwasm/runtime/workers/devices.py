@@ -1,4 +1,4 @@
-"""Which devices there are. A child process looks: this one opens no driver, and would not survive one that hangs."""
+"""Which devices there are. A child process looks, because a driver that hangs would hang this one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _MODULE: Final = "tensorwasm.runtime.workers.devices"
 
 
 def ask_child() -> int:
-    """Return how many GPUs CUDA shows to a worker process.
-
-    Raises:
-        DeviceUnavailable: none can be used; says why.
-    """
+    """Return how many GPUs CUDA shows to a worker process, or raise `DeviceUnavailable`."""
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module, without a shell
             [sys.executable, "-P", "-m", _MODULE],
@@ -41,16 +37,10 @@ def ask_child() -> int:
 
 
 def list_devices(choices: Sequence[str], count_gpus: Callable[[], int] = ask_child) -> tuple[str, ...]:
-    """Return the devices that are meant, each ``emulator`` or ``cuda:N``.
+    """Return the selected devices, each ``emulator`` or ``cuda:N``; raise `InvalidArgs` or `DeviceUnavailable`.
 
-    Args:
-        choices: as for `tensorwasm.gpu.opening.open_device`, but ``cuda`` means every GPU, and ``auto`` every GPU, or
-            the emulator where there is none.
-        count_gpus: how many GPUs there are; asked only where that matters.
-
-    Raises:
-        InvalidArgs: no such choice, none, or one twice.
-        DeviceUnavailable: there is no GPU.
+    Choices are those of `tensorwasm.gpu.opening.open_device`, but ``cuda`` means every GPU, and ``auto`` every GPU, or
+    the emulator where there is none. GPUs are counted only where that matters.
     """
     found = [device for choice in choices for device in _expand(choice, count_gpus)]
     if not found or len(set(found)) < len(found):
@@ -74,7 +64,7 @@ def _expand(choice: str, count_gpus: Callable[[], int]) -> list[str]:
 
 
 def main() -> int:
-    """Print how many GPUs there are, or why that cannot be said; return the exit code."""
+    """Print how many GPUs there are, or why that is unknown; return the exit code."""
     from tensorwasm.gpu.cuda.opening import count_gpus  # noqa: PLC0415 - the driver is for the child only
 
     try:

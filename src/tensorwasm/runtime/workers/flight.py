@@ -13,9 +13,8 @@ from typing import Final, Protocol
 
 from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
-from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, Done, Failed, Invoke, Output
+from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, DoneFrame, FailedFrame, InvokeFrame, OutputFrame
 from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
 from tensorwasm.values import MIB, Deadline
 
@@ -82,11 +81,11 @@ class Flight:
         """Return when, on the monotonic clock, a worker that was given the request now has failed to answer it."""
         return time.monotonic() + min(self.deadline.remaining_s(), self.request.limits.wall_s) + OVERDUE_S
 
-    def frame(self, module: int, stdin: int | None, given: int | None) -> Invoke:
+    def frame(self, module: int, stdin: int | None, given: int | None) -> InvokeFrame:
         """Return the request as a worker is told it, its bytes by the numbers of their blobs."""
         return make_invoke(self.request, self.number, module, stdin, given, self._left_s(), stream=self.streams)
 
-    def take(self, output: Output) -> bool:
+    def take(self, output: OutputFrame) -> bool:
         """Take a part of the output; return False if nobody takes any.
 
         Raises:
@@ -103,7 +102,7 @@ class Flight:
             self._written[output.name] += output.data
         return True
 
-    def finish(self, done: Done) -> None:
+    def finish(self, done: DoneFrame) -> None:
         """End with a result.
 
         Raises:
@@ -112,7 +111,7 @@ class Flight:
         out, err = (bytes(self._written[name]) for name in ("stdout", "stderr"))
         self._settle(rebuild_result(done, self.request.export, out, err, tuple(self._chunks)))
 
-    def fail(self, failed: Failed) -> None:
+    def fail(self, failed: FailedFrame) -> None:
         """End with the error that a worker answered."""
         self.end(rebuild_error(failed))
 
@@ -221,10 +220,10 @@ def make_invoke(
     left_s: float | None,
     *,
     stream: bool,
-) -> Invoke:
+) -> InvokeFrame:
     """Return a request as a frame."""
     memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes, stdin_bytes = astuple(request.limits)
-    return Invoke(
+    return InvokeFrame(
         request=number,
         module=module,
         name=request.name,

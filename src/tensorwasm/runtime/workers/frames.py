@@ -1,14 +1,11 @@
-"""What parent and worker say to each other, and how it looks on the socket.
+"""The protocol between parent and worker, and its encoding on the socket.
 
-A frame is a header of five bytes, kind and length of the body (unsigned, big-endian), and a body in MessagePack: an
-array of the fields of one structure. The kind stands in the header so that the length is judged before anything is
-allocated for the body, and the body decoded as that structure and nothing else. Whatever is large goes in parts of at
-most `PART_BYTES`, so that nothing small waits long behind it.
+A frame is a header of five bytes, kind and length of the body (unsigned, big-endian), and a body in MessagePack, the
+array of one structure's fields. So the length is checked before the body is allocated, and the body decoded as that
+structure alone. Large data goes in parts of at most `PART_BYTES`, for which small frames do not wait long.
 
-What comes from a worker is hostile. A frame that is too long, of an unknown kind, of the wrong types, or has a field
-too many raises `BrokenFrame`, and the reader must end the conversation.
-
-Source: MessagePack specification.
+Frames from a worker are hostile. One that is too long, of an unknown kind, of wrong types, or has a field too many
+raises `BrokenFrame`, and the reader must end the conversation. Source: MessagePack specification.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
 WINDOW: Final = 32
-"""Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for `Credit`."""
+"""Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for credit."""
 
 _HEADER: Final = struct.Struct(">BI")
 
@@ -48,131 +45,91 @@ OutputName = Literal["stdout", "stderr", "chunk"]
 
 
 class BrokenFrame(Exception):
-    """What was read is no frame of ours. Never leaves this package."""
+    """What was read is no valid frame. Never leaves this package."""
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all frames: immutable, exactly their fields."""
+class WorkerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all frames: immutable, with exactly their fields."""
 
 
-class Setup(Frame, frozen=True):
-    """To a worker, first: what it is to be.
+class SetupFrame(WorkerFrame, frozen=True):
+    """To a worker, first: its options."""
 
-    Attributes:
-        protocol: `PROTOCOL` of the sender.
-        device: ``emulator`` or ``cuda:N``.
-        multiprocessors: its share of the device's, None for all.
-        place: where the share lies, `tensorwasm.values.SmPlacement` as unit and what is before; None for wherever.
-        jit: whether the device's driver may compile PTX of guests in the worker's process.
-        places: calls at a time.
-        beat_s: seconds between its heartbeats.
-    """
-
-    protocol: Count
-    device: Word
-    multiprocessors: Identity | None
+    protocol: Count  # `PROTOCOL` of the sender
+    device: Word  # ``emulator`` or ``cuda:N``
+    multiprocessors: Identity | None  # its share of the device's, None for all
+    # Where the share lies, `tensorwasm.values.SmPlacement` as unit and what is before; None for anywhere.
     place: tuple[Identity, tuple[Identity, ...]] | None
-    jit: bool
-    places: Identity
-    beat_s: float
+    jit: bool  # whether the device's driver may compile PTX of guests in the worker's process
+    places: Identity  # calls at a time
+    beat_s: float  # seconds between its heartbeats
 
 
-class Blob(Frame, frozen=True):
-    """To a worker: parts of so many bytes will follow under a number.
-
-    Attributes:
-        blob: the number, never used twice for one worker.
-        size_bytes: all parts together; 0 has none.
-    """
+class BlobFrame(WorkerFrame, frozen=True):
+    """To a worker: parts of so many bytes, all together, will follow under a number, which is never used again."""
 
     blob: Identity
     size_bytes: Count
 
 
-class BlobPart(Frame, frozen=True):
+class BlobPartFrame(WorkerFrame, frozen=True):
     """To a worker: the next bytes of a blob."""
 
     blob: Identity
     data: Part
 
 
-class Forget(Frame, frozen=True):
+class ForgetFrame(WorkerFrame, frozen=True):
     """To a worker: a blob that is not needed again. Calls that were sent before go on."""
 
     blob: Identity
 
 
-class Invoke(Frame, frozen=True):
-    """To a worker: make a call; `tensorwasm.runtime.executor.request.Request` says what the fields mean.
+class InvokeFrame(WorkerFrame, frozen=True):
+    """To a worker: make a call; `tensorwasm.runtime.executor.request.Request` documents the fields."""
 
-    Attributes:
-        request: the number that its outcome is to bear, never used twice.
-        module: number of a complete blob.
-        stdin: number of a complete blob, which is forgotten with this; None for nothing.
-        input: the same.
-        deadline_s: seconds left.
-        stream: output is wanted as it is written.
-    """
-
-    request: Identity
-    module: Identity
+    request: Identity  # the number of its outcome, never used twice
+    module: Identity  # number of a complete blob
     name: Name
     export: Name | None
     args: tuple[Argument, ...]
     argv: tuple[Name, ...] | None
     env: tuple[tuple[Name, Name], ...]
-    stdin: Identity | None
-    input: Identity | None
+    stdin: Identity | None  # number of a complete blob, which is forgotten with this; None for nothing
+    input: Identity | None  # the same
     cuda: bool
     directories: tuple[tuple[Name, Name, bool], ...]
     tenant: Tenant
     limits: tuple[Count, Count, Count, Count, float, Count, Count]
-    deadline_s: float | None
+    deadline_s: float | None  # seconds left
     memory_kind: MemoryKind | None
     gpu_bytes: Count | None
-    stream: bool
+    stream: bool  # output is wanted as it is written
 
 
-class Cancel(Frame, frozen=True):
-    """To a worker: nobody takes a call's output any more.
+class CancelFrame(WorkerFrame, frozen=True):
+    """To a worker: the output of a call, which may have been answered meanwhile, is not wanted any more."""
 
-    Attributes:
-        request: the call's number; it may have been answered meanwhile.
-        stop: nor does anybody wait for its outcome.
-    """
-
-    request: Identity
-    stop: bool
+    request: Identity  # the call's number
+    stop: bool  # nor is its outcome
 
 
-class Credit(Frame, frozen=True):
-    """To a worker: the listener of a call has taken parts of its output, and as many more may be sent.
-
-    Attributes:
-        request: the call's number; it may have been answered meanwhile.
-        parts: how many.
-    """
+class CreditFrame(WorkerFrame, frozen=True):
+    """To a worker: so many more parts of the output of a call, which may have been answered meanwhile, may be sent."""
 
     request: Identity
     parts: Annotated[int, Meta(ge=1, le=WINDOW)]
 
 
-class Stop(Frame, frozen=True):
+class StopFrame(WorkerFrame, frozen=True):
     """To a worker: leave."""
 
 
-class Ready(Frame, frozen=True):
-    """From a worker, first: it can be used.
+class ReadyFrame(WorkerFrame, frozen=True):
+    """From a worker, first: it can be used; its device as in `tensorwasm.values.DeviceInfo`."""
 
-    Attributes:
-        protocol: `PROTOCOL` of the sender.
-        version: of the package.
-        kind, ordinal, name, compute_capability, ptx_version, memory_bytes, multiprocessors, max_shared_bytes,
-            concurrent_managed_access, driver: the device, as `tensorwasm.values.DeviceInfo` has it.
-    """
-
-    protocol: Count
-    version: Word
+    protocol: Count  # `PROTOCOL` of the sender
+    version: Word  # of the package
     kind: Literal["emulator", "cuda"]
     ordinal: Count
     name: Text
@@ -185,14 +142,14 @@ class Ready(Frame, frozen=True):
     driver: Text
 
 
-class Unfit(Frame, frozen=True):
-    """From a worker, instead of `Ready`: why it cannot be used."""
+class UnfitFrame(WorkerFrame, frozen=True):
+    """From a worker, instead of `ReadyFrame`: why it cannot be used."""
 
     kind: Word
     message: Text
 
 
-class Charge(Frame, frozen=True):
+class Charge(WorkerFrame, frozen=True):
     """What a tenant holds on the worker's device."""
 
     tenant: Tenant
@@ -200,19 +157,14 @@ class Charge(Frame, frozen=True):
     pinned_bytes: Count
 
 
-class Beat(Frame, frozen=True):
-    """From a worker, every few seconds: it is alive.
+class BeatFrame(WorkerFrame, frozen=True):
+    """From a worker, every few seconds: it is alive."""
 
-    Attributes:
-        number: 1, 2, 3 ...
-        charges: tenants that hold anything.
-    """
-
-    number: Identity
-    charges: tuple[Charge, ...]
+    number: Identity  # 1, 2, 3 and so on
+    charges: tuple[Charge, ...]  # tenants that hold anything
 
 
-class Output(Frame, frozen=True):
+class OutputFrame(WorkerFrame, frozen=True):
     """From a worker: what a guest wrote; for ``chunk`` exactly one chunk."""
 
     request: Identity
@@ -220,15 +172,15 @@ class Output(Frame, frozen=True):
     data: Part
 
 
-class Gpu(Frame, frozen=True):
+class GpuUsage(WorkerFrame, frozen=True):
     """What a guest held on the device at its end, as `tensorwasm.gpu.session.SessionStatistics` has it."""
 
     counts: dict[Word, Count]
     abandoned: bool
 
 
-class Done(Frame, frozen=True):
-    """From a worker: a call's result. All its output was sent before."""
+class DoneFrame(WorkerFrame, frozen=True):
+    """From a worker: a call's result, after all its output."""
 
     request: Identity
     export: Name
@@ -236,12 +188,12 @@ class Done(Frame, frozen=True):
     result_types: tuple[Literal["i32", "i64", "f32", "f64"], ...]
     exit_code: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
     elapsed_s: Annotated[float, Meta(ge=0)]
-    gpu: Gpu | None
+    gpu: GpuUsage | None
     stdout_truncated: bool
     stderr_truncated: bool
 
 
-class StackFrame(Frame, frozen=True):
+class TrapFrame(WorkerFrame, frozen=True):
     """One function on the stack of a guest that trapped, as `tensorwasm.errors.Frame` has it."""
 
     function: Count
@@ -251,24 +203,18 @@ class StackFrame(Frame, frozen=True):
     line: Count
 
 
-class Failed(Frame, frozen=True):
-    """From a worker: a call's error. All its output was sent before.
-
-    Attributes:
-        kind: of an error of ours.
-        message: for people.
-        details: what an error of that kind carries, by name.
-        stack: of a trap, innermost first.
-    """
+class FailedFrame(WorkerFrame, frozen=True):
+    """From a worker: a call's error, after all its output."""
 
     request: Identity
-    kind: Word
-    message: Text
+    kind: Word  # of an error of ours
+    message: Text  # for people
+    # What an error of that kind carries, by name.
     details: dict[Word, Word | Count] = msgspec.field(default_factory=dict)
-    stack: Annotated[tuple[StackFrame, ...], Meta(max_length=MAX_FRAMES)] = ()
+    stack: Annotated[tuple[TrapFrame, ...], Meta(max_length=MAX_FRAMES)] = ()  # of a trap, innermost first
 
 
-class Sick(Frame, frozen=True):
+class SickFrame(WorkerFrame, frozen=True):
     """From a worker: its device is lost. It answers what it has and takes nothing more."""
 
     message: Text
@@ -279,46 +225,39 @@ _OF_A_PART: Final = PART_BYTES + 64
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How one kind of frame looks.
+class FrameKind:
+    """The encoding of one kind of frame."""
 
-    Attributes:
-        code: in the header.
-        type: the structure.
-        limit_bytes: most bytes of its body.
-        decoder: reads the body.
-    """
-
-    code: int
-    type: type[Frame]
-    limit_bytes: int
-    decoder: msgspec.msgpack.Decoder[Frame]
+    code: int  # in the header
+    type: type[WorkerFrame]  # the structure
+    limit_bytes: int  # most bytes of its body
+    decoder: msgspec.msgpack.Decoder[WorkerFrame]  # reads the body
 
 
-def _table(*rows: tuple[int, type[Frame], int]) -> dict[int, Kind]:
-    return {code: Kind(code, each, limit, msgspec.msgpack.Decoder(each)) for code, each, limit in rows}
+def _table(*rows: tuple[int, type[WorkerFrame], int]) -> dict[int, FrameKind]:
+    return {code: FrameKind(code, each, limit, msgspec.msgpack.Decoder(each)) for code, each, limit in rows}
 
 
 TO_WORKER: Final = _table(
-    (1, Setup, _SMALL),
-    (2, Blob, _SMALL),
-    (3, BlobPart, _OF_A_PART),
-    (4, Forget, _SMALL),
-    (5, Invoke, TEXT_BYTES + _SMALL),
-    (6, Cancel, _SMALL),
-    (7, Stop, _SMALL),
-    (8, Credit, _SMALL),
+    (1, SetupFrame, _SMALL),
+    (2, BlobFrame, _SMALL),
+    (3, BlobPartFrame, _OF_A_PART),
+    (4, ForgetFrame, _SMALL),
+    (5, InvokeFrame, TEXT_BYTES + _SMALL),
+    (6, CancelFrame, _SMALL),
+    (7, StopFrame, _SMALL),
+    (8, CreditFrame, _SMALL),
 )
 """What a parent may say."""
 
 FROM_WORKER: Final = _table(
-    (65, Ready, 64 << 10),
-    (66, Unfit, 64 << 10),
-    (67, Beat, 1 << 20),
-    (68, Output, _OF_A_PART),
-    (69, Done, 256 << 10),
-    (70, Failed, 64 << 10),
-    (71, Sick, 64 << 10),
+    (65, ReadyFrame, 64 << 10),
+    (66, UnfitFrame, 64 << 10),
+    (67, BeatFrame, 1 << 20),
+    (68, OutputFrame, _OF_A_PART),
+    (69, DoneFrame, 256 << 10),
+    (70, FailedFrame, 64 << 10),
+    (71, SickFrame, 64 << 10),
 )
 """What a worker may say."""
 
@@ -326,12 +265,8 @@ _KINDS: Final = {kind.type: kind for kind in (*TO_WORKER.values(), *FROM_WORKER.
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def encode(frame: Frame) -> bytes:
-    """Return a frame as it goes over the socket.
-
-    Raises:
-        BrokenFrame: it is longer than its kind may be, or holds what MessagePack cannot.
-    """
+def encode(frame: WorkerFrame) -> bytes:
+    """Return a frame as it is sent; raise `BrokenFrame` if it is too long, or holds what MessagePack cannot."""
     kind = _KINDS[type(frame)]
     try:
         body = _encoder.encode(frame)
@@ -343,28 +278,16 @@ def encode(frame: Frame) -> bytes:
 
 
 class Splitter:
-    """Makes frames of what arrives on a stream, in whatever pieces.
+    """Makes frames of a stream that arrives in pieces of any size. Holds at most one frame and what was just fed."""
 
-    Never holds more than one frame of the longest kind and what was just fed.
-
-    Args:
-        kinds: what the other side may say.
-    """
-
-    def __init__(self, kinds: dict[int, Kind]) -> None:
+    def __init__(self, kinds: dict[int, FrameKind]) -> None:
         self._kinds = kinds
         self._pending = bytearray()
 
-    @property
-    def idle(self) -> bool:
-        """Whether the stream is between two frames."""
-        return not self._pending
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[WorkerFrame]:
         """Yield the frames that are complete with this data; take all of them before feeding again.
 
-        Raises:
-            BrokenFrame: not a frame that the other side may send. Nothing can be read after that.
+        A frame that the other side may not send raises `BrokenFrame`, and the stream cannot be read any further.
         """
         self._pending += data
         start = 0
@@ -380,7 +303,7 @@ class Splitter:
         finally:
             del self._pending[:start]
 
-    def _require(self, code: int, length: int) -> Kind:
+    def _require(self, code: int, length: int) -> FrameKind:
         kind = self._kinds.get(code)
         if kind is None:
             raise BrokenFrame(f"a frame of the unknown kind {code}")
@@ -389,12 +312,12 @@ class Splitter:
         return kind
 
 
-def _decode(kind: Kind, body: bytes) -> Frame:
+def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:
     try:
         frame = kind.decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BrokenFrame(f"no {kind.type.__name__}: {str(error)[:200]}") from None
-    if isinstance(frame, Done) and not math.isfinite(frame.elapsed_s):
+    if isinstance(frame, DoneFrame) and not math.isfinite(frame.elapsed_s):
         raise BrokenFrame("no Done: it took no finite time")
     return frame
 

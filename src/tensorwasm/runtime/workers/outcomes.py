@@ -1,7 +1,7 @@
-"""Outcomes as frames and back: a result becomes an `Invocation`, an error one of our tree, and nothing else anything.
+"""Outcomes and devices as frames, and back: results, errors of our tree, and what a worker says of its device.
 
-The kind of an error is looked up in a table of the tree's own classes; a kind that is not there is a bug, whoever's it
-is. A result is held to what its types say, because what reads it later does not look again.
+The kind of an error is looked up in a table of the tree's own classes; an unknown kind is a bug. A result is checked
+against its types, because what reads it later does not check again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,28 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE
 from tensorwasm.runtime.executor.request import MAX_COUNT
+from tensorwasm.runtime.invoke.deployed_module import DEFAULT_EXPORTS
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.loaded_module import DEFAULT_EXPORTS
-from tensorwasm.runtime.workers.frames import BrokenFrame, Done, Failed, Gpu, StackFrame
+from tensorwasm.runtime.workers.frames import (
+    PROTOCOL,
+    BrokenFrame,
+    DoneFrame,
+    FailedFrame,
+    GpuUsage,
+    ReadyFrame,
+    TrapFrame,
+)
+from tensorwasm.settings import package_version
+from tensorwasm.values import DeviceInfo
 
 _MESSAGE_CHARACTERS: Final = 4096
 _WORD_CHARACTERS: Final = 64
 _OF_WORKERS: Final = frozenset(f"{errors.__name__}.{part}" for part in ("base", "caller", "guest", "host", "sealed"))
-"""Where the errors are that end calls. A worker has no say about who a client is, or about another server."""
+"""Modules of the errors that end calls. A worker cannot answer one about a client's identity or another server."""
 
 _INTEGER_BITS: Final = {"i32": 32, "i64": 64}
 
-
-def describe_error(request: int, error: BaseException) -> Failed:
-    """Return the frame for the error that ended a call; one that is not of our tree is a bug here."""
-    if not isinstance(error, TensorWasmError):
-        error = InternalError(f"{type(error).__name__}: {error}")
-    carried = {name: getattr(error, name) for name, _ in _carried(type(error))}
-    details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
-    stack = error.backtrace if isinstance(error, GuestTrap) else ()
-    return Failed(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)))
-
-
-def _describe_frame(frame: Frame) -> StackFrame:
-    offset = min(frame.offset, MAX_COUNT)  # the engine says the highest number where it knows none
-    return StackFrame(frame.function, frame.name, offset, frame.file, frame.line)
+_DEVICE_FIELDS: Final = tuple(each for each in ReadyFrame.__struct_fields__ if each not in {"protocol", "version"})
 
 
 def clean(text: str) -> str:
@@ -59,16 +56,39 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_MESSAGE_CHARACTERS])
 
 
-def rebuild_error(failed: Failed) -> TensorWasmError:
-    """Return the error that a frame describes.
+def describe_device(info: DeviceInfo) -> ReadyFrame:
+    """Return the frame that describes a worker's device."""
+    values = {name: getattr(info, name) for name in _DEVICE_FIELDS}
+    return ReadyFrame(protocol=PROTOCOL, version=package_version(), **values)
 
-    Raises:
-        BrokenFrame: the error does not carry what one of its kind does.
-    """
+
+def rebuild_device(ready: ReadyFrame) -> DeviceInfo:
+    """Return the device that a worker describes, its texts cleaned."""
+    values = {name: getattr(ready, name) for name in _DEVICE_FIELDS}
+    return DeviceInfo(**values | {"name": clean(ready.name), "driver": clean(ready.driver)})
+
+
+def describe_error(request: int, error: BaseException) -> FailedFrame:
+    """Return the frame for the error that ended a call; one that is not of our tree is a bug here."""
+    if not isinstance(error, TensorWasmError):
+        error = InternalError(f"{type(error).__name__}: {error}")
+    carried = {name: getattr(error, name) for name, _ in _carried(type(error))}
+    details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
+    stack = error.backtrace if isinstance(error, GuestTrap) else ()
+    return FailedFrame(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)))
+
+
+def _describe_frame(frame: Frame) -> TrapFrame:
+    offset = min(frame.offset, MAX_COUNT)  # the engine gives the highest number where it knows none
+    return TrapFrame(frame.function, frame.name, offset, frame.file, frame.line)
+
+
+def rebuild_error(failed: FailedFrame) -> TensorWasmError:
+    """Return the error that a frame describes; raise `BrokenFrame` if it does not carry what one of its kind does."""
     made = _CLASSES.get(failed.kind)
     if made is None:
         return InternalError(f"a worker answered the unknown error {clean(failed.kind)!r}: {clean(failed.message)}")
-    error = made.__new__(made, clean(failed.message))  # not made anew: its text is complete, whatever it was made from
+    error = made.__new__(made, clean(failed.message))  # without __init__: the text is complete
     carried = _carried(made)
     if failed.details.keys() != {name for name, _ in carried}:
         raise BrokenFrame(f"a {failed.kind} with other details")
@@ -94,7 +114,7 @@ CARRIED: Final[dict[type[TensorWasmError], tuple[tuple[str, type], ...]]] = {
     TooLarge: (("requested_bytes", int), ("limit_bytes", int)),
     RateLimited: (("retry_after_s", int),),
 }
-"""What errors of a class carry beside their text, subclasses' included. Output goes ahead of the error."""
+"""What errors of a class and its subclasses carry besides their text. Output is sent before the error."""
 
 
 def _carried(made: type[TensorWasmError]) -> tuple[tuple[str, type], ...]:
@@ -108,44 +128,31 @@ def _tree(root: type[TensorWasmError]) -> Iterator[type[TensorWasmError]]:
 
 
 def _by_kind() -> dict[str, type[TensorWasmError]]:
-    """Return the classes by kind. Of two with one kind the more special counts: the general one only groups."""
+    """Return the classes by kind; of two of one kind the subclass, because the other only groups."""
     found: dict[str, type[TensorWasmError]] = {}
     for each in _tree(TensorWasmError):
         if each.__module__ in _OF_WORKERS:
             found.setdefault(each.kind, each)
-    # Whether its worker is replaced is for the supervisor to know, which makes a DeviceFault of it.
+    # The parent decides whether the worker is replaced, and then makes a DeviceFault of a DeviceLost.
     return found | {DeviceLost.kind: DeviceLost, InternalError.kind: InternalError}
 
 
 _CLASSES: Final = _by_kind()
 
+_RESULT_FIELDS: Final = ("export", "values", "result_types", "exit_code", "elapsed_s")
+_FLAGS: Final = ("stdout_truncated", "stderr_truncated")
 
-def describe_result(request: int, outcome: Invocation) -> Done:
+
+def describe_result(request: int, outcome: Invocation) -> DoneFrame:
     """Return the frame for a call's result, apart from its output."""
-    return Done(
-        request=request,
-        export=outcome.export,
-        values=outcome.values,
-        result_types=outcome.result_types,  # type: ignore[arg-type]  # the codec decodes these four types only
-        exit_code=outcome.exit_code,
-        elapsed_s=outcome.elapsed_s,
-        gpu=_describe_gpu(outcome.gpu) if outcome.gpu is not None else None,
-        stdout_truncated=outcome.stdout_truncated,
-        stderr_truncated=outcome.stderr_truncated,
-    )
+    same = {name: getattr(outcome, name) for name in (*_RESULT_FIELDS, *_FLAGS)}
+    return DoneFrame(request=request, gpu=_describe_gpu(outcome.gpu) if outcome.gpu is not None else None, **same)
 
 
 def rebuild_result(
-    done: Done, wanted: str | None, stdout: bytes, stderr: bytes, chunks: tuple[bytes, ...]
+    done: DoneFrame, wanted: str | None, stdout: bytes, stderr: bytes, chunks: tuple[bytes, ...]
 ) -> Invocation:
-    """Return the result that a frame describes.
-
-    Args:
-        done: the frame.
-        wanted: the export that was asked for, None for the usual ones.
-        stdout: what came before.
-        stderr: what came before.
-        chunks: what came before.
+    """Return the result that a frame describes, of the export that was asked for, with the output that came before.
 
     Raises:
         BrokenFrame: it is no result of that call.
@@ -156,19 +163,9 @@ def rebuild_result(
         raise BrokenFrame(f"{len(done.values)} values of {len(done.result_types)} types")
     for kind, value in zip(done.result_types, done.values, strict=False):
         _require_fit(kind, value)
-    return Invocation(
-        export=done.export,
-        values=done.values,
-        result_types=done.result_types,
-        exit_code=done.exit_code,
-        stdout=stdout,
-        stderr=stderr,
-        chunks=chunks,
-        elapsed_s=done.elapsed_s,
-        gpu=_rebuild_gpu(done.gpu) if done.gpu is not None else None,
-        stdout_truncated=done.stdout_truncated,
-        stderr_truncated=done.stderr_truncated,
-    )
+    gpu = _rebuild_gpu(done.gpu) if done.gpu is not None else None
+    same = {name: getattr(done, name) for name in (*_RESULT_FIELDS, *_FLAGS)}
+    return Invocation(stdout=stdout, stderr=stderr, chunks=chunks, gpu=gpu, **same)
 
 
 def _require_fit(kind: str, value: float) -> None:
@@ -182,18 +179,18 @@ def _require_fit(kind: str, value: float) -> None:
 
 
 def _is_f32(value: float) -> bool:
-    """Return whether a number is small enough for the type's text to be made; a wrong last bit harms nobody."""
+    """Return whether a number is small enough to be rendered as an f32; a wrong last bit is harmless."""
     return not math.isfinite(value) or abs(value) < 2.0**128
 
 
 _COUNTS: Final = frozenset(SessionStatistics._fields) - {"abandoned"}
 
 
-def _describe_gpu(found: SessionStatistics) -> Gpu:
-    return Gpu({name: getattr(found, name) for name in sorted(_COUNTS)}, found.abandoned)
+def _describe_gpu(found: SessionStatistics) -> GpuUsage:
+    return GpuUsage({name: getattr(found, name) for name in sorted(_COUNTS)}, found.abandoned)
 
 
-def _rebuild_gpu(gpu: Gpu) -> SessionStatistics:
+def _rebuild_gpu(gpu: GpuUsage) -> SessionStatistics:
     if gpu.counts.keys() != _COUNTS:
         raise BrokenFrame("other figures of a GPU session than there are")
     return SessionStatistics(**gpu.counts, abandoned=gpu.abandoned)

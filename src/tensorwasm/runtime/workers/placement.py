@@ -1,45 +1,38 @@
-"""Which worker gets a request: a decision over what is known of the workers, without the workers.
+"""Placement: which worker gets a request, and where on a GPU the shares of its workers lie.
 
-Under ``shared`` isolation every device has one worker, and all tenants share it. Under ``process`` each tenant has a
-worker of its own, because a process is the fault domain: on CUDA a kernel that breaks a rule takes the device from the
-whole process, and one that is not guarded may read what others have there.
+Under ``shared`` isolation every device has one worker for all tenants. Under ``process`` each tenant has a worker of
+its own, because a process is the fault domain: on CUDA a kernel that breaks a rule takes the device from the whole
+process, and an unguarded one may read other tenants' memory there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from tensorwasm.values import SmPlacement
 
 Isolation = Literal["shared", "process"]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is known of a worker.
+    """What placement knows of a worker."""
 
-    Attributes:
-        number: the worker's.
-        device: index of its device in the executor's list.
-        tenant: whose alone it is, None if anybody's.
-        requests: waiting and running.
-        held_bytes: device memory held.
-        takes: whether it takes requests; one that never will again stands for itself, and is not replaced.
-        used_at: when it was last given a request; larger is later.
-    """
-
-    number: int
-    device: int
-    tenant: str | None
-    requests: int = 0
-    held_bytes: int = 0
-    takes: bool = True
-    used_at: int = 0
+    number: int  # the worker's
+    device: int  # index of its device in the executor's list
+    tenant: str | None  # whose alone it is, None for any tenant's
+    requests: int = 0  # waiting and running
+    held_bytes: int = 0  # device memory held
+    takes: bool = True  # whether it takes requests; one that never will again is not replaced
+    used_at: int = 0  # when it was last given a request; larger is later
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Give the request to a worker that is there."""
+    """Give the request to an existing worker."""
 
     number: int
 
@@ -54,7 +47,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """There is no room; all workers that could make room are busy."""
+    """There is no room: all workers are busy."""
 
 
 REFUSE: Final = Refuse()
@@ -64,12 +57,7 @@ Decision = Use | Start | Refuse
 def choose(loads: Sequence[Load], tenant: str, isolation: Isolation, devices: int, most: int) -> Decision:
     """Decide where a request goes: to the least loaded worker it may use, by requests, then by bytes.
 
-    Args:
-        loads: the workers there are.
-        tenant: whose request it is.
-        isolation: who shares a worker.
-        devices: how many devices there are.
-        most: workers that one device may have.
+    A device has `most` workers; `devices` is their number.
     """
     owner = tenant if isolation == "process" else None
     own = [load for load in loads if load.tenant == owner]
@@ -96,3 +84,58 @@ def _make_room(loads: Sequence[Load], devices: int, most: int) -> Decision:
         return REFUSE
     oldest = min(idle, key=lambda load: (load.used_at, load.number))
     return Start(oldest.device, instead_of=oldest.number)
+
+
+@dataclass(slots=True)
+class _Cell:
+    """Multiprocessors of one share, as requested when it was made, and the worker that has it now."""
+
+    multiprocessors: int
+    owner: int | None
+
+
+class GpuShares:
+    """The shares of one GPU, side by side without overlap, for the given sizes in multiprocessors. Not thread-safe.
+
+    The driver decides how large a share is only when it is taken, so a place is given by the shares before it, and
+    these must not move: a worker that leaves leaves a gap of the same size, which others that fit may take.
+    """
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._unit = math.gcd(*sizes)
+        self._cells: list[_Cell] = []
+
+    def take(self, owner: int, multiprocessors: int) -> SmPlacement:
+        """Return a place for a worker's share: the smallest gap that is large enough, else behind all others.
+
+        The worker's process finds out whether the GPU is large enough for it.
+        """
+        start, end = self._find_gap(multiprocessors)
+        if start == end:
+            self._cells.append(_Cell(multiprocessors, owner))
+        for cell in self._cells[start:end]:
+            cell.owner = owner
+        return SmPlacement(self._unit, tuple(cell.multiprocessors for cell in self._cells[:start]))
+
+    def leave(self, owner: int) -> None:
+        """Free a worker's share, if it has one."""
+        for cell in self._cells:
+            if cell.owner == owner:
+                cell.owner = None
+        while self._cells and self._cells[-1].owner is None:
+            self._cells.pop()
+
+    def _find_gap(self, multiprocessors: int) -> tuple[int, int]:
+        """Return the first cell of a gap and the one after its last; twice the end if there is none."""
+        found = len(self._cells), len(self._cells)
+        smallest = math.inf
+        for start in range(len(self._cells)):
+            size = 0
+            for end, cell in enumerate(self._cells[start:], start + 1):
+                if cell.owner is not None:
+                    break
+                size += cell.multiprocessors
+                if size >= multiprocessors:
+                    found, smallest = ((start, end), size) if size < smallest else (found, smallest)
+                    break
+        return found

@@ -14,12 +14,11 @@ from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs,
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
 from tensorwasm.runtime.executor.local import ExecutorStatistics, RunningCalls
 from tensorwasm.runtime.executor.request import Request, check_request
-from tensorwasm.runtime.invoke.pending import Listener, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.lifecycle import State
-from tensorwasm.runtime.workers.placement import Isolation, Load, Refuse, Start, choose
-from tensorwasm.runtime.workers.shares import Shares
+from tensorwasm.runtime.workers.placement import GpuShares, Isolation, Load, Refuse, Start, choose
 from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
 
 Kernels = Literal["untrusted", "trusted"]
@@ -36,8 +35,8 @@ _GONE_S: Final = 30.0
 class WorkerExecutor:
     """Runs requests in worker processes. Any thread may use it; close it, or use it as a context manager.
 
-    A worker that dies, hangs, loses its device or breaks the protocol takes its own requests with it, as `DeviceFault`,
-    and is replaced; no other worker notices. No request is ever made twice.
+    A worker that dies, hangs, loses its device or breaks the protocol ends its own requests, as `DeviceFault`, and is
+    replaced; other workers are not affected. No request is ever made twice.
 
     Isolation is ``shared`` by default on the emulator, which confines every kernel, and ``process`` on CUDA, where
     kernels are not guarded yet: tenants in one process could read and break each other's memory on the GPU. Choose
@@ -45,20 +44,20 @@ class WorkerExecutor:
     own compiler, known to crash, would run in the process that they share.
 
     Workers with shares of one GPU run on multiprocessors of their own, as long as all of them have shares; one without
-    runs on all. A worker whose share no longer fits beside the others is given up as `DeviceUnavailable` at its start.
+    runs on all. A worker whose share does not fit beside the others is given up as `DeviceUnavailable` at its start.
 
     Args:
         device: ``emulator``, ``cuda:N``, or ``cuda`` for every GPU of this machine; or several of these.
         isolation: who shares a worker; None for the device's default.
         workers: most workers of one device under isolation by process, at least 1; under ``shared`` there is one.
-        options: what else a worker's processes are, and how many requests it holds; device and place are put in.
+        options: other options of workers; device and place are set here.
         mps: have workers join the MPS daemon. Only with trusted kernels: under MPS a fault ends the neighbours too.
         kernels: ``trusted`` if the operator vouches for every kernel; none is guarded yet.
-        shares: multiprocessors, at least so many, by tenant, for the workers of tenants that are not to have what
-            ``options`` says. Only under isolation by process, where a worker is one tenant's.
+        shares: multiprocessors, at least so many, by tenant, for tenants whose workers are not to have what ``options``
+            says. Only under isolation by process, where a worker is one tenant's.
 
     Raises:
-        InvalidArgs: no such device, MPS together with kernels that nobody vouches for, or a number out of range.
+        InvalidArgs: no such device, MPS together with untrusted kernels, or a number out of range.
         DeviceUnavailable: there is no GPU, or MPS was asked for and there is no daemon.
     """
 
@@ -81,24 +80,20 @@ class WorkerExecutor:
         self._shares = dict(shares or {})
         _check(workers, self._isolation, self._shares, self._options)
         sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
-        self._rows = [Shares(sizes) for _ in self._devices]
+        self._device_shares = [GpuShares(sizes) for _ in self._devices]
         self._lock = threading.Lock()
-        self._seats: dict[int, _Seat] = {}
+        self._placed: dict[int, _PlacedWorker] = {}
         self._leaving: list[Worker] = []
         self._numbers = count(1)
         self._requests = count(1)
         self._uses = count(1)
-        self._census = RunningCalls()
+        self._running = RunningCalls()
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once. See `tensorwasm.runtime.executor.local.Executor.submit`.
+        """Take a request and return at once; see `tensorwasm.runtime.executor.local.Executor.submit`.
 
-        Raises:
-            InvalidArgs: a field of the request is out of range.
-            CapacityExhausted: too many requests are under way, all workers are busy with other tenants, or the executor
-                is closed.
-            DeviceUnavailable: the worker that it would be for was given up; says how it ended.
+        It may also raise `DeviceUnavailable`, if the worker that it would be for was given up.
         """
         check_request(request)
         with self._lock:
@@ -107,7 +102,7 @@ class WorkerExecutor:
             worker = self._place(request.tenant)
             flight = Flight(next(self._requests), request, listener, worker)
             worker.submit(flight)
-        self._census.enter(request.tenant, flight.ticket)
+        self._running.enter(request.tenant, flight.ticket)
         return flight.ticket
 
     def statistics(self) -> ExecutorStatistics:
@@ -117,23 +112,19 @@ class WorkerExecutor:
             for tenant, device_bytes, pinned_bytes in worker.charges:
                 before = charged.get(tenant, (0, 0))
                 charged[tenant] = before[0] + device_bytes, before[1] + pinned_bytes
-        return self._census.statistics(charged)
+        return self._running.statistics(charged)
 
     def workers(self) -> tuple[WorkerStatistics, ...]:
         """Return a snapshot of every worker that takes requests or was given up, by number."""
         with self._lock:
-            return tuple(seat.worker.statistics() for seat in self._seats.values())
+            return tuple(placed.worker.statistics() for placed in self._placed.values())
 
     def drain(self, limit_s: float = CLOSE_S) -> None:
-        """Take no more requests, and let those under way end. Blocks until every worker is gone.
-
-        Args:
-            limit_s: seconds after which what has not ended is ended, as `CapacityExhausted`.
-        """
+        """Take no more requests, and wait until every worker is gone; what has not ended by the limit is ended."""
         with self._lock:
             self._closed = True
-            leaving = self._leaving = [*self._leaving, *(seat.worker for seat in self._seats.values())]
-            self._seats.clear()
+            leaving = self._leaving = [*self._leaving, *(placed.worker for placed in self._placed.values())]
+            self._placed.clear()
         for worker in leaving:
             worker.drain(limit_s)
         ends_at_s = time.monotonic() + limit_s + _GONE_S
@@ -145,55 +136,53 @@ class WorkerExecutor:
         self.drain(0.0)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _place(self, tenant: str) -> Worker:
         """Return the worker that a tenant's request is for. The lock is held."""
         self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
-        loads = [seat.load(number) for number, seat in self._seats.items()]
+        loads = [placed.load(number) for number, placed in self._placed.items()]
         decision = choose(loads, tenant, self._isolation, len(self._devices), self._most)
         if isinstance(decision, Refuse):
             raise self._explain(tenant)
-        seat = self._start(decision, tenant) if isinstance(decision, Start) else self._seats[decision.number]
-        seat.used_at = next(self._uses)
-        return seat.worker
+        placed = self._start(decision, tenant) if isinstance(decision, Start) else self._placed[decision.number]
+        placed.used_at = next(self._uses)
+        return placed.worker
 
-    def _start(self, start: Start, tenant: str) -> _Seat:
+    def _start(self, start: Start, tenant: str) -> _PlacedWorker:
         if start.instead_of is not None:
-            idle = self._seats.pop(start.instead_of).worker
+            idle = self._placed.pop(start.instead_of).worker
             idle.drain(0.0)
             self._leaving.append(idle)
-            self._rows[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
+            self._device_shares[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
         number = next(self._numbers)
         options = self._specify(start.device, number, self._shares.get(tenant, self._options.multiprocessors))
         worker = Worker(number, options, tenant if self._isolation == "process" else None)
-        seat = self._seats[number] = _Seat(worker, start.device)
-        return seat
+        placed = self._placed[number] = _PlacedWorker(worker, start.device)
+        return placed
 
     def _specify(self, device: int, number: int, share: int | None) -> WorkerOptions:
-        """Return what a new worker's processes are, with a place for its share on a GPU."""
-        row, name = self._rows[device], self._devices[device]
-        for other, seat in self._seats.items():
-            if seat.device == device and seat.worker.state is State.FAILED:
-                row.leave(other)
-        place = row.take(number, share) if share is not None and name != "emulator" else None
+        """Return a new worker's options, with a place for its share on a GPU."""
+        device_shares, name = self._device_shares[device], self._devices[device]
+        for other, placed in self._placed.items():
+            if placed.device == device and placed.worker.lifecycle.state is State.FAILED:
+                device_shares.leave(other)
+        place = device_shares.take(number, share) if share is not None and name != "emulator" else None
         return replace(self._options, device=name, multiprocessors=share, place=place)
 
     def _explain(self, tenant: str) -> TensorWasmError:
         """Return why a tenant's request finds no worker."""
-        for seat in self._seats.values():
-            if not seat.worker.takes and seat.worker.tenant in {None, tenant}:
-                return seat.worker.refusal()
-        return CapacityExhausted(f"all {len(self._seats)} workers are busy with other tenants' requests")
+        for placed in self._placed.values():
+            if not placed.worker.lifecycle.takes and placed.worker.tenant in {None, tenant}:
+                return placed.worker.refusal()
+        return CapacityExhausted(f"all {len(self._placed)} workers are busy with other tenants' requests")
 
 
 @dataclass(slots=True)
-class _Seat:
+class _PlacedWorker:
     """A worker, and what placement knows of it."""
 
     worker: Worker
@@ -202,7 +191,9 @@ class _Seat:
 
     def load(self, number: int) -> Load:
         worker = self.worker
-        return Load(number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.takes, self.used_at)
+        return Load(
+            number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.lifecycle.takes, self.used_at
+        )
 
 
 def _check(workers: int, isolation: Isolation, shares: Mapping[str, int], options: WorkerOptions) -> None:
@@ -218,7 +209,7 @@ def _check(workers: int, isolation: Isolation, shares: Mapping[str, int], option
 
 
 def _find_pipes(kernels: Kernels) -> str:
-    """Return the folder of the MPS daemon that workers are to join."""
+    """Return the folder of the MPS daemon that workers join."""
     if kernels != "trusted":
         raise InvalidArgs(
             "MPS is refused: kernels are not guarded, and under MPS a kernel that breaks a rule ends every process on "

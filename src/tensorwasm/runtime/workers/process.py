@@ -1,10 +1,10 @@
 """Starting a worker process and ending it.
 
-Parent and worker talk over a pair of connected sockets that has no name: one end is the one descriptor the worker
-inherits, so that there is no file whose mode must be right and nobody else who could connect. The worker still makes
-sure that its parent made the pair.
+Parent and worker talk over an unnamed pair of connected sockets, one of which is the only descriptor that the worker
+inherits: there is no file whose mode must be right, and no other process can connect. The worker still verifies that
+its parent made the pair.
 
-The process is spawned, never forked, with an environment of its own, in a session and process group of its own.
+The process is spawned, never forked, with an environment, a session and a process group of its own.
 
 Source: Linux man-pages, socketpair(2), setsid(2), killpg(3).
 """
@@ -66,36 +66,22 @@ _REAP_S: Final = 10.0
 
 
 def make_environment(environment: Mapping[str, str], pipes: str | None) -> dict[str, str]:
-    """Return the variables of a worker.
-
-    Args:
-        environment: the parent's.
-        pipes: folder of the MPS daemon that it is to join; None keeps it from joining any.
-    """
+    """Return the environment of a worker, which joins the MPS daemon of the folder `pipes`, or none for None."""
     kept = {name: environment[name] for name in INHERITED if name in environment}
     return kept | KEYLESS | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
 
 
 @dataclass(slots=True)
 class Process:
-    """A worker process.
+    """A worker process."""
 
-    Attributes:
-        link: the parent's end, non-blocking.
-        errors: what the process writes to standard error, non-blocking.
-    """
-
-    link: socket.socket
-    errors: IO[bytes]
+    link: socket.socket  # the parent's end, non-blocking
+    errors: IO[bytes]  # the process's standard error, non-blocking
     _popen: subprocess.Popen[bytes]
 
     @classmethod
     def spawn(cls, program: Sequence[str], environment: Mapping[str, str]) -> Process:
-        """Start a process. On Linux it ends with the thread that calls this.
-
-        Raises:
-            DeviceUnavailable: the system starts no process, or cannot have workers at all.
-        """
+        """Start a process, which on Linux ends with the calling thread; `DeviceUnavailable` if that fails."""
         if sys.platform == "win32":
             raise DeviceUnavailable("worker processes need Linux or macOS")
         ours, theirs = socket.socketpair()
@@ -125,9 +111,9 @@ class Process:
         return self._popen.pid
 
     def end(self) -> int:
-        """Kill the process and what it started, if it still lives, and release everything; return its exit status.
+        """Kill the process and its children, and release everything; return its exit status.
 
-        Not before this returns is the number of the process, or of its group, given to another.
+        Until this returns, the system gives the number of the process, or of its group, to no other.
         """
         # The leader is not reaped yet, so its number, which is the group's, is still its own.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -141,7 +127,7 @@ class Process:
             self.errors.close()
 
     def wait(self, limit_s: float) -> None:
-        """Give a process that is about to end by itself a moment to do so, where the system tells when it has."""
+        """Wait a moment for a process that is about to end by itself, on Linux."""
         if sys.platform != "linux":
             return
         watch = os.pidfd_open(self._popen.pid)

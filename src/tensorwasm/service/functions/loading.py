@@ -12,7 +12,7 @@ from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.tenancy.fairness import FairGate
@@ -117,7 +117,7 @@ class Loader:
         self._weight = weight
         self._gate = FairGate(threads, yields=True)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=begin_yielding)
-        self._shelf: Shelf[LoadedFunction] = Shelf(items, size_bytes)
+        self._shelf: LruCache[LoadedFunction] = LruCache(items, size_bytes)
         self._loading: dict[LoadKey, _Loading] = {}
         self.loads = 0
 

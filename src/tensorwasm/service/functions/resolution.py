@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.database.functions import FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.runtime.api.function import Function
-from tensorwasm.runtime.deploy.shelf import Shelf
+from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.service.functions.loading import KEPT_BYTES
 from tensorwasm.values import Limits
 
@@ -56,7 +56,7 @@ class ResolutionCache:
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._known: Shelf[Resolved] = Shelf(KEPT, KEPT_BYTES)
+        self._known: LruCache[Resolved] = LruCache(KEPT, KEPT_BYTES)
         self._keys: dict[str, set[tuple[int, str]]] = {}
         self.changes = 0
 

@@ -22,9 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tensorwasm.errors import Draining
-from tensorwasm.runtime.executor.threads import Threads
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import PendingInvocation, await_outcome
+from tensorwasm.runtime.executor.local import CallThreads
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, await_outcome
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.resolution import Resolved
@@ -38,7 +37,7 @@ from tensorwasm.tenancy.fairness import GateStatistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tensorwasm.runtime.invoke.call import Given
+    from tensorwasm.runtime.invoke.call import CallInputs
     from tensorwasm.values import Deadline
 
 
@@ -84,7 +83,7 @@ class Invocations:
         self._quotas = admission.quotas
         self._note = ledger.note
         self._cpu = admission.guests["cpu"]
-        self._threads = Threads()
+        self._threads = CallThreads()
         self._begun = self._ended = self._at_once = self._chunks = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -330,7 +329,7 @@ class Invocations:
         options = options_for(resolved, ask, deadline)
         if channel is not None:
             options["on_chunk"] = channel.put
-        call = partial(resolved.function.dispatch.call, ask.export, ask.args, **cast("Given", options))
+        call = partial(resolved.function.dispatch.call, ask.export, ask.args, **cast("CallInputs", options))
         return self._threads.submit(lambda announce: call(announce=announce))
 
     # ---------------------------------------------------------------- accounts

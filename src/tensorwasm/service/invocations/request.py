@@ -15,7 +15,7 @@ from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.call import Options
+    from tensorwasm.runtime.invoke.call import CallOptions
 
 MAX_ARGS: Final = 256
 
@@ -74,9 +74,9 @@ def ends_at(resolved: Resolved, ask: InvocationRequest) -> Deadline:
     return Deadline(time.monotonic_ns() + resolved.usual_ns)
 
 
-def options_for(resolved: Resolved, ask: InvocationRequest, deadline: Deadline) -> Options:
+def options_for(resolved: Resolved, ask: InvocationRequest, deadline: Deadline) -> CallOptions:
     """Return keyword arguments of `tensorwasm.runtime.api.function.Function.invoke`."""
-    options: Options = {"deadline": deadline, "tenant": resolved.tenant}
+    options: CallOptions = {"deadline": deadline, "tenant": resolved.tenant}
     if ask.input:
         options["input"] = ask.input
     if ask.stdin:

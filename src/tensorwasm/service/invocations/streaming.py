@@ -6,14 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Self
 
 from tensorwasm.errors import DeviceLost, GuestError, GuestTrap, InternalError
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import await_outcome
+from tensorwasm.runtime.invoke.invocation import Invocation, await_outcome
 from tensorwasm.service.invocations.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tensorwasm.runtime.invoke.pending import Listener, OutputName, PendingInvocation
+    from tensorwasm.runtime.invoke.invocation import Listener, OutputName, PendingInvocation
 
 
 class Gathered:

@@ -10,7 +10,7 @@ from typing import cast
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke.pending import Listener, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.placement import Isolation
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerStatistics

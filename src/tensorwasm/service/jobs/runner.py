@@ -15,8 +15,7 @@ from tensorwasm.database import Connection
 from tensorwasm.database.jobs import JobRecord, JobStatus, check_due
 from tensorwasm.database.leases import Claim, ClaimedJob, Lease, claim_jobs, end_attempt, renew_leases, retry_attempt
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.invoke.pending import locate_trap
+from tensorwasm.runtime.invoke.invocation import Invocation, locate_trap
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.invocations.request import InvocationRequest

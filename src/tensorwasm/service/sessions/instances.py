@@ -23,8 +23,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.snapshots import stored
-from tensorwasm.runtime.snapshots.live import LiveInstance
-from tensorwasm.runtime.snapshots.opening import Surroundings
+from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
@@ -121,21 +120,21 @@ class InstanceFactory:
     ) -> LiveInstance:
         """Return an instance with a save's state; raises as `reading_saved_state` and `restore`."""
         with reading_saved_state():
-            found = stored.fetch(TenantView(self.store, str(tenant)), name).read(self.keys.ring(tenant))
+            found = stored.fetch_snapshot(TenantView(self.store, str(tenant)), name).read(self.keys.ring(tenant))
         with found as snapshot:
             return self.restore(tenant, resolved, options, snapshot, deadline)
 
     def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> Saved:
-        """Write an instance to the store, under a name; raises as `tensorwasm.runtime.snapshots.stored.keep`."""
+        """Write an instance to the store, under a name; raises as `tensorwasm.runtime.snapshots.stored.store_snapshot`."""
         view, ring = TenantView(self.store, str(tenant)), self.keys.ring(tenant)
-        done = stored.keep(view, name, live, resolved.module, keys=ring)
+        done = stored.store_snapshot(view, name, live, resolved.module, keys=ring)
         return Saved(done.content_hash, done.file_bytes)
 
     def copy(self, tenant: int, name: str, to: str) -> Saved:
         """Verify a save, and give it another name; raises as `reading_saved_state`, and `QuotaExceeded`."""
         view = TenantView(self.store, str(tenant))
         with reading_saved_state():
-            found = stored.fetch(view, name)
+            found = stored.fetch_snapshot(view, name)
             with found.open(self.keys.ring(tenant)) as file:
                 saved = Saved(file.content_hash, file.file_bytes)
         view.bind(to, found.digest)
@@ -182,5 +181,5 @@ async def delete_orphans(
     return count
 
 
-def _surroundings(resolved: Resolved, options: SessionOptions) -> Surroundings:
+def _surroundings(resolved: Resolved, options: SessionOptions) -> RestoreOptions:
     return {"argv": options.argv, "env": dict(resolved.options.env) | dict(options.env)}

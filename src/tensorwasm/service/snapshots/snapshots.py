@@ -104,7 +104,7 @@ class SnapshotFiles:
     def fetch(self, tenant: int, name: str, client_key: bytes = b"") -> memoryview:
         """Return a stored file, signed with the client's key too if there is one; raises as `reading_saved_state`."""
         with reading_saved_state():
-            data = stored.fetch(TenantView(self.store, str(tenant)), name).files[0]
+            data = stored.fetch_snapshot(TenantView(self.store, str(tenant)), name).files[0]
             if not client_key:
                 return data
             own, both = self.keys.ring(tenant), self.keys.ring(tenant, client_key)

@@ -7,12 +7,12 @@ import pytest
 from tensorwasm.errors import DeviceFault, InvokeTimeout
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, Done, Output
-from tensorwasm.runtime.workers.window import Window
+from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, DoneFrame, OutputFrame
+from tensorwasm.runtime.workers.parent_link import OutputWindow
 from tensorwasm.values import NEVER, Deadline
 
 SOON_S = 60.0
-DONE = Done(1, "main", (-3,), ("i32",), 0, 0.0, None, False, False)
+DONE = DoneFrame(1, "main", (-3,), ("i32",), 0, 0.0, None, False, False)
 
 
 class Worker:
@@ -40,7 +40,7 @@ class Worker:
 
 
 def part(number):
-    return Output(1, "chunk", b"%d" % number)
+    return OutputFrame(1, "chunk", b"%d" % number)
 
 
 def test_a_worker_that_sends_more_than_it_was_asked_for_breaks_the_protocol():
@@ -107,7 +107,7 @@ def test_what_ended_the_guest_counts_before_what_a_listener_raises():
 
 
 def test_a_window_lets_so_many_through_and_then_as_many_as_were_taken():
-    window = Window(NEVER)
+    window = OutputWindow(NEVER)
     assert all(window.take() for _ in range(WINDOW))
     window.add(2)
     assert window.take()
@@ -122,7 +122,7 @@ def test_a_window_lets_so_many_through_and_then_as_many_as_were_taken():
 
 
 def test_a_window_ends_who_waits_at_the_deadline():
-    window = Window(Deadline.after(0.02))
+    window = OutputWindow(Deadline.after(0.02))
     for _ in range(WINDOW):
         window.take()
     with pytest.raises(InvokeTimeout):

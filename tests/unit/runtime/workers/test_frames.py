@@ -29,14 +29,14 @@ def read(splitter, data, sizes):
 def test_what_a_parent_says_arrives_as_it_was_in_whatever_pieces(said, sizes):
     splitter = Splitter(TO_WORKER)
     assert read(splitter, b"".join(map(encode, said)), sizes) == said
-    assert splitter.idle
+    assert not splitter._pending
 
 
 @given(st.lists(from_worker, max_size=5), st.lists(st.integers(0, 40), max_size=10))
 def test_what_a_worker_says_arrives_as_it_was_in_whatever_pieces(said, sizes):
     splitter = Splitter(FROM_WORKER)
     assert read(splitter, b"".join(map(encode, said)), sizes) == said
-    assert splitter.idle
+    assert not splitter._pending
 
 
 @given(st.lists(nearly_frames(), min_size=1, max_size=4), st.lists(st.integers(0, 40), max_size=10))
@@ -99,7 +99,7 @@ def test_a_body_nested_deeper_than_any_stack_is_refused():
 
 @pytest.mark.parametrize("elapsed_s", [float("nan"), float("inf"), -1.0])
 def test_a_result_took_a_finite_time(elapsed_s):
-    data = encode(frames.Done(1, "f", (), (), 0, elapsed_s, None, False, False))
+    data = encode(frames.DoneFrame(1, "f", (), (), 0, elapsed_s, None, False, False))
     with pytest.raises(BrokenFrame):
         list(Splitter(FROM_WORKER).feed(data))
 
@@ -108,21 +108,23 @@ def test_frames_before_a_broken_one_are_still_given():
     splitter = Splitter(FROM_WORKER)
     found = []
     with pytest.raises(BrokenFrame):
-        found.extend(iter(splitter.feed(encode(frames.Sick("first")) + header(0, 0))))
-    taken = Splitter(FROM_WORKER).feed(encode(frames.Sick("first")) + header(0, 0))
-    assert next(taken) == frames.Sick("first")
+        found.extend(iter(splitter.feed(encode(frames.SickFrame("first")) + header(0, 0))))
+    taken = Splitter(FROM_WORKER).feed(encode(frames.SickFrame("first")) + header(0, 0))
+    assert next(taken) == frames.SickFrame("first")
 
 
 @pytest.mark.parametrize("bits", [0x7FF8000000000000, 0x7FF0000000000ABC, 0xFFF8000000000001, 0x8000000000000000])
 def test_every_bit_of_a_float_arrives(bits):
     (number,) = struct.unpack("<d", struct.pack("<Q", bits))
-    (done,) = Splitter(FROM_WORKER).feed(encode(frames.Done(1, "f", (number,), ("f64",), 0, 0.0, None, False, False)))
+    (done,) = Splitter(FROM_WORKER).feed(
+        encode(frames.DoneFrame(1, "f", (number,), ("f64",), 0, 0.0, None, False, False))
+    )
     assert struct.unpack("<Q", struct.pack("<d", done.values[0])) == (bits,)
 
 
 def test_what_is_too_long_for_its_kind_is_not_sent():
     with pytest.raises(BrokenFrame, match="at most"):
-        encode(frames.Sick("x" * (65 << 10)))
+        encode(frames.SickFrame("x" * (65 << 10)))
 
 
 @given(st.binary(max_size=200_000))

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.runtime.workers.lifecycle import TRANSITIONS, Backoff, Event, Lifecycle, State
+from tensorwasm.runtime.workers.lifecycle import TRANSITIONS, Backoff, Lifecycle, LifecycleEvent, State
 
 BACKOFF = Backoff(first_s=1.0, longest_s=8.0, stable_s=100.0, idle_ends=4)
 
@@ -128,4 +128,4 @@ def test_whatever_happens_the_worker_is_in_a_state_the_table_allows(happenings):
 
 
 def test_every_event_is_in_the_table():
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {event for _, event in TRANSITIONS} == set(LifecycleEvent)

@@ -6,7 +6,16 @@ from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.workers.frames import FROM_WORKER, BrokenFrame, Done, Failed, Gpu, Splitter, StackFrame, encode
+from tensorwasm.runtime.workers.frames import (
+    FROM_WORKER,
+    BrokenFrame,
+    DoneFrame,
+    FailedFrame,
+    GpuUsage,
+    Splitter,
+    TrapFrame,
+    encode,
+)
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result
 
 MADE = {
@@ -56,7 +65,7 @@ def test_an_error_crosses_with_its_class_its_text_and_what_it_carries(kind):
 )
 def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind, message, details):
     try:
-        rebuilt = rebuild_error(Failed(1, kind, message, details))
+        rebuilt = rebuild_error(FailedFrame(1, kind, message, details))
     except BrokenFrame:
         return
     assert isinstance(rebuilt, errors.TensorWasmError)
@@ -65,7 +74,7 @@ def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind,
 
 @pytest.mark.parametrize("kind", [each for each in leaves() if is_of_the_service(each)], ids=lambda kind: kind.__name__)
 def test_a_worker_has_no_say_about_clients_and_other_servers(kind):
-    assert not is_of_the_service(type(rebuild_error(Failed(1, kind.kind, "what happened", {}))))
+    assert not is_of_the_service(type(rebuild_error(FailedFrame(1, kind.kind, "what happened", {}))))
 
 
 @pytest.mark.rule("11-claims")
@@ -82,13 +91,13 @@ def test_a_worker_has_no_say_about_clients_and_other_servers(kind):
 )
 def test_an_error_that_does_not_carry_what_its_kind_does_is_refused(kind, details):
     with pytest.raises(BrokenFrame):
-        rebuild_error(Failed(1, kind.kind, "text", details))
+        rebuild_error(FailedFrame(1, kind.kind, "text", details))
 
 
 @pytest.mark.rule("11-claims")
 @pytest.mark.parametrize("kind", ["", "SystemExit", "KeyboardInterrupt", "tensorwasm.errors.GuestTrap", "__class__"])
 def test_an_unknown_kind_is_a_bug(kind):
-    assert type(rebuild_error(Failed(1, kind, "text"))) is errors.InternalError
+    assert type(rebuild_error(FailedFrame(1, kind, "text"))) is errors.InternalError
 
 
 def test_an_error_that_is_not_of_the_tree_is_a_bug():
@@ -99,7 +108,7 @@ def test_an_error_that_is_not_of_the_tree_is_a_bug():
 
 @pytest.mark.rule("11-claims")
 def test_a_message_has_no_control_characters_and_an_end():
-    rebuilt = rebuild_error(Failed(1, "internal", "\x1b[31m" + "x" * 4096))
+    rebuilt = rebuild_error(FailedFrame(1, "internal", "\x1b[31m" + "x" * 4096))
     assert "\x1b" not in rebuilt.message
     assert len(rebuild_error(describe_error(1, errors.InternalError("x" * 9999))).message) == errors.MAX_MESSAGE
 
@@ -113,7 +122,7 @@ def test_a_result_crosses_whole(cut):
 
 
 def done(**changes):
-    return Done(
+    return DoneFrame(
         **{
             "request": 1,
             "export": "f",
@@ -140,8 +149,8 @@ def done(**changes):
         done(values=(1,), result_types=("f32",)),
         done(values=(1e300,), result_types=("f32",)),
         done(values=(1 << 63,), result_types=("i64",)),
-        done(gpu=Gpu({}, abandoned=False)),
-        done(gpu=Gpu({"kernels": 1, "__class__": 2}, abandoned=False)),
+        done(gpu=GpuUsage({}, abandoned=False)),
+        done(gpu=GpuUsage({"kernels": 1, "__class__": 2}, abandoned=False)),
     ],
     ids=repr,
 )
@@ -176,24 +185,24 @@ def test_the_stack_of_a_trap_crosses():
 @pytest.mark.parametrize(
     "stack",
     [
-        (StackFrame(0, "f", 1, "", 0),) * (MAX_FRAMES + 1),
-        (StackFrame(-1, "f", 1, "", 0),),
-        (StackFrame(0, "f" * (errors.MAX_NAME + 1), 1, "", 0),),
-        (StackFrame(0, "f", 1, "f" * (MAX_FILE + 1), 0),),
-        (StackFrame(0, "f", "1", "", 0),),
-        (StackFrame(0, "f", 1, "", 1.5),),
+        (TrapFrame(0, "f", 1, "", 0),) * (MAX_FRAMES + 1),
+        (TrapFrame(-1, "f", 1, "", 0),),
+        (TrapFrame(0, "f" * (errors.MAX_NAME + 1), 1, "", 0),),
+        (TrapFrame(0, "f", 1, "f" * (MAX_FILE + 1), 0),),
+        (TrapFrame(0, "f", "1", "", 0),),
+        (TrapFrame(0, "f", 1, "", 1.5),),
     ],
 )
 def test_a_stack_that_no_guest_has_is_refused(stack):
     with pytest.raises(BrokenFrame):
-        crossed(Failed(1, "wasmtime", "text", {"trap": "unreachable"}, stack))
+        crossed(FailedFrame(1, "wasmtime", "text", {"trap": "unreachable"}, stack))
 
 
 @pytest.mark.rule("11-claims")
 def test_a_stack_belongs_to_a_trap_and_has_no_control_characters():
-    stack = (StackFrame(0, "\x1b[2J", 1, "a\n.c", 3),)
-    (frame,) = rebuild_error(Failed(1, "wasmtime", "text", {"trap": "unreachable"}, stack)).backtrace
+    stack = (TrapFrame(0, "\x1b[2J", 1, "a\n.c", 3),)
+    (frame,) = rebuild_error(FailedFrame(1, "wasmtime", "text", {"trap": "unreachable"}, stack)).backtrace
     assert frame.name.isprintable()
     assert frame.file.isprintable()
     with pytest.raises(BrokenFrame):
-        rebuild_error(Failed(1, "internal", "text", {}, stack))
+        rebuild_error(FailedFrame(1, "internal", "text", {}, stack))

@@ -1,4 +1,4 @@
-"""`Shelf`: what was made of modules, kept while it is used."""
+"""`LruCache`: entries bounded in number and in bytes; the least recently used one goes first."""
 
 from __future__ import annotations
 
@@ -12,27 +12,16 @@ KEPT_MODULE_BYTES: Final = 512 << 20
 _Value = TypeVar("_Value")
 
 
-class Shelf(Generic[_Value]):
-    """A bounded store of what was made of modules; what was not used for longest goes first. Not thread-safe.
-
-    Args:
-        items: most entries.
-        size_bytes: most bytes of module, all together; one entry may be larger.
-    """
+class LruCache(Generic[_Value]):
+    """A bounded cache, such as of what was made of modules; one entry may be larger than the bytes. Not thread-safe."""
 
     def __init__(self, items: int = KEPT_MODULES, size_bytes: int = KEPT_MODULE_BYTES) -> None:
+        self.held_bytes = 0  # bytes of all entries
         self._entries: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
-        self._items = items
-        self._size_bytes = size_bytes
-        self._held_bytes = 0
+        self._items, self._size_bytes = items, size_bytes
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all entries."""
-        return self._held_bytes
 
     def get(self, key: Hashable) -> _Value | None:
         """Return an entry, None if it is not there."""
@@ -43,18 +32,18 @@ class Shelf(Generic[_Value]):
         return found[0]
 
     def put(self, key: Hashable, value: _Value, size_bytes: int) -> list[_Value]:
-        """Add an entry that is not there; return those that had to go."""
+        """Add an entry that is not there; return the evicted ones."""
         self._entries[key] = value, size_bytes
-        self._held_bytes += size_bytes
-        gone = []
-        while len(self._entries) > 1 and (len(self._entries) > self._items or self._held_bytes > self._size_bytes):
+        self.held_bytes += size_bytes
+        evicted = []
+        while len(self._entries) > 1 and (len(self._entries) > self._items or self.held_bytes > self._size_bytes):
             _, (old, old_bytes) = self._entries.popitem(last=False)
-            self._held_bytes -= old_bytes
-            gone.append(old)
-        return gone
+            self.held_bytes -= old_bytes
+            evicted.append(old)
+        return evicted
 
     def drop(self, key: Hashable) -> None:
         """Remove an entry, if it is there."""
         found = self._entries.pop(key, None)
         if found is not None:
-            self._held_bytes -= found[1]
+            self.held_bytes -= found[1]

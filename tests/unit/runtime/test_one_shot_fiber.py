@@ -20,7 +20,7 @@ from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, Inval
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import STATES
-from tensorwasm.runtime.invoke.one_shot_fiber import MAX_IDLE, FiberPlan
+from tensorwasm.runtime.invoke.one_shot import MAX_IDLE, FiberPlan
 from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
@@ -58,7 +58,7 @@ def function(runtime):
 
 
 def idle(function) -> list[OneShotFiber]:
-    return [voyage for lane in function.dispatch.fiber_plans.values() for voyage in lane._idle]
+    return [sandbox for plan in function.dispatch.fiber_plans.values() for sandbox in plan._idle]
 
 
 def settled(function) -> int:
@@ -109,7 +109,7 @@ def test_a_guest_may_wait_for_a_host_function(function):
         ("no", (), MissingExport),
     ],
 )
-def test_failures_are_named_and_leave_the_place_usable(function, export, args, error):
+def test_failures_are_named_and_leave_the_sandbox_usable(function, export, args, error):
     slots = settled(function)
     for _ in range(3):
         assert isinstance(function.submit(export, args).exception(SOON_S), error)
@@ -146,7 +146,7 @@ def test_closing_the_runtime_ends_those_that_run_and_those_that_have_not_begun()
     assert {type(each.exception(SOON_S)) for each in endless} == {GuestTrap}
 
 
-def test_an_outcome_that_nobody_keeps_is_gone_without_the_collector(function):
+def test_an_outcome_without_references_is_gone_without_the_collector(function):
     settled(function)
     gc.disable()
     try:
@@ -179,23 +179,23 @@ def test_more_than_there_are_slots_for_is_refused():
         assert isinstance(refused[0].exception(), CapacityExhausted)
 
 
-def test_a_place_serves_one_sandbox_at_a_time(function):
+def test_a_pooled_sandbox_serves_one_call_at_a_time(function):
     function.submit("twice", [1]).result(SOON_S)
-    lane = function.dispatch.fiber_plans["twice"]
-    voyage = lane.take()
-    voyage.begin([1], {}, None, lane.put)
+    plan = function.dispatch.fiber_plans["twice"]
+    sandbox = plan.take()
+    sandbox.begin([1], {}, None, plan.put)
     with pytest.raises(InternalError):
-        voyage.begin([1], {}, None, lane.put)
-    voyage.close()
-    voyage.recycle()
+        sandbox.begin([1], {}, None, plan.put)
+    sandbox.close()
+    sandbox.recycle()
 
 
-def test_a_lane_keeps_a_few_places_and_what_it_leaves_goes_with_the_next(runtime):
+def test_a_plan_keeps_a_few_sandboxes_and_the_next_plan_closes_them(runtime):
     function = runtime.load(bytes(wat2wasm(WAT)))  # not a fixture's, which would keep it
     assert len([each.result(SOON_S) for each in [function.submit("twice", [1]) for _ in range(200)]]) == 200
     settled(function)
     assert 1 <= len(idle(function)) <= MAX_IDLE
-    tokens = [voyage.state.token for voyage in idle(function)]
+    tokens = [sandbox.state.token for sandbox in idle(function)]
     assert all(token in STATES for token in tokens)
     other = runtime.load(bytes(wat2wasm(WAT)))
     settled(other)  # and the reactor has let go of the first one

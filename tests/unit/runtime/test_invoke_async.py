@@ -24,8 +24,8 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.preemption_timer import SLICE_NS
 from tensorwasm.runtime.invoke import dispatch
 from tensorwasm.runtime.invoke import inline as loops
+from tensorwasm.runtime.invoke.deployed_module import SMALL_BYTES, is_interruptible
 from tensorwasm.runtime.invoke.inline import REST, SliceBudget
-from tensorwasm.runtime.invoke.loaded_module import SMALL_BYTES, is_interruptible
 from tensorwasm.values import Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")

@@ -1,4 +1,4 @@
-"""`LoadedModule`: a module that a runtime has loaded, in every form in which its sandboxes are made."""
+"""`DeployedModule`: a module that a runtime has loaded, in every form in which its sandboxes are made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BULK: Final = re.compile(rb"\xfc[\x08-\x11\x88-\x91]")
 
 
 class Host(Protocol):
-    """What a module needs of the runtime that loaded it."""
+    """The runtime that loaded a module, with that module's limits."""
 
     limits: Limits
 
@@ -64,77 +64,58 @@ class Host(Protocol):
         """Compile and link a module for a form, None where there are no compiled host functions."""
 
 
-class LoadedModule:
-    """A compiled module and its limits. Thread-safe.
-
-    Attributes:
-        name: for people.
-        host: the runtime, with the limits of this module.
-        prepared: the module's first form, without a GPU.
-        long: its last guest that was submitted ran longer than an event loop may be held.
-        warm_kept: its warm sandboxes, by tenant.
-        initialiser: an export that every sandbox calls first, a reactor's behind its ``_initialize``; None without.
-    """
+class DeployedModule:
+    """A compiled module and its limits. Thread-safe."""
 
     def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
-        """Wrap a module whose imports are resolved.
-
-        Args:
-            host: the runtime.
-            name: for people.
-            wasm: the binary: other forms than the first are compiled when they are first asked for.
-            prepared: its first form, without a GPU.
-        """
-        self.name = name
-        self.host = host
-        self.prepared = prepared
-        self.long = False
-        self.warm_kept: dict[str, WarmSpecification] = {}
+        """Wrap a module whose imports are resolved."""
+        self.name = name  # for people
+        self.host = host  # the runtime, with the limits of this module
+        self.prepared = prepared  # the module's first form, without a GPU; others are compiled on first use
+        self.long = False  # its last submitted guest ran longer than an event loop may be held
+        self.warm_kept: dict[str, WarmSpecification] = {}  # its warm sandboxes, by tenant
+        # An export that every sandbox calls first, after a reactor's ``_initialize``; None without.
         self.initialiser: str | None = None
         self._wasm = wasm
         self._forms = {Form(): prepared}
 
     @functools.cached_property
     def brief(self) -> bool:
-        """Whether its guests can begin on an event loop's thread: making one is quick, and a timer can end it."""
+        """Whether its guests may begin on an event loop's thread: they are made quickly, and a timer can end them."""
         module = self.prepared.module
         return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 
     @functools.cached_property
     def pure(self) -> bool:
-        """Whether its guests are brief, and have no effect but their results: they import nothing."""
+        """Whether its guests are brief and import nothing: results are their only effect."""
         return self.brief and not self.prepared.module.imports
 
     @property
     def blank(self) -> Form:
-        """The form in which a saved instance goes on."""
-        return Form(edition="blank", copied=self.prepared.module.preamble.has_exceptions)
+        """The form in which a saved instance is restored."""
+        return Form(instrumented="blank", copied=self.prepared.module.preamble.has_exceptions)
 
     @property
     def engine(self) -> Engine:
-        """Where its sandboxes run, unless their memory is made by the host."""
+        """The engine of its sandboxes, unless the host makes their memory."""
         return self.prepared.module.engine
 
     @functools.cached_property
     def module_hash(self) -> bytes:
-        """BLAKE3 of the module as it came, 32 bytes: what is saved of its instances is bound to it."""
+        """BLAKE3 of the module as it came, 32 bytes: binds snapshots of its instances to it."""
         return blake3(self._wasm)
 
     @functools.cached_property
-    def edition(self) -> InstrumentedModule:
-        """The forms of the module whose instances can be saved, made when first asked for.
-
-        Raises:
-            NotCapturable: its instances cannot be saved; the message says why.
-        """
+    def instrumented(self) -> InstrumentedModule:
+        """The forms of the module whose instances can be saved, made on first use, or `NotCapturable`."""
         from tensorwasm.guest.saved.instrumented import instrument  # noqa: PLC0415 - the whole codec, rarely needed
 
         return instrument(self._wasm)
 
     def initialisers(self, export: str | None) -> tuple[str, ...]:
-        """Return what a fresh sandbox calls, in order, before an export that is called by name, None for any.
+        """Return what a fresh sandbox calls, in order, before an export; None for any export.
 
-        A reactor's ``_initialize`` is called once in a state's life; a command, run by ``_start``, does without.
+        A reactor's ``_initialize`` is called once in a state's life; a command, run by ``_start``, has none.
         """
         first = (INITIALISE,) if self.prepared.module.is_reactor and export != COMMAND else ()
         if self.initialiser is None or self.initialiser in first:
@@ -142,11 +123,7 @@ class LoadedModule:
         return *first, self.initialiser
 
     def choose(self, export: str | None) -> str:
-        """Return the name of the function that is called: ``_start`` for None, and where there is none, ``main``.
-
-        Raises:
-            MissingExport: there is none.
-        """
+        """Return the function to call, for None ``_start`` or else ``main``; raise `MissingExport` if there is none."""
         return _choose(self.prepared.module.exports, export)
 
     def result_types(self, export: str) -> tuple[str, ...]:
@@ -155,42 +132,32 @@ class LoadedModule:
         return found.signature.results if found is not None and found.signature is not None else ()
 
     def form(self, form: Form) -> LinkedModule:
-        """Return a form of the module, made when first asked for; without compiled host functions if there are none.
+        """Return a form of the module, made on first use, without compiled host functions if there are none.
 
-        Raises:
-            NotSupported: the module has exceptions, and its memory is to be made by the host.
+        Raises `NotSupported` for a module with exceptions whose memory is to be made by the host.
         """
         prepared = self._forms.get(form)
         if prepared is None:
             if form.host_memory and self.prepared.module.preamble.has_exceptions:
                 raise NotSupported("a module with exceptions cannot have managed or vmm memory: choose another kind")
-            wasm = getattr(self.edition, form.edition) if form.edition else self._wasm
+            wasm = getattr(self.instrumented, form.instrumented) if form.instrumented else self._wasm
             prepared = self.host.prepare(wasm, self.prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
 
 
 def check_export(declared: Preamble, export: str | None) -> None:
-    """Require that a module has the function that is called, before it is compiled.
-
-    Raises:
-        MissingExport: there is none.
-    """
+    """Require that a module declares the function to call, or raise `MissingExport`."""
     _choose({each.name: each for each in declared.exports}, export)
 
 
 def is_interruptible(wasm: bytes, declared: Preamble, memory_bytes: int) -> bool:
-    """Return whether everything that a module's guest can do is short, but for what a timer ends.
+    """Return whether everything that a module's guest can do is short, or ended by a timer.
 
     No timer ends a single instruction or host call that goes over much memory: filling 256 MiB that was never touched
-    took 400 ms. Nor does it end code that goes straight on, without a loop or a call, over as many pages as it has
-    instructions: 130 ms for 65,000. So a module that imports anything, has such instructions, or a function of more
-    than `STRAIGHT_BYTES`, is interruptible only if its memory cannot have more than `SMALL_BYTES`.
-
-    Args:
-        wasm: the binary.
-        declared: what it declares.
-        memory_bytes: the limit of its memory.
+    took 400 ms. Nor does it end straight-line code over as many pages as it has instructions: 130 ms for 65,000. So a
+    module with imports, such instructions, or a function over `STRAIGHT_BYTES` is interruptible only if its memory
+    cannot exceed `SMALL_BYTES`.
     """
     most_pages = sum(memory.maximum if memory.maximum is not None else 1 << 16 for memory in declared.memories)
     if min(most_pages * WASM_PAGE_BYTES, memory_bytes) <= SMALL_BYTES and not declared.tables:

@@ -120,7 +120,7 @@ def function(runtime):
 
 
 def idle(function) -> list[PooledSandbox]:
-    return [stay for route in function.dispatch.plans.values() for stay in route._idle]
+    return [pooled for plan in function.dispatch.plans.values() for pooled in plan._idle]
 
 
 @pytest.mark.parametrize("options", [{}, GPU])
@@ -151,25 +151,25 @@ def test_statistics_say_what_a_guest_had_when_it_left(function):
 
 def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(function):
     before = function.invoke("fill", **GPU)
-    (stay,) = idle(function)
-    assert not stay.session._turns.used
+    (pooled,) = idle(function)
+    assert not pooled.session._turns.used
     for _ in range(3):
         after = function.invoke("fill", **GPU)
         assert after.values == before.values == (42,)
         assert after.gpu == before.gpu
-        assert not stay.session._turns.used
-    assert idle(function) == [stay]
+        assert not pooled.session._turns.used
+    assert idle(function) == [pooled]
 
 
 def test_each_guest_may_stage_as_much_as_the_first(function):
     options = {**GPU, "memory_kind": "auto"}
     assert function.invoke("fill", **options).values == (42,)
-    (stay,) = idle(function)
+    (pooled,) = idle(function)
     for _ in range(3):
-        assert stay.session.pad.stage_left == PIN_PRICE_BYTES
+        assert pooled.session.pad.stage_left == PIN_PRICE_BYTES
         assert function.invoke("fill", **options).gpu.pinned_bytes == 0
-        assert not stay.session._turns.used
-    stay.session.pad.stage_left = 0
+        assert not pooled.session._turns.used
+    pooled.session.pad.stage_left = 0
     assert function.invoke("fill", **options).gpu.pinned_bytes == 0, "Python counts the memory's own size"
     assert function.invoke("fill", **options).gpu.staged_launches == 0, "and compiled code goes on with the next guest"
 
@@ -200,8 +200,8 @@ def test_no_tenant_comes_where_another_has_been(function, runtime):
         runtime.accounts.register(tenant, 1 << 20)
     for tenant in ("ann", "bob", "ann"):
         assert function.invoke("fill", tenant=tenant, **GPU).values == (42,)
-    assert len({id(stay.session) for stay in idle(function)}) == 2
-    assert sorted(stay.session._tenancy.tenant for stay in idle(function)) == ["ann", "bob"]
+    assert len({id(pooled.session) for pooled in idle(function)}) == 2
+    assert sorted(pooled.session._tenancy.tenant for pooled in idle(function)) == ["ann", "bob"]
 
 
 def test_without_the_grant_a_guest_has_no_gpu(function):
@@ -221,7 +221,7 @@ def test_without_the_grant_a_guest_has_no_gpu(function):
         ("memory", (), MissingExport),
     ],
 )
-def test_failures_are_named_and_leave_the_place_usable(function, options, export, args, error):
+def test_failures_are_named_and_leave_the_sandbox_usable(function, options, export, args, error):
     function.invoke("twice", [4], **options)
     slots, states = function.prepared.module.engine.free_slots, len(STATES) - len(idle(function))
     for _ in range(3):
@@ -241,7 +241,7 @@ def test_an_endless_guest_ends_at_its_deadline_and_the_next_has_its_own(function
     assert function.invoke("nothing", **options).values == ()
 
 
-def test_an_endless_kernel_ends_with_its_guest_and_its_session_serves_nobody_else(function):
+def test_an_endless_kernel_ends_with_its_guest_and_its_session_serves_no_other(function):
     with pytest.raises(InvokeTimeout):
         function.invoke("runaway", deadline=Deadline.after(0.2), **GPU)
     assert idle(function) == []
@@ -338,20 +338,20 @@ def test_closing_the_runtime_ends_what_is_parked(native):
     function.invoke("fill", **GPU)
     device = runtime.open_device()
     runtime.close()
-    assert all(stay.session._turns.closed for stay in idle(function))
+    assert all(pooled.session._turns.closed for pooled in idle(function))
     assert device.statistics().registered_bytes == 0
     with pytest.raises(DeviceUnavailable):
         function.invoke("fill", **GPU)
 
 
-def test_what_routes_leave_is_closed_by_the_next(runtime):
+def test_sandboxes_of_a_collected_plan_are_closed_by_the_next(runtime):
     function = runtime.load(bytes(wat2wasm(WAT)))
     function.invoke("fill", **GPU)
-    (stay,) = idle(function)
+    (pooled,) = idle(function)
     del function
     gc.collect()
     runtime.load(bytes(wat2wasm(WAT))).invoke("nothing")
-    assert stay.session._turns.closed
+    assert pooled.session._turns.closed
 
 
 @pytest.fixture(params=[signal.default_int_handler, "custom"])

@@ -1,4 +1,4 @@
-"""A runtime's device: opened when first asked for, and shared by its sessions."""
+"""A runtime's device: opened on first use, and shared by its sessions."""
 
 from __future__ import annotations
 
@@ -15,30 +15,15 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
 
 
-class LateDevice:
-    """A device that may not be open yet. Any thread may use it.
-
-    Attributes:
-        reason: why this device was taken, in a few words; empty until it is open.
-    """
+class LazyDevice:
+    """A device that is opened on first use. Thread-safe; `open` and `share` raise `DeviceUnavailable`."""
 
     def __init__(
         self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: SmPlacement | None, jit: bool
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            choice: which; see `tensorwasm.runtime.Runtime`, as for what is not said here.
-            gpu_bytes: cap of the tenant ``default``.
-            multiprocessors: share of a GPU.
-            place: of the share.
-            jit: whether the driver may compile PTX.
-
-        Raises:
-            InvalidArgs: there is no such choice.
-        """
+        """Open nothing yet; `tensorwasm.runtime.Runtime` documents the arguments. Raises `InvalidArgs`."""
         parse_choice(choice)
-        self.reason = ""
+        self.reason = ""  # why this device was taken, in a few words; empty until it is open
         self._choice = choice
         self._gpu_bytes = gpu_bytes
         self._multiprocessors = multiprocessors
@@ -50,11 +35,7 @@ class LateDevice:
         self._closed = False
 
     def open(self) -> Device:
-        """Return the device itself.
-
-        Raises:
-            DeviceUnavailable: it is not there, or was closed.
-        """
+        """Return the device itself."""
         with self._lock:
             self._require_open()
             if self._device is None:
@@ -64,11 +45,7 @@ class LateDevice:
             return self._device
 
     def share(self) -> SharedDevice:
-        """Return the device as sessions share it.
-
-        Raises:
-            DeviceUnavailable: it is not there, or was closed.
-        """
+        """Return the device as sessions share it."""
         shared = self._shared
         if shared is not None:
             return shared
@@ -84,7 +61,7 @@ class LateDevice:
             return self._shared
 
     def close(self) -> None:
-        """Release it. A second call does nothing."""
+        """Release it. Idempotent."""
         with self._lock:
             self._closed = True
             device, self._device = self._device, None

@@ -13,7 +13,7 @@ import pytest
 from wasmtime import wat2wasm
 
 import tensorwasm.runtime.invoke.fiber_runner
-import tensorwasm.runtime.invoke.full_fiber
+import tensorwasm.runtime.invoke.full
 from fakes.device import INFO, FakeDevice
 from tensorwasm import Runtime
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, NotSupported, TensorWasmError
@@ -22,7 +22,7 @@ from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.memory import huge_pages
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.invoke.device_access import supplied
+from tensorwasm.runtime.invoke.device_access import device_memory
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -45,8 +45,8 @@ def test_a_guests_memory_is_not_managed_where_cpu_and_gpu_must_not_touch_that_at
     device = FakeDevice(info=replace(INFO, concurrent_managed_access=False))
     with closing(SharedDevice(device)) as shared:
         with pytest.raises(NotSupported, match="choose"):
-            supplied(shared, DEFAULT_TENANT, "managed", Limits())
-        supplied(shared, DEFAULT_TENANT, "vmm", Limits())
+            device_memory(shared, DEFAULT_TENANT, "managed", Limits())
+        device_memory(shared, DEFAULT_TENANT, "vmm", Limits())
 
 
 class Notes:
@@ -155,7 +155,7 @@ def test_a_guest_that_is_cancelled_leaves_none(notes):
 
 @fibers_only
 def test_memory_that_a_kernel_may_still_reach_is_nobodys_next(notes, monkeypatch):
-    monkeypatch.setattr(tensorwasm.runtime.invoke.full_fiber, "end_session", lambda session: session.close() and False)
+    monkeypatch.setattr(tensorwasm.runtime.invoke.full, "end_session", lambda session: session.close() and False)
     with Runtime("emulator", slots=8) as runtime:
         function = runtime.load(bytes(wat2wasm(GUEST)))
         with pytest.raises(InvokeTimeout):
