@@ -1,6 +1,6 @@
 """Every relative link of every page leads somewhere: to a file, a heading, or a name that a Python file defines.
 
-The same holds for modules and folders of the package that a page names, as `gpu/session/` or `gpu/launcher.py`.
+The same holds for modules and folders of the package that a page names, as `gpu/session/` or `gpu/session/kernels.py`.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""A device that does nothing: it keeps books, fails to order, and notes every broken rule of the port.
+"""A device that does nothing: it counts what it holds, fails when told to, and records every broken rule of the port.
 
 Work waits in its stream until the stream is synchronized, or until the test says `FakeDevice.finish`.
 """

@@ -1,4 +1,4 @@
-"""Holders of places at the gate, without a session."""
+"""Holders of permits at the gate, without a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Sitter:
-    """Keeps its place until it is idle."""
+    """Keeps its permit until it is idle."""
 
     idle: bool = False
     asked: int = 0

@@ -1,4 +1,4 @@
-"""A driver made of C callbacks, and a launch pad filled in by hand: what compiled host functions act on."""
+"""A driver made of C callbacks, and a session layout written by a test: what compiled host functions act on."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class CallbackDriver:
 
 
 class HandPad:
-    """A pad in the hands of a test: armed, with the guest's own stream, and rows that a session would write."""
+    """A session layout that a test writes: armed, with the guest's own stream, and rows that a session would write."""
 
     def __init__(self, pad: SessionLayout, driver: CallbackDriver) -> None:
         self.pad = pad

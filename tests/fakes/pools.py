@@ -1,4 +1,4 @@
-"""Pools that keep books: every broken rule of the port is noted, and any call can be made to fail."""
+"""Pools that count: every broken rule of the port is recorded, and any call can be made to fail."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ ALIGN_BYTES = 256
 
 @dataclass(eq=False)
 class FakePool:
-    """A pool and what lives in it."""
+    """A pool and its allocations."""
 
     max_bytes: int
     live: dict[int, int] = field(default_factory=dict)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all that lives in it."""
+        """Bytes of all allocations."""
         return sum(self.live.values())
 
 
 @dataclass
 class FakePools:
-    """Implements the `Pools` facet.
+    """Implements the `Pools` protocol.
 
     Attributes:
         granularity_bytes: caps are rounded up to it.
@@ -74,7 +74,7 @@ class FakePools:
             if pool.held_bytes + size_bytes > pool.max_bytes or self.held_bytes + size_bytes > self.device_bytes:
                 raise QuotaExceeded("the device refuses")
             address = self.next_address
-            # Chunks lie side by side: who joins spans over their borders is found out.
+            # Chunks are adjacent: joining spans over their borders is detected.
             self.next_address += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
             pool.live[address] = size_bytes
             return address

@@ -1,4 +1,4 @@
-"""A session that does nothing: it notes what it is asked, and refuses what it is told to refuse."""
+"""A session that does nothing: it records calls, and raises the errors that a test sets."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from tensorwasm.values import Deadline
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """What a device says to one kernel.
+    """Whether a device takes one kernel.
 
     Attributes:
         kernel: its name.
         state: ``ok``, or the kind of the error that loading it raises.
-        line: of what is refused, 0 if the error names none.
+        line: of the PTX that is refused, 0 if the error names none.
         reason: the error's message, empty for none.
     """
 
@@ -28,14 +28,13 @@ class KernelState:
 
 
 def survey(device: Device, text: str | bytes, deadline: Deadline) -> tuple[KernelState, ...]:
-    """Load every kernel of a text by itself and say what came of it.
+    """Load every kernel of a text by itself and return the results.
 
     Raises:
         MalformedPtx: the text is no PTX.
         UnsupportedPtx: none of its modules is for the device.
         InvokeTimeout: the deadline passed.
         DeviceUnavailable: this machine cannot assemble it now.
-        DeviceLost: the device does not answer.
     """
     info = device.info
     module = ptx.select(ptx.parse_variants(text, deadline), info.compute_capability, info.ptx_version)

@@ -16,17 +16,17 @@ CHOICES: Final = ("auto", "emulator", "cuda", "cuda:N")
 
 
 def open_emulator(multiprocessors: int | None = None) -> Device:
-    """Open the emulator, which is there wherever NumPy is, with the device memory that the settings give it.
+    """Open the emulator with the device memory of the settings.
 
     Args:
-        multiprocessors: how many it claims to have; None for as many as a large GPU has.
+        multiprocessors: how many it reports; None for as many as a large GPU has.
 
     Raises:
         DeviceUnavailable: NumPy or ml_dtypes is not installed.
         InvalidArgs: a setting does not parse, or fewer than one multiprocessor.
     """
     try:
-        from tensorwasm.gpu.emulator.device import EMULATED_CAPABILITY, EmulatorDevice  # noqa: PLC0415 - NumPy only for those who use it
+        from tensorwasm.gpu.emulator.device import EMULATED_CAPABILITY, EmulatorDevice  # noqa: PLC0415 - NumPy only where it is used
     except ImportError as error:
         raise DeviceUnavailable(f"the emulator does not load ({error}); pip install tensor-wasm") from error
     if multiprocessors is not None and multiprocessors < 1:
@@ -48,20 +48,20 @@ def open_gpu(
     Args:
         ordinal: which.
         multiprocessors: how many of its multiprocessors at least; None for the whole GPU.
-        place: where among the shares of other processes the share lies; None for wherever.
-        jit: whether the driver's own compiler may see PTX of guests, in this process, where ptxas cannot take it.
+        place: where among the shares of other processes the share lies; None for any.
+        jit: whether the driver's own compiler may take PTX of guests, in this process, where ptxas cannot.
 
     Raises:
         InvalidArgs: a share of fewer than one multiprocessor, or a place without a share.
-        DeviceUnavailable: it is not there or cannot be used; says what to do.
+        DeviceUnavailable: it is missing, or cannot be used or divided; the message says what to do.
     """
-    from tensorwasm.gpu.cuda.opening import open_cuda  # noqa: PLC0415 - the same, for the driver
+    from tensorwasm.gpu.cuda.opening import open_cuda  # noqa: PLC0415 - likewise the driver
 
     return open_cuda(ordinal, multiprocessors, place=place, jit=jit)
 
 
 class GpuOpener(Protocol):
-    """What `open_gpu` is."""
+    """The signature of `open_gpu`."""
 
     def __call__(self, ordinal: int, multiprocessors: int | None, *, place: SmPlacement | None, jit: bool) -> Device:
         """Open a GPU, or a share of one."""
@@ -88,21 +88,17 @@ def open_device(
     place: SmPlacement | None = None,
     jit: bool = True,
 ) -> tuple[Device, str]:
-    """Open the chosen device and say in a few words why it is this one.
+    """Open the chosen device; return it and, in a few words, why it is this one. Raises what `open_gpu` does.
 
     Args:
-        choice: one of `CHOICES`. ``auto`` takes GPU 0 where it works and the emulator where it does not, and the
-            reason then says why not.
-        emulator: opens the emulator with a number of multiprocessors, None for its own.
-        gpu: opens the GPU of an ordinal, or a share of that many multiprocessors of it.
-        multiprocessors: the share of the device, at least; None for all of it. What the device rounded it up to is in
-            its `DeviceInfo`.
-        place: where among the shares of other processes a share of a GPU lies; None for wherever.
-        jit: whether a GPU's driver may compile PTX of guests itself, in this process, where ptxas cannot.
-
-    Raises:
-        InvalidArgs: no such choice, a share of fewer than one multiprocessor, or a place without a share.
-        DeviceUnavailable: the GPU that was asked for is not there, cannot be used or not be divided; says what to do.
+        choice: one of `CHOICES`. ``auto`` takes GPU 0 where it works and the emulator where it does not; the reason
+            then says why.
+        emulator: as `open_emulator`.
+        gpu: as `open_gpu`.
+        multiprocessors: the share of the device, at least; None for all of it. The device's `DeviceInfo` has the number
+            it was rounded up to.
+        place: as in `open_gpu`.
+        jit: as in `open_gpu`.
     """
     kind, ordinal = parse_choice(choice)
     if kind == "emulator":

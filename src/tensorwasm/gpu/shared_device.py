@@ -23,13 +23,12 @@ class SharedStatistics:
     """A snapshot of a device and what its sessions share.
 
     Attributes:
-        kernels_held: loaded kernels that sessions hold together.
-        kernels_idle: loaded kernels that are kept for whoever brings their text again.
-        slots_idle: slots for small windows that nobody has; 0 until the first is taken.
-        sessions_parked: sessions that wait for their next guests.
-        places_in_use: places at the gate that are taken, by sessions of the process's other devices too.
+        kernels_held: loaded kernels that sessions hold.
+        kernels_idle: loaded kernels that no session holds, kept for reuse.
+        slots_idle: free slots for small windows; 0 until the first is taken.
+        sessions_parked: sessions in the pool.
+        places_in_use: permits taken at the gate, by sessions of the process's other devices too.
         accounts: of tenants that are registered or still charged, by name.
-        device: what the device holds.
     """
 
     kernels_held: int
@@ -42,31 +41,23 @@ class SharedStatistics:
 
 
 class SharedDevice:
-    """What all sessions on one device share, and where sessions come from. Safe from any thread.
+    """What all sessions on one device share, and where sessions come from. Thread-safe.
 
     Args:
-        device: outlives it; whoever opened it closes it afterwards.
+        device: outlives this object; its opener closes it afterwards.
         accounts: of the device's tenants; None brings a set in which there is only ``default``.
         gate: entered while work is on the device.
     """
 
     def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
-        self._commons = DeviceResources(device, accounts, gate, device.info.max_streams)
-
-    @property
-    def device(self) -> Device:
-        """The device."""
-        return self._commons.device
+        self._resources = DeviceResources(device, accounts, gate, device.info.max_streams)
+        self.device = device
+        self.accounts = self._resources.accounts
 
     @property
     def info(self) -> DeviceInfo:
         """What the device is."""
-        return self._commons.device.info
-
-    @property
-    def accounts(self) -> Accounts:
-        """The accounts of the device's tenants."""
-        return self._commons.accounts
+        return self.device.info
 
     def open_session(
         self,
@@ -76,46 +67,41 @@ class SharedDevice:
         memory_kind: MemoryKind = "auto",
         pad: SessionLayout | None = None,
     ) -> Session:
-        """Return a session; see `Session` for the arguments. Close it before this.
-
-        Raises:
-            InvalidArgs: no such tenant is registered.
-        """
-        commons = self._commons
+        """Return a session of a registered tenant; see `Session` for the arguments. Close it before this."""
         return Session(
-            commons.device,
+            self.device,
             limits,
             architecture=architecture,
-            commons=commons,
+            resources=self._resources,
             tenant=tenant,
             memory_kind=memory_kind,
             pad=pad,
         )
 
     def statistics(self) -> SharedStatistics:
-        """Return a snapshot: each figure is exact in itself."""
-        commons = self._commons
+        """Return a snapshot: each figure by itself is exact."""
+        resources = self._resources
         return SharedStatistics(
-            kernels_held=commons.kernels.held,
-            kernels_idle=commons.kernels.idle,
-            slots_idle=commons.ring.idle,
-            sessions_parked=len(commons.parking),
-            places_in_use=commons.gate.in_use,
-            accounts=commons.accounts.statistics(),
-            device=commons.device.statistics(),
+            kernels_held=resources.kernels.held,
+            kernels_idle=resources.kernels.idle,
+            slots_idle=resources.ring.idle,
+            sessions_parked=len(resources.session_pool),
+            places_in_use=resources.gate.in_use,
+            accounts=resources.accounts.statistics(),
+            device=resources.device.statistics(),
         )
 
     def close(self) -> None:
-        """Release what no session holds any more. Idempotent; raises nothing: what the device fails at is logged.
+        """Release what no session holds any more. Idempotent; raises nothing: failures are logged.
 
         What an abandoned session can still reach stays for as long as the process.
         """
-        failures = self._commons.close()
+        failures = self._resources.close()
         if failures:
             _log.error("a device failed to release %d things that sessions shared: %s", len(failures), failures[0])
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the shared device."""
         return self
 
     def __exit__(self, *_: object) -> None:

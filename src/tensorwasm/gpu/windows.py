@@ -18,7 +18,7 @@ from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.reach import Reach
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
-from tensorwasm.gpu.state.graph_book import GraphBook
+from tensorwasm.gpu.state.graphs import GraphTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, MemoryKind, Region
 
@@ -30,7 +30,7 @@ class Windows:
     """One guest's memory for its launches and copies. Not safe from several threads: the session takes turns.
 
     Args:
-        commons: what the device's sessions share.
+        resources: what the device's sessions share.
         tenancy: whose session it is.
         regions: what the session's kernels may touch.
         sheet: told along.
@@ -44,10 +44,10 @@ class Windows:
     """
 
     __slots__ = (
-        "_commons",
         "_counted",
         "_graphs",
         "_regions",
+        "_resources",
         "_sheet",
         "_slot",
         "_tenancy",
@@ -58,16 +58,16 @@ class Windows:
 
     def __init__(
         self,
-        commons: DeviceResources,
+        resources: DeviceResources,
         tenancy: TenantResources,
         regions: RegionTable,
         sheet: SessionLayoutWriter,
         work: SessionWork,
-        graphs: GraphBook,
+        graphs: GraphTable,
         kind: MemoryKind,
     ) -> None:
-        self.reach = Reach(commons.device, tenancy.account, regions, sheet, kind)
-        self._commons = commons
+        self.reach = Reach(resources.device, tenancy.account, regions, sheet, kind)
+        self._resources = resources
         self._tenancy = tenancy
         self._regions = regions
         self._sheet = sheet
@@ -150,7 +150,7 @@ class Windows:
         return bool(memory.size_bytes and self.reach.pinned_bytes) and memory != self.reach.region
 
     def _busy(self) -> list[int]:
-        return [lane.number for lane in self._work.lanes if self._work.lanes.busy(lane)]
+        return [stream.number for stream in self._work.streams if self._work.streams.busy(stream)]
 
     # ------------------------------------------------------------------------------------------ staged
 
@@ -186,7 +186,7 @@ class Windows:
 
     def offer(self) -> None:
         """Have a slot for compiled code to find, if there are plenty and windows may be staged."""
-        if self.kind in _RENT_BYTES and self.reach.region is None and self._commons.ring.plenty:
+        if self.kind in _RENT_BYTES and self.reach.region is None and self._resources.ring.plenty:
             with suppress(CapacityExhausted):
                 self._take_slot()
 
@@ -235,7 +235,7 @@ class Windows:
         slot, self._slot = self._slot, None
         if slot is not None and trusted:
             slot.used_bytes = max(slot.used_bytes, self._sheet.stage_used)
-            self._commons.ring.give(slot)
+            self._resources.ring.give(slot)
         return self.reach.release()
 
     def renew(self) -> None:
@@ -243,7 +243,7 @@ class Windows:
         self._renew_rent()
         if self._slot is not None:
             self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
-            self._commons.ring.clear(self._slot)
+            self._resources.ring.clear(self._slot)
             self._sheet.stage_used = 0
 
     def _stage(self, windows: Sequence[HostWindow], memory: Region) -> Placement | None:
@@ -252,7 +252,7 @@ class Windows:
         for window in windows:
             require_inside(window, memory)
         placement = Placement(windows, memory.address)
-        slot_bytes = self._commons.ring.slot_bytes
+        slot_bytes = self._resources.ring.slot_bytes
         if placement.used_bytes > slot_bytes:
             if self.kind == "staged":
                 raise QuotaExceeded(f"windows of {placement.used_bytes} bytes: at most {slot_bytes} are staged")
@@ -279,7 +279,7 @@ class Windows:
 
     def _take_slot(self) -> None:
         if self._slot is None:
-            self._slot = slot = self._commons.take_slot(self._tenancy.tenant)
+            self._slot = slot = self._resources.take_slot(self._tenancy.tenant)
             self._regions.add(slot.region)
             self._sheet.show_slot(slot.region.address, slot.region.size_bytes)
             self._work.confine()

@@ -178,7 +178,7 @@ def test_two_that_load_at_once_keep_one(device):
     assert device.holds_nothing()
 
 
-def test_a_second_copy_that_cannot_be_dropped_leaves_nobody_holding_anything(device):
+def test_a_second_copy_that_cannot_be_dropped_holds_nothing(device):
     cache = KernelCache(device)
     key = "a", digest(FILL), "fill", HERE
     draft = cache.draft(key, FILL, NEVER)

@@ -195,7 +195,7 @@ def test_an_offset_past_its_buffer_does_not_land_in_the_next(param, offset):
         bind_one(param, BufferOffset(1, offset))
 
 
-def test_the_last_place_of_a_buffer_is_its():
+def test_the_last_byte_of_a_buffer_belongs_to_it():
     assert bind_one(POINTER, BufferOffset(1, 96)) == (struct.pack("<Q", BUFFER.address + 96),)
 
 

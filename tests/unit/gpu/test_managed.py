@@ -105,7 +105,9 @@ def test_every_move_counts_as_pending(session, kernel, pad, moves):
     parts = [HostWindow(BASE + number * PREFETCH_BYTES, PREFETCH_BYTES // 2) for number in range(4)]
     submit(session, kernel, 4, memory=GROWN)
     before = pad.pending
-    session._launcher._prefetch(parts, session._work.find(0))
+    work, reach = session._core.work, session._core.windows.reach
+    stream, spans = work.find(0), reach.movable(parts)
+    work.give(stream, len(spans), reach.move, spans, stream.stream)
     assert pad.pending - before == len(moves) == 4
 
 

@@ -104,7 +104,7 @@ def settle(arrived):
         threading.Event().wait(0.001)
 
 
-def test_a_gate_without_places_refuses_at_once():
+def test_a_gate_without_permits_refuses_at_once():
     gate = Gate(0)
     for refused in (lambda: gate.enter(NEVER, Sitter()), lambda: gate.join(Sitter(), print, NEVER)):
         with pytest.raises(CapacityExhausted):
@@ -114,7 +114,7 @@ def test_a_gate_without_places_refuses_at_once():
     assert (gate.in_use, gate.waiting) == (0, 0)
 
 
-def test_a_free_place_is_taken_even_near_the_deadline():
+def test_a_free_permit_is_taken_even_near_the_deadline():
     gate = Gate(1)
     gate.enter(Deadline(at_ns=0), Sitter())
     assert gate.in_use == 1
@@ -152,7 +152,7 @@ def test_patience_is_over_50_ms_before_the_deadline():
 
 
 @pytest.mark.parametrize("seconds", [None, 60.0, 1e15])
-def test_a_place_that_comes_free_is_given_to_who_waits(seconds):
+def test_a_free_permit_goes_to_a_waiting_holder(seconds):
     gate, (sitter,) = full_gate()
     deadline, waiter = Deadline.after(seconds), Sitter()
     thread = threading.Thread(target=gate.enter, args=(deadline, waiter), daemon=True)
@@ -165,7 +165,7 @@ def test_a_place_that_comes_free_is_given_to_who_waits(seconds):
     assert gate.request(waiter)
 
 
-def test_places_go_to_those_in_line_in_their_order_and_only_one_is_told():
+def test_permits_are_first_in_first_out_and_one_holder_is_notified():
     gate, sitters = full_gate(2)
     waiters, told = queue(gate, 3)
     for freed, waiter in zip([*sitters, waiters[0]], waiters, strict=True):
@@ -176,7 +176,7 @@ def test_places_go_to_those_in_line_in_their_order_and_only_one_is_told():
     assert told == waiters
 
 
-def test_nobody_overtakes_the_line():
+def test_no_holder_overtakes_the_queue():
     gate, _ = full_gate(start=no_asking)
     _, told = queue(gate, 1)
     idle = Sitter(idle=True)
@@ -188,7 +188,7 @@ def test_nobody_overtakes_the_line():
     assert (told, gate.waiting) == ([], 2)
 
 
-def test_who_has_a_place_keeps_it_whoever_waits():
+def test_a_holder_keeps_its_permit_while_others_wait():
     gate, (sitter,) = full_gate(start=no_asking)
     queue(gate, 1)
     assert gate.offer(sitter)
@@ -198,7 +198,7 @@ def test_who_has_a_place_keeps_it_whoever_waits():
     assert gate.in_use == 1
 
 
-def test_who_gives_up_in_time_gets_no_place_and_who_is_late_has_one():
+def test_giving_up_in_time_leaves_no_permit_and_too_late_keeps_it():
     gate, (sitter,) = full_gate()
     (early, late), told = queue(gate, 2)
     with pytest.raises(CapacityExhausted):
@@ -211,7 +211,7 @@ def test_who_gives_up_in_time_gets_no_place_and_who_is_late_has_one():
     assert gate.in_use == 0
 
 
-def test_leaving_the_line_costs_nobody_a_place():
+def test_leaving_the_queue_costs_no_other_holder_a_permit():
     gate, (sitter,) = full_gate()
     (gone, stays), told = queue(gate, 2)
     gate.leave(gone)
@@ -221,7 +221,7 @@ def test_leaving_the_line_costs_nobody_a_place():
     assert (told, gate.in_use, gate.waiting) == ([stays], 1, 0)
 
 
-def test_a_place_that_is_not_needed_is_taken_back_for_who_comes_first():
+def test_an_idle_permit_is_taken_back_for_the_first_in_the_queue():
     gate, (sitter,) = full_gate()
     sitter.idle = True
     newcomer = Sitter()
@@ -230,7 +230,7 @@ def test_a_place_that_is_not_needed_is_taken_back_for_who_comes_first():
     assert not gate.request(sitter)
 
 
-def test_one_thread_asks_for_all_who_wait_and_ends_with_the_line():
+def test_one_thread_asks_the_holders_and_ends_with_the_queue():
     def askers():
         return [thread for thread in threading.enumerate() if thread.name == "tensorwasm-gate" and thread not in before]
 
@@ -252,7 +252,7 @@ def test_one_thread_asks_for_all_who_wait_and_ends_with_the_line():
     settle(lambda: not askers())
 
 
-def test_without_a_thread_to_ask_places_are_handed_on_all_the_same(monkeypatch):
+def test_without_a_thread_permits_are_still_handed_over(monkeypatch):
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
@@ -263,7 +263,7 @@ def test_without_a_thread_to_ask_places_are_handed_on_all_the_same(monkeypatch):
     assert told == waiters
 
 
-def test_a_signal_that_ends_a_wait_leaves_the_line(monkeypatch):
+def test_a_signal_that_ends_a_wait_leaves_the_queue(monkeypatch):
     gate, (sitter,) = full_gate(start=no_asking)
 
     def interrupt(*_):
@@ -277,7 +277,7 @@ def test_a_signal_that_ends_a_wait_leaves_the_line(monkeypatch):
     assert gate.in_use == 0
 
 
-def test_threads_and_callbacks_that_come_and_go_lose_no_place_and_get_none_twice():
+def test_threads_and_callbacks_lose_no_permit_and_get_none_twice():
     gate, holding, most = Gate(3), [], []
 
     def work(number):

@@ -1,4 +1,4 @@
-"""A session that serves one guest after another: each sees what it would see of a session of its own."""
+"""A renewed session shows each guest what a new session would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.gpu.limits.quota import Gate
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, SessionLayout
-from tensorwasm.gpu.resources.session_pool import MAX_PARKED, SessionPool
+from tensorwasm.gpu.resources.device_resources import MAX_PARKED, SessionPool
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, LaunchConfig, Region
 
@@ -40,8 +40,8 @@ class World:
         self.memory = Region(self.address, PAGES << 16, host=True)
 
     @property
-    def parking(self) -> SessionPool:
-        return self.shared._commons.parking
+    def session_pool(self) -> SessionPool:
+        return self.shared._resources.session_pool
 
     def open(self, pad=None, **options):
         pad = SessionLayout() if pad is None else pad
@@ -147,7 +147,7 @@ def run(world, session, program) -> list[object]:
 
 @given(st.lists(programs | plain, min_size=1, max_size=4), programs)
 @pytest.mark.rule("4-session")
-def test_whoever_comes_later_sees_what_whoever_came_first_saw(earlier, program):
+def test_a_later_guest_sees_what_the_first_one_saw(earlier, program):
     world, other = World(), World()
     session = world.open()
     for before in earlier:
@@ -163,7 +163,7 @@ def test_whoever_comes_later_sees_what_whoever_came_first_saw(earlier, program):
 
 
 @given(plain)
-def test_what_is_left_on_the_pad_is_what_the_session_keeps(program):
+def test_the_layout_keeps_only_what_the_session_keeps(program):
     world = World()
     session = world.open()
     run(world, session, program)
@@ -195,14 +195,14 @@ def test_what_is_left_on_the_pad_is_what_the_session_keeps(program):
     ],
 )
 @pytest.mark.rule("4-session")
-def test_a_session_that_gave_a_number_away_serves_nobody_else(world, left):
+def test_a_session_that_gave_out_a_number_is_not_renewed(world, left):
     session = world.open()
     run(world, session, left)
     assert not session.renew()
     session.close()
 
 
-def test_a_poisoned_session_serves_nobody_else(world):
+def test_a_poisoned_session_is_not_renewed(world):
     session = world.open()
     kernel = session.kernels.load(FILL, "fill", NEVER)
     world.device.failures["synchronize"] = KernelFault("a kernel broke a rule")
@@ -212,7 +212,7 @@ def test_a_poisoned_session_serves_nobody_else(world):
     session.close()
 
 
-def test_a_closed_session_serves_nobody_else(world):
+def test_a_closed_session_is_not_renewed(world):
     session = world.open()
     session.close()
     assert not session.renew()
@@ -265,7 +265,7 @@ def test_the_budget_is_within_the_limit_of_text():
 
 
 @pytest.mark.rule("4-variables")
-def test_a_kernel_with_variables_is_offered_to_nobody(world):
+def test_a_kernel_with_variables_is_not_offered(world):
     session = renewed(world, [(with_global(64), "nothing")])
     assert offered(session) == []
     assert session.pad.budget == 0
@@ -277,9 +277,9 @@ def test_the_oldest_offer_makes_room(world):
     session = renewed(world, texts)
     assert len(offered(session)) == OFFER_ROWS
     assert FILL not in offered(session)
-    assert world.shared._commons.kernels.held == OFFER_ROWS
+    assert world.shared._resources.kernels.held == OFFER_ROWS
     session.close()
-    assert world.shared._commons.kernels.held == 0
+    assert world.shared._resources.kernels.held == 0
 
 
 def test_ids_begin_elsewhere_each_time(world):
@@ -296,16 +296,16 @@ def test_ids_begin_elsewhere_each_time(world):
 # -------------------------------------------------------------------------------------------------- parking
 
 
-def test_a_parked_session_is_one_callers(world):
+def test_a_pooled_session_is_taken_by_one_caller(world):
     session = renewed(world)
     session.park()
-    assert len(world.parking) == 1
+    assert len(world.session_pool) == 1
     assert session.resume()
     assert not session.resume()
     session.close()
 
 
-def test_too_many_parked_sessions_close_the_first(world):
+def test_a_full_pool_closes_its_first_session(world):
     sessions = [renewed(world) for _ in range(MAX_PARKED + 2)]
     for session in sessions:
         session.park()
@@ -314,7 +314,7 @@ def test_too_many_parked_sessions_close_the_first(world):
         session.close()
 
 
-def test_the_device_closes_what_is_parked_and_what_is_parked_later(world):
+def test_the_device_closes_pooled_sessions_and_those_put_later(world):
     early, late = renewed(world), world.shared.open_session(memory_kind="pinned", pad=SessionLayout())
     early.park()
     world.shared.close()
@@ -336,15 +336,15 @@ def test_a_tenant_that_has_gone_is_not_served(world):
     session.close()
 
 
-def test_a_parked_session_gives_its_slot_to_whoever_needs_one(world):
-    ring = world.shared._commons.ring
+def test_a_pooled_session_gives_up_its_slot_when_one_is_needed(world):
+    ring = world.shared._resources.ring
     parked = [renewed(world) for _ in range(MAX_PARKED)]
     for session in parked:
         session.park()
     taken = [ring.take("default") for _ in range(ring.idle)]
     session = world.open()
     fill(world, session, session.kernels.load(FILL, "fill", NEVER))
-    assert len(world.parking) == MAX_PARKED - 1
+    assert len(world.session_pool) == MAX_PARKED - 1
     session.close()
     for slot in taken:
         ring.give(slot)

@@ -354,7 +354,7 @@ def test_grown_memory_is_registered_anew_so_that_a_window_may_span_old_and_new(s
 
 
 @pytest.mark.rule("3-registration")
-def test_growth_while_work_is_in_flight_waits_and_keeps_its_place(session, device, gate):
+def test_growth_while_work_is_in_flight_waits_and_keeps_its_permit(session, device, gate):
     kernel = session.kernels.load(FILL, "fill", NEVER)
     session.kernels.submit(kernel, ONE, lambda: (HostWindow(MEMORY.address, 4), word(1)), MEMORY, NEVER)
     session.kernels.submit(kernel, ONE, lambda: (HostWindow(MEMORY.end, 4), word(1)), GROWN, NEVER)
@@ -473,7 +473,7 @@ def test_a_launch_the_device_refuses_changes_nothing(session, device, gate, erro
     run(session, kernel)
 
 
-def test_a_refusal_while_work_is_in_flight_keeps_the_place(session, device, gate):
+def test_a_refusal_while_work_is_in_flight_keeps_the_permit(session, device, gate):
     kernel = session.kernels.load(NOTHING, "nothing", NEVER)
     session.kernels.submit(kernel, ONE, tuple, None, NEVER)
     device.failures["launch"] = LaunchRefused("no")
@@ -646,7 +646,7 @@ def test_pages_that_stay_registered_are_abandoned_even_without_work_of_the_sessi
     assert session.statistics().pinned_bytes == MEMORY.size_bytes
 
 
-def test_a_kernel_that_faulted_gives_its_place_back_at_once(device):
+def test_a_kernel_that_faulted_gives_its_permit_back_at_once(device):
     gate = Gate(1)
     with Session(device, ledger=MemoryLedger(), gate=gate) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)

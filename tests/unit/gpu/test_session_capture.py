@@ -21,7 +21,7 @@ from tensorwasm.errors import (
     NotCapturable,
 )
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.session.page_runs import Collector
+from tensorwasm.gpu.session.capture import RunCollector
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import NEVER, Deadline
 
@@ -64,7 +64,7 @@ def test_the_pages_that_differ_are_kept_in_as_few_runs_as_can_be(data, size):
 
 def collect(content, pages, base=()):
     """Return the runs of a buffer that is read so many pages at a time."""
-    collector = Collector(base)
+    collector = RunCollector(base)
     for offset in range(0, len(content), pages * PAGE_BYTES):
         collector.add(offset, memoryview(content)[offset : offset + pages * PAGE_BYTES])
     return collector.finish()

@@ -1,4 +1,4 @@
-"""Any sequence of operations leaves the session, the books and the device where a plain model says, whatever fails."""
+"""Any sequence of operations leaves session, accounts and device as a plain model says, failures included."""
 
 import ctypes
 import mmap
@@ -98,8 +98,8 @@ class SessionModel(RuleBasedStateMachine):
 
     def watch_releases(self):
         """Have what is handed on inside the process checked like what is given back to the device."""
-        commons = self.shared._commons
-        slab, ring = commons.tenancy("tenant").suballocator, commons.ring
+        resources = self.shared._resources
+        slab, ring = resources.tenancy("tenant").suballocator, resources.ring
         for owner, name, region in ((slab, "free", lambda region: region), (ring, "give", lambda slot: slot.region)):
             release = getattr(owner, name)
 
@@ -111,7 +111,7 @@ class SessionModel(RuleBasedStateMachine):
             if owner is ring:
                 ring.give = checked
             else:
-                commons.tenancy("tenant").suballocator = Watched(slab, checked)
+                resources.tenancy("tenant").suballocator = Watched(slab, checked)
 
     def open(self, kind, *, pad):
         self.kind = kind
@@ -163,7 +163,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def settle(self):
         """Take from the device what only an injected failure can have changed."""
-        if self.session._launcher.recording is None:
+        if self.session._core.graphs.recording is None:
             self.recording = None
 
     @property
@@ -275,7 +275,7 @@ class SessionModel(RuleBasedStateMachine):
         if self.reached:
             return ()  # windows lie low: growth does not matter to them
         # The first step, if it comes that far, registers the memory if it can.
-        capturing = self.session._launcher.recording.capturing if not self.over else False
+        capturing = self.session._core.graphs.recording.capturing if not self.over else False
         return (InvalidArgs,) if capturing or errors or self.kind == "staged" else ()
 
     def graph_full(self, errors, length):
@@ -547,7 +547,7 @@ class SessionModel(RuleBasedStateMachine):
         assert books.graphs == len(self.graphs)
         assert books.pinned_bytes == self.device.registered.get(self.address, 0)
         assert books.pinned_bytes == self.account.statistics().pinned_bytes
-        if self.pad is None and not self.session._sheet.pending:
+        if self.pad is None and not self.session._core.layout.pending:
             assert self.gate.in_use == 0
 
     def teardown(self):

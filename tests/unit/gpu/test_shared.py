@@ -1,4 +1,4 @@
-"""Sessions of one device: their pads are true, their places at the gate go round, streams and slots are reused."""
+"""Sessions of one device: correct layouts, permits handed over, streams and slots reused."""
 
 import ctypes
 import mmap
@@ -223,7 +223,7 @@ def test_a_large_copy_registers_what_it_can(world):
 # ------------------------------------------------------------------------------------------------------ pads
 
 
-def test_a_pad_shows_what_compiled_code_may_use(world):
+def test_the_layout_shows_what_compiled_code_may_use(world):
     pad = SessionLayout()
     with world.open(pad=pad) as session:
         assert (pad.armed, pad.driver != 0, pad.placed, pad.pending) == (1, True, 0, 0)
@@ -271,7 +271,7 @@ def test_the_deadline_of_a_call_reaches_the_device(world):
 @pytest.mark.parametrize(
     "error", [KernelFault("thread 1"), InvokeTimeout("late"), DeviceLost("gone"), ValueError("bug")]
 )
-def test_a_failure_disarms_the_pad(world, error):
+def test_a_failure_disarms_the_layout(world, error):
     pad = SessionLayout()
     session = world.open(pad=pad)
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
@@ -335,7 +335,7 @@ def test_a_staged_launch_of_compiled_code_is_finished(world):
         assert ctypes.string_at(slot + 256, 64) == bytes(64), "what was used is cleared"
 
 
-def test_an_abandoned_pad_serves_another_session(world):
+def test_an_abandoned_layout_serves_another_session(world):
     pad, device, gate = SessionLayout(), FakeDevice(), Gate(1)
     lost = SharedDevice(device, Accounts(MemoryLedger()), gate)
     session = lost.open_session(pad=pad)
@@ -357,7 +357,7 @@ def test_an_abandoned_pad_serves_another_session(world):
 # ------------------------------------------------------------------------------------------------------ gate
 
 
-def test_a_place_is_kept_between_launches_and_taken_back_when_it_is_needed():
+def test_a_permit_is_kept_between_launches_and_taken_back_when_needed():
     world = World(Gate(1))
     one_pad, two_pad = SessionLayout(), SessionLayout()
     with world.open(pad=one_pad) as one, world.open(pad=two_pad) as two:
@@ -377,7 +377,7 @@ def test_a_place_is_kept_between_launches_and_taken_back_when_it_is_needed():
     assert world.gate.in_use == 0
 
 
-def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
+def test_an_idle_permit_of_compiled_code_goes_to_a_waiting_session():
     world = World(Gate(1))
     pad = SessionLayout()
     with world.open(pad=pad) as one, world.open() as two:
@@ -400,7 +400,7 @@ def test_a_place_that_compiled_code_no_longer_needs_is_found_by_who_waits():
         assert pad.placed == 0
 
 
-def test_work_that_outlives_a_call_keeps_its_place(world):
+def test_work_that_outlives_a_call_keeps_its_permit(world):
     with world.open(pad=SessionLayout()) as session:
         session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         session.leave()
@@ -420,7 +420,7 @@ def test_drained_streams_serve_the_next_session(world):
 
 
 @pytest.mark.rule("3-stream")
-def test_streams_of_a_session_that_failed_serve_nobody(world):
+def test_streams_of_a_failed_session_are_not_reused(world):
     session = world.open()
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = KernelFault("thread 0")
@@ -431,7 +431,7 @@ def test_streams_of_a_session_that_failed_serve_nobody(world):
 
 
 @pytest.mark.rule("3-staging")
-def test_a_slot_that_lost_work_may_still_write_to_serves_nobody():
+def test_a_slot_that_lost_work_may_still_write_to_is_not_reused():
     world = World()
     session = world.open("staged")
     world.fill(session, session.kernels.load(FILL, "fill", NEVER), 0, 1)
@@ -457,7 +457,7 @@ def test_a_tenant_has_to_be_registered(world):
         world.shared.open_session("late")
 
 
-def test_buffers_are_cut_from_the_tenants_slab_under_its_cap(world):
+def test_buffers_are_cut_from_the_tenants_suballocator_under_its_cap(world):
     with world.open() as one, world.open() as two, world.shared.open_session() as other:
         one.buffers.allocate(1 << 19)
         two.buffers.allocate(1 << 19)
@@ -499,15 +499,15 @@ def test_statistics_say_what_sessions_share(world):
 
 
 def test_two_that_open_at_once_have_one_table_of_the_driver(monkeypatch):
-    # Pads have its address, and only the commons keep it alive: a second one would free the first.
+    # Pads have its address, and only the resources keep it alive: a second one would free the first.
     device, inner = FakeDevice(), []
-    commons = DeviceResources(device, Accounts(MemoryLedger()))
+    resources = DeviceResources(device, Accounts(MemoryLedger()))
     make = module.driver_table
 
     def meet(*arguments):
         monkeypatch.setattr(module, "driver_table", make)
-        inner.append(commons.driver_at())  # another thread, while the device is asked
+        inner.append(resources.driver_at())  # another thread, while the device is asked
         return make(*arguments)
 
     monkeypatch.setattr(module, "driver_table", meet)
-    assert commons.driver_at() == inner[0] == commons.driver_at()
+    assert resources.driver_at() == inner[0] == resources.driver_at()

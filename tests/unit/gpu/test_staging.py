@@ -1,4 +1,4 @@
-"""Windows lie in a slot as they lie in memory: as aligned, overlapping where they overlap, apart elsewhere."""
+"""Windows have the same alignment and overlaps in a slot as in memory."""
 
 import ctypes
 import mmap
@@ -171,7 +171,7 @@ def test_a_ring_that_stays_registered_stays_mapped(device):
 
 
 @pytest.mark.parametrize("row", [(SIZE, 1, 0), (0, SIZE + 1, 0), (0, 8, 4096 - 7), (1 << 63, 8, 0)])
-def test_a_pad_that_names_what_is_not_there_has_nothing_copied(device, row):
+def test_a_layout_with_invalid_windows_has_nothing_copied(device, row):
     slot = StagingRing(device, slots=1, slot_bytes=4096).take("a")
     ctypes.memset(slot.region.address, 7, 16)
     PAGES[:16] = bytes(16)

@@ -24,14 +24,14 @@ def test_all_streams_of_a_device_with_a_number_of_them_are_made_at_once():
     assert device.statistics().streams == 5
 
 
-def test_beyond_them_sessions_share_in_turn_and_the_last_to_leave_frees_a_stream():
+def test_when_all_are_in_use_sessions_share_streams_round_robin():
     streams, device = stock(2)
     users = Counter(id(streams.take()) for _ in range(6))
     assert sorted(users.values()) == [3, 3]
     assert device.statistics().streams == 2
 
 
-def test_a_stream_taken_alone_is_nobody_elses():
+def test_a_stream_taken_alone_is_not_shared():
     streams, _ = stock(2)
     alone = streams.take(alone=True)
     others = [streams.take() for _ in range(4)]
@@ -79,7 +79,7 @@ def test_no_stream_is_lent_after_it_was_released_or_twice_when_alone(steps):
 
 
 @pytest.mark.rule("3-stream")
-def test_a_discarded_stream_serves_nobody_again_whoever_of_its_users_leaves_last():
+def test_a_discarded_stream_is_not_reused_whichever_user_leaves_last():
     streams, device = stock(1)
     first, second = streams.take(), streams.take()
     assert first is second

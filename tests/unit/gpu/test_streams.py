@@ -549,7 +549,7 @@ def test_windows_on_what_was_reached_before_go_on_being_recorded_when_memory_has
     session.graphs.replay(graph, GROWN, NEVER)
 
 
-def test_a_recording_that_waits_for_earlier_work_gives_its_place_back(session, gate, kernel, buffer):
+def test_a_recording_that_waits_for_earlier_work_gives_its_permit_back(session, gate, kernel, buffer):
     fill_window(session, kernel, 0, 1)
     assert gate.in_use == 1
     session.graphs.begin(0)

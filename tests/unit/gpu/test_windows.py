@@ -1,4 +1,4 @@
-"""Staging is rent and registering a price: memory of the kind ``auto`` is registered when the rent has come to it."""
+"""Memory of the kind ``auto`` is staged until that has cost as much as registering it."""
 
 import ctypes
 import mmap
@@ -59,7 +59,7 @@ class World:
 
     @property
     def left(self):
-        return self.session._sheet.stage_left
+        return self.session._core.layout.stage_left
 
     def __enter__(self):
         return self

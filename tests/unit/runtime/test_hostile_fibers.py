@@ -133,7 +133,7 @@ def besiege(host, names):
         settle(host, lambda seen: seen.on_device + seen.in_line == len(hostile))
         # What comes now is not behind the gate, as a stream that has served a recording already is.
         host.share().device._gate = None
-        host.share()._commons.streams._idle.clear()
+        host.share()._resources.streams._idle.clear()
         assert function.submit("little", (41,), grants=("cuda",)).result(SOON_S).values == (42,)
         gate.open()
         for one in hostile:

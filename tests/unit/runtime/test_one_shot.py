@@ -152,12 +152,12 @@ def test_statistics_say_what_a_guest_had_when_it_left(function):
 def test_a_kernel_that_was_loaded_before_is_loaded_and_launched_without_python(function):
     before = function.invoke("fill", **GPU)
     (pooled,) = idle(function)
-    assert not pooled.session._turns.used
+    assert not pooled.session._core.used
     for _ in range(3):
         after = function.invoke("fill", **GPU)
         assert after.values == before.values == (42,)
         assert after.gpu == before.gpu
-        assert not pooled.session._turns.used
+        assert not pooled.session._core.used
     assert idle(function) == [pooled]
 
 
@@ -168,7 +168,7 @@ def test_each_guest_may_stage_as_much_as_the_first(function):
     for _ in range(3):
         assert pooled.session.pad.stage_left == PIN_PRICE_BYTES
         assert function.invoke("fill", **options).gpu.pinned_bytes == 0
-        assert not pooled.session._turns.used
+        assert not pooled.session._core.used
     pooled.session.pad.stage_left = 0
     assert function.invoke("fill", **options).gpu.pinned_bytes == 0, "Python counts the memory's own size"
     assert function.invoke("fill", **options).gpu.staged_launches == 0, "and compiled code goes on with the next guest"
@@ -201,7 +201,7 @@ def test_no_tenant_comes_where_another_has_been(function, runtime):
     for tenant in ("ann", "bob", "ann"):
         assert function.invoke("fill", tenant=tenant, **GPU).values == (42,)
     assert len({id(pooled.session) for pooled in idle(function)}) == 2
-    assert sorted(pooled.session._tenancy.tenant for pooled in idle(function)) == ["ann", "bob"]
+    assert sorted(pooled.session._core.tenancy.tenant for pooled in idle(function)) == ["ann", "bob"]
 
 
 def test_without_the_grant_a_guest_has_no_gpu(function):
@@ -322,11 +322,11 @@ def test_a_device_that_is_lost_serves_no_parked_session(function, monkeypatch):
     monkeypatch.setattr(EmulatedNative, "usable", False)
     function.invoke("fill", **GPU)
     assert before not in idle(function)
-    assert before.session._turns.closed
+    assert before.session._core.closed
 
 
 def test_a_context_that_is_gone_is_a_lost_device(function):
-    function.host.share()._commons._driver.context = 5
+    function.host.share()._resources._driver.context = 5
     with pytest.raises(DeviceLost):
         function.invoke("nothing", **GPU)
     assert idle(function) == []
@@ -338,7 +338,7 @@ def test_closing_the_runtime_ends_what_is_parked(native):
     function.invoke("fill", **GPU)
     device = runtime.open_device()
     runtime.close()
-    assert all(pooled.session._turns.closed for pooled in idle(function))
+    assert all(pooled.session._core.closed for pooled in idle(function))
     assert device.statistics().registered_bytes == 0
     with pytest.raises(DeviceUnavailable):
         function.invoke("fill", **GPU)
@@ -351,7 +351,7 @@ def test_sandboxes_of_a_collected_plan_are_closed_by_the_next(runtime):
     del function
     gc.collect()
     runtime.load(bytes(wat2wasm(WAT))).invoke("nothing")
-    assert pooled.session._turns.closed
+    assert pooled.session._core.closed
 
 
 @pytest.fixture(params=[signal.default_int_handler, "custom"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
 
 from tensorwasm.errors import (
     InvalidDimensions,
@@ -49,50 +50,53 @@ class HostWindow:
         length_bytes: bytes the kernel is given; 0 gives it nothing.
     """
 
+    size_bytes: ClassVar[int] = POINTER_BYTES
     address: int
     length_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the parameter it fits."""
-        return POINTER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class BufferOffset:
-    """A place in a device buffer of the session.
+    """An offset in a device buffer, whose handle is from `SessionBuffers.allocate`."""
 
-    Attributes:
-        handle: from `Buffers.allocate`.
-        offset_bytes: from the start of the buffer.
-    """
-
+    size_bytes: ClassVar[int] = POINTER_BYTES
     handle: int
     offset_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the parameter it fits."""
-        return POINTER_BYTES
 
 
 Argument = Scalar | HostWindow | BufferOffset
 
 
+class GeometryRule(NamedTuple):
+    """A range that a measure of a geometry is in, and what is said of one that is not."""
+
+    least: int
+    most: int
+    message: str
+
+
+GEOMETRY_RULES: Final = (
+    GeometryRule(1, MAX_BLOCK_THREADS_PER_AXIS, "block {0.block}: each axis takes 1 to {1} threads"),
+    GeometryRule(1, MAX_GRID_BLOCKS_PER_AXIS, "grid {0.grid}: each axis takes 1 to {1} blocks"),
+    GeometryRule(0, MAX_DYNAMIC_SHARED_BYTES, "{0.shared_bytes} bytes of dynamic shared memory: at most 228 KiB"),
+    GeometryRule(1, MAX_BLOCK_THREADS, "block {0.block} has more than {1} threads"),
+)
+"""The limits of the ABI, for every device, in the order in which they are checked."""
+
+_BLOCK, _GRID, _SHARED, _THREADS = GEOMETRY_RULES
+_RULE_OF_MEASURE: Final = (*(_BLOCK,) * 3, *(_GRID,) * 3, _SHARED, _THREADS)
+
+
 def check_geometry(config: LaunchConfig) -> None:
-    """Check a geometry against the limits of the ABI, which are those of no particular device.
+    """Check a geometry against `GEOMETRY_RULES`.
 
     Raises:
-        InvalidDimensions: an axis, the threads of a block or the shared memory is out of range.
+        InvalidDimensions: it breaks one.
     """
-    if not all(1 <= threads <= MAX_BLOCK_THREADS_PER_AXIS for threads in config.block):
-        raise InvalidDimensions(f"block {config.block}: each axis takes 1 to {MAX_BLOCK_THREADS_PER_AXIS} threads")
-    if not all(1 <= blocks <= MAX_GRID_BLOCKS_PER_AXIS for blocks in config.grid):
-        raise InvalidDimensions(f"grid {config.grid}: each axis takes 1 to {MAX_GRID_BLOCKS_PER_AXIS} blocks")
-    if not 0 <= config.shared_bytes <= MAX_DYNAMIC_SHARED_BYTES:
-        raise InvalidDimensions(f"{config.shared_bytes} bytes of dynamic shared memory: at most 228 KiB")
-    if math.prod(config.block) > MAX_BLOCK_THREADS:
-        raise InvalidDimensions(f"block {config.block} has more than {MAX_BLOCK_THREADS} threads")
+    measures = (*config.block, *config.grid, config.shared_bytes, math.prod(config.block))
+    for (least, most, message), measure in zip(_RULE_OF_MEASURE, measures, strict=True):
+        if not least <= measure <= most:
+            raise InvalidDimensions(message.format(config, most))
 
 
 def check_fit(config: LaunchConfig, signature: KernelSignature, info: DeviceInfo) -> None:
@@ -154,13 +158,13 @@ def _resolve(param: KernelParam, argument: Argument, buffers: Mapping[int, Regio
         case BufferOffset(handle, offset_bytes):
             if handle not in buffers:
                 raise InvalidHandle(f"parameter {param.name}: no device buffer {handle}")
-            # Judged against its own buffer: another one may begin where this one ends.
+            # Checked against its own buffer: another one may begin where this one ends.
             if offset_bytes >= buffers[handle].size_bytes:
                 raise LaunchRefused(f"parameter {param.name}: offset {offset_bytes} is past the end of buffer {handle}")
             return buffers[handle].address + offset_bytes
         case HostWindow(address, length_bytes):
             if not length_bytes and not regions.contains(address):
-                return 0  # an empty window at the very end: nothing to reach, so nothing to point at
+                return 0  # an empty window at the very end: no byte to reach, so a null pointer
         case Scalar(data):
             address, length_bytes = int.from_bytes(data, "little"), 1
     if not regions.contains(address, length_bytes):

@@ -1,4 +1,4 @@
-"""The numbers a launch and a session are held to, each stated once; the ABI's documents are generated from them."""
+"""The limits of a launch and of a session; the ABI's documents are generated from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from tensorwasm.values import MIB
 
 MOST_MOVES: Final = 4
-"""Parts that are moved ahead of one launch: each takes room in the driver's queues, as a launch does."""
+"""Parts of memory that are moved ahead of one launch: each takes room in the driver's queues, as a launch does."""
 
 GIB: Final = 1024 * MIB
 
@@ -30,11 +30,11 @@ MAX_GRAPH_LAUNCHES: Final = 4096
 STAGE_SLOTS: Final = 64
 STAGE_SLOT_BYTES: Final = 256 << 10
 PIN_PRICE_BYTES: Final = 5 * MIB // 2
-"""What registering a guest's memory costs beside half its size, in bytes that could have been staged for it.
+"""What registering a guest's memory costs besides half its size, in bytes that could have been staged for it.
 
 Measured on an H200: registering costs 250 us and 0.04 ns a byte of the memory, staging 0.09 ns a byte of the windows.
-So once half as many bytes have been staged as the memory has, and these, registering would have cost no more; whoever
-registers then pays at most twice what was best, whatever the guest does next.
+Once these and half as many bytes as the memory has are staged, registering would have cost no more; registering then
+costs at most twice the optimum, whatever the guest does next.
 
 Source: Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", Algorithmica 3, 1988.
 """
@@ -47,14 +47,10 @@ class SessionLimits:
     """What one session may hold.
 
     Attributes:
-        ptx_bytes: one PTX text.
         total_ptx_bytes: all PTX texts together.
-        kernels: loaded kernels.
         allocation_bytes: one device buffer, or the variables of one PTX module.
-        allocations: live device buffers.
         device_bytes: live device buffers and module variables together.
         streams: live streams, the instance's own not counted.
-        events: live events.
         graphs: live graphs, those being recorded included.
         graph_launches: launches and copies recorded in one graph.
     """

@@ -1,4 +1,4 @@
-"""What the kernels of one session print, until the guest's host functions pass it on."""
+"""The buffer for what the kernels of one session print, until the guest's host functions write it out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import threading
 from typing import Final
 
 MAX_KERNEL_OUTPUT_BYTES: Final = 1 << 20
-"""What kernels may print between two looks at it; as much as a GPU's own buffer has by default."""
+"""Most that is kept between two calls of `KernelOutput.take`; the default size of a GPU's own buffer."""
 
 
 class KernelOutput:
-    """A bounded buffer. Any thread may write; the one that runs the guest takes.
-
-    Attributes:
-        truncated: kernels printed more than was kept, since it was taken last.
-    """
+    """A bounded buffer. Any thread may write; only the one that runs the guest takes, or clears ``truncated``."""
 
     __slots__ = ("_lock", "_text", "truncated")
 
@@ -24,14 +20,14 @@ class KernelOutput:
         self.truncated = False
 
     def write(self, text: bytes) -> None:
-        """Keep a text, or as much of it as there is room for."""
+        """Append a text, or as much of it as fits."""
         with self._lock:
             room = MAX_KERNEL_OUTPUT_BYTES - len(self._text)
             self._text += text[:room]
             self.truncated = self.truncated or len(text) > room
 
     def take(self) -> tuple[bytes, bool]:
-        """Return what was kept, and whether something was not; begin anew."""
+        """Return and clear the text, and whether some was dropped since the last call."""
         if not self._text and not self.truncated:
             return b"", False
         with self._lock:

@@ -1,7 +1,6 @@
-"""The port that every device implements: its core here, one facet a subject in `tensorwasm.gpu.device.protocols`.
+"""The port that every device implements: its core here, one protocol a subject in `tensorwasm.gpu.device.protocols`.
 
-A device is raw: it allocates, copies, loads and launches, and trusts its caller. Ownership, quotas, bounds and the
-pointer check of safety rule 5 live once, in `tensorwasm.gpu.session`, above every device.
+What holds for all methods is stated in `tensorwasm.gpu.device`.
 """
 
 from __future__ import annotations
@@ -20,19 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatistics:
-    """A snapshot of what a device holds.
+    """A snapshot of what a device holds: counts of live things, and their bytes.
 
     Attributes:
-        allocations: live device allocations, those from pools included.
-        allocated_bytes: their bytes.
-        registrations: live host registrations.
-        registered_bytes: their bytes.
-        modules: live modules.
-        streams: live streams.
-        launches: launches since the device was opened, replays counting one, those by compiled code not at all.
-        events: live events.
-        graphs: live graphs.
-        pools: open pools.
+        allocations: those from pools included.
+        registrations: of host memory.
+        launches: since the device was opened, replays counting one, those by compiled code not at all.
         unified_bytes: managed memory and memory mapped into reserved ranges.
         release_failures: releases that failed; each was logged.
     """
@@ -55,7 +47,7 @@ __all__ = ["Device", "DeviceStatistics", "LoadedModule", "Stream"]
 
 
 class Device(Protocol):
-    """A device. Every method may be called from any thread; a call that raises has created or changed nothing."""
+    """A device."""
 
     @property
     def info(self) -> DeviceInfo:
@@ -86,7 +78,6 @@ class Device(Protocol):
 
         Raises:
             QuotaExceeded: the device has no such memory left.
-            DeviceLost: the device does not answer.
         """
 
     def free(self, address: int) -> None:
@@ -108,11 +99,8 @@ class Device(Protocol):
         Args:
             address: in device memory.
             data: what is copied.
-            stream: None if all work on that memory has been waited for: then the copy waits for nobody's.
-            deadline: when the copy must have begun; a device that is busy with others' work may come to it late.
-
-        Raises:
-            InvokeTimeout: the deadline passed; nothing was copied.
+            stream: None if all work on that memory has been waited for: then the copy waits for no stream.
+            deadline: when the copy must have begun, or nothing is copied; a busy device may begin late.
         """
 
     def read(self, address: int, into: memoryview, stream: Stream | None, deadline: Deadline = NEVER) -> None:
@@ -128,20 +116,17 @@ class Device(Protocol):
         """
 
     def copy_out(self, host_address: int, address: int, size_bytes: int, stream: Stream) -> None:
-        """Start copying device memory to host memory, which nobody uses until the stream has drained."""
+        """Start copying device memory to host memory, which is not used until the stream has drained."""
 
     def load(self, module: Module, deadline: Deadline, output: KernelOutput | None = None) -> LoadedModule:
         """Make a module's kernels ready to launch.
 
-        Args:
-            module: what is to run.
-            deadline: when it must be ready.
-            output: takes what its kernels print, if the device can tell whose it is.
+        What they print goes to ``output``, if the device can attribute it.
 
         Raises:
             UnsupportedPtx: the module asks for what this device lacks, by name.
             MalformedPtx: the device's own compiler refuses it.
-            InvokeTimeout: the deadline passed. Nothing was loaded, and the device is as before.
+            InvokeTimeout: the deadline passed; nothing was loaded.
         """
 
     def unload(self, loaded: LoadedModule) -> None:
@@ -163,7 +148,7 @@ class Device(Protocol):
         stream: Stream,
         deadline: Deadline,
     ) -> None:
-        """Start a kernel. It may not have begun on return, and what it does wrong may be told by the wait for it.
+        """Start a kernel. It may not have begun on return, and its fault may be raised by the wait for it.
 
         Args:
             loaded: from `load`.
@@ -171,40 +156,25 @@ class Device(Protocol):
             config: checked by the caller against the ABI's limits.
             args: one little-endian packed value per parameter, of exactly the parameter's size.
             regions: everything the kernel may touch in global memory, apart from the module's own variables.
-            stream: from `open_stream`.
-            deadline: when the kernel must have stopped.
+            stream: where it runs.
+            deadline: when it must have stopped.
 
         Raises:
             InvalidDimensions: more than this device or this kernel takes.
             LaunchRefused: the device refused, nothing ran.
-            DeviceLost: the device does not answer.
         """
 
     def ended(self, stream: Stream) -> bool:
-        """Return whether the work in a stream has ended; never waits.
-
-        Raises:
-            KernelFault: a kernel faulted; the device may be lost.
-            DeviceLost: the device does not answer.
-        """
+        """Return whether the work in a stream has ended; never waits."""
 
     def delayed(self, stream: Stream) -> bool:
-        """Return whether work in a stream that has missed its deadline may only be held up by others' work.
+        """Return whether work in a stream that has missed its deadline may only be held up by other streams' work.
 
-        That is so for a limited time: what others give after this was first asked or found out is no excuse.
-
-        Raises:
-            DeviceLost: the device does not answer.
+        That is so for a limited time: work given after the first such call does not count.
         """
 
     def synchronize(self, stream: Stream, deadline: Deadline) -> None:
-        """Wait for the work in a stream.
-
-        Raises:
-            KernelFault: a kernel faulted; the device may be lost.
-            InvokeTimeout: the deadline passed and work is still running: the stream must not be reused.
-            DeviceLost: the device does not answer.
-        """
+        """Wait for the work in a stream."""
 
     def statistics(self) -> DeviceStatistics:
         """Return what the device holds now."""

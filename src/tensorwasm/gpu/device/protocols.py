@@ -1,7 +1,6 @@
 """What a device can do beyond the core of its port, one small protocol a subject.
 
-Everything is raw, as in `tensorwasm.gpu.device.port`: the caller owns what it is given, and gives it back once no
-stream can reach it. Every method may be called from any thread; a call that raises has created or changed nothing.
+What holds for all methods is stated in `tensorwasm.gpu.device`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Stream(Protocol):
 
 
 class Event(Protocol):
-    """A mark in a stream. Opaque; lives until `Events.close_event`."""
+    """A point in a stream. Opaque; lives until `Events.close_event`."""
 
 
 class Graph(Protocol):
@@ -36,10 +35,7 @@ class Pool(Protocol):
 
 
 class Events(Protocol):
-    """Order between streams.
-
-    Source: CUDA Driver API, "Event Management".
-    """
+    """Order between streams. Source: CUDA Driver API, "Event Management"."""
 
     def open_event(self) -> Event:
         """Return a new event, which counts as reached until it is recorded."""
@@ -48,63 +44,41 @@ class Events(Protocol):
         """Release an event. Streams that wait for it go on waiting for what was recorded."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Set the mark behind the work given to the stream so far."""
+        """Set the event behind the work given to the stream so far."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
-        """Put what is given to the stream next behind the mark."""
+        """Put what is given to the stream next behind the event."""
 
     def event_reached(self, event: Event) -> bool:
-        """Return whether the work before the mark has ended.
-
-        Raises:
-            KernelFault: a kernel faulted; the device may be lost.
-            DeviceLost: the device does not answer.
-        """
+        """Return whether the work before the event has ended."""
 
     def patience(self, event: Event) -> Deadline:
-        """Return until when the work before the mark may take before the device itself is given up for it.
+        """Return until when the work before the event may take before the device itself is given up for it.
 
-        No deadline if there is no such moment, or nothing before the mark.
+        No deadline if there is no such moment, or no work before the event.
         """
 
     def synchronize_event(self, event: Event, deadline: Deadline) -> None:
-        """Wait for the work before the mark.
-
-        Raises:
-            KernelFault: a kernel faulted; the device may be lost.
-            InvokeTimeout: the deadline passed and the work is still running.
-            DeviceLost: the device does not answer.
-        """
+        """Wait for the work before the event."""
 
 
 class Graphs(Protocol):
-    """Sequences of launches and copies that are recorded once and replayed in one call.
-
-    Source: CUDA Driver API, "Graph Management", stream capture.
-    """
+    """Launches and copies recorded once and replayed. Source: CUDA Driver API, "Graph Management", stream capture."""
 
     def begin_capture(self, stream: Stream) -> None:
-        """Record what is given to the stream from now on instead of running it; native code records likewise.
-
-        Raises:
-            LaunchRefused: the stream is recording already.
-        """
+        """Record what is given to the stream from now on, by compiled code too, instead of running it."""
 
     def end_capture(self, stream: Stream) -> Graph:
         """Stop recording and return what was recorded, ready to replay.
 
         Raises:
-            LaunchRefused: the stream is not recording, or what was recorded cannot be replayed; it records no longer.
+            LaunchRefused: the stream did not record, or what was recorded cannot be replayed.
         """
 
     def replay(self, graph: Graph, stream: Stream, regions: Sequence[Region], deadline: Deadline) -> None:
         """Start all of it behind the work already in the stream.
 
-        Args:
-            graph: from `end_capture`.
-            stream: any stream of the device that is not recording.
-            regions: everything its kernels may touch in global memory, as in `Device.launch`.
-            deadline: when it must have stopped.
+        The stream is any that is not recording; the regions are as in `Device.launch`.
         """
 
     def graph_handle(self, graph: Graph) -> int:
@@ -137,18 +111,17 @@ class Pools(Protocol):
 
         Raises:
             QuotaExceeded: over the pool's cap, or the device has no memory left.
-            DeviceLost: the device does not answer.
         """
 
     def pool_free(self, pool: Pool, address: int) -> None:
-        """Give memory back to the pool. No stream may still use it. Never waits for other streams' kernels."""
+        """Return memory to the pool. No stream may still use it. Never waits for other streams' kernels."""
 
     def close_pool(self, pool: Pool) -> None:
         """Release a pool from which nothing is allocated."""
 
 
 class Advice(Enum):
-    """How managed memory will be used. Each hint has its undoing."""
+    """How managed memory will be used. Each hint has one that revokes it."""
 
     READ_MOSTLY = "read_mostly"
     UNSET_READ_MOSTLY = "unset_read_mostly"
@@ -184,22 +157,16 @@ class UnifiedMemory(Protocol):
 
         Args:
             size_bytes: at least 1.
-            zero_bytes: how much of it, from the first byte on, is zero; None for all. What is in the rest is undefined,
-                and may be what somebody else left there: `clear_managed` comes before anybody sees it. Nothing of it
-                has been touched, so it takes no room yet.
+            zero_bytes: how much of it, from the first byte on, is zero; None for all. The rest is undefined, and may
+                hold another tenant's data: `clear_managed` it before use. It is not touched, so it takes no memory yet.
 
         Raises:
             QuotaExceeded: more than the device has free.
             LaunchRefused: the device has no managed memory.
-            DeviceLost: the device does not answer.
         """
 
     def clear_managed(self, address: int, size_bytes: int) -> None:
-        """Fill a part of managed memory, which no stream uses, with zeros. Blocks until they are there.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
+        """Fill a part of managed memory, which no stream uses, with zeros. Blocks until they are there."""
 
     def free_managed(self, address: int) -> None:
         """Release managed memory. No stream may still use it."""
@@ -225,32 +192,25 @@ class UnifiedMemory(Protocol):
         """
 
     def unmap(self, address: int, size_bytes: int) -> None:
-        """Take away what exactly one `map` mapped. No stream may still use it."""
+        """Undo exactly one `map`. No stream may still use the memory."""
 
     def unreserve(self, address: int, size_bytes: int) -> None:
-        """Give a range back. Nothing may be mapped in it."""
+        """Release a range. Nothing may be mapped in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeTable:
     """Addresses of C functions with the signatures of the CUDA Driver API, for compiled code; 0 where there is none.
 
-    A device that is no CUDA device brings functions of its own behind the same signatures. The handles that they take
-    come from `Native` and `Graphs`.
+    Other devices have functions of their own with the same signatures. The handles that they take come from `Native`
+    and `Graphs`.
 
     Attributes:
-        launch_kernel: ``cuLaunchKernel``.
-        stream_query: ``cuStreamQuery``.
-        memcpy_htod_async: ``cuMemcpyHtoDAsync``.
-        memcpy_dtoh_async: ``cuMemcpyDtoHAsync``.
-        graph_launch: ``cuGraphLaunch``.
-        launch_host_func: ``cuLaunchHostFunc``.
+        launch_kernel: ``cuLaunchKernel``; the other functions are named like theirs in the same way.
         context_current: ``cuCtxGetCurrent``.
         context: the ``CUcontext`` that has to be current on the calling thread, as `Native.bound` makes it.
         context_id: ``cuCtxGetId``.
-        context_push: ``cuCtxPushCurrent``.
-        context_pop: ``cuCtxPopCurrent``.
-        context_number: what ``cuCtxGetId`` says of the context while it is the one that was made.
+        context_number: what ``cuCtxGetId`` returns for the context while it is the one that was made.
     """
 
     launch_kernel: int
@@ -269,14 +229,11 @@ class NativeTable:
 
 @dataclass(frozen=True, slots=True)
 class NativeKernel:
-    """A kernel as compiled code launches it.
+    """A kernel as compiled code launches it, with the most that device and kernel take; axes are x, y, z.
 
     Attributes:
         handle: the ``CUfunction``.
-        max_threads: most threads of a block that device and kernel take.
-        max_dynamic_shared_bytes: most dynamic shared memory; the kernel has been admitted to all of it.
-        max_grid: most blocks along x, y, z.
-        max_block: most threads along x, y, z.
+        max_dynamic_shared_bytes: the kernel has been admitted to all of it.
     """
 
     handle: int
@@ -295,11 +252,11 @@ class Native(Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether `bound` may be left to compiled code, which finds the context by the table."""
+        """Whether compiled code may do what `bound` does, by the context of the table."""
 
     @property
     def confines(self) -> bool:
-        """Whether `confine` has to be told each deadline before compiled code starts anything."""
+        """Whether `confine` has to be called for each deadline before compiled code starts anything."""
 
     def bound(self) -> AbstractContextManager[None]:
         """Make the device usable on this thread for the length of a ``with``."""
@@ -311,13 +268,13 @@ class Native(Protocol):
         """Return what the functions take as ``CUstream``."""
 
     def confine(self, stream: Stream, regions: Sequence[Region], deadline: Deadline) -> None:
-        """Say what kernels that compiled code gives to the stream may touch, and when they must have stopped.
+        """Set what kernels that compiled code gives to the stream may touch, and when they must have stopped.
 
-        Valid until said anew. Hardware ignores it.
+        Valid until the next call. Hardware ignores it.
         """
 
     def started(self, stream: Stream, deadline: Deadline) -> None:
-        """Tell the device that compiled code has given work to the stream."""
+        """Inform the device that compiled code has given work to the stream."""
 
     def notify(self, stream: Stream, function: int, argument: int) -> None:
         """Have the C function ``void function(void *argument)`` called once when the work so far has ended.

@@ -1,4 +1,4 @@
-"""The table of addresses that one session owns."""
+"""The address ranges that one session owns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ADDRESS = attrgetter("address")
 
 
 class RegionTable:
-    """Disjoint regions, sorted by address."""
+    """Disjoint regions, sorted by address. Replaced as a whole at each change, so that any thread may read it."""
 
     def __init__(self) -> None:
         self._regions: tuple[Region, ...] = ()

@@ -1,4 +1,4 @@
-"""Releasing many things of which some may fail: none may stop the others."""
+"""Releases that must not stop each other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def attempt(release: Callable[[Any], object], thing: object) -> list[Exception]:
-    """Release one thing at the end of what owned it; return what the device raised, if anything."""
+    """Release one thing; return what that raised, if anything."""
     try:
         release(thing)
-    except Exception as error:  # noqa: BLE001 - a device that breaks its promises must not stop the other releases
+    except Exception as error:  # noqa: BLE001 - a device that breaks its contract must not stop the other releases
         return [error]
     return []

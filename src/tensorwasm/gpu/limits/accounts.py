@@ -1,8 +1,7 @@
 """How much of a device each tenant may hold: one account a tenant, charged together with the process's ledger.
 
-This is the first of two locks on device memory: it decides before the device is asked. The second is the device's own,
-a pool with a cap (`tensorwasm.gpu.memory.suballocator`). Host memory that a device reaches is a line of its own in the
-same account.
+An account decides before the device is asked. Device memory has a second limit, the device's own: a pool with a cap
+(`tensorwasm.gpu.memory.suballocator`). Host memory that a device reaches is charged separately in the same account.
 """
 
 from __future__ import annotations
@@ -26,18 +25,10 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class AccountStatistics:
-    """A snapshot of an account.
+    """A snapshot of an account: caps, what is charged now, and the most ever charged at a time.
 
     Attributes:
-        tenant: whose.
         registered: False while an unregistered account waits for what is charged to it.
-        max_bytes: device memory that may be charged.
-        max_pinned_bytes: pinned host memory that may be charged.
-        device_bytes: device memory charged now.
-        allocations: live allocations charged now.
-        pinned_bytes: pinned host memory charged now.
-        peak_bytes: most device memory ever charged at a time.
-        peak_pinned_bytes: most pinned host memory ever charged at a time.
         refusals: requests refused since the account was opened.
     """
 
@@ -60,13 +51,13 @@ class _State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _CappedMemory:
     """One cap and what is charged against it, every change under its own lock.
 
     Attributes:
-        what: the memory's name, for people.
+        what: the memory's name in messages.
         max_bytes: the cap.
-        ledger: charged inside the same step, None for host memory.
+        ledger: charged in the same step, None for host memory.
         open: whether anything new is admitted.
     """
 
@@ -110,63 +101,36 @@ class _Line:
         if self.ledger is not None:
             self.ledger.release(size_bytes, allocations)
 
-    def count_refusal(self) -> None:
-        with self.lock:
-            self.refusals += 1
-
-    def set_cap(self, max_bytes: int | None) -> None:
-        """Change the cap, None leaving it as it is, and admit again."""
-        with self.lock:
-            self.open = True
-            if max_bytes is not None:
-                self.max_bytes = max_bytes
-
-    def shut(self) -> None:
-        with self.lock:
-            self.open = False
-
 
 class Reservation:
-    """Memory that is charged to an account until it is released. Safe from any thread.
+    """Memory that is charged to an account until it is released. Thread-safe.
 
     As a context manager it is released at the end of the ``with`` unless it was committed there.
-
-    Attributes:
-        size_bytes: charged for it.
-        allocations: likewise.
     """
 
-    __slots__ = ("_line", "_state", "allocations", "size_bytes")
+    __slots__ = ("_memory", "_state", "allocations", "size_bytes")
 
-    def __init__(self, line: _Line, size_bytes: int, allocations: int) -> None:
-        line.charge(size_bytes, allocations)
+    def __init__(self, memory: _CappedMemory, size_bytes: int, allocations: int) -> None:
+        memory.charge(size_bytes, allocations)
         self.size_bytes = size_bytes
         self.allocations = allocations
-        self._line = line
+        self._memory = memory
         self._state = _State.RESERVED
 
     def commit(self) -> None:
-        """Say that the memory is there now: it stays charged until `release`.
-
-        Raises:
-            InternalError: it was committed or released before.
-        """
-        with self._line.lock:
+        """Keep the memory charged until `release`: it is allocated now."""
+        with self._memory.lock:
             if self._state is not _State.RESERVED:
                 raise InternalError(f"a reservation that is {self._state.name.lower()} cannot be committed")
             self._state = _State.COMMITTED
 
     def release(self) -> None:
-        """Refund it, committed or not.
-
-        Raises:
-            InternalError: it was released before; nothing is refunded twice.
-        """
-        with self._line.lock:
+        """Refund it once, committed or not."""
+        with self._memory.lock:
             if self._state is _State.RELEASED:
                 raise InternalError("a reservation is released once")
             self._state = _State.RELEASED
-            self._line.refund(self.size_bytes, self.allocations)
+            self._memory.refund(self.size_bytes, self.allocations)
 
     def __enter__(self) -> Self:
         """Return the reservation."""
@@ -176,30 +140,24 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release what was neither committed nor released."""
-        with self._line.lock:
+        with self._memory.lock:
             if self._state is _State.RESERVED:
                 self._state = _State.RELEASED
-                self._line.refund(self.size_bytes, self.allocations)
+                self._memory.refund(self.size_bytes, self.allocations)
 
 
 class Account:
-    """One tenant's memory on one device. Safe from any thread; nothing here waits for a device.
+    """One tenant's memory on one device. Thread-safe; never waits for a device.
 
-    Accounts come from `Accounts.register`.
-
-    Args:
-        tenant: whose, valid.
-        max_bytes: cap on device memory.
-        max_pinned_bytes: cap on pinned host memory.
-        ledger: charged along for device memory.
+    Caps are on device memory, which is charged to the process's ledger too, and on pinned host memory.
     """
 
     __slots__ = ("__weakref__", "_device", "_pinned", "tenant")
 
     def __init__(self, tenant: str, max_bytes: int, max_pinned_bytes: int, ledger: MemoryLedger) -> None:
         self.tenant = tenant
-        self._device = _Line("GPU memory", max_bytes, ledger)
-        self._pinned = _Line("pinned memory", max_pinned_bytes, None)
+        self._device = _CappedMemory("GPU memory", max_bytes, ledger)
+        self._pinned = _CappedMemory("pinned memory", max_pinned_bytes, None)
 
     @property
     def max_bytes(self) -> int:
@@ -214,44 +172,42 @@ class Account:
     @property
     def charged(self) -> bool:
         """Whether anything is charged."""
-        lines = (self._device, self._pinned)
-        return any(line.charged_bytes or line.allocations for line in lines)
+        kinds = (self._device, self._pinned)
+        return any(kind.charged_bytes or kind.allocations for kind in kinds)
 
     def reserve(self, size_bytes: int, allocations: int = 1) -> Reservation:
         """Charge device memory, here and in the process's ledger, before it is allocated.
 
         Raises:
-            QuotaExceeded: over the tenant's cap or a limit of the process, or the tenant is not registered any more;
-                nothing is charged.
+            QuotaExceeded: over the tenant's cap or a limit of the process, or the tenant is not registered any more.
             InvalidArgs: a negative size.
         """
         return Reservation(self._device, size_bytes, allocations)
 
     def reserve_pinned(self, size_bytes: int) -> Reservation:
-        """Charge host memory before a device is made to reach it.
-
-        Raises:
-            QuotaExceeded: over the tenant's cap, or the tenant is not registered any more; nothing is charged.
-            InvalidArgs: a negative size.
-        """
+        """Charge host memory before it is registered with a device; raises as `reserve`."""
         return Reservation(self._pinned, size_bytes, 0)
 
     def count_refusal(self) -> None:
         """Count a refusal that was not this account's own: the device's, or for want of one whole piece."""
-        self._device.count_refusal()
+        with self._device.lock:
+            self._device.refusals += 1
 
     def admit(self, max_bytes: int | None, max_pinned_bytes: int | None) -> None:
         """Set the caps, None leaving one as it is; what is charged stays, even where it is more than the new cap."""
-        self._device.set_cap(max_bytes)
-        self._pinned.set_cap(max_pinned_bytes)
+        for memory, cap_bytes in ((self._device, max_bytes), (self._pinned, max_pinned_bytes)):
+            with memory.lock:
+                memory.open = True
+                memory.max_bytes = memory.max_bytes if cap_bytes is None else cap_bytes
 
     def shut(self) -> None:
         """Admit nothing new until `admit`."""
-        self._device.shut()
-        self._pinned.shut()
+        for memory in (self._device, self._pinned):
+            with memory.lock:
+                memory.open = False
 
     def statistics(self) -> AccountStatistics:
-        """Return a snapshot: each line is exact in itself."""
+        """Return a snapshot: the figures of each kind of memory are consistent."""
         device, pinned = self._device, self._pinned
         with device.lock, pinned.lock:
             return AccountStatistics(
@@ -269,11 +225,11 @@ class Account:
 
 
 class Accounts:
-    """The accounts of all tenants on one device. Safe from any thread.
+    """The accounts of all tenants on one device. Thread-safe.
 
-    The tenant ``default`` is there from the start, with the process's own caps. A tenant has one account: it is the
-    same one again after `unregister` for as long as anything is charged to it or anybody holds it, so that nobody gets
-    a fresh quota by leaving and coming back.
+    The tenant ``default`` is there from the start, with the process's own caps. A tenant has one account: after
+    `unregister` it is the same one again for as long as anything is charged to it or refers to it, so that a tenant
+    gets no fresh quota by leaving and coming back.
 
     Args:
         ledger: charged along with every account; the process's own unless a test brings one.
@@ -311,21 +267,13 @@ class Accounts:
             return account
 
     def unregister(self, tenant: str) -> None:
-        """Admit nothing more for a tenant; what is charged stays charged until it is released.
-
-        Raises:
-            InvalidArgs: no such tenant.
-        """
+        """Admit nothing more for a tenant; what is charged stays charged until it is released."""
         with self._lock:
             self._registered(tenant).shut()
             self._forget_drained()
 
     def account(self, tenant: str) -> Account:
-        """Return a registered tenant's account.
-
-        Raises:
-            InvalidArgs: no such tenant.
-        """
+        """Return a registered tenant's account; raises `InvalidArgs` for any other."""
         with self._lock:
             return self._registered(tenant)
 
@@ -342,18 +290,14 @@ class Accounts:
         return account
 
     def _forget_drained(self) -> None:
-        """Let go of accounts that left and have nothing charged; whoever still holds one keeps it known."""
+        """Drop accounts that left and have nothing charged; one that is still referred to stays known."""
         for tenant, account in list(self._kept.items()):
             if not account.registered and not account.charged:
                 del self._kept[tenant]
 
 
 def check_tenant(tenant: str) -> None:
-    """See that there can be a tenant of a name.
-
-    Raises:
-        InvalidArgs: there cannot.
-    """
+    """Check a tenant's name; raises `InvalidArgs`."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidArgs(f"a tenant is 1 to 64 characters of A-Z a-z 0-9 . _ -, not {tenant[:64]!r}")
 

@@ -1,4 +1,4 @@
-"""One session's place at the gate."""
+"""One session's permit at the gate."""
 
 from __future__ import annotations
 
@@ -14,112 +14,103 @@ _R = TypeVar("_R")
 
 
 class NoPermit(Exception):
-    """There is no place now, and whoever asked does not wait on its thread. All is as before: to be tried again."""
+    """There is no permit now, and the caller does not wait on its thread. All is as before: to be tried again."""
 
 
 class GatePermit:
-    """A place at the gate, held from before a launch's arguments are read until the streams have drained.
+    """A permit, held from before a launch's arguments are read until the streams have drained.
 
-    With compiled code it is kept longer, between launches, until somebody else needs it or the guest's call ends.
+    With compiled code it is kept longer, between launches, until another session needs it or the guest's call ends.
 
-    A guest that holds no thread while it waits does its work with `attempt`; if there is no place, it stands in line
-    with `join`, and attempts the same again once it was told. The session takes turns; `join`, `give_up` and `abandon`
-    are for whoever runs the guest, which waits meanwhile.
+    A guest that holds no thread while it waits does its work with `attempt`; if there is no permit, it joins the queue,
+    and attempts the same again once notified. The session's lock is held, except for `join`, `give_up` and `abandon`:
+    they are called while the guest is suspended.
 
     Args:
         gate: of the process.
-        sheet: says whether work is pending, and tells compiled code of the place.
-        idle: says whether the session has nothing on the device.
+        layout: has the count of pending work, and shows compiled code the permit.
+        idle: returns whether the session has nothing on the device.
 
     Attributes:
         rejected: how often there was none.
     """
 
-    __slots__ = ("_gate", "_idle", "_needed", "_patient", "_sheet", "rejected")
+    __slots__ = ("_gate", "_idle", "_layout", "_needed", "_patient", "rejected")
 
-    def __init__(self, gate: Gate, sheet: SessionLayoutWriter, idle: Callable[[], bool]) -> None:
+    def __init__(self, gate: Gate, layout: SessionLayoutWriter, idle: Callable[[], bool]) -> None:
         self._gate = gate
         self._idle = idle
-        self._sheet = sheet
+        self._layout = layout
         self._needed = False
         self._patient = True
         self.rejected = 0
 
     def take(self, deadline: Deadline) -> None:
-        """Have the place until `settle`, waiting for one if need be, but not in an `attempt`.
-
-        Raises:
-            CapacityExhausted: none came free in time.
-            NoPlace: there is none now.
-        """
-        # Said before the gate looks: it will not take the place back any more.
+        """Take the permit until `settle`; raises as `Gate.enter`, and `NoPermit` instead of waiting in an `attempt`."""
+        # Set before the gate looks, so that it does not take the permit back any more.
         self._needed = True
         try:
             self._enter(deadline)
         except BaseException as error:
             self._refuse(error)
             raise
-        self._sheet.placed = True
+        self._layout.placed = True
 
     def offer(self) -> None:
-        """Have a place for compiled code to find, if there is a free one; whoever needs it may have it back."""
+        """Take a free permit, if there is one, for compiled code to find; the gate may take it back."""
         self._needed = True  # as in `take`
         if self._gate.offer(self):
-            self._sheet.placed = True
+            self._layout.placed = True
         self._needed = False
 
     def renew(self) -> None:
-        """Have a place for another guest of the session to find, if there is a free one."""
+        """Prepare for another guest of the session."""
         self.rejected = 0
-        if not self._sheet.placed:
+        if not self._layout.placed:
             self.offer()
 
     def settle(self) -> None:
-        """Give the place back unless work is pending; with compiled code keep it until somebody else needs it."""
+        """Give the permit back unless work is pending; with compiled code keep it until another session needs it."""
         self._needed = False
-        if not self._sheet.pending and self._sheet.pad is None:
+        if not self._layout.pending and self._layout.layout is None:
             self.leave()
 
     def leave(self) -> None:
-        """Give the place back, also one that came by `join` and was not taken."""
+        """Give the permit back, also one that came by `join` and was not taken."""
         came, self._needed = self._needed, False
-        if came or self._sheet.placed:
-            self._sheet.placed = False
+        if came or self._layout.placed:
+            self._layout.placed = False
             self._gate.leave(self)
 
     def keep(self) -> None:
-        """Have the place for ever: work that never ends is on the GPU."""
+        """Keep the permit for good: work that never ends is on the GPU."""
         self._needed = True
 
     def vacate(self) -> bool:
         """See `tensorwasm.gpu.limits.quota.Holder`."""
         if self._needed or not self._idle():
             return False
-        self._sheet.placed = False
+        self._layout.placed = False
         return True
 
     # ------------------------------------------------------------------------------------ without a thread
 
     def attempt(self, work: Callable[[], _R]) -> _R:
-        """Do what may take the place, without waiting for it.
+        """Do what may take the permit, without waiting for it.
 
         Raises:
-            NoPlace: there is none now, and nothing has been done.
+            NoPermit: there is none now, and nothing has been done.
         """
         self._patient = False
         try:
             return work()
         finally:
             self._patient = True
-            if not self._sheet.placed:  # one that came by `join` was not taken after all
+            if not self._layout.placed:  # one that came by `join` was not taken after all
                 self.abandon()
 
     def join(self, tell: Callable[[], object], until: Deadline) -> bool:
-        """Stand in line for a place, for an `attempt` to find; see `tensorwasm.gpu.limits.quota.Gate.join`.
-
-        Raises:
-            CapacityExhausted: there is no time to wait.
-        """
+        """Queue for a permit, for an `attempt` to find; see `tensorwasm.gpu.limits.quota.Gate.join`."""
         self._needed = True  # as in `take`
         try:
             return self._gate.join(self, tell, until)
@@ -128,11 +119,7 @@ class GatePermit:
             raise
 
     def give_up(self) -> None:
-        """Leave the line; if the place came before, it stays for an `attempt` to find.
-
-        Raises:
-            CapacityExhausted: it did not come.
-        """
+        """Leave the queue; a permit that came before stays for an `attempt` to find. See `Gate.give_up`."""
         try:
             self._gate.give_up(self)
         except LimitError as error:
@@ -140,7 +127,7 @@ class GatePermit:
             raise
 
     def abandon(self) -> None:
-        """Leave the line; if the place came before, give it back."""
+        """Leave the queue; if the permit came before, give it back."""
         self._needed = False
         self._gate.leave(self)
 
@@ -152,5 +139,5 @@ class GatePermit:
 
     def _refuse(self, error: BaseException) -> None:
         self.rejected += isinstance(error, LimitError)
-        if not self._sheet.placed:
+        if not self._layout.placed:
             self.abandon()

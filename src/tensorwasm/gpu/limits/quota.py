@@ -18,24 +18,19 @@ from tensorwasm.gpu.device.limits import (
 from tensorwasm.values import Deadline
 
 _ASK_S: Final = 0.005
-"""How long a full gate waits between two times that it asks the holders of its places."""
+"""How often a full gate asks the holders of its permits."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedgerStatistics:
-    """What is charged now: live allocations and their bytes."""
+    """Live allocations and their bytes."""
 
     allocations: int
     device_bytes: int
 
 
 class MemoryLedger:
-    """Counts device memory over many sessions; every method is safe from any thread.
-
-    Args:
-        max_bytes: most bytes charged at a time.
-        max_allocations: most allocations charged at a time.
-    """
+    """Counts device memory over many sessions, up to a number of bytes and of allocations. Thread-safe."""
 
     def __init__(
         self, max_bytes: int = MAX_PROCESS_DEVICE_BYTES, max_allocations: int = MAX_PROCESS_ALLOCATIONS
@@ -73,26 +68,26 @@ class MemoryLedger:
 
 
 class Holder(Protocol):
-    """Who keeps a place at the gate while nothing of it is on the GPU. A thing of its own: equal to nothing else."""
+    """What has or wants a permit. Compared by identity."""
 
     def vacate(self) -> bool:
-        """Give the place up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
+        """Give the permit up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
 
 
 class Gate:
-    """Lets a fixed number of sessions have work on the GPU at a time; every method is safe from any thread.
+    """Lets a fixed number of sessions have work on the GPU at a time. Thread-safe.
 
-    Who finds no place stands in one line with all others. A place that comes free is the first one's from that moment
-    on, and only that one is told. Whoever gives up leaves the line, but keeps a place that came before that.
+    Holders queue for permits, first in, first out. A permit that comes free belongs to the first one from that moment
+    on, and only that one is notified. A holder that gives up leaves the queue, but keeps a permit that came before.
 
-    A holder keeps its place between two pieces of work, which compiled code gives to the GPU without asking here, and
-    nobody is told when they have ended. So while there is a line, one thread asks the holders now and then, and those
-    that have nothing on the GPU lose their places. Compiled code looks at its place without a lock: a place may be used
-    twice for the length of one launch, if it is taken back at that very moment.
+    A holder keeps its permit between two pieces of work, which compiled code gives to the GPU without asking here;
+    their end is not notified. So while there is a queue, one thread asks the holders every few milliseconds, and those
+    that have nothing on the GPU lose their permits. Compiled code looks at its permit without a lock: a permit may be
+    used twice for the length of one launch, if it is taken back at that very moment.
 
     Args:
-        capacity: how many; 0 refuses everybody.
-        start: has `ask` called now and then, until that says that there is no line any more. Returns whether it could.
+        capacity: how many; 0 refuses all.
+        start: has `ask` called now and then, until that returns that the queue is empty. Returns whether it could.
     """
 
     def __init__(self, capacity: int = MAX_CONCURRENT_OPERATIONS, start: Callable[[Gate], bool] | None = None) -> None:
@@ -100,26 +95,22 @@ class Gate:
         self._start = start or _start_asking
         self._asked = False
         self._holders: dict[Holder, None] = {}
-        self._line: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
-        # Whatever Python does while it is held may collect garbage, and so end a session.
+        self._queue: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
+        # Reentrant: garbage may be collected while it is held, and that may end a session.
         self._lock = threading.RLock()
 
     @property
     def in_use(self) -> int:
-        """Places taken now."""
+        """Permits taken now."""
         return len(self._holders)
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
-        return len(self._line)
+        """Holders in the queue."""
+        return len(self._queue)
 
     def enter(self, deadline: Deadline, holder: Holder) -> None:
-        """Take a place, waiting for one until 50 ms before the deadline.
-
-        Args:
-            deadline: when the work has to have ended.
-            holder: gets it; one that still has its place keeps it.
+        """Take a permit, or keep the one there is; wait for one until 50 ms before the deadline of the work.
 
         Raises:
             CapacityExhausted: none came free in time, or the capacity is 0.
@@ -137,26 +128,26 @@ class Gate:
         self.give_up(holder)
 
     def request(self, holder: Holder) -> bool:
-        """Take a place if one can be had now; return whether the holder has one. Never waits."""
+        """Take a permit if one is free, or idle with another; return whether the holder has one. Never waits."""
         with self._lock:
             return self._admit(holder, asking=True)
 
     def offer(self, holder: Holder) -> bool:
-        """Do what `request` does, but take the place of nobody."""
+        """Take a free permit; return whether the holder has one. Never waits."""
         with self._lock:
             return self._admit(holder, asking=False)
 
     def join(self, holder: Holder, tell: Callable[[], object], until: Deadline) -> bool:
-        """Take a place, or stand in line for one. Never waits.
+        """Take a permit, or queue for one. Never waits.
 
         Args:
-            holder: not in line.
-            tell: called once if the place comes later, on any thread, perhaps before this returns. Must not wait, call
+            holder: not in the queue.
+            tell: called once if the permit comes later, on any thread, perhaps before this returns. Must not wait, call
                 the gate or raise.
             until: when the holder will give up; see `patience`.
 
         Returns:
-            Whether the holder stands in line, and not at its place.
+            Whether the holder is in the queue, without a permit.
 
         Raises:
             CapacityExhausted: there is no time to wait, or the capacity is 0.
@@ -167,45 +158,43 @@ class Gate:
             if self._capacity == 0 or until.expired():
                 raise self._refusal()
             self._asked = self._asked or self._start(self)
-            self._line[holder] = tell
+            self._queue[holder] = tell
             return True
 
     def give_up(self, holder: Holder) -> None:
-        """Leave the line, unless the place came before.
-
-        Raises:
-            CapacityExhausted: it did not come.
-        """
+        """Leave the queue; raises `CapacityExhausted` unless the permit came before."""
         with self._lock:
-            if self._line.pop(holder, None) is not None:
+            if self._queue.pop(holder, None) is not None:
                 raise self._refusal()
 
     def leave(self, holder: Holder) -> None:
-        """Give a place back, or leave the line; nothing if neither is the holder's, for it was asked before."""
+        """Give a permit back, or leave the queue. Does nothing if the holder has lost the permit already."""
         with self._lock:
-            self._line.pop(holder, None)
+            self._queue.pop(holder, None)
             self._holders.pop(holder, None)
-            told = self._hand_over()
-        _tell(told)
+            admitted = self._hand_over()
+        for tell in admitted:
+            tell()
 
     def ask(self) -> bool:
-        """Ask the holders for as many places as are waited for; return whether there still is a line."""
+        """Ask the holders for as many permits as are queued for; return whether there still is a queue."""
         with self._lock:
-            told = self._hand_over()
+            admitted = self._hand_over()
             for holder in tuple(self._holders):
-                if not self._line:
+                if not self._queue:
                     break
                 if holder.vacate():
                     self._holders.pop(holder, None)
-                    told += self._hand_over()
-            self._asked = goes_on = bool(self._line)
-        _tell(told)
+                    admitted += self._hand_over()
+            self._asked = goes_on = bool(self._queue)
+        for tell in admitted:
+            tell()
         return goes_on
 
     def _admit(self, holder: Holder, *, asking: bool) -> bool:
         if holder in self._holders:
             return True
-        if self._line or not (len(self._holders) < self._capacity or (asking and self._take_back())):
+        if self._queue or not (len(self._holders) < self._capacity or (asking and self._take_back())):
             return False
         self._holders[holder] = None
         return True
@@ -218,31 +207,27 @@ class Gate:
         return False
 
     def _hand_over(self) -> list[Callable[[], object]]:
-        told = []
-        while self._line and len(self._holders) < self._capacity:
-            holder, tell = self._line.popitem(last=False)
+        """Give free permits to the first of the queue; return what notifies them."""
+        admitted = []
+        while self._queue and len(self._holders) < self._capacity:
+            holder, tell = self._queue.popitem(last=False)
             self._holders[holder] = None
-            told.append(tell)
-        return told
+            admitted.append(tell)
+        return admitted
 
     def _refusal(self) -> CapacityExhausted:
-        return CapacityExhausted(f"all {self._capacity} places for concurrent GPU work are taken")
+        return CapacityExhausted(f"all {self._capacity} permits for concurrent GPU work are taken")
 
 
 def patience(deadline: Deadline) -> Deadline:
-    """Return until when work that has to end by a deadline may wait for its place: 50 ms before."""
+    """Return until when work that must end by a deadline may wait for its permit: 50 ms before."""
     return deadline if deadline.at_ns is None else Deadline(deadline.at_ns - int(DEADLINE_NEAR_S * 1e9))
-
-
-def _tell(told: list[Callable[[], object]]) -> None:
-    for tell in told:
-        tell()
 
 
 def _start_asking(gate: Gate) -> bool:
     try:
         threading.Thread(target=_keep_asking, args=(gate,), name="tensorwasm-gate", daemon=True).start()
-    except RuntimeError:  # the system has no thread to spare: whoever joins the line next tries again
+    except RuntimeError:  # the system has no thread to spare: the next `join` tries again
         return False
     return True
 

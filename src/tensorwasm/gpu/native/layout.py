@@ -1,13 +1,14 @@
-"""The launch pad: what compiled code has to know of a session, as plain C structures.
+"""What compiled code has to know of a session, as plain C structures.
 
-A session writes its pad; compiled host functions (`tensorwasm.guest.native`) read it while the guest runs, without
-Python and without a lock. Only the thread that runs the guest, or whoever holds the guest while it is suspended,
-touches a pad; so a host function sees it as the guest's last host function left it. Nothing here decides: what a pad
-does not hold, or what needs a decision, goes to Python, which asks the session. A pad that is not `armed` sends
-everything there.
+A session writes its layout (`tensorwasm.gpu.native.layout_writer`); compiled host functions (`tensorwasm.guest.native`)
+read it while the guest runs, without Python and without a lock. Only the thread that runs the guest, or holds it while
+it is suspended, touches a layout. What it does not hold, or what needs a decision, goes to Python, which asks the
+session; a layout that is not `armed` sends everything there.
 
-Every number is a little-endian uint64 unless it says otherwise. Handles 0 mean an empty row. The tables of buffers,
-kernels, streams and graphs are direct-mapped by the low bits of the handle: a miss goes to Python, and the newest wins.
+The ``_fields_`` of each structure are the one table of its fields: the writer's words and the offsets that compiled
+code uses are derived from them. Every number is a little-endian uint64 unless it says otherwise. Handle 0 means an
+empty row. The tables of buffers, kernels, streams and graphs are direct-mapped by the low bits of the handle: a miss
+goes to Python, and the newest wins.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ LOAD_ROWS: Final = 16
 NO_DEADLINE_NS: Final = (1 << 64) - 1
 UNBOUNDED: Final = 1 << 62
 """More than can ever be pending."""
+WORD_BYTES: Final = 8
 
 _u64 = ctypes.c_uint64
+
+
+def word_offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
+    """Return where each field of a structure begins, in words."""
+    return {field[0]: int(getattr(structure, field[0]).offset) // WORD_BYTES for field in structure._fields_}
 
 
 class DriverTable(ctypes.Structure):
@@ -87,7 +94,7 @@ class StreamRow(ctypes.Structure):
 
 
 class GraphRow(ctypes.Structure):
-    """A graph that may be replayed now, how many launches it holds, and how many launches and copies."""
+    """A graph that may be replayed now, its number of launches, and of launches and copies."""
 
     _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64), ("steps", _u64))
 
@@ -99,7 +106,7 @@ class WindowRow(ctypes.Structure):
 
 
 class OfferRow(ctypes.Structure):
-    """A kernel that a guest which brings this very text and entry may have at once: both as bytes, and its head."""
+    """A kernel for a guest that brings this very text and entry: both as bytes, and its head."""
 
     _fields_ = (("text", _u64), ("text_bytes", _u64), ("entry", _u64), ("entry_bytes", _u64), ("head", _u64))
 
@@ -108,13 +115,13 @@ class Wait(ctypes.Structure):
     """What a suspended guest waits for, read by `tensorwasm.guest.reactor.reactor` while the guest does not run.
 
     Attributes:
-        kind: what the guest wants before it can go on, a `tensorwasm.guest.imports.suspension.Kind`.
+        kind: what the guest waits for, a `tensorwasm.guest.imports.suspension.Kind`.
         function: number of the host function that it called, in its linker.
         cells: that function's parameters, 16 bytes apart, as compiled host functions take them.
         done: 1 once the answer has been written and the guest may go on.
         results_at, trap_at: where wasmtime wants the answer.
         memory_at, memory_bytes: the guest's exported memory as it is during the wait; zeros if it has none.
-        next, queue: the pad's place in the list of the reactor at the address ``queue`` while it has been notified.
+        next, queue: links the layout into the list of the reactor at the address ``queue`` once it was notified.
         item: room for one export.
     """
 
@@ -134,7 +141,7 @@ class Wait(ctypes.Structure):
 
 
 class Scratch(ctypes.Structure):
-    """Room for one host call at a time: of the thread that runs guests, not of a guest."""
+    """Memory for one host call at a time: of the thread that runs guests, not of a guest."""
 
     _fields_ = (
         ("argv", ctypes.c_ubyte * (MAX_ARGV_BYTES + 8)),
@@ -145,30 +152,30 @@ class Scratch(ctypes.Structure):
 
 
 class SessionLayout(ctypes.Structure):
-    """One session's pad.
+    """The layout of one session.
 
     Attributes:
-        armed: 1 when compiled code may act: granted, healthy, bound, with a place at the gate.
+        armed: 1 when compiled code may act: granted, healthy and bound.
         deadline_ns: of the guest's current call, on the monotonic clock; `NO_DEADLINE_NS` for none.
         memory: the ``wasmtime_memory_t`` of the guest's exported memory; zeros until known.
         reach_at, reach_bytes: part of linear memory that the device reaches under the host's addresses; 0 for none.
-        placed: 1 while the session holds a place at the gate. The gate may take it back while nothing is pending.
-        pending: launches, copies and marks given to any stream since all were last seen drained; of a replayed graph
+        placed: 1 while the session holds a permit at the gate. The gate may take it back while nothing is pending.
+        pending: launches, copies and events given to any stream since all were last seen drained; of a replayed graph
             all that it holds.
         most_pending: how many may be; `UNBOUNDED` for a guest that has a thread of its own to wait in the driver.
         launched, replayed, copied_bytes, refusals: counters that only grow; Python reads them.
         driver: address of a `DriverTable`.
         scratch: address of the `Scratch` of the thread that runs the guest now.
         stage_at, stage_bytes: the staging slot, reached by host and device under one address; 0 for none.
-        stage_used: high-water mark in it, for whoever cleans it.
+        stage_used: high-water mark in it: what has to be cleared.
         staged: windows of the staged launch that is in flight, to be copied back.
-        stage_left: bytes of the slot that launches may still use, all together, before it is Python's to say whether
-            the guest's memory is registered instead.
+        stage_left: bytes of the slot that launches may still use, all together, before Python decides whether the
+            guest's memory is registered instead.
         next_kernel: id of the kernel that is loaded next; 0 before the first.
         budget: how many offered kernels compiled code may still load; it is within every limit of the session then.
-        loads, loaded_bytes: kernels that compiled code has loaded and Python has not entered in the books, and the
-            bytes of their texts. They have the ids before ``next_kernel``.
-        loaded: the offers that they are, by their rows.
+        loads, loaded_bytes: kernels that compiled code has loaded and Python has not adopted yet, and the bytes of
+            their texts. They have the ids before ``next_kernel``.
+        loaded: the rows of their offers.
         visited: 1 while compiled code has made the guest's sandbox and will end it.
     """
 
@@ -209,7 +216,7 @@ class SessionLayout(ctypes.Structure):
 
 
 class KernelImage:
-    """A kernel in the form that pads point to. Immutable; whoever puts it into a pad keeps it alive.
+    """A kernel in the form that layouts point to. Immutable; its owner keeps it alive while a layout has its address.
 
     Attributes:
         address: of its `KernelHead`.
@@ -239,5 +246,5 @@ class KernelImage:
 
 
 def driver_table(table: NativeTable) -> DriverTable:
-    """Return a table of addresses in the form that pads point to; whoever puts it into a pad keeps it alive."""
+    """Return a table of addresses in the form that layouts point to; the caller keeps it alive."""
     return DriverTable(*(getattr(table, name) for name in NativeTable.__dataclass_fields__))

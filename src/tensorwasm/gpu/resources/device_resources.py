@@ -1,13 +1,13 @@
-"""What all sessions on one device share: kernels, streams, events, slots for small windows, and tenants' memory."""
+"""What all sessions on one device share: kernels, streams, events, staging slots, tenants' memory, pooled sessions."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.device.port import Device
@@ -18,35 +18,86 @@ from tensorwasm.gpu.limits.quota import PROCESS_GATE, Gate
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
 from tensorwasm.gpu.resources.kernel_cache import KernelCache
-from tensorwasm.gpu.resources.session_pool import SessionPool
 from tensorwasm.gpu.resources.stream_stock import Stock, StreamStock
 from tensorwasm.gpu.staging import Slot, StagingRing
 
 MAX_IDLE_STREAMS: Final = 64
 MAX_IDLE_EVENTS: Final = 256
+MAX_PARKED: Final = 16
+"""Pooled sessions of a device: each has a slot of the staging ring, and up to a permit at the gate."""
 
 _log = logging.getLogger(__name__)
 
 
-class TenantResources:
-    """One tenant on one device.
+class PooledSession(Protocol):
+    """A session."""
 
-    Attributes:
-        tenant: its name.
-        account: charged.
-        slab: its buffers are cut from; nothing is taken from the device until the first one.
+    def close(self) -> None:
+        """Release everything."""
+
+
+class SessionPool:
+    """Renewed sessions of one device, kept for the next guests of the same kind. Thread-safe.
+
+    One saves a fresh sandbox most of what its grant costs: a stream, a permit at the gate, a slot for windows, and the
+    kernels that the guest before it has loaded.
+
+    Args:
+        most: kept at a time; beyond, the one that was put first is closed.
     """
 
-    __slots__ = ("account", "suballocator", "tenant")
+    def __init__(self, most: int = MAX_PARKED) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._sessions: dict[PooledSession, None] = {}
+        self._closed = False
 
-    def __init__(self, tenant: str, account: Account, device: Device, spare: Callable[[], bool]) -> None:
-        self.tenant = tenant
-        self.account = account
-        self.suballocator = Suballocator(device.pools, account, spare=spare)
+    def __len__(self) -> int:
+        """Return how many sessions are in the pool."""
+        return len(self._sessions)
+
+    def put(self, session: PooledSession) -> None:
+        """Add a session that is as good as new; it may be closed from now on, until `take`."""
+        self._sessions[session] = None
+        if self._closed:
+            self._drop_all()
+        elif len(self._sessions) > self._most:
+            self.drop()
+
+    def take(self, session: PooledSession) -> bool:
+        """Return whether the session is still in the pool, and the caller's alone from now on."""
+        return self._sessions.pop(session, self) is None
+
+    def drop(self) -> bool:
+        """Close the session that was put first; return whether there was one."""
+        with self._lock:
+            first = next(iter(list(self._sessions)), None)
+            if first is None or not self.take(first):
+                return first is not None
+        first.close()
+        return True
+
+    def close(self) -> None:
+        """Close all sessions, and any that is put later."""
+        self._closed = True
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        while self.drop():
+            pass
+
+
+@dataclass(slots=True, eq=False)
+class TenantResources:
+    """One tenant on one device: its name, its account, and what its buffers are cut from."""
+
+    tenant: str
+    account: Account
+    suballocator: Suballocator
 
 
 class DeviceResources:
-    """What sessions share. Safe from any thread.
+    """What sessions share. Thread-safe.
 
     Args:
         device: outlives it.
@@ -55,15 +106,8 @@ class DeviceResources:
         streams: made at once and shared when all are in use; 0 makes any number, each when it is needed.
 
     Attributes:
-        device: the device.
-        accounts: likewise.
-        gate: likewise.
-        kernels: loaded once for a tenant's sandboxes.
-        streams: drained ones.
-        events: unused ones.
         ring: slots for small windows.
-        parking: sessions that wait for their next guests.
-        backlog: room for the work of guests whose thread must not wait in the driver.
+        queue_capacity: for guests whose thread must not wait in the driver.
     """
 
     def __init__(
@@ -76,8 +120,8 @@ class DeviceResources:
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
-        self.parking = SessionPool()
-        self.backlog = QueueCapacity()
+        self.session_pool = SessionPool()
+        self.queue_capacity = QueueCapacity()
         self._lock = threading.Lock()
         self._tenancies: dict[str, TenantResources] = {}
         self._driver: DriverTable | None = None
@@ -88,10 +132,10 @@ class DeviceResources:
         return self.device.info.compute_capability
 
     def driver_at(self) -> int:
-        """Return the address of the device's functions for compiled code, which live as long as this."""
+        """Return the address of the device's functions for compiled code, valid as long as this object."""
         if self._driver is None:
             table = driver_table(self.device.native.table)
-            with self._lock:  # a second table would free the first, whose address pads have
+            with self._lock:  # a second table would free the first, whose address layouts have
                 self._driver = self._driver or table
         return ctypes.addressof(self._driver)
 
@@ -108,33 +152,29 @@ class DeviceResources:
             account = self.accounts.account(tenant)
             known = self._tenancies.get(tenant)
             if known is None:
-                known = self._tenancies[tenant] = TenantResources(tenant, account, self.device, self._spare)
+                memory = Suballocator(self.device.pools, account, spare=self._spare)
+                known = self._tenancies[tenant] = TenantResources(tenant, account, memory)
             return known
 
-    def _spare(self) -> bool:
-        """Have every tenant give back the memory that it keeps empty; return whether any had some."""
-        return sum(tenancy.suballocator.trim() for tenancy in list(self._tenancies.values())) > 0
-
     def take_slot(self, tenant: str) -> Slot:
-        """Return a slot of the ring, from a parked session if no other is free.
+        """Return a slot of the ring, from a pooled session if no other is free.
 
         Raises:
             CapacityExhausted: none is free, or the device does not reach such memory.
-            DeviceLost: the device does not answer.
         """
         while True:
             try:
                 return self.ring.take(tenant)
             except CapacityExhausted:
-                if self.ring.refused or not self.parking.drop():
+                if self.ring.refused or not self.session_pool.drop():
                     raise
 
     def close(self) -> list[Exception]:
-        """Close parked sessions and release what no session holds any more; return what the device raised.
+        """Close pooled sessions and release what no session holds any more; return what the device raised.
 
         What an abandoned session can reach stays for as long as the process.
         """
-        self.parking.close()
+        self.session_pool.close()
         failures = self.kernels.close() + self.ring.close() + self.streams.close() + self.events.close()
         with self._lock:
             tenancies, self._tenancies = list(self._tenancies.values()), {}
@@ -144,3 +184,7 @@ class DeviceResources:
             else:
                 tenancy.suballocator.close()
         return failures
+
+    def _spare(self) -> bool:
+        """Have every tenant give back the memory that it keeps empty; return whether any had some."""
+        return sum(tenancy.suballocator.trim() for tenancy in list(self._tenancies.values())) > 0

@@ -1,8 +1,7 @@
 """Kernels that are loaded once for all sandboxes of a tenant that bring the same text.
 
-Loading a kernel takes milliseconds to seconds; a fresh sandbox that brings a text again finds it here. Nothing of one
-sandbox is left for the next: a module with variables in global or constant memory, which a kernel can write, is loaded
-anew for each, and only what parsing and checking its text gave is kept.
+Loading a kernel takes milliseconds to seconds. No data of one sandbox reaches the next: a module with variables in
+global or constant memory, which a kernel can write, is loaded anew for each; only its parsed and checked text is kept.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ Key = tuple[str, bytes, str, Architecture]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What parsing and checking a text gave.
+    """A parsed and checked text.
 
     Attributes:
         module: the kernel that was asked for and what it reaches, from the variant that suits the device best.
-        signature: of the kernel that was asked for.
-        text: as the guest gave it.
         device_bytes: what the module's variables take in global and constant memory.
-        private: whether it has any, so that what one sandbox leaves there would be there for the next, or prints.
-        prints: whether it does.
+        private: whether it is for one sandbox only: it has such variables, or prints.
         writable: whether the kernel may write to some of them.
+        prints: whether it prints.
     """
 
     module: Module
@@ -61,10 +58,8 @@ class SharedKernel:
     """A kernel on the device, for one sandbox or several.
 
     Attributes:
-        loaded: its module.
-        signature: what its arguments are checked against.
         device_bytes: what the module's variables take.
-        text: as a guest gave it; what is kept for nobody is bounded by the texts.
+        text: as a guest gave it; the sum of the texts bounds what is kept idle.
         private: whether one sandbox only may have it.
         writable: whether it may have written to the module's variables.
     """
@@ -95,34 +90,34 @@ class SharedKernel:
         self._lock = threading.Lock()
 
     @property
+    def entry(self) -> str:
+        """Its name in the module."""
+        return self.signature.entry
+
+    @property
     def text_bytes(self) -> int:
         """Length of its text."""
         return len(self.text)
 
     def image(self, device: Device, deadline: Deadline) -> KernelImage:
-        """Return what compiled code launches; lives as long as the kernel.
-
-        Raises:
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
-        """
+        """Return what compiled code launches; lives as long as the kernel."""
         if self._image is None:
-            native = device.native.kernel(self.loaded, self.signature.entry, deadline)
-            with self._lock:  # a second image would free the first, whose address pads have
+            native = device.native.kernel(self.loaded, self.entry, deadline)
+            with self._lock:  # a second image would free the first, whose address layouts have
                 if self._image is None:
                     self._image = KernelImage(self.signature, native)
         return self._image
 
 
 class KernelCache:
-    """The kernels of one device. Safe from any thread.
+    """The kernels of one device. Thread-safe.
 
-    A kernel belongs to a tenant: nobody learns from a quick load that another tenant has the same text. Those that no
+    A kernel belongs to a tenant, so a quick load does not reveal that another tenant has the same text. Kernels that no
     session holds are kept, newest first, within a count and a size of their texts.
 
     Args:
         device: where they are loaded.
-        max_idle: kernels that are kept for nobody.
+        max_idle: kernels kept that no session holds.
         max_idle_bytes: their texts.
     """
 
@@ -150,7 +145,7 @@ class KernelCache:
             return len(self._idle)
 
     def find(self, key: Key) -> SharedKernel | None:
-        """Return a kernel that is there already, held until `release`; None if it has to be loaded."""
+        """Return a cached kernel, held until `release`; None if it has to be loaded."""
         with self._lock:
             kernel = self._shared.get(key)
             if kernel is not None:
@@ -158,19 +153,12 @@ class KernelCache:
             return kernel
 
     def hold(self, kernel: SharedKernel) -> None:
-        """Hold a shared kernel that somebody holds once more; `release` gives it back."""
+        """Hold a shared kernel once more; `release` gives it back."""
         with self._lock:
             self._hold(kernel)
 
     def draft(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
-        """Parse and check a text.
-
-        Raises:
-            MalformedPtx: the text does not parse.
-            UnsupportedPtx: the kernel asks for what the device lacks; others of the text may not.
-            InvalidKernel: it has no such entry.
-            InvokeTimeout: the deadline passed.
-        """
+        """Parse and check a text; raises what `SessionKernels.load` does."""
         with self._lock:
             draft = self._drafts.get(key)
         if draft is not None:
@@ -197,24 +185,13 @@ class KernelCache:
         """Load a kernel; it is held until `release`. What it prints goes to ``output``.
 
         Two sessions that bring the same text at once may both load it; one of the two is dropped.
-
-        Raises:
-            MalformedPtx: the device's compiler refuses it.
-            UnsupportedPtx: it asks for what the device lacks.
-            InvokeTimeout: the deadline passed before it was loaded.
-            DeviceUnavailable: this machine cannot assemble it now.
-            DeviceLost: the device does not answer.
         """
         loaded = self._device.load(draft.module, deadline, *([output] if draft.prints else []))
         kernel = SharedKernel(loaded, draft, key)
         return kernel if kernel.private else self._share(kernel)
 
     def release(self, kernel: SharedKernel) -> None:
-        """Give a kernel back that no stream of the session can run any more.
-
-        Raises:
-            DeviceLost: the device fails to unload one that is not shared; it is still held.
-        """
+        """Give back a kernel that the session's streams no longer run; if a private one fails to unload, it is held."""
         if kernel.private:
             self._device.unload(kernel.loaded)
             return
@@ -239,7 +216,7 @@ class KernelCache:
         return self._unload(stuck + idle)
 
     def _unload(self, kernels: list[SharedKernel]) -> list[Exception]:
-        """Unload what nobody holds; what the device does not take is tried again at the end."""
+        """Unload kernels that no session holds; what fails is tried again by `close`."""
         failures = []
         for kernel in kernels:
             failed = attempt(self._device.unload, kernel.loaded)
@@ -268,7 +245,7 @@ class KernelCache:
         kernel.holders += 1
 
     def _surplus(self) -> list[SharedKernel]:
-        """Strike the kernels that are idle for longest until the rest is within the limits."""
+        """Remove the kernels that are idle for longest until the rest is within the limits, and return them."""
         surplus = []
         while len(self._idle) > self._max_idle or self._idle_bytes > self._max_idle_bytes:
             key, kernel = self._idle.popitem(last=False)
@@ -279,7 +256,7 @@ class KernelCache:
 
 
 def digest(text: bytes) -> bytes:
-    """Return what stands for a text in a key."""
+    """Return the digest that stands for a text in a key."""
     return hashlib.sha256(text).digest()
 
 

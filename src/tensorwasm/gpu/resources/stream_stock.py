@@ -1,7 +1,4 @@
-"""Streams, events and slots that a device keeps for the next session.
-
-A stream costs the driver some 10 us to make: one that has drained without a failure serves the next session.
-"""
+"""Streams and events that a device keeps for the next session: a stream costs the driver some 10 us to make."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _Item = TypeVar("_Item")
 
 
 class Stock(Generic[_Item]):
-    """Things of a device that are kept for whoever needs one next. Safe from any thread.
+    """Things of a device that are kept for reuse. Thread-safe. Methods raise what making or destroying one raises.
 
     Args:
         make: makes one.
@@ -34,47 +31,34 @@ class Stock(Generic[_Item]):
         self._idle: list[_Item] = []
 
     def take(self) -> _Item:
-        """Return one that was given back, or a new one.
-
-        Raises:
-            TensorWasmError: the device refuses to make one.
-        """
+        """Return one that was given back, or a new one."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._make()
 
     def give(self, item: _Item) -> None:
-        """Give one back, as good as new: nothing uses it any more.
-
-        Raises:
-            TensorWasmError: there are enough, and the device fails to release this one.
-        """
+        """Give back one that nothing uses any more; it is destroyed if there are enough."""
         if len(self._idle) < self._most:
             self._idle.append(item)
         else:
             self._destroy(item)
 
     def discard(self, item: _Item) -> None:
-        """Release one that nobody should use again.
-
-        Raises:
-            TensorWasmError: the device fails to.
-        """
+        """Destroy one that must not be used again."""
         self._destroy(item)
 
     def close(self) -> list[Exception]:
-        """Release what is kept; return what the device raised."""
+        """Destroy what is kept; return what the device raised."""
         idle, self._idle = self._idle, []
         return [error for item in idle for error in attempt(self._destroy, item)]
 
 
 class StreamStock:
-    """The streams of a device, lent to sessions. Safe from any thread.
+    """The streams of a device, lent to sessions. Thread-safe. Methods raise what making or destroying a stream raises.
 
-    A device may say how many streams it should have: then all are made here, at once, because a driver may make no
-    further one while a kernel runs; and when all are in use, sessions share them. Work that shares a stream runs in
-    turn. A session that needs a stream to itself takes it `alone`.
+    A device with a fixed number of streams has all made here, at once, because a driver may make no further one while a
+    kernel runs. When all are in use, sessions share them, and their work runs in turn.
 
     Args:
         make: makes a stream.
@@ -96,21 +80,17 @@ class StreamStock:
         self._condemned: set[int] = set()
         self._idle: list[Stream] = []
         self._lent: deque[Stream] = deque()
-        with suppress(TensorWasmError):  # what there is will do; with none at all, whoever takes one is told why
+        with suppress(TensorWasmError):  # those made are enough; with none at all, `take` raises
             for _ in range(most):
                 self._idle.append(make())
                 self._alive += 1
         self._most = self._alive or most
 
     def take(self, *, alone: bool = False) -> Stream:
-        """Return an idle stream, or a new one, or one that others use too.
-
-        Args:
-            alone: nobody else shall use it until it is given back.
+        """Return an idle stream, or a new one, or one that other sessions use too, unless it is to be used alone.
 
         Raises:
-            QuotaExceeded: all are in use, and it is to be alone.
-            TensorWasmError: the device refuses to make one.
+            QuotaExceeded: all are in use, and it is to be used alone.
         """
         with self._lock:
             if self._idle:
@@ -132,24 +112,16 @@ class StreamStock:
             return self._lend(stream, alone)
 
     def give(self, stream: Stream) -> None:
-        """Give a stream back, drained and as good as new.
-
-        Raises:
-            TensorWasmError: there are enough, and the device fails to release this one.
-        """
+        """Give back a drained stream."""
         self._return(stream, condemned=False)
 
     def discard(self, stream: Stream) -> None:
-        """Give back a stream that nobody should use again: it goes when its last user has left.
-
-        Raises:
-            TensorWasmError: the device fails to release it.
-        """
+        """Give back a stream that must not be used again: it is destroyed when its last user has left."""
         self._return(stream, condemned=True)
 
     @property
     def fixed(self) -> bool:
-        """Whether the device has so many streams and no more."""
+        """Whether the device has a fixed number of streams."""
         return self._most > 0
 
     def shared(self, stream: Stream) -> bool:
@@ -157,13 +129,13 @@ class StreamStock:
         return self._users[id(stream)] > 1
 
     def join(self, stream: Stream, announce: Callable[[], None]) -> None:
-        """Say how the device is told of a user's work on a stream, before others wait behind that; until `part`."""
+        """Register, until `part`, what informs the device of a user's work before others wait behind it."""
         if self._most:
             with self._lock:
                 self._announcers.setdefault(id(stream), []).append(announce)
 
     def part(self, stream: Stream, announce: Callable[[], None]) -> None:
-        """Take back what `join` said."""
+        """Undo `join`."""
         if self._most:
             with self._lock:
                 self._announcers[id(stream)].remove(announce)
@@ -171,14 +143,14 @@ class StreamStock:
                     del self._announcers[id(stream)]
 
     def announce(self, stream: Stream) -> None:
-        """Have the device told of all work on a stream, whoever gave it: its deadlines count for who waits behind."""
+        """Inform the device of all users' work on a stream: its deadlines count for those that wait behind it."""
         with self._lock:
             announcers = tuple(self._announcers.get(id(stream), ()))
         for announce in announcers:
             announce()
 
     def close(self) -> list[Exception]:
-        """Release what is kept; return what the device raised."""
+        """Destroy what is kept; return what the device raised."""
         idle, self._idle = self._idle, []
         return [error for stream in idle for error in attempt(self._destroy, stream)]
 

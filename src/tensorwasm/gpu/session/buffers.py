@@ -1,87 +1,60 @@
-"""Device memory of a guest: taken, given back, and copied to and from."""
+"""Device memory of a guest: allocated, freed, and copied to and from."""
 
 from __future__ import annotations
 
+import ctypes
+
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow
-from tensorwasm.gpu.device.port import Device
-from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.lock import REFUSALS, SessionLock, in_turn
-from tensorwasm.gpu.state.graph_book import GraphBook
-from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.device.port import Stream
+from tensorwasm.gpu.session.core import REFUSALS, SessionCore, in_turn
+from tensorwasm.gpu.session.graphs import SessionGraphs
 from tensorwasm.gpu.state.streams import OWN
-from tensorwasm.gpu.state.work import SessionWork
-from tensorwasm.gpu.windows import Windows
+from tensorwasm.gpu.windows import require_inside
 from tensorwasm.values import Deadline, Region
 
 
 class SessionBuffers:
-    """The buffers of one session, by their handles. Any thread may call.
+    """The buffers of one session, by their handles. Thread-safe; errors as in `tensorwasm.gpu.session`.
 
     Args:
-        turns: of the session.
-        device: the device.
-        holdings: what the guest has.
-        windows: of the guest's memory.
-        work: the streams.
-        book: told which graphs may be replayed no more.
-        launcher: of launches and copies.
+        core: of the session.
+        graphs: record copies.
     """
 
-    __slots__ = ("_book", "_device", "_holdings", "_launcher", "_turns", "_windows", "_work")
+    __slots__ = ("_core", "_graphs")
 
-    def __init__(
-        self,
-        turns: SessionLock,
-        device: Device,
-        holdings: ResourceTable,
-        windows: Windows,
-        work: SessionWork,
-        book: GraphBook,
-        launcher: Launcher,
-    ) -> None:
-        self._turns = turns
-        self._device = device
-        self._holdings = holdings
-        self._windows = windows
-        self._work = work
-        self._book = book
-        self._launcher = launcher
+    def __init__(self, core: SessionCore, graphs: SessionGraphs) -> None:
+        self._core = core
+        self._graphs = graphs
 
     @in_turn()
     def allocate(self, size_bytes: int) -> int:
         """Return the handle of new zeroed device memory. Handles start at 1 and are never used twice.
 
         Raises:
-            InvalidArgs: the size is 0, or a stream records.
+            InvalidArgs: the size is 0.
             QuotaExceeded: over a limit of the session, the tenant or the process, or the device has no memory left.
-            DeviceLost: the session is over, or the device does not answer.
         """
-        handle, region = self._holdings.allocate(size_bytes)
+        core = self._core
+        handle, region = core.table.allocate(size_bytes)
         try:
-            self._work.clear(region)
+            core.work.clear(region)
         except REFUSALS:
-            self._holdings.free(handle)
+            core.table.free(handle)
             raise
-        self._holdings.show(handle)
-        self._work.confine()
+        core.table.show(handle)
+        core.work.confine()
         return handle
 
     @in_turn()
     def free(self, handle: int, deadline: Deadline) -> None:
-        """Release a buffer, once all work has ended. Graphs that use it can be replayed no more.
-
-        Raises:
-            InvalidHandle: no such buffer.
-            InvalidArgs: a stream records.
-            KernelFault: that work broke a rule.
-            InvokeTimeout: that work did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
-        """
-        self._holdings.buffer(handle)
-        self._work.drain(deadline)
-        self._book.forget_buffer(handle)
-        self._holdings.free(handle)
-        self._work.confine()
+        """Release a buffer, once all work has ended. Graphs that use it can be replayed no more."""
+        core = self._core
+        core.table.buffer(handle)
+        core.work.drain(deadline)
+        core.graphs.forget_buffer(handle)
+        core.table.free(handle)
+        core.work.confine()
 
     @in_turn()
     def write(
@@ -92,7 +65,7 @@ class SessionBuffers:
         offset_bytes: int = 0,
         memory: Region | None = None,
     ) -> None:
-        """Copy host bytes to a place in a buffer, after all work in flight. Blocks until done.
+        """Copy host bytes to an offset in a buffer, after all work in flight. Blocks until done.
 
         Args:
             handle: of the buffer.
@@ -103,17 +76,14 @@ class SessionBuffers:
                 is registered for them.
 
         Raises:
-            InvalidHandle: no such buffer.
-            InvalidArgs: more bytes than the buffer has there, or a stream records.
-            KernelFault: the work in flight broke a rule.
-            InvokeTimeout: the work in flight did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
+            InvalidArgs: more bytes than the buffer has there.
         """
-        region = self._holdings.buffer(handle, len(data), offset_bytes)
-        self._work.drain(deadline)
+        core = self._core
+        region = core.table.buffer(handle, len(data), offset_bytes)
+        core.work.drain(deadline)
         if data:
-            self._windows.prefer(memory, len(data), deadline)
-            self._device.write(region.address + offset_bytes, data, None, deadline)
+            core.windows.prefer(memory, len(data), deadline)
+            core.device.write(region.address + offset_bytes, data, None, deadline)
 
     @in_turn()
     def read(
@@ -124,27 +94,13 @@ class SessionBuffers:
         offset_bytes: int = 0,
         memory: Region | None = None,
     ) -> None:
-        """Fill writable bytes from a place in a buffer, after all work in flight. Blocks until done.
-
-        Args:
-            handle: of the buffer.
-            into: what is filled.
-            deadline: when the work in flight must have ended.
-            offset_bytes: where the copy begins.
-            memory: as in `write`.
-
-        Raises:
-            InvalidHandle: no such buffer.
-            InvalidArgs: more bytes than the buffer has there, or a stream records.
-            KernelFault: the work in flight broke a rule.
-            InvokeTimeout: the work in flight did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
-        """
-        region = self._holdings.buffer(handle, len(into), offset_bytes)
-        self._work.drain(deadline)
+        """Fill writable bytes from an offset in a buffer; otherwise as `write`."""
+        core = self._core
+        region = core.table.buffer(handle, len(into), offset_bytes)
+        core.work.drain(deadline)
         if into:
-            self._windows.prefer(memory, len(into), deadline)
-            self._device.read(region.address + offset_bytes, into, None, deadline)
+            core.windows.prefer(memory, len(into), deadline)
+            core.device.read(region.address + offset_bytes, into, None, deadline)
 
     @in_turn(recording=True)
     def copy_in(
@@ -156,7 +112,7 @@ class SessionBuffers:
         deadline: Deadline,
         stream: int = OWN,
     ) -> None:
-        """Start copying guest memory to a place in a buffer; with memory that is staged, only once the stream drained.
+        """Start copying guest memory to an offset in a buffer; memory that is staged waits for the stream first.
 
         Args:
             handle: of the buffer.
@@ -167,19 +123,14 @@ class SessionBuffers:
             stream: its number.
 
         Raises:
-            InvalidHandle: no such buffer or stream.
             InvalidArgs: more bytes than the buffer has there, or another stream records, or this one records and the
                 window is not reached in place.
             InvalidPointer: the window is not inside the memory.
-            CapacityExhausted: no place on the GPU in time.
+            CapacityExhausted: no permit at the gate in time.
             QuotaExceeded: over the tenant's cap on pinned memory, or the graph that is recorded is full.
             LaunchRefused: the memory cannot be registered.
-            KernelFault: the work in flight broke a rule.
-            InvokeTimeout: the work in flight did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
         """
-        place = BufferOffset(handle, offset_bytes)
-        self._launcher.copy(window, memory, place, deadline, stream, inward=True)
+        self._copy(window, memory, BufferOffset(handle, offset_bytes), deadline, stream, inward=True)
 
     @in_turn(recording=True)
     def copy_out(
@@ -191,20 +142,52 @@ class SessionBuffers:
         deadline: Deadline,
         stream: int = OWN,
     ) -> None:
-        """Start copying a place in a buffer to guest memory; see `copy_in`.
-
-        Raises:
-            TensorWasmError: what `copy_in` raises.
-        """
-        place = BufferOffset(handle, offset_bytes)
-        self._launcher.copy(window, memory, place, deadline, stream, inward=False)
+        """Start copying from an offset in a buffer to guest memory; otherwise as `copy_in`."""
+        self._copy(window, memory, BufferOffset(handle, offset_bytes), deadline, stream, inward=False)
 
     @in_turn(recording=True)
     def before_copy(self, memory: Region, stream: int) -> list[int]:
         """Return the streams, by their numbers, that `copy_in` and `copy_out` on a stream wait for first."""
-        return self._windows.before_copy(memory, stream)
+        return self._core.windows.before_copy(memory, stream)
 
     @in_turn(recording=True)
     def at_hand(self, size_bytes: int) -> bool:
         """Return whether `allocate` need not ask the device for so much memory, and so waits for nothing."""
-        return self._holdings.at_hand(size_bytes)
+        return self._core.table.at_hand(size_bytes)
+
+    def _copy(
+        self, window: HostWindow, memory: Region, place: BufferOffset, deadline: Deadline, stream: int, *, inward: bool
+    ) -> None:
+        core, work = self._core, self._core.work
+        work.streams.require(stream)
+        region = core.table.buffer(place.handle, window.length_bytes, place.offset_bytes)
+        require_inside(window, memory)
+        if not window.length_bytes:
+            return
+        address = region.address + place.offset_bytes
+        if core.graphs.recording is not None:
+            recorder = self._graphs.begin_step(stream, memory, deadline)
+            self._graphs.require_reached([window])
+            self._start(window, address, recorder, inward=inward)
+            core.graphs.recording.uses.add((window, place), None, core.windows.reach.region)
+            return
+        work.permit.take(deadline)
+        try:
+            reached = core.windows.extend_for_copy(window, memory, deadline)
+            target = work.find(stream)
+            if reached:
+                work.give(target, 1, self._start, window, address, target.stream, inward=inward)
+            else:
+                # From memory that is not registered the driver copies when a stream comes to it, and waits for that in
+                # the call, without a deadline: so never behind kernels, of the guest or of others on its stream.
+                work.wait(target, deadline)
+                host = memoryview((ctypes.c_char * window.length_bytes).from_address(window.address)).cast("B")
+                (core.device.write if inward else core.device.read)(address, host, None, deadline)
+        finally:
+            work.permit.settle()
+
+    def _start(self, window: HostWindow, address: int, stream: Stream, *, inward: bool) -> None:
+        if inward:
+            self._core.device.copy_in(address, window.address, window.length_bytes, stream)
+        else:
+            self._core.device.copy_out(window.address, address, window.length_bytes, stream)

@@ -3,118 +3,72 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 from typing import Final
 
 from tensorwasm.errors import InvalidSnapshot, InvokeTimeout, NotCapturable
-from tensorwasm.gpu.device.port import Device
-from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
-from tensorwasm.gpu.session.handles import SessionHandles
-from tensorwasm.gpu.session.lock import SessionLock, in_turn
-from tensorwasm.gpu.session.page_runs import Collector
-from tensorwasm.gpu.session.saved_checks import check_buffers
-from tensorwasm.gpu.state.events import EventTable
-from tensorwasm.gpu.state.graph_book import GraphBook
-from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.session.core import SessionCore, in_turn
+from tensorwasm.gpu.session.events import SessionEvents
+from tensorwasm.gpu.session.saved_checks import check_buffers, next_numbers
 from tensorwasm.gpu.state.streams import OWN
-from tensorwasm.gpu.state.work import SessionWork
-from tensorwasm.gpu.windows import Windows
 from tensorwasm.ptx.lexer import shown
-from tensorwasm.saved import SavedBuffer, SavedKernel, SavedRun, SavedSession
+from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MIB, Deadline, Region
 
 CHUNK_BYTES: Final = 16 * MIB
 """Host memory that device memory is read through."""
 _FIRST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 5e-3
+_BLOCK_BYTES: Final = 16 * PAGE_BYTES
+"""Compared at once, before its pages are."""
+_ZEROS: Final = bytes(_BLOCK_BYTES)
 
 
 class Capture:
-    """Reads one session. Any thread may call, while the guest does not run.
+    """Reads one session. Thread-safe, while the guest does not run."""
 
-    Args:
-        turns: of the session.
-        device: the device.
-        sheet: what compiled code knows.
-        holdings: what the guest has.
-        windows: of the guest's memory.
-        work: the streams.
-        marks: the events.
-        book: the graphs.
-        launcher: knows whether a stream records.
-        numbers: what comes next.
-    """
+    __slots__ = ("_core", "_events")
 
-    __slots__ = (
-        "_book",
-        "_device",
-        "_holdings",
-        "_launcher",
-        "_marks",
-        "_numbers",
-        "_sheet",
-        "_turns",
-        "_windows",
-        "_work",
-    )
-
-    def __init__(
-        self,
-        turns: SessionLock,
-        device: Device,
-        sheet: SessionLayoutWriter,
-        holdings: ResourceTable,
-        windows: Windows,
-        work: SessionWork,
-        marks: EventTable,
-        book: GraphBook,
-        launcher: Launcher,
-        numbers: SessionHandles,
-    ) -> None:
-        self._turns = turns
-        self._device = device
-        self._sheet = sheet
-        self._holdings = holdings
-        self._windows = windows
-        self._work = work
-        self._marks = marks
-        self._book = book
-        self._launcher = launcher
-        self._numbers = numbers
+    def __init__(self, core: SessionCore, events: SessionEvents) -> None:
+        self._core = core
+        self._events = events
 
     def take(self, deadline: Deadline, parent: SavedSession | None) -> SavedSession:
         """See `tensorwasm.gpu.session.Session.capture`."""
         if parent is not None:
             check_buffers(parent.buffers)
-        with self._turns.lock:
+        with self._core.lock:
             self._require_whole()
             if not self._await_end(deadline):
                 raise InvokeTimeout("work on the GPU was still running when the session was to be saved")
             return self._read(deadline, {} if parent is None else {each.handle: each for each in parent.buffers})
 
     def _require_whole(self) -> None:
-        turns = self._turns
-        if turns.failure is not None or turns.closed:
-            raise NotCapturable(f"a GPU session that is over cannot be saved: {turns.failure or 'it was closed'}")
-        if self._launcher.recording is not None:
-            raise NotCapturable(f"stream {self._launcher.recording.lane.number} records a graph: end that first")
-        if self._book.count:
-            raise NotCapturable(f"{self._book.count} graphs, which only the device knows: close them first")
-        if self._sheet.staged:
+        core = self._core
+        if core.failure is not None or core.closed:
+            raise NotCapturable(f"a GPU session that is over cannot be saved: {core.failure or 'it was closed'}")
+        if core.graphs.recording is not None:
+            raise NotCapturable(f"stream {core.graphs.recording.source.number} records a graph: end that first")
+        if len(core.graphs):
+            raise NotCapturable(f"{len(core.graphs)} graphs, which only the device knows: close them first")
+        if core.layout.staged:
             raise NotCapturable("a launch whose call has not ended")
 
     @in_turn()
     def _await_end(self, deadline: Deadline) -> bool:
         """Return whether all work ended in time.
 
-        A device may give up, or stop, work that is waited for beyond the deadline of whoever waits. This one is not
-        the work's own, so the device is only asked.
+        A device may give up, or stop, work that is waited for beyond a deadline. This deadline is not the work's own,
+        so the device is only asked.
         """
+        work = self._core.work
         if deadline.at_ns is None:
-            self._work.drain(deadline)
+            work.drain(deadline)
             return True
         pause_s = _FIRST_PAUSE_S
-        while [lane for lane in self._work.lanes if not self._work.ended(lane)]:  # each is asked: that lets it run
+        while [stream for stream in work.streams if not work.ended(stream)]:  # each is asked: that lets it run
             if deadline.expired():
                 return False
             time.sleep(min(pause_s, deadline.remaining_s()))
@@ -123,26 +77,27 @@ class Capture:
 
     @in_turn(InvokeTimeout)
     def _read(self, deadline: Deadline, parent: dict[int, SavedBuffer]) -> SavedSession:
-        kernels = self._kernels()
+        core = self._core
         return SavedSession(
+            kernels=self._kernels(),
             buffers=self._buffers(parent, deadline),
-            kernels=kernels,
-            streams=tuple(sorted(lane.number for lane in self._work.lanes if lane.number != OWN)),
-            events=self._marks.numbers,
-            next_numbers=tuple(self._numbers.get().items()),
-            memory_kind=self._windows.kind,
+            streams=tuple(sorted(stream.number for stream in core.work.streams if stream.number != OWN)),
+            events=self._events.numbers,
+            next_numbers=tuple(next_numbers(core, self._events).items()),
+            memory_kind=core.windows.kind,
         )
 
     def _kernels(self) -> tuple[SavedKernel, ...]:
         saved = []
-        for kernel_id, kernel in sorted(self._holdings.kernels.items()):
-            if kernel.shared.writable:
-                raise NotCapturable(f"kernel {shown(kernel.entry)} may have written to variables of its module")
-            saved.append(SavedKernel(kernel_id, kernel.shared.text, kernel.entry))
+        for kernel_id, (shared, _) in sorted(self._core.table.kernels.items()):
+            entry = shared.entry
+            if shared.writable:
+                raise NotCapturable(f"kernel {shown(entry)} may have written to variables of its module")
+            saved.append(SavedKernel(kernel_id, shared.text, entry))
         return tuple(saved)
 
     def _buffers(self, parent: dict[int, SavedBuffer], deadline: Deadline) -> tuple[SavedBuffer, ...]:
-        buffers = self._holdings.buffers
+        buffers = self._core.table.buffers
         largest = max((region.size_bytes for region in buffers.values()), default=0)
         stage = memoryview(bytearray(min(largest, CHUNK_BYTES)))
         saved = []
@@ -157,9 +112,77 @@ class Capture:
     def _runs(
         self, region: Region, stage: memoryview, base: tuple[SavedRun, ...], deadline: Deadline
     ) -> tuple[SavedRun, ...]:
-        collector = Collector(base)
+        collector = RunCollector(base)
         for offset in range(0, region.size_bytes, CHUNK_BYTES):
             chunk = stage[: min(CHUNK_BYTES, region.size_bytes - offset)]
-            self._device.read(region.address + offset, chunk, None, deadline)
+            self._core.device.read(region.address + offset, chunk, None, deadline)
             collector.add(offset, chunk)
         return collector.finish()
+
+
+class RunCollector:
+    """Collects the runs of pages of one buffer that differ from a base, from its beginning to its end.
+
+    Args:
+        base: the runs of the same buffer in the snapshot that this one adds to, ascending and apart; none for a
+            snapshot of its own, whose base is zeros.
+    """
+
+    __slots__ = ("_base", "_end", "_offset", "_open", "_runs", "_starts")
+
+    def __init__(self, base: Sequence[SavedRun] = ()) -> None:
+        self._base = base
+        self._starts = [run.offset_bytes for run in base]
+        self._runs: list[SavedRun] = []
+        self._open: BytesIO | None = None
+        self._offset = self._end = 0
+
+    def add(self, offset_bytes: int, chunk: memoryview) -> None:
+        """Add a copy of what changed in a chunk.
+
+        Args:
+            offset_bytes: where it begins, a multiple of the page size, not before the end of the chunk before.
+            chunk: bytes; whole pages, except for the last of the buffer.
+        """
+        for start in range(0, len(chunk), _BLOCK_BYTES):
+            block = bytes(chunk[start : start + _BLOCK_BYTES])
+            at = offset_bytes + start
+            base = self._read_base(at, len(block))
+            if block != base:
+                for page, data in _changed(block, base):
+                    self._put(at + page, data)
+
+    def finish(self) -> tuple[SavedRun, ...]:
+        """Return the runs, ascending, no two of which touch."""
+        if self._open is not None:
+            self._runs.append(SavedRun(self._offset, self._open.getvalue()))
+            self._open = None
+        return tuple(self._runs)
+
+    def _put(self, offset_bytes: int, data: bytes) -> None:
+        if self._open is None or self._end != offset_bytes:
+            self.finish()
+            self._open, self._offset = BytesIO(), offset_bytes
+        self._open.write(data)
+        self._end = offset_bytes + len(data)
+
+    def _read_base(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Return a piece of the base, a block at most."""
+        end = offset_bytes + length_bytes
+        first = max(bisect_right(self._starts, offset_bytes) - 1, 0)
+        piece = None
+        for run in self._base[first : bisect_right(self._starts, end - 1)]:
+            start = max(run.offset_bytes, offset_bytes)
+            part = run.data[start - run.offset_bytes : end - run.offset_bytes]
+            if part:
+                piece = piece or bytearray(length_bytes)
+                piece[start - offset_bytes : start - offset_bytes + len(part)] = part
+        return _ZEROS[:length_bytes] if piece is None else bytes(piece)
+
+
+def _changed(block: bytes, base: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the pages that differ, with where they begin."""
+    for page in range(0, len(block), PAGE_BYTES):
+        data = block[page : page + PAGE_BYTES]
+        if data != base[page : page + PAGE_BYTES]:
+            yield page, data

@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-from tensorwasm.gpu.launcher import Launcher
-from tensorwasm.gpu.session.lock import SessionLock, in_turn
-from tensorwasm.gpu.state.graph_book import GraphBook
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
+from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.port import Stream
+from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.session.core import SessionCore, in_turn
+from tensorwasm.gpu.state.graphs import Recording
 from tensorwasm.gpu.state.streams import OWN
-from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, Region
 
 
 class SessionGraphs:
-    """The graphs of one session, by their numbers. Any thread may call.
+    """The graphs of one session, by their numbers. Thread-safe; errors as in `tensorwasm.gpu.session`."""
 
-    Args:
-        turns: of the session.
-        work: the streams.
-        book: the graphs.
-        launcher: of launches and copies.
-    """
+    __slots__ = ("_core",)
 
-    __slots__ = ("_book", "_launcher", "_turns", "_work")
-
-    def __init__(self, turns: SessionLock, work: SessionWork, book: GraphBook, launcher: Launcher) -> None:
-        self._turns = turns
-        self._work = work
-        self._book = book
-        self._launcher = launcher
+    def __init__(self, core: SessionCore) -> None:
+        self._core = core
 
     @in_turn()
     def begin(self, stream: int) -> None:
         """Record what a stream is given from now on, instead of running it.
 
+        The device begins with the first piece of work, which brings the guest's memory.
+
         Raises:
-            InvalidHandle: no such stream.
-            InvalidArgs: a stream records already.
-            QuotaExceeded: the session has as many graphs as it may.
-            DeviceLost: the session is over, or the device does not answer.
+            QuotaExceeded: the session has as many graphs as it may, or the device has no stream to spare.
         """
-        self._work.known(stream)
-        self._launcher.begin(stream)
+        core = self._core
+        core.work.known(stream)
+        core.graphs.require_room()
+        core.graphs.recording = Recording(core.work.find(stream), core.resources.streams.take(alone=True))
+        self._show_recording(recording=True)
 
     @in_turn(recording=True)
     def end(self, stream: int) -> int:
         """Stop recording; return the number of the graph.
 
         Raises:
-            InvalidHandle: no such stream.
-            InvalidArgs: it does not record.
+            InvalidArgs: the stream does not record.
             LaunchRefused: what was recorded cannot be replayed. The stream records no longer.
-            DeviceLost: the session is over, or the device does not answer.
         """
-        return self._launcher.end(stream)
+        core, recording = self._core, self.require_recording(stream)
+        core.graphs.recording = None
+        self._show_recording(recording=False)
+        try:
+            if not recording.capturing:
+                core.device.graphs.begin_capture(recording.stream)
+            graph = core.device.graphs.end_capture(recording.stream)
+        except BaseException:
+            core.resources.streams.discard(recording.stream)
+            raise
+        core.resources.streams.give(recording.stream)
+        number = core.graphs.add(graph, recording.uses)
+        core.graphs.show(core.windows.reach.region)
+        return number
 
     @in_turn()
     def replay(self, graph: int, memory: Region | None, deadline: Deadline, stream: int = OWN) -> None:
@@ -65,37 +73,91 @@ class SessionGraphs:
             stream: its number.
 
         Raises:
-            InvalidHandle: no such graph or stream, or a buffer, a kernel or memory that the graph uses has gone.
-            InvalidArgs: a stream records.
-            CapacityExhausted: no place on the GPU in time.
+            InvalidHandle: also if a buffer, a kernel or memory that the graph uses is gone.
+            CapacityExhausted: no permit at the gate in time.
             LaunchRefused: the device refused.
-            KernelFault: a kernel, or work before it, broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the session is over, or the device does not answer.
         """
-        self._launcher.replay(graph, memory, deadline, stream)
+        core, work = self._core, self._core.work
+        if memory is not None and core.windows.reach.direct:
+            core.windows.extend(memory, deadline)
+        found = core.graphs.usable(graph, core.windows.reach.region)
+        work.streams.require(stream)
+        work.permit.take(deadline)
+        try:
+            target, regions = work.find(stream), core.table.regions.snapshot()
+            replay, pieces = core.device.graphs.replay, max(found.uses.steps, 1)
+            work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
+        finally:
+            work.permit.settle()
+        core.launched += found.uses.launches
+        core.replayed += 1
 
     @in_turn()
     def close(self, graph: int, deadline: Deadline) -> None:
-        """Release a graph, once all work has ended.
-
-        Raises:
-            InvalidHandle: no such graph.
-            InvalidArgs: a stream records.
-            KernelFault: that work broke a rule.
-            InvokeTimeout: that work did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
-        """
-        self._book.find(graph)
-        self._work.drain(deadline)
-        self._book.close(graph)
+        """Release a graph, once all work has ended."""
+        self._core.graphs.find(graph)
+        self._core.work.drain(deadline)
+        self._core.graphs.close(graph)
 
     @in_turn(recording=True)
     def steps(self, graph: int) -> int:
-        """Return how many launches and copies a graph holds.
+        """Return how many launches and copies a graph holds."""
+        return self._core.graphs.find(graph).uses.steps
+
+    # ---------------------------------------------------------------------- for launches and copies, lock held
+
+    def require_recording(self, stream: int) -> Recording:
+        """Return what records in the place of a stream."""
+        recording = self._core.graphs.recording
+        self._core.work.streams.require(stream)
+        if recording is None or recording.source.number != stream:
+            raise InvalidArgs(f"stream {stream} does not record")
+        return recording
+
+    def begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Stream:
+        """Return the device's stream that a launch or a copy on a stream that records is given to.
 
         Raises:
-            InvalidHandle: no such graph.
-            DeviceLost: the session is over.
+            QuotaExceeded: the graph is full.
         """
-        return self._book.find(graph).needs.steps
+        core, recording = self._core, self.require_recording(stream)
+        if recording.uses.steps >= core.limits.graph_launches:
+            raise QuotaExceeded(f"a graph holds at most {core.limits.graph_launches} launches and copies")
+        if not recording.capturing:
+            if memory is not None:
+                # Only now: a stream that records lets no memory be registered. Work without windows needs none.
+                with suppress(QuotaExceeded, LaunchRefused):
+                    core.windows.extend(memory, deadline)
+                core.work.permit.settle()
+            core.device.graphs.begin_capture(recording.stream)
+            recording.capturing = True
+        return recording.stream
+
+    def require_reached(self, windows: Sequence[HostWindow]) -> None:
+        """Check that the device reaches windows in place, of which a graph keeps the addresses."""
+        reach = self._core.windows.reach
+        for window in windows:
+            if window.length_bytes and not reach.holds(window.address, window.length_bytes):
+                raise InvalidArgs("while a stream records, the device reaches only memory that it reached before")
+
+    def stop(self) -> list[Exception]:
+        """Stop recording at the end of a session and drop what was recorded; return what the device raised."""
+        core = self._core
+        recording, core.graphs.recording = core.graphs.recording, None
+        if recording is None:
+            return []
+        graphs, streams = core.device.graphs, core.resources.streams
+        failures = []
+        if recording.capturing:
+            failures = attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.stream)
+        return failures + attempt(streams.discard if failures else streams.give, recording.stream)
+
+    def _show_recording(self, *, recording: bool) -> None:
+        """Send compiled code to Python while a stream records: it must know what the graph will reach."""
+        core = self._core
+        for stream in core.work.streams:
+            core.layout.set_recording(stream.row, recording=recording)
+        if recording:
+            core.graphs.hide()
+        else:
+            core.graphs.show(core.windows.reach.region)

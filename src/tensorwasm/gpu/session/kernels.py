@@ -1,166 +1,123 @@
-"""Kernels of a guest: loaded, and started one way or the other."""
+"""Kernels of a guest: loaded, launched and waited for, or launched only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
-from tensorwasm.gpu.device.arguments import Argument, check_geometry
-from tensorwasm.gpu.launcher import Launcher
+from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
-from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
-from tensorwasm.gpu.session.lock import SessionLock, in_turn
+from tensorwasm.gpu.resources.kernel_cache import SharedKernel
+from tensorwasm.gpu.session.core import SessionCore, in_turn
+from tensorwasm.gpu.session.graphs import SessionGraphs
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.gpu.state.graph_book import GraphBook
-from tensorwasm.gpu.state.resource_table import ResourceTable
 from tensorwasm.gpu.state.streams import OWN
-from tensorwasm.gpu.state.work import SessionWork
-from tensorwasm.gpu.windows import Windows
 from tensorwasm.values import Deadline, LaunchConfig, Region
+
+Arguments = Callable[[], Sequence[Argument]]
 
 
 class SessionKernels:
-    """The kernels of one session, by their ids. Any thread may call.
+    """The kernels of one session, by their ids. Thread-safe; errors as in `tensorwasm.gpu.session`.
+
+    The order of a launch's checks is part of the ABI (docs/abi.md, "Launching").
 
     Args:
-        turns: of the session.
-        sheet: what compiled code knows.
-        holdings: what the guest has.
-        windows: of the guest's memory.
-        work: the streams.
-        book: told which graphs may be replayed no more.
-        launcher: of launches and copies.
-        share: of what may be pending.
+        core: of the session.
+        graphs: record launches.
+        queue_credits: of the session.
     """
 
-    __slots__ = ("_book", "_holdings", "_launcher", "_share", "_sheet", "_turns", "_windows", "_work")
+    __slots__ = ("_core", "_credits", "_graphs")
 
-    def __init__(
-        self,
-        turns: SessionLock,
-        sheet: SessionLayoutWriter,
-        holdings: ResourceTable,
-        windows: Windows,
-        work: SessionWork,
-        book: GraphBook,
-        launcher: Launcher,
-        share: QueueCredits,
-    ) -> None:
-        self._turns = turns
-        self._sheet = sheet
-        self._holdings = holdings
-        self._windows = windows
-        self._work = work
-        self._book = book
-        self._launcher = launcher
-        self._share = share
+    def __init__(self, core: SessionCore, graphs: SessionGraphs, queue_credits: QueueCredits) -> None:
+        self._core = core
+        self._graphs = graphs
+        self._credits = queue_credits
 
     @in_turn(InvokeTimeout, DeviceUnavailable)
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX text. Ids are positive and below 2**63.
 
         The text may hold several modules, one after the other: the one for the highest architecture that the device
-        and its driver take is loaded.
-
-        A deadline that passes leaves the session as it was: a load starts no work, and is undone where it stopped.
+        and its driver take is loaded. An error leaves the session as it was: a load starts no work.
 
         Raises:
             QuotaExceeded: over a limit.
             MalformedPtx: the text does not parse, or the device's compiler refuses it.
             UnsupportedPtx: it asks for what the device lacks.
             InvalidKernel: it has no such entry.
-            InvalidArgs: a stream records.
             InvokeTimeout: the deadline passed before it was loaded.
-            DeviceUnavailable: this machine cannot assemble it now; like a deadline, that changes nothing.
-            DeviceLost: the session is over, or the device does not answer.
+            DeviceUnavailable: this machine cannot assemble it now.
         """
-        if self._sheet.pad is None:
-            return self._holdings.load(text, entry, deadline)
-        # Compiled code then makes the very first launch too, which is all that a short-lived sandbox makes. The stream
+        core = self._core
+        if core.layout.layout is None:
+            return core.table.load(text, entry, deadline)
+        # Compiled code then makes the very first launch too, the only one of many short-lived sandboxes. The stream
         # comes first: it may be refused, and then nothing has been loaded.
-        self._work.find(OWN)
-        kernel_id = self._holdings.load(text, entry, deadline)
-        if not self._sheet.placed:
-            self._work.place.offer()
-        self._share.offer()
-        self._windows.offer()
+        core.work.find(OWN)
+        kernel_id = core.table.load(text, entry, deadline)
+        if not core.layout.placed:
+            core.work.permit.offer()
+        self._credits.offer()
+        core.windows.offer()
         return kernel_id
 
     def take_output(self) -> tuple[bytes, bool]:
         """Return what kernels have printed since the last call, and whether some of it was not kept. Never waits."""
-        return self._holdings.output.take()
+        return self._core.table.output.take()
 
     @in_turn()
     def unload(self, kernel_id: int, deadline: Deadline) -> None:
-        """Release a kernel, once all work has ended. Graphs that use it can be replayed no more.
-
-        Raises:
-            InvalidKernel: no such kernel.
-            InvalidArgs: a stream records.
-            KernelFault: that work broke a rule.
-            InvokeTimeout: that work did not end in time.
-            DeviceLost: the session is over, or the device does not answer.
-        """
-        self._holdings.kernel(kernel_id)
-        self._work.drain(deadline)
-        self._book.forget_kernel(kernel_id)
-        self._holdings.unload(kernel_id)
+        """Release a kernel, once all work has ended. Graphs that use it can be replayed no more."""
+        core = self._core
+        core.table.kernel(kernel_id)
+        core.work.drain(deadline)
+        core.graphs.forget_kernel(kernel_id)
+        core.table.unload(kernel_id)
 
     @in_turn()
     def launch(
-        self,
-        kernel_id: int,
-        config: LaunchConfig,
-        arguments: Callable[[], Sequence[Argument]],
-        memory: Region | None,
-        deadline: Deadline,
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
     ) -> None:
         """Run a kernel on the instance's own stream and wait for it.
 
         As `submit`, but small windows on memory that is not registered are copied to where the device reaches them, and
         back when the kernel has ended. A kernel that reaches beyond its windows finds other memory there.
-
-        Raises:
-            TensorWasmError: what `submit` raises, but InvalidHandle for a stream.
         """
         check_geometry(config)
-        self._launcher.launch(kernel_id, config, arguments, memory, deadline)
+        permit = self._core.work.permit
+        permit.take(deadline)
+        try:
+            self._finish(self._begin(kernel_id, config, arguments, memory, deadline), deadline)
+        finally:
+            permit.settle()
 
     @in_turn()
     def begin_launch(
-        self,
-        kernel_id: int,
-        config: LaunchConfig,
-        arguments: Callable[[], Sequence[Argument]],
-        memory: Region | None,
-        deadline: Deadline,
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
     ) -> Placement | None:
-        """Do what `launch` does before it waits; `end_launch` takes what is returned, before anything else is launched.
-
-        Raises:
-            TensorWasmError: what `launch` raises.
-        """
+        """Do what `launch` does before it waits; `end_launch` takes what is returned, before any other launch."""
         check_geometry(config)
-        return self._launcher.begin_launch(kernel_id, config, arguments, memory, deadline)
+        permit = self._core.work.permit
+        permit.take(deadline)
+        try:
+            return self._begin(kernel_id, config, arguments, memory, deadline)
+        finally:
+            permit.settle()
 
     @in_turn()
     def end_launch(self, placement: Placement | None, deadline: Deadline) -> None:
-        """Do what `launch` does from its wait on.
-
-        Raises:
-            KernelFault: the kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the session is over, or the device does not answer.
-        """
-        self._launcher.end_launch(placement, deadline)
-        self._work.place.settle()
+        """Do what `launch` does from its wait on."""
+        self._finish(placement, deadline)
+        self._core.work.permit.settle()
 
     @in_turn(recording=True)
     def submit(
         self,
         kernel_id: int,
         config: LaunchConfig,
-        arguments: Callable[[], Sequence[Argument]],
+        arguments: Arguments,
         memory: Region | None,
         deadline: Deadline,
         stream: int = OWN,
@@ -170,7 +127,7 @@ class SessionKernels:
         Args:
             kernel_id: from `load`.
             config: geometry.
-            arguments: called once there is a place on the GPU, because what it resolves may change during the wait.
+            arguments: called once there is a permit, because what it resolves may change during the wait.
             memory: the guest's linear memory as it is now, whole pages; None if it has none. It is registered when a
                 launch first has a window on it, and anew when it has grown.
             deadline: when the kernel must have stopped.
@@ -178,34 +135,40 @@ class SessionKernels:
 
         Raises:
             InvalidDimensions: the geometry is outside the limits, or not for this kernel or device.
-            CapacityExhausted: no place on the GPU in time.
+            CapacityExhausted: no permit at the gate in time.
             QuotaExceeded: over the tenant's cap on pinned memory, windows too large for memory that is to be staged, or
                 the graph that is recorded is full.
-            InvalidKernel: no such kernel.
             InvalidKernelArgs: the arguments do not fit the kernel's parameters.
             KernelArgsUnsupported: the kernel has a parameter that no argument can fill.
-            InvalidHandle: an argument names no buffer, or there is no such stream.
-            InvalidArgs: another stream records, or this one records and a window is not reached in place.
+            InvalidArgs: also if another stream records, or this one records and a window is not reached in place.
             InvalidPointer: a window is not inside the memory.
             LaunchRefused: an argument is an address that is not the session's, the memory is to be staged, or the
                 device refused.
-            KernelFault: the kernel, or work before it, broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the session is over, or the device does not answer.
         """
         check_geometry(config)
-        start = self._launcher.submit if self._launcher.recording is None else self._launcher.record
-        start(kernel_id, config, arguments, memory, deadline, stream)
+        core, work = self._core, self._core.work
+        if core.graphs.recording is not None:
+            self._record(kernel_id, config, arguments, memory, deadline, stream)
+            return
+        work.streams.require(stream)
+        work.permit.take(deadline)
+        try:
+            kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+            if memory is not None and windows:
+                core.windows.extend(memory, deadline)
+            self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline)
+        finally:
+            work.permit.settle()
 
     @in_turn(recording=True)
     def before_launch(self, memory: Region) -> list[int]:
         """Return the streams, by their numbers, that `launch` waits for if it has windows on the memory."""
-        return self._windows.before_launch(memory)
+        return self._core.windows.before_launch(memory)
 
     @in_turn(recording=True)
     def before_submit(self, memory: Region) -> list[int]:
         """Return the streams, by their numbers, that `submit` waits for if it has windows on the memory."""
-        return self._windows.before_start(memory)
+        return self._core.windows.before_start(memory)
 
     @in_turn()
     def finish_staged(self, memory: Region, deadline: Deadline) -> None:
@@ -216,12 +179,86 @@ class SessionKernels:
             deadline: when the kernel must have stopped.
 
         Raises:
-            LaunchRefused: what the pad says is staged is not the guest's; nothing is copied.
-            KernelFault: the kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the session is over, or the device does not answer.
+            LaunchRefused: what the layout says is staged is not the guest's; nothing is copied.
         """
-        self._work.wait(self._work.find(OWN), deadline)
-        self._work.place.settle()
-        self._windows.finish(memory)
-        self._launcher.staged += 1
+        core, work = self._core, self._core.work
+        work.wait(work.find(OWN), deadline)
+        work.permit.settle()
+        core.windows.finish(memory)
+        core.staged += 1
+
+    # ------------------------------------------------------------------------------------------- parts
+
+    def _begin(
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
+    ) -> Placement | None:
+        """Start a kernel on the instance's own stream; return where its windows are staged, if they are."""
+        kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+        placing = self._core.windows
+        placement: Placement | None = None
+        if memory is not None and windows:
+            placement = placing.place(windows, memory, deadline)
+        if placement is not None:
+            bound = placing.locate(placement, bound)
+        values = self._bind(kernel, bound)
+        if placement is not None:
+            placing.copy_in(placement, deadline)
+        self._start(kernel, config, values, windows, OWN, deadline)
+        return placement
+
+    def _finish(self, placement: Placement | None, deadline: Deadline) -> None:
+        core, work = self._core, self._core.work
+        work.wait(work.find(OWN), deadline)
+        if placement is not None:
+            core.windows.copy_out(placement)
+            core.staged += 1
+
+    def _record(
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Arguments,
+        memory: Region | None,
+        deadline: Deadline,
+        stream: int,
+    ) -> None:
+        core, uses = self._core, self._graphs.require_recording(stream).uses
+        kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+        recorder = self._graphs.begin_step(stream, memory, deadline)
+        self._graphs.require_reached(windows)
+        values = self._bind(kernel, bound)
+        regions = core.table.regions.snapshot()
+        core.device.launch(kernel.loaded, kernel.signature.entry, config, values, regions, recorder, deadline)
+        reached = core.windows.reach.region
+        uses.add(bound, kernel_id, reached)
+        if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
+            # A number may be the address of anything that the session has: the graph needs all of it.
+            uses.add_all(core.table.buffers, reached)
+
+    def _resolve(
+        self, kernel_id: int, config: LaunchConfig, arguments: Arguments
+    ) -> tuple[SharedKernel, Sequence[Argument], list[HostWindow]]:
+        bound = arguments()
+        kernel = self._core.table.kernel(kernel_id)
+        check_fit(config, kernel.signature, self._core.device.info)
+        return kernel, bound, [argument for argument in bound if isinstance(argument, HostWindow)]
+
+    def _bind(self, kernel: SharedKernel, bound: Sequence[Argument]) -> tuple[bytes, ...]:
+        return bind(kernel.signature, bound, self._core.table.buffers, self._core.table.regions)
+
+    def _start(
+        self,
+        kernel: SharedKernel,
+        config: LaunchConfig,
+        values: tuple[bytes, ...],
+        windows: Sequence[HostWindow],
+        number: int,
+        deadline: Deadline,
+    ) -> None:
+        core, work, reach = self._core, self._core.work, self._core.windows.reach
+        stream = work.find(number)
+        if spans := reach.movable(windows):  # large windows on managed memory move first: work of its own
+            work.give(stream, len(spans), reach.move, spans, stream.stream)
+        regions, launch, entry = core.table.regions.snapshot(), core.device.launch, kernel.signature.entry
+        work.give(stream, 1, launch, kernel.loaded, entry, config, values, regions, stream.stream, deadline)
+        core.launched += 1

@@ -1,32 +1,50 @@
-"""What a saved session says of itself, checked before anything is made of it: it comes from elsewhere.
+"""Checks of a saved session, which comes from elsewhere, and the numbers that a session gives out next.
 
-What it would take is no matter here: quotas are charged, and texts are parsed, as if the guest itself had asked.
+Quotas are charged, and texts are parsed, later: as if the guest itself had asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tensorwasm.errors import InvalidSnapshot
 from tensorwasm.gpu.native.layout import STREAM_ROWS
-from tensorwasm.gpu.session.handles import NAMES
+from tensorwasm.gpu.session.core import SessionCore
+from tensorwasm.gpu.session.events import SessionEvents
 from tensorwasm.gpu.state.streams import OWN
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MEMORY_KINDS
 
+NAMES: Final = ("handle", "kernel", "stream", "event", "graph")
+"""What has numbers, as `tensorwasm.saved.SavedSession.next_numbers` calls it."""
 MAX_NUMBER: Final = (1 << 63) - (1 << 16)
 """Largest number that may be given next: those after it are left for what a session makes in its life."""
 MAX_SIZE_BYTES: Final = (1 << 63) - 1
 
 
-def check_session(saved: SavedSession) -> dict[str, int]:
-    """Return the next numbers of a saved session that makes sense, a missing one being the first that is free.
+def next_numbers(core: SessionCore, events: SessionEvents) -> dict[str, int]:
+    """Return the numbers that a session gives out next, by `NAMES`; that of kernels is 0 while none was ever loaded."""
+    table, streams, graphs = core.table, core.work.streams, core.graphs
+    numbers = table.next_handle, core.layout.next_kernel, streams.next_number, events.next_number, graphs.next_number
+    return dict(zip(NAMES, numbers, strict=True))
 
-    That of kernels is left out where none was ever loaded: theirs may begin anywhere.
+
+def set_numbers(core: SessionCore, events: SessionEvents, numbers: Mapping[str, int]) -> None:
+    """Change the next numbers that are named; none of them is taken, nor any after it."""
+    now = {**next_numbers(core, events), **numbers}
+    core.table.next_handle, core.layout.next_kernel = now["handle"], now["kernel"]
+    core.work.streams.next_number, events.next_number = now["stream"], now["event"]
+    core.graphs.next_number = now["graph"]
+
+
+def check_session(saved: SavedSession) -> dict[str, int]:
+    """Check a saved session and return its next numbers, a missing one being the first that is free.
+
+    That of kernels is left out if none was ever loaded: theirs may begin anywhere.
 
     Raises:
-        InvalidSnapshot: it does not; the message says where.
+        InvalidSnapshot: it contradicts itself; the message says where.
     """
     _require(isinstance(saved, SavedSession), "the session")
     check_buffers(saved.buffers)
@@ -40,11 +58,7 @@ def check_session(saved: SavedSession) -> dict[str, int]:
 
 
 def check_buffers(buffers: Sequence[SavedBuffer]) -> None:
-    """Check the buffers of a saved session.
-
-    Raises:
-        InvalidSnapshot: they make no sense.
-    """
+    """Check the buffers of a saved session; as `check_session`."""
     _check_all(buffers, SavedBuffer, "buffer")
     _check_numbers([buffer.handle for buffer in buffers], "buffer")
     for buffer in buffers:

@@ -1,15 +1,14 @@
 """What one session holds on a device: buffers and kernels, all charged.
 
-Every method changes either the device, the books, the table of addresses and the sheet together, or nothing. None of
-them waits: whoever releases has seen the streams drain first.
+Every method changes the device, the accounts, the regions and the layout together, or nothing. None of them waits: the
+caller releases only what no stream uses any more.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from tensorwasm.errors import InvalidArgs, InvalidHandle, InvalidKernel, InvokeTimeout, QuotaExceeded
 from tensorwasm.gpu.device.limits import SessionLimits
@@ -17,129 +16,154 @@ from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.device.regions import RegionTable
 from tensorwasm.gpu.device.releases import attempt
 from tensorwasm.gpu.limits.accounts import Reservation
-from tensorwasm.gpu.native.layout import LOAD_ROWS
+from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, KernelImage
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
-from tensorwasm.gpu.resources.kernel_cache import SharedKernel, digest
-from tensorwasm.gpu.state.kernel_reuse import MAX_OFFER_BYTES, ReusableKernels
-from tensorwasm.values import NEVER, Deadline, KernelSignature, Region
+from tensorwasm.gpu.resources.kernel_cache import KernelCache, SharedKernel, digest
+from tensorwasm.values import NEVER, Deadline, Region
 
-_ids: Final = random.Random()  # noqa: S311 - an id opens nothing: whoever guesses one has to have it anyway
+MAX_OFFER_BYTES: Final = 64 << 10
+"""Longest text that is compared: it is kept once for every session that offers it."""
+
+_ids: Final = random.Random()  # noqa: S311 - an id opens nothing: lookups are per session
 _SEED_BITS: Final = 47
 _ID_BITS: Final = 16
 
 
-class Kernel:
-    """A loaded kernel.
+class ReusableKernel(NamedTuple):
+    """A kernel that is offered to the next guest, with the bytes that its row in the layout points to."""
+
+    shared: SharedKernel
+    text: ctypes.Array[ctypes.c_char]
+    entry: ctypes.Array[ctypes.c_char]
+
+
+class ReusableKernels:
+    """Kernels that compiled code may give to the next guest of a session. Not thread-safe.
+
+    A fresh sandbox mostly loads what the one before it loaded. Its session still holds those kernels, so compiled code
+    only compares: a text that is the same byte for byte, for the same entry, is the same kernel.
+
+    Args:
+        cache: where kernels are held.
+        layout: shows the offers to compiled code.
 
     Attributes:
-        shared: where it is, perhaps for other sessions too.
-        reservation: the charge for the module's variables, None if it has none.
+        longest_bytes: longest text that was ever offered, 0 while none was.
     """
 
-    __slots__ = ("reservation", "shared")
+    __slots__ = ("_cache", "_layout", "_next", "_offers", "longest_bytes")
 
-    def __init__(self, shared: SharedKernel, reservation: Reservation | None) -> None:
-        self.shared = shared
-        self.reservation = reservation
+    def __init__(self, cache: KernelCache, layout: SessionLayoutWriter) -> None:
+        self._cache = cache
+        self._layout = layout
+        self._offers: dict[int, ReusableKernel] = {}
+        self._next = 0
+        self.longest_bytes = 0
 
-    @property
-    def signature(self) -> KernelSignature:
-        """What its arguments are checked against."""
-        return self.shared.signature
+    def __getitem__(self, row: int) -> SharedKernel:
+        """Return the kernel that a row of the layout offers."""
+        return self._offers[row].shared
 
-    @property
-    def entry(self) -> str:
-        """Its name in the module."""
-        return self.shared.signature.entry
+    def add(self, shared: SharedKernel, image: KernelImage) -> None:
+        """Offer a kernel that the session holds, unless it is private to a guest; it replaces the oldest offer."""
+        if shared.private or any(offer.shared is shared for offer in self._offers.values()):
+            return
+        row, self._next = self._next, (self._next + 1) % OFFER_ROWS
+        old = self._offers.get(row)
+        self._cache.hold(shared)
+        kept = [ctypes.create_string_buffer(text, max(len(text), 1)) for text in (shared.text, shared.entry.encode())]
+        self._offers[row] = ReusableKernel(shared, *kept)
+        text, entry = map(ctypes.addressof, kept)
+        self._layout.show_offer(row, (text, len(shared.text), entry, len(shared.entry.encode()), image.address))
+        self.longest_bytes = max(self.longest_bytes, shared.text_bytes)
+        if old is not None:
+            self._cache.release(old.shared)
+
+    def release(self) -> None:
+        """Withdraw all offers."""
+        offers, self._offers = self._offers, {}
+        if offers:
+            self._layout.hide_offers()
+        for offer in offers.values():
+            self._cache.release(offer.shared)
+
+
+class HeldKernel(NamedTuple):
+    """A loaded kernel, and the charge for the variables of its module, None if it has none."""
+
+    shared: SharedKernel
+    reservation: Reservation | None
 
 
 class ResourceTable:
-    """The books of one session. Not safe from several threads: the session takes turns.
+    """The buffers and kernels of one session. Not thread-safe: the session's lock is held.
 
     Args:
-        commons: what the device's sessions share.
-        tenancy: who is charged, and whose memory buffers are cut from.
-        limits: how much.
-        sheet: told along.
+        tenancy: the tenant that is charged, and whose memory buffers are cut from.
+        layout: shows buffers and kernels to compiled code.
         architecture: that PTX is chosen for.
 
     Attributes:
         regions: every address that the session's kernels may touch.
-        next_handle: of the buffer that is allocated next.
+        next_handle: of the buffer that is allocated next; 1 if there never was one.
         device_bytes: charged for buffers and for the variables of modules.
         ptx_bytes: text charged for kernels.
-        output: what the session's kernels print.
     """
 
     def __init__(
         self,
-        commons: DeviceResources,
+        resources: DeviceResources,
         tenancy: TenantResources,
         limits: SessionLimits,
-        sheet: SessionLayoutWriter,
+        layout: SessionLayoutWriter,
         architecture: tuple[int, int],
     ) -> None:
+        self.buffers: dict[int, Region] = {}
+        self.kernels: dict[int, HeldKernel] = {}
         self.regions = RegionTable()
         self.output = KernelOutput()
         self.next_handle = 1
         self.device_bytes = 0
         self.ptx_bytes = 0
-        self._commons = commons
+        self._resources = resources
         self._tenancy = tenancy
         self._limits = limits
-        self._sheet = sheet
+        self._layout = layout
         self._architecture = architecture
-        self._buffers: dict[int, Region] = {}
-        self._kernels: dict[int, Kernel] = {}
-        self._offers = ReusableKernels(commons.kernels, sheet)
+        self._offers = ReusableKernels(resources.kernels, layout)
 
-    @property
-    def buffers(self) -> Mapping[int, Region]:
-        """Live buffers by handle."""
-        return MappingProxyType(self._buffers)
-
-    @property
-    def kernels(self) -> Mapping[int, Kernel]:
-        """Loaded kernels by id."""
-        return MappingProxyType(self._kernels)
+    # ----------------------------------------------------------------------------------------- buffers
 
     def allocate(self, size_bytes: int) -> tuple[int, Region]:
-        """Return the handle and the place of a new buffer, whose contents are undefined.
-
-        Raises:
-            InvalidArgs: the size is 0.
-            QuotaExceeded: over a limit, or the device has no memory left.
-            DeviceLost: the device does not answer.
-        """
+        """Return the handle and the region of a new buffer, whose contents are undefined; see `SessionBuffers`."""
         if size_bytes < 1:
             raise InvalidArgs("a device buffer has at least 1 byte")
-        if len(self._buffers) >= self._limits.allocations:
-            raise QuotaExceeded(f"the guest already holds {len(self._buffers)} device buffers")
+        if len(self.buffers) >= self._limits.allocations:
+            raise QuotaExceeded(f"the guest already holds {len(self.buffers)} device buffers")
         self._check_bytes(size_bytes)
         region = self._tenancy.suballocator.allocate(size_bytes)
         handle, self.next_handle = self.next_handle, self.next_handle + 1
-        self._buffers[handle] = region
+        self.buffers[handle] = region
         self.device_bytes += size_bytes
         self.regions.add(region)
         return handle, region
 
     def at_hand(self, size_bytes: int) -> bool:
-        """Return whether the device need not be asked for so much memory."""
+        """Return whether so much memory is available without asking the device."""
         return self._tenancy.suballocator.has(size_bytes)
 
     def show(self, handle: int) -> None:
         """Let compiled code use a buffer, whose contents are defined now."""
-        self._sheet.show_buffer(handle, self._buffers[handle])
+        self._layout.show_buffer(handle, self.buffers[handle])
 
     def buffer(self, handle: int, length_bytes: int = 0, offset_bytes: int = 0) -> Region:
         """Return a buffer that has at least that many bytes from that offset.
 
         Raises:
-            InvalidHandle: no such buffer.
             InvalidArgs: it is shorter.
         """
-        region = self._buffers.get(handle)
+        region = self.buffers.get(handle)
         if region is None:
             raise InvalidHandle(f"no device buffer {handle}")
         if offset_bytes < 0 or length_bytes < 0 or offset_bytes + length_bytes > region.size_bytes:
@@ -149,143 +173,117 @@ class ResourceTable:
         return region
 
     def free(self, handle: int) -> None:
-        """Release a buffer.
-
-        Raises:
-            InvalidHandle: no such buffer.
-        """
+        """Release a buffer."""
         region = self.buffer(handle)
-        self._sheet.hide_buffer(handle)
-        del self._buffers[handle]
+        self._layout.hide_buffer(handle)
+        del self.buffers[handle]
         self.regions.remove(region)
         self.device_bytes -= region.size_bytes
         self._tenancy.suballocator.free(region)
 
-    def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
-        """Return the id of a kernel of a PTX text, or of the variant in it that suits the device best.
+    # ----------------------------------------------------------------------------------------- kernels
 
-        Raises:
-            QuotaExceeded: over a limit.
-            MalformedPtx: the text does not parse, or the device's compiler refuses it.
-            UnsupportedPtx: it asks for what the device lacks.
-            InvalidKernel: it has no such entry.
-            InvokeTimeout: the deadline passed before it was loaded.
-            DeviceUnavailable: this machine cannot assemble it now.
-            DeviceLost: the device does not answer.
-        """
+    def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
+        """Return the id of a kernel of a PTX text; see `SessionKernels.load`."""
         self._check_text(len(text))
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the PTX was loaded")
         kernel = self._acquire(text, entry, deadline)
         try:
-            image = kernel.shared.image(self._commons.device, deadline) if self._sheet.pad is not None else None
+            compiled = self._layout.layout is not None
+            image = kernel.shared.image(self._resources.device, deadline) if compiled else None
         except BaseException:
             self._give_back(kernel)
             raise
-        kernel_id = self._sheet.next_kernel or _first_id()
-        self._sheet.next_kernel = kernel_id + 1
-        self._kernels[kernel_id] = kernel
+        kernel_id = self._layout.next_kernel or _first_id()
+        self._layout.next_kernel = kernel_id + 1
+        self.kernels[kernel_id] = kernel
         self.ptx_bytes += kernel.shared.text_bytes
         self.device_bytes += kernel.shared.device_bytes
         if image is not None:
-            self._sheet.show_kernel(kernel_id, image)
+            self._layout.show_kernel(kernel_id, image)
         self._allow_loads()
         return kernel_id
 
     def adopt(self) -> None:
-        """Enter kernels in the books that compiled code has loaded."""
-        for kernel_id, row in self._sheet.take_loads():
+        """Add the kernels that compiled code has loaded."""
+        for kernel_id, row in self._layout.take_loads():
             shared = self._offers[row]
-            self._commons.kernels.hold(shared)
-            self._kernels[kernel_id] = Kernel(shared, None)
+            self._resources.kernels.hold(shared)
+            self.kernels[kernel_id] = HeldKernel(shared, None)
             self.ptx_bytes += shared.text_bytes
         self._allow_loads()
 
     def forget_loads(self) -> None:
         """Begin with other ids, as if compiled code had never loaded any kernel, nor done anything else."""
-        self._sheet.begin_anew(_first_id())
+        self._layout.begin_anew(_first_id())
         self._allow_loads()
 
-    @property
-    def renewable(self) -> bool:
-        """Whether there were never any buffers."""
-        return self.next_handle == 1
-
     def renew(self) -> None:
-        """Give the kernels back, but offer them to the next guest.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
+        """Give the kernels back, but offer them to the next guest."""
         self.output.take()
-        for kernel_id, kernel in list(self._kernels.items()):
-            if self._sheet.pad is not None and kernel.shared.text_bytes <= MAX_OFFER_BYTES:
-                image = kernel.shared.image(self._commons.device, NEVER)
-                self._offers.add(kernel.shared, image)
+        for kernel_id, kernel in list(self.kernels.items()):
+            if self._layout.layout is not None and kernel.shared.text_bytes <= MAX_OFFER_BYTES:
+                self._offers.add(kernel.shared, kernel.shared.image(self._resources.device, NEVER))
             self.unload(kernel_id)
 
-    def kernel(self, kernel_id: int) -> Kernel:
+    def kernel(self, kernel_id: int) -> SharedKernel:
         """Return a loaded kernel.
 
         Raises:
             InvalidKernel: no such kernel.
         """
-        kernel = self._kernels.get(kernel_id)
+        kernel = self.kernels.get(kernel_id)
         if kernel is None:
             raise InvalidKernel(f"no kernel {kernel_id}")
-        return kernel
+        return kernel.shared
 
     def unload(self, kernel_id: int) -> None:
-        """Give a kernel back.
-
-        Raises:
-            InvalidKernel: no such kernel.
-            DeviceLost: the device does not answer; the kernel is still held.
-        """
-        kernel = self.kernel(kernel_id)
-        self._give_back(kernel)
-        self._sheet.hide_kernel(kernel_id)
-        del self._kernels[kernel_id]
-        self.ptx_bytes -= kernel.shared.text_bytes
-        self.device_bytes -= kernel.shared.device_bytes
+        """Give a kernel back; if the device raises, it is still held."""
+        shared = self.kernel(kernel_id)
+        self._give_back(self.kernels[kernel_id])
+        self._layout.hide_kernel(kernel_id)
+        del self.kernels[kernel_id]
+        self.ptx_bytes -= shared.text_bytes
+        self.device_bytes -= shared.device_bytes
         self._allow_loads()
 
     def release(self) -> list[Exception]:
-        """Give everything back; return what the device raised. What it did not take is off the books all the same.
+        """Give everything back, uncharged even where the device fails; return what it raised.
 
-        The sheet is left as it is, for whoever ends the session wipes it.
+        The layout stays as it is: the end of the session wipes it.
         """
         failures: list[Exception] = []
         self._offers.release()
-        kernels, self._kernels = self._kernels, {}
+        kernels, self.kernels = self.kernels, {}
         for kernel in kernels.values():
-            failures += attempt(self._commons.kernels.release, kernel.shared)
+            failures += attempt(self._resources.kernels.release, kernel.shared)
             if kernel.reservation is not None:
                 kernel.reservation.release()
-        buffers, self._buffers = self._buffers, {}
+        buffers, self.buffers = self.buffers, {}
         for region in buffers.values():
             failures += attempt(self._tenancy.suballocator.free, region)
         self.device_bytes = self.ptx_bytes = 0
         return failures
 
-    def _acquire(self, text: bytes, entry: str, deadline: Deadline) -> Kernel:
-        """Take a kernel that is there, or load and charge it."""
-        cache = self._commons.kernels
+    def _acquire(self, text: bytes, entry: str, deadline: Deadline) -> HeldKernel:
+        """Take a kernel from the cache, or load and charge it."""
+        cache = self._resources.kernels
         key = self._tenancy.tenant, digest(text), entry, self._architecture
         shared = cache.find(key)
         if shared is not None:
-            return Kernel(shared, None)
+            return HeldKernel(shared, None)
         draft = cache.draft(key, text, deadline)
         if not draft.device_bytes:
-            return Kernel(cache.load(key, draft, deadline, self.output), None)
+            return HeldKernel(cache.load(key, draft, deadline, self.output), None)
         self._check_bytes(draft.device_bytes)
         with self._tenancy.account.reserve(draft.device_bytes, allocations=0) as reservation:
             shared = cache.load(key, draft, deadline, self.output)
             reservation.commit()
-        return Kernel(shared, reservation)
+        return HeldKernel(shared, reservation)
 
-    def _give_back(self, kernel: Kernel) -> None:
-        self._commons.kernels.release(kernel.shared)
+    def _give_back(self, kernel: HeldKernel) -> None:
+        self._resources.kernels.release(kernel.shared)
         if kernel.reservation is not None:
             kernel.reservation.release()
 
@@ -294,7 +292,7 @@ class ResourceTable:
         longest = self._offers.longest_bytes
         if longest:
             room = (self._limits.total_ptx_bytes - self.ptx_bytes) // longest
-            self._sheet.allow_loads(max(0, min(LOAD_ROWS, self._limits.kernels - len(self._kernels), room)))
+            self._layout.budget = max(0, min(LOAD_ROWS, self._limits.kernels - len(self.kernels), room))
 
     def _check_bytes(self, size_bytes: int) -> None:
         if size_bytes > self._limits.allocation_bytes:
@@ -305,15 +303,12 @@ class ResourceTable:
     def _check_text(self, text_bytes: int) -> None:
         if text_bytes > self._limits.ptx_bytes:
             raise QuotaExceeded(f"{text_bytes} bytes of PTX: at most {self._limits.ptx_bytes}")
-        if len(self._kernels) >= self._limits.kernels:
-            raise QuotaExceeded(f"the guest already holds {len(self._kernels)} kernels")
+        if len(self.kernels) >= self._limits.kernels:
+            raise QuotaExceeded(f"the guest already holds {len(self.kernels)} kernels")
         if self.ptx_bytes + text_bytes > self._limits.total_ptx_bytes:
             raise QuotaExceeded(f"{text_bytes} bytes more would exceed {self._limits.total_ptx_bytes} bytes of PTX")
 
 
 def _first_id() -> int:
-    """Return where a session's kernel ids begin.
-
-    A random start makes an id of another session unlikely to name anything here; lookups are per session anyway.
-    """
+    """Return where a session's kernel ids begin: at random, so that an id of another session is unlikely to match."""
     return _ids.getrandbits(_SEED_BITS) << _ID_BITS | 1

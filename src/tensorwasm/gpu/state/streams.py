@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.errors import InvalidHandle, QuotaExceeded
+from tensorwasm.errors import InvalidHandle, InvokeTimeout, KernelFault, QuotaExceeded
 from tensorwasm.gpu.device.port import Device, Stream
 from tensorwasm.gpu.device.protocols import Event
 from tensorwasm.gpu.device.releases import attempt
@@ -15,156 +17,158 @@ from tensorwasm.gpu.resources.stream_stock import StreamStock
 
 OWN: Final = 0
 """The number of the instance's own stream."""
+LOOK_NS: Final = 100_000_000
+"""How often the device is asked about one session: a full gate asks all holders every few milliseconds."""
 _NO_HANDLE: Final = 1
-"""Marks the row of a stream that compiled code cannot reach."""
+"""In the row of a stream that compiled code cannot reach."""
 
 
+@dataclass(slots=True, eq=False)
 class SessionStream:
     """A stream of a session.
 
     Attributes:
-        number: what guests call it.
-        stream: the device's.
-        row: of the sheet.
+        row: in the layout.
         started: work that Python gave it since it was last seen drained; compiled code may have given more.
-        announced: what compiled code had given when the device was last told of it.
-        announce: tells the device.
-        mark: behind the session's work, if the stream is shared.
-        marked: what the session had given when the mark was set, None if more was given since.
+        announced: what compiled code had given when the device was last informed of it.
+        announce: informs the device.
+        end_event: behind the session's work, if the stream is shared.
+        end_state: what the session had given when that was recorded, None if Python gave more since.
     """
 
-    __slots__ = ("announce", "announced", "mark", "marked", "number", "row", "started", "stream")
-
-    def __init__(self, number: int, stream: Stream, row: int) -> None:
-        self.number = number
-        self.stream = stream
-        self.row = row
-        self.started = 0
-        self.announced: tuple[int, ...] = ()
-        self.announce: Callable[[], None] | None = None
-        self.mark: Event | None = None
-        self.marked: tuple[int, ...] | None = None
+    number: int
+    stream: Stream
+    row: int
+    started: int = 0
+    announced: tuple[int, ...] = ()
+    announce: Callable[[], None] | None = None
+    end_event: Event | None = None
+    end_state: tuple[int, ...] | None = None
 
 
 class StreamTable:
-    """The streams of one session. Not safe from several threads: the session takes turns.
+    """The streams of one session. Not thread-safe: the session's lock is held.
 
     Args:
-        device: where they are.
-        stock: where they come from.
-        sheet: where work is counted.
-        most: streams at a time, beside the instance's own.
+        device: the device.
+        stock: of the device's streams.
+        layout: where work is counted.
+        most: streams at a time, besides the instance's own.
 
     Attributes:
-        next_number: from which the stream that is opened next takes the first number that may be.
+        next_number: lowest number that the next stream may get; 1 if the guest never opened one.
     """
 
-    def __init__(self, device: Device, stock: StreamStock, sheet: SessionLayoutWriter, most: int) -> None:
+    def __init__(self, device: Device, stock: StreamStock, layout: SessionLayoutWriter, most: int) -> None:
         self._device = device
         self._stock = stock
-        self._sheet = sheet
+        self._layout = layout
         self._most = most
-        self._lanes: dict[int, SessionStream] = {}
+        self._streams: dict[int, SessionStream] = {}
         self.next_number = 1
 
     def __iter__(self) -> Iterator[SessionStream]:
         """Return the open streams."""
-        return iter(self._lanes.values())
+        return iter(self._streams.values())
 
     @property
     def count(self) -> int:
         """Streams that the guest opened and did not close."""
-        return len(self._lanes) - (OWN in self._lanes)
-
-    @property
-    def unused(self) -> bool:
-        """Whether the guest never opened one."""
-        return self.next_number == 1
+        return len(self._streams) - (OWN in self._streams)
 
     def get(self, number: int) -> SessionStream | None:
         """Return a stream if it is open; the instance's own may not be yet."""
-        return self._lanes.get(number)
-
-    def find(self, number: int) -> SessionStream:
-        """Return an open stream; the instance's own is opened when first asked for.
-
-        Raises:
-            InvalidHandle: no such stream.
-            DeviceLost: the device does not answer.
-        """
-        lane = self._lanes.get(number)
-        if lane is not None:
-            return lane
-        self.require(number)
-        return self._open(OWN)
+        return self._streams.get(number)
 
     def require(self, number: int) -> None:
-        """Check a number.
-
-        Raises:
-            InvalidHandle: no such stream.
-        """
-        if number != OWN and number not in self._lanes:
+        """Check that there is a stream of a number."""
+        if number != OWN and number not in self._streams:
             raise InvalidHandle(f"no stream {number}")
 
     def open(self) -> SessionStream:
-        """Return a new stream.
-
-        Raises:
-            QuotaExceeded: the session has as many as it may.
-            DeviceLost: the device does not answer.
-        """
+        """Return a new stream, unless the session has as many as it may."""
         if self.count >= self._most:
             raise QuotaExceeded(f"the guest already holds {self.count} streams")
-        while not self._sheet.has_room(self.next_number) or self.next_number % STREAM_ROWS == OWN:
+        while not self._layout.has_room(self.next_number) or self.next_number % STREAM_ROWS == OWN:
             self.next_number += 1
         number, self.next_number = self.next_number, self.next_number + 1
-        return self._open(number)
+        return self.add(number)
 
-    def close(self, lane: SessionStream) -> None:
-        """Give a drained stream back.
+    def close(self, stream: SessionStream) -> None:
+        """Give a drained stream back."""
+        del self._streams[stream.number]
+        self._layout.close_stream(stream.row)
+        self._stock.give(stream.stream)
 
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        del self._lanes[lane.number]
-        self._sheet.close_stream(lane.row)
-        self._stock.give(lane.stream)
-
-    def busy(self, lane: SessionStream) -> bool:
+    def busy(self, stream: SessionStream) -> bool:
         """Return whether a stream was given work that was not seen to end."""
-        return self._sheet.given(lane.row) != 0
+        return self._layout.given(stream.row) != 0
 
     @property
     def busiest(self) -> SessionStream | None:
-        """The stream that was given most, None if nothing is known to be on any."""
-        lane = max(self, key=lambda one: self._sheet.given(one.row), default=None)
-        return lane if lane is not None and self.busy(lane) else None
+        """The stream that was given most, None if no work is known to be on any."""
+        found = max(self, key=lambda one: self._layout.given(one.row), default=None)
+        return found if found is not None and self.busy(found) else None
 
-    def count_started(self, lane: SessionStream, pieces: int = 1) -> None:
+    def count_started(self, stream: SessionStream, pieces: int) -> None:
         """Count work that Python gives a stream."""
-        lane.started += pieces
-        lane.marked = None
-        self._sheet.count_started(lane.row, pieces)
+        stream.started += pieces
+        stream.end_state = None
+        self._layout.count_started(stream.row, pieces)
 
-    def count_refused(self, lane: SessionStream, pieces: int = 1) -> None:
-        """Take back the last count: what was to be started was refused, so that nothing of it runs."""
-        lane.started -= pieces
-        self._sheet.count_refused(lane.row, pieces)
+    def count_refused(self, stream: SessionStream, pieces: int) -> None:
+        """Undo one `count_started`: the work was refused, and none of it runs."""
+        stream.started -= pieces
+        self._layout.count_refused(stream.row, pieces)
 
-    def count_drained(self, lane: SessionStream) -> None:
-        """Count off all work of a stream."""
-        lane.started = 0
-        self._sheet.count_drained(lane.row)
+    def count_drained(self, stream: SessionStream) -> None:
+        """Count all work of a stream as ended."""
+        stream.started = 0
+        self._layout.count_drained(stream.row)
 
     def release(self, *, healthy: bool) -> list[Exception]:
-        """Give all drained streams back, for others if they are healthy; return what the device raised."""
+        """Give all drained streams back, for reuse if they are healthy; return what the device raised."""
         give = self._stock.give if healthy else self._stock.discard
-        lanes, self._lanes = self._lanes, {}
-        return [error for lane in lanes.values() for error in attempt(give, lane.stream)]
+        streams, self._streams = self._streams, {}
+        return [error for each in streams.values() for error in attempt(give, each.stream)]
 
-    def _open(self, number: int) -> SessionStream:
+    def add(self, number: int) -> SessionStream:
+        """Open a stream of a number that is free: the instance's own has none of the others'."""
         stream = self._stock.take()
-        handle = self._device.native.stream(stream) if self._sheet.pad is not None else _NO_HANDLE
-        lane = self._lanes[number] = SessionStream(number, stream, self._sheet.open_stream(number, handle))
-        return lane
+        handle = self._device.native.stream(stream) if self._layout.layout is not None else _NO_HANDLE
+        opened = self._streams[number] = SessionStream(number, stream, self._layout.open_stream(number, handle))
+        return opened
+
+
+class IdleCheck:
+    """Asks whether a session has nothing on its device any more. Thread-safe; never waits, changes nothing.
+
+    Without it, the work of a guest that never asks for its end would count as running until the session ends.
+    """
+
+    __slots__ = ("_device", "_layout", "_next_ns", "_streams")
+
+    def __init__(self, device: Device, streams: StreamTable, layout: SessionLayoutWriter) -> None:
+        self._device = device
+        self._streams = streams
+        self._layout = layout
+        self._next_ns = 0
+
+    def __call__(self) -> bool:
+        """Return whether no work is counted, or the device, asked every `LOOK_NS`, says that all has ended."""
+        if not self._layout.pending:
+            return True
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_ns:
+            return False
+        self._next_ns = now_ns + LOOK_NS
+        try:
+            return all(self._ended(stream) for stream in tuple(self._streams))
+        except Exception:  # noqa: BLE001 - a lost device, or a stream that closes now: unknown, so not idle
+            return False
+
+    def _ended(self, stream: SessionStream) -> bool:
+        try:
+            return not self._streams.busy(stream) or self._device.ended(stream.stream)
+        except (KernelFault, InvokeTimeout):  # it was stopped; the guest learns of it when it asks
+            return True

@@ -1,11 +1,15 @@
-"""The work of one session: given to its streams, counted, waited for."""
+"""The work of one session: given to its streams, counted, waited for.
+
+On a stream of its own, the session's work has ended when the stream has drained. On a stream that sessions share,
+others' work may go on behind it without end: an event is recorded behind the session's last work, and waited for.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, ParamSpec
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.device.protocols import Event, Stream
@@ -14,367 +18,318 @@ from tensorwasm.gpu.device.releases import attempt
 from tensorwasm.gpu.limits.permit import GatePermit
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.state.completion import StreamCompletions
-from tensorwasm.gpu.state.idleness import IdleCheck
-from tensorwasm.gpu.state.streams import OWN, SessionStream, StreamTable
+from tensorwasm.gpu.state.streams import OWN, IdleCheck, SessionStream, StreamTable
 from tensorwasm.values import Deadline, Region
 
 CLOSE_GRACE_S: Final = 1.0
-"""How long the end of a session waits at least for work that is still running."""
+"""Shortest time that the end of a session waits for work that is still running."""
 
+_P = ParamSpec("_P")
 _log = logging.getLogger(__name__)
 
 
 class SessionWork:
-    """Streams, what is on them, and the place at the gate that it needs. The session takes turns.
+    """Streams, the work on them, and the permit at the gate that it needs. The session's lock is held.
+
+    What is given, waited for or asked for raises what the device's method does (`tensorwasm.gpu.device`).
 
     Args:
-        commons: what the device's sessions share.
-        sheet: where work is counted, by compiled code too.
+        resources: what the device's sessions share.
+        layout: where work is counted, by compiled code too.
         regions: what the session's kernels may touch.
         streams: most that the guest may open.
-
-    Attributes:
-        lanes: the streams.
-        place: at the gate.
     """
 
-    __slots__ = ("_aside", "_commons", "_device", "_ends", "_failed", "_filled", "_regions", "_sheet", "lanes", "place")
+    __slots__ = (
+        "_clearing",
+        "_device",
+        "_failed",
+        "_layout",
+        "_notifying",
+        "_regions",
+        "_resources",
+        "permit",
+        "streams",
+    )
 
     def __init__(
-        self, commons: DeviceResources, sheet: SessionLayoutWriter, regions: RegionTable, streams: int
+        self, resources: DeviceResources, layout: SessionLayoutWriter, regions: RegionTable, streams: int
     ) -> None:
-        self._commons = commons
-        self._device = commons.device
-        self._sheet = sheet
+        self._resources = resources
+        self._device = device = resources.device
+        self._layout = layout
         self._regions = regions
-        self._filled: Event | None = None
-        self._aside: Stream | None = None
-        self._failed = False  # work did, at the end of the session, where the session was not told
-        self.lanes = StreamTable(commons.device, commons.streams, sheet, streams)
-        self._ends = StreamCompletions(commons.device, commons.streams, commons.events, sheet)
-        self.place = GatePermit(commons.gate, sheet, IdleCheck(commons.device, self.lanes, sheet))
+        self._clearing: Event | None = None  # behind the clearing of every buffer
+        self._notifying: Stream | None = None
+        self._failed = False  # set at the end of the session, where an error is not raised
+        self.streams = StreamTable(device, resources.streams, layout, streams)
+        self.permit = GatePermit(resources.gate, layout, IdleCheck(device, self.streams, layout))
 
     @property
     def renewable(self) -> bool:
         """Whether all that the session had on the device is its own stream, with nothing to do."""
-        return not self._sheet.pending and self.lanes.unused and self._filled is None and self._aside is None
-
-    @property
-    def lingers(self) -> bool:
-        """Whether there is work that was not seen to end: others' may be ahead of it, or in its way."""
-        return self._sheet.pending != 0
-
-    # ----------------------------------------------------------------------------------- compiled code
-
-    def begin_call(self, deadline: Deadline) -> None:
-        """Say when what compiled code starts from now on must have stopped.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        self._sheet.begin_call(deadline)
-        self.confine()
+        unused = self.streams.next_number == 1 and self._clearing is None and self._notifying is None
+        return unused and not self._layout.pending
 
     def confine(self) -> None:
-        """Tell the device what compiled code may reach: for every stream, after every change.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        if self._sheet.pad is not None:
-            for lane in self.lanes:
-                self._confine(lane)
+        """Tell the device what compiled code may reach: for every stream, after every change."""
+        if self._layout.layout is not None:
+            for stream in self.streams:
+                self._confine(stream)
 
     # ------------------------------------------------------------------------------------------ giving
 
     def find(self, number: int) -> SessionStream:
-        """Return a stream, opening the instance's own if need be.
-
-        Raises:
-            InvalidHandle: no such stream.
-            DeviceLost: the device does not answer.
-        """
-        lane = self.lanes.get(number)
-        if lane is None:
-            lane = self.lanes.find(number)
-            self._ends.watch(lane)
-            self._confine(lane)
-        return lane
+        """Return a stream, opening the instance's own if need be."""
+        stream = self.streams.get(number)
+        if stream is None:
+            self.streams.require(number)
+            stream = self.streams.add(OWN)
+            self._watch(stream)
+            self._confine(stream)
+        return stream
 
     def known(self, number: int) -> SessionStream | None:
-        """Return a stream, None for the instance's own while that has never had work.
-
-        Raises:
-            InvalidHandle: no such stream.
-        """
-        self.lanes.require(number)
-        return self.lanes.get(number)
+        """Return a stream, None for the instance's own while that has never had work."""
+        self.streams.require(number)
+        return self.streams.get(number)
 
     def open(self) -> SessionStream:
-        """Return a new stream, behind the clearing of every buffer that there is.
-
-        Raises:
-            QuotaExceeded: the session has as many as it may.
-            DeviceLost: the device does not answer.
-        """
-        lane = self.lanes.open()
-        self._ends.watch(lane)
-        if self._filled is not None:
-            self.put_behind(lane, self._filled)
-        self._confine(lane)
-        return lane
+        """Return a new stream, behind the clearing of every buffer that there is."""
+        stream = self.streams.open()
+        self._watch(stream)
+        if self._clearing is not None:
+            self.put_behind(stream, self._clearing)
+        self._confine(stream)
+        return stream
 
     def clear(self, region: Region) -> None:
-        """Start filling a new buffer with zeros, ahead of all that any stream is given next.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
+        """Start filling a new buffer with zeros, ahead of everything that any stream is given next."""
         own = self.find(OWN)
-        if self._filled is None:
-            self._filled = self._commons.events.take()
-        with self.giving(own):
-            self._device.fill(region.address, region.size_bytes, own.stream)
-        self.mark(own, self._filled)
-        for lane in self.lanes:
-            if lane is not own:
-                self.put_behind(lane, self._filled)
+        if self._clearing is None:
+            self._clearing = self._resources.events.take()
+        self.give(own, 1, self._device.fill, region.address, region.size_bytes, own.stream)
+        self.record(own, self._clearing)
+        for stream in self.streams:
+            if stream is not own:
+                self.put_behind(stream, self._clearing)
 
-    def mark(self, lane: SessionStream, event: Event) -> None:
-        """Set an event behind the work that a stream was given so far.
+    def record(self, stream: SessionStream, event: Event) -> None:
+        """Set an event behind the work that a stream was given so far."""
+        self.give(stream, 1, self._device.events.record, event, stream.stream)
 
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        with self.giving(lane):
-            self._device.events.record(event, lane.stream)
+    def put_behind(self, stream: SessionStream, event: Event) -> None:
+        """Put what a stream is given next behind an event."""
+        self.give(stream, 1, self._device.events.wait_event, stream.stream, event)
 
-    def put_behind(self, lane: SessionStream, event: Event) -> None:
-        """Put what a stream is given next behind an event.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        with self.giving(lane):
-            self._device.events.wait_event(lane.stream, event)
-
-    @contextmanager
-    def giving(self, lane: SessionStream, pieces: int = 1) -> Iterator[None]:
-        """Count work as started, before the device has it; not if the device refuses it."""
-        self.lanes.count_started(lane, pieces)
+    def give(
+        self, stream: SessionStream, pieces: int, start: Callable[_P, object], *args: _P.args, **named: _P.kwargs
+    ) -> None:
+        """Start work on a stream: counted before the device has it, and not at all if the device refuses it."""
+        self.streams.count_started(stream, pieces)
         try:
-            yield
-        except (CallerError, LimitError, KernelFault):  # nothing of it runs: refused, or ended by its fault
-            self.lanes.count_refused(lane, pieces)
+            start(*args, **named)
+        except (CallerError, LimitError, KernelFault):  # none of it runs: refused, or ended by its fault
+            self.streams.count_refused(stream, pieces)
             raise
-
-    @contextmanager
-    def admitted(self, deadline: Deadline) -> Iterator[None]:
-        """Hold a place at the gate, longer if work is pending then.
-
-        Raises:
-            CapacityExhausted: none came free in time.
-        """
-        self.place.take(deadline)
-        try:
-            yield
-        finally:
-            self.place.settle()
 
     # ----------------------------------------------------------------------------------------- waiting
 
-    def wait(self, lane: SessionStream, deadline: Deadline) -> None:
-        """Wait for one stream.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
-        """
-        if self.lanes.busy(lane):
-            self._ends.synchronize(lane, deadline)
-            self.lanes.count_drained(lane)
+    def wait(self, stream: SessionStream, deadline: Deadline) -> None:
+        """Wait for one stream."""
+        if self.streams.busy(stream):
+            event = self._record_end(stream)
+            if event is None:
+                self._device.synchronize(stream.stream, deadline)
+            else:
+                self._device.events.synchronize_event(event, deadline)
+            self.streams.count_drained(stream)
 
     def wait_all(self, deadline: Deadline) -> None:
-        """Wait for every stream, keeping the place.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
-        """
-        if self._sheet.pending:
-            for lane in self.lanes:
-                self.wait(lane, deadline)
+        """Wait for every stream, keeping the permit."""
+        if self._layout.pending:
+            for stream in self.streams:
+                self.wait(stream, deadline)
 
     def drain(self, deadline: Deadline) -> None:
-        """Wait for every stream.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
-        """
+        """Wait for every stream."""
         self.wait_all(deadline)
-        self.place.settle()
+        self.permit.settle()
 
-    def ended(self, lane: SessionStream) -> bool:
-        """Return whether a stream has nothing to do; never waits.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            DeviceLost: the device does not answer.
-        """
-        if self.lanes.busy(lane):
-            if not self._ends.reached(lane):
+    def ended(self, stream: SessionStream) -> bool:
+        """Return whether a stream has nothing to do; never waits."""
+        if self.streams.busy(stream):
+            if not self._reached(stream):
                 return False
-            self.lanes.count_drained(lane)
-            self.place.settle()
+            self._settle(stream)
         return True
 
-    def conclude(self, lane: SessionStream) -> None:
-        """Count off all work of a stream, which is over because the device has notified of it; never waits.
+    def conclude(self, stream: SessionStream) -> None:
+        """Count all work of a stream as ended, because the device has notified of it; never waits.
 
-        What the device still has on a stream that is shared is others'.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            DeviceLost: the device does not answer.
+        Work that the device still has on a shared stream is of other sessions.
         """
-        if not self.ended(lane):
-            self.lanes.count_drained(lane)
-            self.place.settle()
+        if not self.ended(stream):
+            self._settle(stream)
 
-    def notify(self, lane: SessionStream, function: int, argument: int) -> bool:
-        """Have a C function called when the work that a stream has now is over; return whether there is any.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            DeviceLost: the device does not answer.
-        """
-        if self.ended(lane):
+    def notify(self, stream: SessionStream, function: int, argument: int) -> bool:
+        """Have a C function called when the work that a stream has now is over; return whether there is any."""
+        if self.ended(stream):
             return False
-        self._device.native.notify(lane.stream, function, argument)
+        self._device.native.notify(stream.stream, function, argument)
         return True
 
     def notify_behind(self, event: Event, function: int, argument: int) -> None:
-        """Have a C function called when the work before an event is over, whatever follows it in its own stream.
+        """Have a C function called when the work before an event is over, whatever follows it in its own stream."""
+        if self._notifying is None:
+            self._notifying = self._resources.streams.take()
+        self._device.events.wait_event(self._notifying, event)
+        self._device.native.notify(self._notifying, function, argument)
 
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        if self._aside is None:
-            self._aside = self._commons.streams.take()
-        self._device.events.wait_event(self._aside, event)
-        self._device.native.notify(self._aside, function, argument)
-
-    def take_recorder(self) -> Stream:
-        """Return a stream for recording, on which nothing else is until it is given back.
-
-        Raises:
-            QuotaExceeded: the device has no stream to spare.
-            DeviceLost: the device does not answer.
-        """
-        return self._commons.streams.take(alone=True)
-
-    def give_recorder(self, stream: Stream, *, healthy: bool = True) -> None:
-        """Give it back; one whose recording failed serves nobody again.
-
-        Raises:
-            DeviceLost: the device does not answer.
-        """
-        (self._commons.streams.give if healthy else self._commons.streams.discard)(stream)
-
-    def close(self, lane: SessionStream, deadline: Deadline) -> None:
-        """Wait for a stream and give it back.
-
-        Raises:
-            KernelFault: a kernel broke a rule.
-            InvokeTimeout: the deadline passed.
-            DeviceLost: the device does not answer.
-        """
-        self.wait(lane, deadline)
-        self.place.settle()
-        failures = self._ends.forget(lane)
-        self.lanes.close(lane)
+    def close(self, stream: SessionStream, deadline: Deadline) -> None:
+        """Wait for a stream and give it back."""
+        self.wait(stream, deadline)
+        self.permit.settle()
+        failures = self._forget(stream)
+        self.streams.close(stream)
         if failures:
             raise failures[0]
 
-    def has_ended(self) -> tuple[bool, bool]:
-        """Wait at the end of a session: a second at most, or for as long as others' work may hold up the session's.
+    # ------------------------------------------------------------------------------- the session's end
 
-        On a stream that is shared, and on a device that is busy, that may be until the deadlines of that work have
-        passed, and what the device lets it overrun them by. Nobody can take the session's work out of a stream, and it
-        may yet reach its memory.
+    def has_ended(self) -> tuple[bool, bool]:
+        """Wait at the end of a session for its work, which cannot be taken out of a stream and may reach its memory.
+
+        The wait is a second at most. On a shared stream and on a busy device it lasts as long as others' work may hold
+        up the session's: until the deadlines of that work, and what the device lets it overrun them by.
 
         Returns:
-            Whether nothing runs any more, as far as anybody knows, and whether that can be trusted.
+            Whether nothing is known to run any more, and whether that can be trusted.
         """
-        if not self._sheet.pending:
-            self.place.leave()
+        if not self._layout.pending:
+            self.permit.leave()
             return True, True
         ended, trusted, limit = True, True, Deadline.after(CLOSE_GRACE_S)
-        for lane in self.lanes:
+        for stream in self.streams:
             try:
-                self._await_end(lane, limit)
+                self._await_end(stream, limit)
             except KernelFault:
                 self._failed = True
-                self.lanes.count_drained(lane)
+                self.streams.count_drained(stream)
             except DeviceLost:
-                # Nothing left to wait for, and no word to be trusted on what still runs.
-                self.lanes.count_drained(lane)
+                # Nothing is left to wait for, and no answer on what still runs can be trusted.
+                self.streams.count_drained(stream)
                 trusted = False
-            except Exception:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its promises
-                if self._broke_off(lane):
+            except Exception:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its contract
+                if self._broke_off(stream):
                     self._failed = True
-                    self.lanes.count_drained(lane)
+                    self.streams.count_drained(stream)
                 else:
                     _log.exception("work on the GPU outlived its session: what it can reach is abandoned")
                     ended = False
         if ended:
-            self.place.leave()
+            self.permit.leave()
         else:
-            self.place.keep()
+            self.permit.keep()
         return ended, trusted
 
-    def _await_end(self, lane: SessionStream, limit: Deadline) -> None:
+    def release(self, *, healthy: bool) -> list[Exception]:
+        """Give the drained streams back; return what the device raised."""
+        failures = [error for stream in self.streams for error in self._forget(stream)]
+        streams, events = self._resources.streams, self._resources.events
+        healthy = healthy and (not self._failed or streams.fixed)
+        failures += self.streams.release(healthy=healthy)
+        if self._clearing is not None:
+            failures += attempt(events.give if healthy else events.discard, self._clearing)
+            self._clearing = None
+        if self._notifying is not None:  # what it waited for has ended; what it is given next comes behind the rest
+            failures += attempt(streams.give if healthy else streams.discard, self._notifying)
+            self._notifying = None
+        return failures
+
+    def _await_end(self, stream: SessionStream, limit: Deadline) -> None:
         """Wait for a stream at the end of a session, and on while others' work may be what holds it up."""
-        until = self._ends.patience(lane, limit) if self.lanes.busy(lane) else limit
+        until = self._patience(stream, limit) if self.streams.busy(stream) else limit
         while True:
             try:
-                self.wait(lane, until)
+                self.wait(stream, until)
             except InvokeTimeout:
-                if not self._device.delayed(lane.stream):
+                if not self._device.delayed(stream.stream):
                     raise
                 until = Deadline.after(CLOSE_GRACE_S)
             else:
                 return
 
-    def release(self, *, healthy: bool) -> list[Exception]:
-        """Give the streams back, which have drained; return what the device raised."""
-        failures = [error for lane in self.lanes for error in self._ends.forget(lane)]
-        healthy = healthy and (not self._failed or self._commons.streams.fixed)
-        failures += self.lanes.release(healthy=healthy)
-        if self._filled is not None:
-            failures += attempt(self._commons.events.give if healthy else self._commons.events.discard, self._filled)
-            self._filled = None
-        if self._aside is not None:  # what it waited for has ended; whatever it is given next comes behind the rest
-            failures += attempt(self._commons.streams.give if healthy else self._commons.streams.discard, self._aside)
-            self._aside = None
-        return failures
-
-    def _confine(self, lane: SessionStream) -> None:
-        if self._sheet.pad is not None:
-            self._device.native.confine(lane.stream, self._regions.snapshot(), self._sheet.deadline)
-
-    def _broke_off(self, lane: SessionStream) -> bool:
+    def _broke_off(self, stream: SessionStream) -> bool:
         """Return whether a stream has nothing running although it cannot be waited for."""
         try:
-            return self._ends.reached(lane)
+            return self._reached(stream)
         except (KernelFault, InvokeTimeout):
-            return (
-                True  # asking waits for nothing: the work was stopped at its own deadline, and is remembered for that
-            )
+            # Asking does not wait: the work was stopped at its own deadline, and the device remembers it for that.
+            return True
         except Exception:  # noqa: BLE001 - as above: an answer that cannot be trusted
             return False
+
+    # -------------------------------------------------------------------------- where work ends in a stream
+
+    def _watch(self, stream: SessionStream) -> None:
+        """Know a stream until `_forget`: sessions that come to share it ask for the deadlines of its work."""
+        stream.announced = self._layout.traffic
+        stream.announce = partial(self._announce, stream)
+        self._resources.streams.join(stream.stream, stream.announce)
+
+    def _forget(self, stream: SessionStream) -> list[Exception]:
+        """Forget a stream whose work has ended; return what the device raised."""
+        if stream.announce is not None:
+            self._resources.streams.part(stream.stream, stream.announce)
+        event, stream.end_event, stream.end_state = stream.end_event, None, None
+        return [] if event is None else attempt(self._resources.events.give, event)
+
+    def _reached(self, stream: SessionStream) -> bool:
+        """Return whether the session's work on a stream that had some has ended; never waits."""
+        event = self._record_end(stream)
+        return self._device.ended(stream.stream) if event is None else self._device.events.event_reached(event)
+
+    def _patience(self, stream: SessionStream, least: Deadline) -> Deadline:
+        """Return how long to wait, at the session's end, for its work on a stream.
+
+        That is ``least`` on a stream of its own. On a shared one it is as long as the work there, others' included, may
+        take before the device is given up for it; ``least`` if that has no deadline.
+        """
+        event = self._record_end(stream)
+        until = least if event is None else self._device.events.patience(event)
+        if until.at_ns is None or least.at_ns is None or until.at_ns < least.at_ns:
+            return least
+        return until
+
+    def _record_end(self, stream: SessionStream) -> Event | None:
+        """Return an event behind the session's work on a stream, None on a stream of its own."""
+        stock = self._resources.streams
+        if not stock.shared(stream.stream):
+            self._announce(stream)
+            return None
+        state = self._layout.given(stream.row), *self._layout.traffic
+        if stream.end_event is None:
+            stream.end_event = self._resources.events.take()
+        if stream.end_state != state:  # else it stands: recorded anew, it would be behind others' work
+            stock.announce(stream.stream)
+            self._device.events.record(stream.end_event, stream.stream)
+            stream.end_state = state
+        return stream.end_event
+
+    def _announce(self, stream: SessionStream) -> None:
+        """Inform the device of work that only compiled code knows of. Other sessions' threads call it too."""
+        given, traffic = self._layout.given(stream.row), self._layout.traffic
+        if given and (given != stream.started or traffic != stream.announced):
+            stream.announced = traffic
+            self._device.native.started(stream.stream, self._layout.deadline)
+
+    # ------------------------------------------------------------------------------------------- parts
+
+    def _settle(self, stream: SessionStream) -> None:
+        self.streams.count_drained(stream)
+        self.permit.settle()
+
+    def _confine(self, stream: SessionStream) -> None:
+        if self._layout.layout is not None:
+            self._device.native.confine(stream.stream, self._regions.snapshot(), self._layout.deadline)

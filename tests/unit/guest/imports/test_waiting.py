@@ -29,7 +29,7 @@ def shared():
     """Two sessions on the one stream of a device; whoever would wait for it fails."""
     device = FakeDevice()
     commons = DeviceResources(device, streams=1)
-    with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
+    with Session(device, resources=commons) as first, Session(device, resources=commons) as second:
         yield device, first, second
     assert commons.close() == []
 
@@ -71,18 +71,18 @@ def test_a_guest_waits_for_room_before_it_gives_more(shared):
         wait = next(going, None)
         given += wait is None
     assert isinstance(wait, Signal)
-    assert given == first._sheet.pending == first._sheet.most_pending
+    assert given == first._core.layout.pending == first._core.layout.most_pending
     with pytest.raises(StopIteration):
         going.send(True)
-    assert first._sheet.pending == 1
+    assert first._core.layout.pending == 1
 
 
 def test_a_guest_without_a_share_stands_in_line_for_one():
     device = FakeDevice()
     commons = DeviceResources(device)
-    with Session(device, commons=commons) as session:
+    with Session(device, resources=commons) as session:
         session.share.bound()
-        commons.backlog.gate._capacity = 0
+        commons.queue_capacity.gate._capacity = 0
         wait = next(STEPS[bodies.event_record](call_of(session), session.events.open(), 0))
         assert isinstance(wait, Turn)
         assert wait.line is session.share

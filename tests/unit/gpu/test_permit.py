@@ -1,4 +1,4 @@
-"""A session's place at the gate, whether or not it was ever used."""
+"""A session's permit at the gate, used or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorwasm.values import NEVER, Deadline, LaunchConfig
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 
 
-def test_a_place_that_came_and_was_not_taken_ends_with_its_session():
+def test_a_permit_that_was_not_used_is_returned_with_its_session():
     gate = Gate(1)
     first, second = (GatePermit(gate, SessionLayoutWriter(SessionLayout()), lambda: True) for _ in range(2))
     first.take(NEVER)
@@ -41,7 +41,7 @@ def start_and_look_no_more(session):
     session.kernels.submit(kernel, ONE, list, None, NEVER)
 
 
-def test_who_never_looks_at_work_that_has_ended_keeps_nobody_out(device):
+def test_a_session_that_never_asks_for_its_ended_work_blocks_no_other(device):
     gate = Gate(1)
     with Session(device, gate=gate, pad=SessionLayout()) as squatter, Session(device, gate=gate) as other:
         start_and_look_no_more(squatter)
@@ -53,7 +53,7 @@ def test_who_never_looks_at_work_that_has_ended_keeps_nobody_out(device):
     assert gate.in_use == 0
 
 
-def test_work_that_goes_on_keeps_its_place_and_the_device_is_not_asked_every_time(device):
+def test_running_work_keeps_its_permit_and_the_device_is_asked_rarely(device):
     gate = Gate(1)
     with Session(device, gate=gate, pad=SessionLayout()) as busy:
         start_and_look_no_more(busy)

@@ -100,7 +100,7 @@ def test_ones_own_work_has_ended_though_others_go_on_for_ever(device, parties, s
     assert first.session.statistics().release_failures == 0
 
 
-def test_a_mark_moves_behind_what_is_given_after_it(device, parties, stream):
+def test_the_end_event_moves_behind_later_work(device, parties, stream):
     first, _ = parties
     first.launch()
     assert not first.streams.ended(0)
@@ -111,7 +111,7 @@ def test_a_mark_moves_behind_what_is_given_after_it(device, parties, stream):
     assert first.streams.ended(0)
 
 
-def test_a_mark_moves_behind_what_compiled_code_gave_after_a_drain_of_its_own(device, shared, parties):
+def test_the_end_event_moves_behind_work_of_compiled_code_after_its_own_drain(device, shared, parties):
     (_, _), guest = parties, Party(shared, SessionLayout())
     guest.launch_natively()
     assert not guest.streams.ended(0)
@@ -126,7 +126,7 @@ def test_a_mark_moves_behind_what_compiled_code_gave_after_a_drain_of_its_own(de
     guest.session.close()
 
 
-def test_a_stream_of_ones_own_costs_no_event(device, shared):
+def test_an_unshared_stream_needs_no_event(device, shared):
     party = Party(shared)
     party.launch()
     assert not party.streams.ended(0)
@@ -139,7 +139,7 @@ def test_a_stream_of_ones_own_costs_no_event(device, shared):
 # ---------------------------------------------------------------------------------------------- deadlines
 
 
-def test_what_compiled_code_of_others_gave_is_announced_before_one_waits_behind_it(device, shared):
+def test_work_of_others_compiled_code_is_announced_before_a_wait_behind_it(device, shared):
     guest, other = Party(shared, SessionLayout()), Party(shared)
     guest.launch()
     guest.drain_natively()
@@ -156,7 +156,7 @@ def test_what_compiled_code_of_others_gave_is_announced_before_one_waits_behind_
     assert "started" not in device.calls[before:], "once is enough"
     guest.session.close()
     other.session.close()
-    assert not shared._commons.streams._announcers
+    assert not shared._resources.streams._announcers
 
 
 # -------------------------------------------------------------------------------------------------- ends
@@ -197,7 +197,7 @@ def test_a_guest_that_timed_out_behind_anothers_kernel_abandons_nothing(device, 
 
 
 @pytest.mark.rule("3-buffer")
-def test_what_a_session_gave_keeps_its_memory_until_it_has_ended(device, shared, parties):
+def test_a_sessions_work_keeps_its_memory_until_it_has_ended(device, shared, parties):
     _, second = parties
     second.session.buffers.allocate(64)
     second.launch()
@@ -221,7 +221,7 @@ def test_the_end_of_a_session_leaves_the_others_work_and_their_stream(device, pa
 
 
 @pytest.mark.parametrize(("error", "left"), [(InvokeTimeout("late"), 1), (KernelFault("thread 0"), 0)])
-def test_a_deadline_that_passed_takes_no_stream_from_a_device_that_has_so_many_and_no_more(device, shared, error, left):
+def test_a_passed_deadline_costs_a_device_with_fixed_streams_no_stream(device, shared, error, left):
     party = Party(shared)
     party.launch()
     device.failures["synchronize"] = error
@@ -232,7 +232,7 @@ def test_a_deadline_that_passed_takes_no_stream_from_a_device_that_has_so_many_a
     assert device.statistics().streams == left
 
 
-def test_an_end_that_may_wait_is_known_before(device, shared, parties):
+def test_a_session_knows_whether_its_close_may_wait(device, shared, parties):
     first, second = parties
     assert first.session.lingers
     assert second.session.lingers
@@ -244,7 +244,7 @@ def test_an_end_that_may_wait_is_known_before(device, shared, parties):
 
 
 @pytest.mark.parametrize("excuses", [0, 1, 3])
-def test_an_end_waits_on_while_others_may_be_what_holds_it_up(device, shared, excuses):
+def test_close_waits_on_while_others_work_may_delay_it(device, shared, excuses):
     party = Party(shared)
     party.launch()
     for nth in range(1, excuses + 1):
@@ -255,7 +255,7 @@ def test_an_end_waits_on_while_others_may_be_what_holds_it_up(device, shared, ex
     assert device.counts["synchronize"] == excuses + 1
 
 
-def test_an_end_without_an_excuse_is_not_waited_for_again(device, shared):
+def test_close_does_not_wait_again_without_such_a_delay(device, shared):
     party = Party(shared)
     party.launch()
     device.failing["synchronize"] = InvokeTimeout("late")
@@ -266,12 +266,12 @@ def test_an_end_without_an_excuse_is_not_waited_for_again(device, shared):
     assert device.counts["synchronize"] == 2
 
 
-def test_a_stream_whose_mark_cannot_be_released_is_closed_and_says_so(device, shared):
+def test_a_stream_whose_event_cannot_be_released_is_closed_and_raises(device, shared):
     party = Party(shared)
     party.launch()
     number = party.streams.open()
     party.session.kernels.submit(party.kernel, ONE, tuple, None, NEVER, stream=number)
-    party.session._commons.events._most = 0
+    party.session._core.resources.events._most = 0
     device.failures["close_event"] = DeviceLost("no answer")
     with pytest.raises(DeviceLost, match="no answer"):
         party.streams.close(number, NEVER)

@@ -1,4 +1,4 @@
-"""What a session has ready for compiled code before the first launch, and that none of it is a must."""
+"""What a session prepares for compiled code before the first launch; all of it is optional."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_loaded_kernel_can_be_launched_without_python(device, kind, staged):
         assert (pad.placed, pad.stage_at, pad.streams[0].stream, gate.in_use) == (0, 0, 0, 0)
 
 
-def test_without_compiled_code_nothing_is_taken_ahead(device):
+def test_without_compiled_code_no_permit_or_slot_is_taken_early(device):
     gate = Gate(1)
     with SharedDevice(device, gate=gate) as shared, load(shared) as session:
         assert gate.in_use == 0
@@ -60,7 +60,7 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
     assert gate.in_use == 1
 
 
-def test_a_place_that_was_offered_goes_to_whoever_needs_it(device):
+def test_an_offered_permit_goes_to_another_session_that_needs_it(device):
     gate, sitter = Gate(1), Sitter()
     with SharedDevice(device, gate=gate) as shared:
         pad = SessionLayout()
@@ -71,13 +71,13 @@ def test_a_place_that_was_offered_goes_to_whoever_needs_it(device):
     assert gate.in_use == 0
 
 
-def test_slots_are_kept_for_those_who_need_them(device):
+def test_the_last_slots_are_not_offered(device):
     with SharedDevice(device) as shared:
         sessions, pads = [], []
         while not pads or pads[-1].stage_at:
             pads.append(SessionLayout())
             sessions.append(load(shared, pad=pads[-1]))
-        ring = shared._commons.ring
+        ring = shared._resources.ring
         assert ring.idle * 2 == ring.idle + len(sessions) - 1
         for session in sessions:
             session.close()
@@ -89,7 +89,7 @@ LAST_NS = NO_DEADLINE_NS - 1
 @pytest.mark.parametrize(
     ("at_ns", "seen"), [(None, NO_DEADLINE_NS), (-5, 0), (7, 7), (1 << 64, LAST_NS), (1 << 90, LAST_NS)]
 )
-def test_any_deadline_fits_the_pad(device, at_ns, seen):
+def test_any_deadline_fits_the_layout(device, at_ns, seen):
     pad = SessionLayout()
     with SharedDevice(device) as shared, shared.open_session(pad=pad) as session:
         session.enter(Deadline(at_ns))

@@ -23,71 +23,71 @@ from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 PAGES = mmap.mmap(-1, 2 * WASM_PAGE_BYTES)
 ROW = SessionLayoutWriter(None).open_stream(0, 1)
-"""Of stream 0, on every sheet."""
+"""Of stream 0, on every layout."""
 ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(PAGES))
 MEMORY = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
 GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 
-def share_of(backlog: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits, SessionLayoutWriter]:
-    sheet = SessionLayoutWriter(SessionLayout())
-    share = QueueCredits(backlog, sheet, lambda: not sheet.pending)
+def share_of(capacity: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits, SessionLayoutWriter]:
+    layout = SessionLayoutWriter(SessionLayout())
+    share = QueueCredits(capacity, layout, lambda: not layout.pending)
     share.bound()
-    sheet.count_started(sheet.open_stream(0, 1), pending)
-    return share, sheet
+    layout.count_started(layout.open_stream(0, 1), pending)
+    return share, layout
 
 
 def test_a_session_without_a_bound_has_room_for_anything():
-    backlog, sheet = QueueCapacity(0, 0), SessionLayoutWriter(SessionLayout())
-    share = QueueCredits(backlog, sheet, lambda: not sheet.pending)
+    capacity, layout = QueueCapacity(0, 0), SessionLayoutWriter(SessionLayout())
+    share = QueueCredits(capacity, layout, lambda: not layout.pending)
     assert share.fits(1 << 40)
-    assert sheet.most_pending == UNBOUNDED
+    assert layout.most_pending == UNBOUNDED
     share.offer()
     share.leave()
-    assert sheet.most_pending == UNBOUNDED
+    assert layout.most_pending == UNBOUNDED
 
 
 @given(wanted=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.booleans())), lumps=st.integers(0, 20))
-def test_together_sessions_have_no_more_pending_than_there_is_room(wanted, lumps):
-    backlog = QueueCapacity(4, lumps)
-    sessions = [share_of(backlog) for _ in range(6)]
+def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
+    capacity = QueueCapacity(4, lumps)
+    sessions = [share_of(capacity) for _ in range(6)]
     for index, pieces, ends in wanted:
-        share, sheet = sessions[index]
+        share, layout = sessions[index]
         if share.take(pieces) and share.fits(pieces):
-            sheet.count_started(ROW, pieces)
+            layout.count_started(ROW, pieces)
         if ends:
-            sheet.count_drained(ROW)
+            layout.count_drained(ROW)
             share.settle()
-        assert all(sheet.pending <= sheet.most_pending <= PIECES + LUMPS * LUMP_PIECES for _, sheet in sessions)
-        assert sum(sheet.most_pending for _, sheet in sessions) <= 4 * PIECES + lumps * LUMP_PIECES
+        assert all(layout.pending <= layout.most_pending <= PIECES + LUMPS * LUMP_PIECES for _, layout in sessions)
+        assert sum(layout.most_pending for _, layout in sessions) <= 4 * PIECES + lumps * LUMP_PIECES
     for share, _ in sessions:
         share.leave()
-    assert (backlog.gate.in_use, backlog.lumps) == (0, lumps)
+    assert (capacity.gate.in_use, capacity.lumps) == (0, lumps)
 
 
-def test_a_share_grows_by_what_is_lent_as_far_as_it_goes():
-    backlog = QueueCapacity(1, 2)
-    share, sheet = share_of(backlog, pending=PIECES)
+def test_a_share_grows_by_borrowed_lumps_up_to_the_limit():
+    capacity = QueueCapacity(1, 2)
+    share, layout = share_of(capacity, pending=PIECES)
     assert not share.fits(1)
     assert share.take(1)
-    assert sheet.most_pending == PIECES + LUMP_PIECES
+    assert layout.most_pending == PIECES + LUMP_PIECES
     assert not share.take(2 * LUMP_PIECES + 1)
-    assert backlog.lumps == 0
+    assert capacity.lumps == 0
     share.leave()
-    assert (backlog.lumps, backlog.gate.in_use, sheet.most_pending) == (2, 0, 0)
+    assert (capacity.lumps, capacity.gate.in_use, layout.most_pending) == (2, 0, 0)
 
 
-def test_what_is_larger_than_any_share_has_room_when_nothing_else_is_pending():
-    share, sheet = share_of(QueueCapacity(1, 0))
+def test_work_larger_than_any_share_fits_when_nothing_is_pending():
+    share, layout = share_of(QueueCapacity(1, 0))
     assert share.take(1000)
-    sheet.count_started(ROW, 1)
+    layout.count_started(ROW, 1)
     assert not share.take(1000)
 
 
-def test_whoever_finds_no_share_stands_in_line_until_one_is_given_back():
-    backlog, told = QueueCapacity(1, 0), []
-    first, _ = share_of(backlog, pending=1)
-    second, _ = share_of(backlog)
+def test_without_a_free_share_a_session_queues_until_one_is_returned():
+    capacity, told = QueueCapacity(1, 0), []
+    first, _ = share_of(capacity, pending=1)
+    second, _ = share_of(capacity)
     assert first.take(1)
     assert not second.take(1)
     assert not second.held
@@ -98,62 +98,62 @@ def test_whoever_finds_no_share_stands_in_line_until_one_is_given_back():
     assert second.held
 
 
-def test_a_share_with_nothing_pending_is_for_whoever_needs_it():
-    backlog = QueueCapacity(1, 2)
-    first, sheet = share_of(backlog)
-    second, _ = share_of(backlog)
+def test_a_share_with_nothing_pending_goes_to_another_session():
+    capacity = QueueCapacity(1, 2)
+    first, layout = share_of(capacity)
+    second, _ = share_of(capacity)
     assert first.take(PIECES + 1)
     assert second.take(1)
-    assert (first.held, sheet.most_pending, backlog.lumps) == (False, 0, 2)
+    assert (first.held, layout.most_pending, capacity.lumps) == (False, 0, 2)
     first.abandon()
     assert second.held
 
 
-def test_a_share_in_which_room_is_made_is_nobody_elses_meanwhile(monkeypatch):
-    backlog = QueueCapacity(1, 2)
-    first, _ = share_of(backlog)
-    second, _ = share_of(backlog)
+def test_a_share_is_not_taken_back_while_room_is_made_in_it(monkeypatch):
+    capacity = QueueCapacity(1, 2)
+    first, _ = share_of(capacity)
+    second, _ = share_of(capacity)
     assert first.take(1)
-    lend = backlog.lend
+    lend = capacity.lend
 
     def lend_while_another_asks():
         assert not second.held
         second.take(1)
         return lend()
 
-    monkeypatch.setattr(backlog, "lend", lend_while_another_asks)
+    monkeypatch.setattr(capacity, "lend", lend_while_another_asks)
     assert first.take(PIECES + 1)
     assert (first.held, second.held) == (True, False)
 
 
-def test_what_was_lent_is_given_back_once_whoever_asks_meanwhile(monkeypatch):
-    backlog = QueueCapacity(1, 2)
-    first, sheet = share_of(backlog)
-    second, _ = share_of(backlog)
+def test_borrowed_lumps_are_returned_exactly_once(monkeypatch):
+    capacity = QueueCapacity(1, 2)
+    first, layout = share_of(capacity)
+    second, _ = share_of(capacity)
     assert first.take(PIECES + 1)
-    take_back = backlog.take_back
+    take_back = capacity.take_back
 
     def take_back_while_another_asks(lumps):
         take_back(lumps)
-        monkeypatch.setattr(backlog, "take_back", take_back)
+        monkeypatch.setattr(capacity, "take_back", take_back)
         second.take(1)
 
-    monkeypatch.setattr(backlog, "take_back", take_back_while_another_asks)
+    monkeypatch.setattr(capacity, "take_back", take_back_while_another_asks)
     first.settle()
-    assert (first.held, second.held, sheet.most_pending) == (True, False, PIECES)
-    assert backlog.lumps == 2
+    assert (first.held, second.held, layout.most_pending) == (True, False, PIECES)
+    assert capacity.lumps == 2
 
 
-def test_a_share_that_came_and_was_not_taken_ends_with_its_session():
-    backlog = QueueCapacity(1, 0)
-    first, _ = share_of(backlog, pending=1)
-    second, _ = share_of(backlog)
+def test_a_share_that_was_not_used_is_returned_with_its_session():
+    capacity = QueueCapacity(1, 0)
+    first, _ = share_of(capacity, pending=1)
+    second, _ = share_of(capacity)
     assert first.take(1)
     assert second.join(lambda: None, NEVER)
     first.leave()
-    assert backlog.gate.in_use == 1
+    assert capacity.gate.in_use == 1
     second.leave()
-    assert backlog.gate.in_use == 0
+    assert capacity.gate.in_use == 0
 
 
 # ------------------------------------------------------------------------------------- in a session
@@ -171,8 +171,8 @@ def submit(session, kernel, memory=None, windows=(), stream=0):
 
 
 def test_what_was_notified_is_counted_off_though_others_go_on_in_the_stream(device, monkeypatch):
-    commons = DeviceResources(device, streams=1)
-    with Session(device, commons=commons) as first, Session(device, commons=commons) as second:
+    resources = DeviceResources(device, streams=1)
+    with Session(device, resources=resources) as first, Session(device, resources=resources) as second:
         submit(first, first.kernels.load(NOTHING, "nothing", NEVER))
         submit(second, second.kernels.load(NOTHING, "nothing", NEVER))
         with monkeypatch.context() as patch:
@@ -180,7 +180,7 @@ def test_what_was_notified_is_counted_off_though_others_go_on_in_the_stream(devi
             first.streams.conclude(0)
             first.streams.synchronize(NEVER)
         assert not second.streams.ended(0)
-    assert commons.close() == []
+    assert resources.close() == []
 
 
 def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(device):
@@ -199,9 +199,9 @@ def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(dev
             (lambda: submit(session, kernel), 1),
             (lambda: session.graphs.replay(graph, None, NEVER), 5),
         ]:
-            before = session._sheet.pending
+            before = session._core.layout.pending
             give()
-            assert session._sheet.pending - before == pieces
+            assert session._core.layout.pending - before == pieces
         assert session.streams.busiest == 0
         assert not session.streams.make_room(LUMPS * LUMP_PIECES)
         session.streams.synchronize(NEVER)

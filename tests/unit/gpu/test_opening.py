@@ -59,7 +59,7 @@ def test_the_emulator_has_the_memory_that_the_settings_give_it(monkeypatch):
     device.close()
 
 
-def test_the_emulator_takes_the_newest_ptx_that_is_read_unless_told_otherwise(monkeypatch):
+def test_the_emulator_takes_the_newest_ptx_by_default(monkeypatch):
     newest = parse(f".version {NEWEST_PTX[0]}.{NEWEST_PTX[1]}\n.target sm_90a\n.address_size 64\n")
     device, _ = open_device("emulator")
     device.unload(device.load(newest, NEVER))
@@ -87,7 +87,7 @@ def test_a_gpu_is_chosen_by_its_ordinal(choice, ordinal):
 
 
 @pytest.mark.parametrize("choice", ["emulator", "cuda:1", "auto"])
-def test_a_share_of_a_device_is_told(choice):
+def test_a_share_of_a_device_is_passed_on(choice):
     device, _ = open_device(choice, open_emulator, gpu, multiprocessors=20)
     assert device.info.multiprocessors == (20 if choice == "emulator" else 24)
     device.close()
@@ -100,7 +100,7 @@ def test_a_share_of_nothing_is_refused(choice):
 
 
 @pytest.mark.parametrize("choice", ["cuda:1", "auto"])
-def test_a_gpu_is_told_where_its_share_lies_and_who_compiles(choice):
+def test_placement_and_compiler_are_passed_to_the_gpu(choice):
     told = []
 
     def note(ordinal, multiprocessors, **options):

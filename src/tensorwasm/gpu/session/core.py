@@ -1,0 +1,150 @@
+"""What the parts of a session share: its tables, its lock, and the error that ended it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from tensorwasm.errors import CallerError, DeviceLost, InvalidArgs, LimitError, QuotaExceeded
+from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.limits.permit import NoPermit
+from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
+from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.state.graphs import GraphTable
+from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.work import SessionWork
+from tensorwasm.gpu.windows import Windows
+from tensorwasm.values import MemoryKind
+
+REFUSALS: Final = (CallerError, LimitError, NoPermit)
+"""Errors after which everything is as before."""
+
+
+class SessionCore:
+    """The tables of one session, and the lock that every method of its parts holds.
+
+    For the arguments see `tensorwasm.gpu.session.Session`.
+
+    Attributes:
+        lock: held by one method at a time.
+        failure: what poisoned the session, or None.
+        closed: whether it is closed.
+        used: whether any method was called since the session was new or renewed.
+        refused: calls that were over a quota.
+        launched: launches the device accepted from Python.
+        staged: those of them whose windows were staged.
+        replayed: graphs replayed from Python.
+    """
+
+    __slots__ = (
+        "closed",
+        "device",
+        "failure",
+        "graphs",
+        "launched",
+        "layout",
+        "limits",
+        "lock",
+        "refused",
+        "replayed",
+        "resources",
+        "staged",
+        "table",
+        "tenancy",
+        "used",
+        "windows",
+        "work",
+    )
+
+    def __init__(
+        self,
+        resources: DeviceResources,
+        tenant: str,
+        limits: SessionLimits,
+        architecture: tuple[int, int] | None,
+        memory_kind: MemoryKind,
+        layout: SessionLayout | None,
+    ) -> None:
+        self.resources = resources
+        self.device = device = resources.device
+        self.limits = limits
+        self.tenancy = tenancy = resources.tenancy(tenant)
+        self.layout = writer = SessionLayoutWriter(layout, resources.driver_at() if layout is not None else 0)
+        self.table = table = ResourceTable(resources, tenancy, limits, writer, architecture or resources.architecture)
+        self.work = work = SessionWork(resources, writer, table.regions, limits.streams)
+        self.graphs = graphs = GraphTable(device, writer, limits.graphs)
+        self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind)
+        self.lock = threading.RLock()
+        self.failure: BaseException | None = None
+        self.closed = self.used = False
+        self.refused = self.launched = self.staged = self.replayed = 0
+
+    def begin(self, recording: bool) -> None:  # noqa: FBT001 - one caller, on every path of every guest
+        """Begin a method; the lock is held.
+
+        Args:
+            recording: whether the method may be called while a stream records.
+        """
+        if self.failure is not None:
+            raise DeviceLost(f"this GPU session ended with an earlier failure: {self.failure}")
+        if self.closed:
+            raise DeviceLost("this GPU session is closed")
+        if self.graphs.recording is not None and not recording:
+            raise InvalidArgs("while a stream records, there are only launches and copies on it")
+        self.used = True
+        if self.layout.loads:
+            self.table.adopt()
+
+    def judge(self, error: BaseException, harmless: tuple[type[BaseException], ...] = ()) -> None:
+        """End the session after an error, unless it is a refusal or one of ``harmless``."""
+        if isinstance(error, QuotaExceeded):
+            self.refused += 1
+        if not isinstance(error, (*REFUSALS, *harmless)):
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the session: its state on the device is unknown."""
+        self.failure = error
+        self.layout.disarm()
+
+
+class _Part(Protocol):
+    """A part of a session."""
+
+    _core: SessionCore
+
+
+_S = TypeVar("_S", bound=_Part)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Method = Callable[Concatenate[_S, _P], _R]
+
+
+def in_turn(
+    *harmless: type[BaseException], recording: bool = False
+) -> Callable[[_Method[_S, _P, _R]], _Method[_S, _P, _R]]:
+    """Run a method of a part with the session's lock held, and judge what it raises.
+
+    Args:
+        harmless: errors that leave everything as it was in this method.
+        recording: whether the method may be called while a stream records.
+    """
+
+    def wrap(method: _Method[_S, _P, _R]) -> _Method[_S, _P, _R]:
+        @functools.wraps(method)
+        def take(self: _S, /, *args: _P.args, **named: _P.kwargs) -> _R:
+            core = self._core
+            with core.lock:
+                core.begin(recording)
+                try:
+                    return method(self, *args, **named)
+                except BaseException as error:
+                    core.judge(error, harmless)
+                    raise
+
+        return take
+
+    return wrap
