@@ -45,13 +45,13 @@ class Office:
 
     def __init__(self, url):
         self.loop = asyncio.new_event_loop()
-        self.desk = DatabaseExecutor(open_database(url))
+        self.database = DatabaseExecutor(open_database(url))
         settings = ServiceSettings.from_environment({})
-        self.identity = self.loop.run_until_complete(open_identity(settings, self.desk))
+        self.identity = self.loop.run_until_complete(open_identity(settings, self.database))
         self.token = self.identity.first_token.text
 
     def close(self):
-        self.desk.close_now()
+        self.database.close_now()
         self.loop.close()
 
     def ask(self, method, path, body=None, *, token=None):

@@ -153,7 +153,7 @@ class FakeFunctions:
         self.resolved = SimpleNamespace(
             version=SimpleNamespace(function_id=FUNCTION, number=1),
             limits=SimpleNamespace(memory_bytes=1 << 20),
-            usual_ns=10_000_000_000,
+            default_ns=10_000_000_000,
             cuda=cuda,
         )
 

@@ -1,7 +1,4 @@
-"""Whether a data folder has all that the service would go on with: database, artifacts, keys, audit log.
-
-It is what `tensor-wasm doctor --data` asks of a copy before it is needed. Nothing is made and nothing is changed.
-"""
+"""Checks of a copy of a data folder (`tensor-wasm doctor --data`): database, artifacts, keys, audit log. Read-only."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit import log_files, log_path, verify
 
 _SHOWN: Final = 5
-"""Names that a row has at most."""
+"""Most names in a row."""
 
 _KEY_FIX: Final = (
     f"Bring back keys/{PURPOSE} of the folder that was copied, or set TENSOR_WASM_API_SNAPSHOT_HMAC_KEY as it was then."
@@ -33,19 +30,14 @@ _KEY_FIX: Final = (
 
 
 def examine(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, ...]:
-    """Look at a data folder, and at what the settings say is elsewhere. Blocks.
-
-    Args:
-        folder: the data folder, or a copy of one.
-        settings: of the service that is to use it.
-    """
+    """Check a data folder, and what the settings of the service say is elsewhere. Blocks."""
     if not folder.is_dir():
-        return (CheckResult("data folder", Status.FAIL, "it is not there", "", "Name the folder that was copied."),)
-    rows, seals = _keys(folder, settings)
+        return (CheckResult("data folder", Status.FAIL, "it does not exist", "", "Name the folder that was copied."),)
+    rows, snapshot_keys = _keys(folder, settings)
     found, inventory = _database(folder, settings)
     rows.append(found)
     if inventory is not None:
-        rows += _artifacts(folder, inventory, seals)
+        rows += _artifacts(folder, inventory, snapshot_keys)
     rows.append(_audit(folder, settings))
     return tuple(rows)
 
@@ -53,15 +45,15 @@ def examine(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, ...]:
 def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[CheckResult], SnapshotKeys | None]:
     named = "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY" if settings.snapshot_hmac_key else f"keys/{PURPOSE}"
     try:
-        # A folder that is not there would be made by who looks into it.
+        # Looking for a key would make the folder.
         there = settings.snapshot_hmac_key or (folder / "keys").is_dir()
-        seals = SnapshotKeys.kept(settings.snapshot_hmac_key, folder) if there else None
+        snapshot_keys = SnapshotKeys.kept(settings.snapshot_hmac_key, folder) if there else None
     except TensorWasmError as error:
         return [CheckResult("keys", Status.FAIL, error.message, "", _KEY_FIX)], None
-    if seals is None:
+    if snapshot_keys is None:
         why = "What signs snapshots and sessions is not in the folder, nor in a setting."
         return [CheckResult("keys", Status.FAIL, f"{named} is missing", why, _KEY_FIX)], None
-    return [CheckResult("keys", Status.OK, f"{named} (identity {seals.id})")], seals
+    return [CheckResult("keys", Status.OK, f"{named} (identity {snapshot_keys.id})")], snapshot_keys
 
 
 def _database(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, Inventory | None]:
@@ -79,7 +71,7 @@ def _database(folder: Path, settings: ServiceSettings) -> tuple[CheckResult, Inv
     return CheckResult("database", Status.OK, f"{counts}, {len(found.snapshots)} snapshots"), found
 
 
-def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -> Iterator[CheckResult]:
+def _artifacts(folder: Path, inventory: Inventory, snapshot_keys: SnapshotKeys | None) -> Iterator[CheckResult]:
     place = process.current().artifacts or str(folder / "artifacts")
     fix = "Bring back the folder artifacts/, copied after the database, or set TENSOR_WASM_ARTIFACTS."
     if "://" not in place and not Path(place).is_dir():
@@ -90,7 +82,7 @@ def _artifacts(folder: Path, inventory: Inventory, seals: SnapshotKeys | None) -
         lost = [f"{function} version {number}" for *_, function, number in _without_module(store, inventory)]
         named = [(int(tenant), session_name(*save), save[0]) for tenant, *save in inventory.saves]
         named += [(int(tenant), snapshot_name(each), each) for tenant, each in inventory.snapshots]
-        states = [(_state(store, seals, tenant, name), each) for tenant, name, each in named]
+        states = [(_state(store, snapshot_keys, tenant, name), each) for tenant, name, each in named]
     except TensorWasmError as error:
         yield CheckResult("artifacts", Status.FAIL, error.message, "", fix)
         return
@@ -108,13 +100,13 @@ def _without_module(store: ContentStore, inventory: Inventory) -> Iterator[tuple
             yield tenant, function, number
 
 
-def _state(store: ContentStore, seals: SnapshotKeys | None, tenant: int, name: str) -> str:
-    """Return ``ok``, ``missing`` or ``key``, by a file's header: its content is for `tensor-wasm artifacts verify`."""
+def _state(store: ContentStore, snapshot_keys: SnapshotKeys | None, tenant: int, name: str) -> str:
+    """Return ``ok``, ``missing`` or ``key`` by the file's header; `tensor-wasm artifacts verify` checks the content."""
     try:
         head = bytes(stored.fetch_snapshot(TenantView(store, str(tenant)), name).files[0][:HEADER_BYTES])
-        if seals is None:
+        if snapshot_keys is None:
             return "key"
-        read_header(head, seals.ring(tenant))
+        read_header(head, snapshot_keys.ring(tenant))
     except UnknownKey:
         return "key"
     except (ArtifactCorrupt, ArtifactNotFound, SealRefused):

@@ -1,7 +1,7 @@
-"""Idempotency keys: a request that is made again under its key is answered as the first time.
+"""Idempotency keys: a request repeated under its key gets the first request's answer.
 
-A key belongs to one tenant and one operation. It is written in the transaction that makes what it names, so there is
-never one without the other; of two requests that race, the second finds the first's key, or waits for its transaction.
+A key belongs to one tenant and one operation. It is written in the transaction that creates its subject, so neither
+exists without the other; of two concurrent requests the second finds the first's key, or waits for its transaction.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from tensorwasm.errors import IdempotencyMismatch, InvalidRequest
 from tensorwasm.service.clock import SYSTEM, Clock
 
 KEY_S: Final = 86_400
-"""Seconds that a key is remembered."""
+"""Seconds that a key is kept."""
 
 KEYS: Final = 100_000
-"""Keys of one tenant that are remembered; of more, the oldest are forgotten."""
+"""Keys kept of one tenant; the oldest beyond that are dropped."""
 
 _MAX_KEY: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A key, with what it is used for.
+    """A client's key of 1 to 255 printable ASCII characters.
 
     Attributes:
         operation: ``deploy`` or ``invoke``.
-        key: the client's, 1 to 255 printable ASCII characters.
-        digest: of all that is asked, 32 bytes.
+        digest: of the whole request, 32 bytes.
     """
 
     operation: str
@@ -42,28 +41,23 @@ class IdempotencyKey:
 
 
 class Repeated(Exception):
-    """The request was made before. It undoes the transaction of the second one, and never leaves the service.
-
-    Attributes:
-        subject: id of what the first one made.
-    """
+    """The request was made before and created `subject` (an ID). Rolls back the second one's transaction."""
 
     def __init__(self, subject: str) -> None:
-        """Remember what was made."""
         super().__init__("the request was made before")
         self.subject = subject
 
 
 def make_key(operation: str, header: str | None, *parts: bytes) -> IdempotencyKey | None:
-    """Return the key of a request; None where it brings none.
+    """Return the key of a request, None if it has none.
 
     Args:
-        operation: what it is used for.
+        operation: as in `IdempotencyKey`.
         header: the value of ``Idempotency-Key``.
-        parts: all that is asked.
+        parts: the whole request.
 
     Raises:
-        InvalidRequest: it is not 1 to 255 printable ASCII characters.
+        InvalidRequest: the header is not 1 to 255 printable ASCII characters.
     """
     if header is None:
         return None
@@ -77,17 +71,17 @@ def make_key(operation: str, header: str | None, *parts: bytes) -> IdempotencyKe
 
 
 def use_key(connection: Connection, tenant: int, key: IdempotencyKey, subject: str, now_unix_ms: int) -> None:
-    """Write, in the transaction that makes something, under which key it is made.
+    """Write a key in the transaction that creates its subject.
 
     Raises:
-        Repeated: the same request was made before; the caller's transaction is undone.
+        Repeated: the same request was made before; the transaction must be rolled back.
         IdempotencyMismatch: the key was used with another request.
     """
     record = KeyRecord(tenant, key.operation, key.key, key.digest, subject, now_unix_ms)
     while not put_key(connection, record):
         found = get_key(connection, tenant, key.operation, key.key)
         if found is None:
-            continue
+            continue  # it was removed between the two statements
         earlier = _subject_of(found, key, now_unix_ms)
         if earlier is not None:
             raise Repeated(earlier)
@@ -95,17 +89,13 @@ def use_key(connection: Connection, tenant: int, key: IdempotencyKey, subject: s
 
 
 def find_key(connection: Connection, tenant: int, key: IdempotencyKey, now_unix_ms: int) -> str | None:
-    """Return what the same request made before, None if there was none.
-
-    Raises:
-        IdempotencyMismatch: the key was used with another request.
-    """
+    """Return what the same request created before, None if it was not made; raises IdempotencyMismatch as `use_key`."""
     found = get_key(connection, tenant, key.operation, key.key)
     return None if found is None else _subject_of(found, key, now_unix_ms)
 
 
 def forget_keys(connection: Connection, now_unix_ms: int, limit: int) -> int:
-    """Remove keys that are too old or too many, ``limit`` of each at most; return how many of the more."""
+    """Remove keys that are too old or too many, at most ``limit`` for each reason; return the greater count."""
     old = remove_keys(connection, now_unix_ms - KEY_S * 1000, limit)
     return max(old, trim_keys(connection, KEYS, limit))
 
@@ -119,29 +109,18 @@ def _subject_of(found: KeyRecord, key: IdempotencyKey, now_unix_ms: int) -> str 
 
 
 class Idempotency:
-    """Looks keys up before anything costly is begun."""
+    """Looks keys up before costly work begins."""
 
-    def __init__(self, desk: DatabaseExecutor, clock: Clock = SYSTEM) -> None:
-        self._desk = desk
+    def __init__(self, database: DatabaseExecutor, clock: Clock = SYSTEM) -> None:
+        self._database = database
         self._clock = clock
 
     async def find(self, tenant: int, key: IdempotencyKey | None) -> str | None:
-        """Return id of what the same request made before; None where there was none.
-
-        Raises:
-            IdempotencyMismatch: the key was used with another request.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
-        """
-        if key is None:
-            return None
-        return await self._desk.read(find_key, tenant, key, self._clock.unix_ms())
+        """Return the ID of what the same request created before. Raises as `find_key` and the database do."""
+        return None if key is None else await self._database.read(find_key, tenant, key, self._clock.unix_ms())
 
     def note(self, tenant: int, key: IdempotencyKey | None) -> Callable[[Connection, str], None] | None:
-        """Return what writes, in a transaction that makes something, under which key that is; None without a key.
-
-        It is given the connection and the subject's ID, and raises `Repeated` and `IdempotencyMismatch`.
-        """
+        """Return a function that calls `use_key` with a connection and the subject's ID; None without a key."""
         if key is None:
             return None
         now = self._clock.unix_ms()

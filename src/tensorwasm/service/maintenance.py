@@ -1,24 +1,45 @@
-"""Chores: what is done again and again. What goes wrong in one round is logged, and must not end all others."""
+"""Background work: periodic rounds, of which a failed one is logged and the next one still runs."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
 
 from tensorwasm.errors import TensorWasmError
 
 
-async def do(chore: Callable[[], Awaitable[object]], what: str, log: logging.Logger) -> None:
-    """Do a chore once, whatever comes of it.
-
-    Args:
-        chore: does it.
-        what: is said in the log where it fails.
-        log: of whoever wants it done.
-    """
+async def run_round(work: Callable[[], Awaitable[object]], failure: str, log: logging.Logger) -> None:
+    """Run one round of periodic work; log `failure` with the error instead of raising it."""
     try:
-        await chore()
+        await work()
     except TensorWasmError as error:
-        log.warning("%s: %s", what, error.kind)
+        log.warning("%s: %s", failure, error.kind)
     except Exception:
-        log.exception("%s", what)
+        log.exception("%s", failure)
+
+
+def repeat(
+    stack: AsyncExitStack, work: Callable[[], Awaitable[object]], every_s: float, failure: str, log: logging.Logger
+) -> None:
+    """Run rounds, the first at once, until the stack is closed."""
+
+    async def rounds() -> None:
+        while True:
+            await run_round(work, failure, log)
+            await asyncio.sleep(every_s)
+
+    run_until_closed(stack, rounds())
+
+
+def run_until_closed(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine as a task that the stack cancels when it is closed."""
+
+    async def cancel() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    task = asyncio.ensure_future(work)
+    stack.push_async_callback(cancel)

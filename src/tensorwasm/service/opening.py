@@ -1,13 +1,13 @@
-"""`open_service`: the data folder, and every part of the service in it, opened in order and closed in reverse.
+"""`open_service`: opens the data folder and all parts of the service in order, and closes them in reverse.
 
 ::
 
-    DATA/               0700, the service's own
-        service.db      unless the database is elsewhere; beside it a lock, which its owner holds
+    DATA/               mode 0700
+        service.db      unless the database is elsewhere; the lock file beside it is held by its owner
         artifacts/      unless artifacts are elsewhere
-        keys/           what signs snapshots, unless a setting says a key
+        keys/           the key that signs snapshots, unless a setting gives one
         audit.log       unless the audit log is elsewhere
-        server          which process served last, where servers share a database
+        server          the process that served last, where servers share a database
 """
 
 from __future__ import annotations
@@ -17,64 +17,108 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tensorwasm import settings as process
 from tensorwasm.artifacts.opening import identify, open_store
 from tensorwasm.artifacts.private_files import FOLDER_MODE, OTHERS, require_own
+from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.database.engine.executor import DatabaseExecutor
-from tensorwasm.database.engine.opening import Database, open_database, sqlite_url
+from tensorwasm.database.engine.opening import open_database, sqlite_url
 from tensorwasm.database.engine.ownership import claim_data_folder, own_database
 from tensorwasm.database.identity import read_revision
 from tensorwasm.database.servers import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
-from tensorwasm.service.admission.host_memory import host_bytes
-from tensorwasm.service.admission.instance_queue import InstanceQueue
-from tensorwasm.service.clock import Clock
+from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
+from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.functions.models import Models, parse_map
 from tensorwasm.service.functions.modules import Modules
 from tensorwasm.service.functions.options import Ceilings
-from tensorwasm.service.gauges import CENSUS_S, Gauges
+from tensorwasm.service.gauges import COUNT_S, Gauges
 from tensorwasm.service.idempotency import Idempotency
-from tensorwasm.service.identity.identity import open_identity
-from tensorwasm.service.instances import open_instances
+from tensorwasm.service.identity.identity import Identity, open_identity
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.service.invocations.outcomes import Outcomes
+from tensorwasm.service.invocations.streaming import StreamOutcomes
 from tensorwasm.service.invocations.workers import Workers
-from tensorwasm.service.jobs.jobs import open_jobs
+from tensorwasm.service.jobs.jobs import Jobs, open_jobs
 from tensorwasm.service.kernels.kernels import Kernels
-from tensorwasm.service.maintenance import do
-from tensorwasm.service.readiness import Readiness
+from tensorwasm.service.maintenance import repeat, run_until_closed
+from tensorwasm.service.readiness import Readiness, Storage
 from tensorwasm.service.service import Service
+from tensorwasm.service.sessions.instances import InstanceFactory
 from tensorwasm.service.sessions.persistence import Sharing
+from tensorwasm.service.sessions.sessions import Sessions
 from tensorwasm.service.snapshot_keys import SnapshotKeys
-from tensorwasm.service.storage import Storage
+from tensorwasm.service.snapshots.snapshots import SnapshotFiles, Snapshots
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
-from tensorwasm.tenancy.audit import open_audit
+from tensorwasm.tenancy.audit import AuditLog, open_audit
 from tensorwasm.tenancy.buckets import RateLimiter
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import Quotas
+from tensorwasm.tenancy.quotas import QuotaHold, Quotas
+from tensorwasm.values import Deadline
 
 TIDY_S: Final = 3600.0
-"""Seconds between two looks for what deploys left that failed."""
+"""Seconds between two removals of what failed deploys and saves left."""
 
-_NAME: Final = 256
-"""Longest name of a server."""
+GRACE_S: Final = 3600.0
+"""Age below which a save without a database row is kept, because its row may be about to be written."""
 
 SHARED_TTL_S: Final = 2.0
-"""How long a reference is remembered where other processes change the same database."""
+"""How long a resolved reference is cached where other processes change the same database."""
+
+_MAX_NAME: Final = 256
+"""Longest name of a server."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What all other parts use; `alone` says that no other process uses this database."""
+
+    settings: ServiceSettings
+    clock: Clock
+    folder: Path
+    alone: bool
+    database: DatabaseExecutor
+    ttl_s: float | None
+    snapshot_keys: SnapshotKeys
+    kernels: Kernels
+    host_bytes: int
+    identity: Identity
+    audit: AuditLog
+    artifacts: str
+    store: ContentStore
+    runtime: Runtime
+    usage: UsageMeter
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionMemory:
+    """The queue for memory as sessions use it; see `tensorwasm.service.sessions.memory.RunningGuests`."""
+
+    queue: InstanceQueue
+    policy: Callable[[int], TenantPolicy]
+
+    def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
+        return self.queue.freed(tenant, self.policy(tenant).quotas, memory_bytes, deadline)
+
+    def begin(self, tenant: int) -> None:
+        self.queue.begin(tenant)
+
+    def end(self, tenant: int) -> None:
+        self.queue.end(tenant)
 
 
 async def open_service(
@@ -83,126 +127,197 @@ async def open_service(
     runtime: Runtime | None = None,
     workers: Workers | None = None,
     metrics: Metrics | None = None,
-    clock: Clock = Clock(),  # noqa: B008 - immutable
+    clock: Clock = SYSTEM,
 ) -> Service:
-    """Open the service, on the running event loop. Whatever fails, nothing stays open.
+    """Open the service on the running event loop. If a part cannot be opened, all opened parts are closed again.
 
     Args:
-        settings: of the service.
-        runtime: runs guests without a device, and outlives the service; None opens one that goes with it.
-        workers: run guests with a device, and go with it; None takes what the settings say.
-        metrics: counts what it does; None takes new ones, without routes.
-        clock: what time it is.
+        settings: the service's settings.
+        runtime: runs guests without a device and is not closed with the service; None opens one that is.
+        workers: run guests with a device, and are closed with the service; None takes those of the settings.
+        metrics: None makes new ones, without those of routes.
+        clock: of all parts.
 
     Raises:
-        UnsafeFile: the data folder is not this user's alone, or cannot be made.
-        DatabaseUnavailable: the database does not open.
-        StoreUnavailable: the artifact store does not open.
-        InvalidArgs: a setting makes no sense, or differs from other servers' of the database where it must not.
-        InvalidKey: a setting is no key.
-        CapacityExhausted: this process has no room for the pool of sandboxes.
+        UnsafeFile: the data folder is open to other users, or cannot be made.
+        DatabaseUnavailable: the database cannot be opened.
+        StoreUnavailable: the artifact store cannot be opened.
+        InvalidArgs: a setting is invalid, or must equal that of other servers of the database and does not.
+        InvalidKey: a key in the settings is malformed.
+        CapacityExhausted: the pool of sandboxes does not fit into this process.
     """
     async with AsyncExitStack() as stack:
-        folder = await asyncio.to_thread(open_folder, settings.data)
-        url = settings.database or sqlite_url(folder / "service.db")
-        alone = await asyncio.to_thread(stack.enter_context, own_database(url))
-        database = await asyncio.to_thread(open_database, url)
-        desk = DatabaseExecutor(database)
-        stack.push_async_callback(desk.close)
-        seals = await asyncio.to_thread(SnapshotKeys.from_settings, settings.snapshot_hmac_key, folder)
-        kernels = Kernels.from_settings(desk, settings)
-        room_bytes = await asyncio.to_thread(host_bytes)
-        identity = await open_identity(settings, desk, clock)
-        _attend(stack, identity.directory.follow())
-        audit = await asyncio.to_thread(open_audit, settings, folder)
-        stack.push_async_callback(asyncio.to_thread, audit.close)
-        place = process.current().artifacts or str(folder / "artifacts")
-        store = await asyncio.to_thread(open_store, place, cap=partial(_artifact_cap, identity.directory.policy))
-        if runtime is None:
-            runtime = await asyncio.to_thread(Runtime)
-            stack.push_async_callback(asyncio.to_thread, runtime.close)
-        usage = UsageMeter(desk, clock)
-        usage.open()
-        stack.push_async_callback(usage.close)
-        modules = Modules(store)
-        stack.push_async_callback(asyncio.to_thread, modules.close)
-        loader = Loader(runtime, lambda tenant: identity.directory.policy(tenant).weight)
-        stack.push_async_callback(loader.close)
-        functions = Functions(
-            desk, modules, loader, Ceilings.of(settings), ttl_s=_ttl_s(database), now_unix_ms=clock.unix_ms
-        )
-        quotas = Quotas(clock.unix_ms, room_bytes)
-        await usage.recall(quotas)
-        workers = workers or Workers.of(settings.isolation)
-        policy = identity.directory.policy
-        admission = Admission(
-            identity.authenticator, policy, RateLimiter.from_settings(settings), quotas, InstanceQueue(quotas)
-        )
-        invocations = Invocations(functions, workers, admission, usage)
-        stack.push_async_callback(invocations.close, settings.drain_s)
+        base = await _open_base(stack, settings, runtime, clock)
+        functions = _open_functions(stack, base)
+        invocations = await _open_invocations(stack, base, functions, workers)
         metrics = metrics or Metrics()
-        gauges = Gauges(
-            desk=desk,
-            audit=audit,
-            quotas=quotas,
-            invocations=invocations,
-            loader=loader,
-            warm=runtime.warm.statistics,
+        _open_gauges(stack, base, functions, invocations, metrics)
+        count_jobs, admission = metrics.gauge("tensor_wasm_jobs_active").set, invocations.admission
+        jobs = await open_jobs(
+            stack, settings, base.database, invocations, admission, clock, alone=base.alone, on_active=count_jobs
         )
-        gauges.watch(metrics)
-        _repeat(stack, gauges.refresh, CENSUS_S, "functions, jobs and sessions cannot be counted")
-        count_jobs = metrics.gauge("tensor_wasm_jobs_active").set
-        jobs = await open_jobs(stack, settings, desk, invocations, admission, clock, alone=alone, on_active=count_jobs)
-        sharing = None if alone else await asyncio.to_thread(_share, stack, settings, folder, seals.id, place)
-        kept = await open_instances(
-            stack,
-            settings,
-            seals,
-            desk,
-            functions,
-            store,
-            admission,
-            policy,
-            usage,
-            clock,
-            sharing,
-        )
-        _repeat(stack, functions.tidy, TIDY_S, "modules cannot be tidied")
-        _repeat(stack, kept.tidy, TIDY_S, "saves cannot be tidied")
-        return Service(
-            settings=settings,
-            folder=folder,
-            clock=clock,
-            desk=desk,
-            authenticator=identity.authenticator,
-            directory=identity.directory,
-            tokens=identity.tokens,
-            tenants=identity.tenants,
-            first_token=identity.first_token,
-            store=store,
-            runtime=runtime,
-            metrics=metrics,
-            audit=audit,
-            quotas=quotas,
-            usage=usage,
-            functions=functions,
-            admission=admission,
-            invocations=invocations,
-            jobs=jobs,
-            idempotency=Idempotency(desk, clock),
-            sessions=kept.sessions,
-            snapshots=kept.snapshots,
-            kernels=kernels,
-            models=Models(functions, parse_map(settings.openai_models)),
-            outcomes=Outcomes(clock.monotonic_s),
-            readiness=Readiness(
-                {
-                    "database": partial(desk.read, read_revision),
-                    "data folder": Storage(folder, settings.disk_reserve_mib, clock.monotonic_s).require,
-                }
-            ),
-            stack=stack.pop_all(),
-        )
+        sessions, snapshots = await _open_instances(stack, base, functions, admission)
+        return _assemble(stack, base, functions, invocations, metrics, jobs, sessions, snapshots)
+
+
+async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: Runtime | None, clock: Clock) -> _Base:
+    """Open data folder, database, keys, identity, audit log, artifact store, runtime and usage."""
+    folder = await asyncio.to_thread(open_folder, settings.data)
+    url = settings.database or sqlite_url(folder / "service.db")
+    alone = await asyncio.to_thread(stack.enter_context, own_database(url))
+    opened = await asyncio.to_thread(open_database, url)
+    database = DatabaseExecutor(opened)
+    stack.push_async_callback(database.close)
+    snapshot_keys = await asyncio.to_thread(SnapshotKeys.from_settings, settings.snapshot_hmac_key, folder)
+    kernels = Kernels.from_settings(database, settings)
+    memory_bytes = await asyncio.to_thread(host_bytes)
+    identity = await open_identity(settings, database, clock)
+    run_until_closed(stack, identity.identities.follow())
+    audit = await asyncio.to_thread(open_audit, settings, folder)
+    stack.push_async_callback(asyncio.to_thread, audit.close)
+    artifacts = process.current().artifacts or str(folder / "artifacts")
+    store = await asyncio.to_thread(open_store, artifacts, cap=partial(_artifact_cap, identity.identities.policy))
+    if runtime is None:
+        runtime = await asyncio.to_thread(Runtime)
+        stack.push_async_callback(asyncio.to_thread, runtime.close)
+    usage = UsageMeter(database, clock)
+    usage.open()
+    stack.push_async_callback(usage.close)
+    return _Base(
+        settings=settings,
+        clock=clock,
+        folder=folder,
+        alone=alone,
+        database=database,
+        ttl_s=None if opened.dialect == "sqlite" else SHARED_TTL_S,  # one server alone changes a SQLite file
+        snapshot_keys=snapshot_keys,
+        kernels=kernels,
+        host_bytes=memory_bytes,
+        identity=identity,
+        audit=audit,
+        artifacts=artifacts,
+        store=store,
+        runtime=runtime,
+        usage=usage,
+    )
+
+
+def _open_functions(stack: AsyncExitStack, base: _Base) -> Functions:
+    modules = Modules(base.store)
+    stack.push_async_callback(asyncio.to_thread, modules.close)
+    policy = base.identity.identities.policy
+    loader = Loader(base.runtime, lambda tenant: policy(tenant).weight)
+    stack.push_async_callback(loader.close)
+    ceilings = Ceilings.from_settings(base.settings)
+    return Functions(base.database, modules, loader, ceilings, ttl_s=base.ttl_s, now_unix_ms=base.clock.unix_ms)
+
+
+async def _open_invocations(
+    stack: AsyncExitStack, base: _Base, functions: Functions, workers: Workers | None
+) -> Invocations:
+    """Open quotas, admission and invocations."""
+    quotas = Quotas(base.clock.unix_ms, base.host_bytes)
+    await base.usage.recall(quotas)
+    workers = workers or Workers.from_settings(base.settings.isolation)
+    identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
+    admission = Admission(identity.authenticator, identity.identities.policy, limiter, quotas, InstanceQueue(quotas))
+    invocations = Invocations(functions, workers, admission, base.usage)
+    stack.push_async_callback(invocations.close, base.settings.drain_s)
+    return invocations
+
+
+def _open_gauges(
+    stack: AsyncExitStack, base: _Base, functions: Functions, invocations: Invocations, metrics: Metrics
+) -> None:
+    gauges = Gauges(
+        database=base.database,
+        audit=base.audit,
+        quotas=invocations.admission.quotas,
+        invocations=invocations,
+        loader=functions.loader,
+        warm=base.runtime.warm.statistics,
+    )
+    gauges.watch(metrics)
+    repeat(stack, gauges.refresh, COUNT_S, "functions, jobs and sessions cannot be counted", _log)
+
+
+async def _open_instances(
+    stack: AsyncExitStack, base: _Base, functions: Functions, admission: Admission
+) -> tuple[Sessions, Snapshots]:
+    """Open sessions and snapshots, and begin to tidy; when the stack is closed every session is saved."""
+    policy, settings, clock = base.identity.identities.policy, base.settings, base.clock
+
+    def hold(tenant: int, memory_bytes: int, instances: int = 1) -> QuotaHold:
+        return admission.quotas.hold(tenant, policy(tenant).quotas, instances=instances, memory_bytes=memory_bytes)
+
+    async def tidy() -> None:
+        before_ns = clock.unix_ms() * 1_000_000 - round(GRACE_S * 1e9)
+        await sessions.tidy(before_ns)
+        await snapshots.tidy(before_ns)
+
+    sharing = None if base.alone else await asyncio.to_thread(_share, stack, base)
+    factory, files = InstanceFactory(base.store, base.snapshot_keys), SnapshotFiles(base.store, base.snapshot_keys)
+    sessions = Sessions(
+        base.database,
+        functions,
+        factory,
+        hold,
+        guests=_SessionMemory(admission.instances, policy),
+        idle_s=settings.session_idle_s,
+        ledger=base.usage,
+        clock=clock,
+        sharing=sharing,
+    )
+    admission.instances.idle = sessions.memory
+    snapshots = Snapshots(base.database, functions, sessions, factory, files, hold, clock)
+    stack.callback(snapshots.close)
+    stack.push_async_callback(sessions.close, settings.drain_s)
+    await sessions.start()
+    repeat(stack, functions.tidy, TIDY_S, "modules cannot be tidied", _log)
+    repeat(stack, tidy, TIDY_S, "saves cannot be tidied", _log)
+    return sessions, snapshots
+
+
+def _assemble(
+    stack: AsyncExitStack,
+    base: _Base,
+    functions: Functions,
+    invocations: Invocations,
+    metrics: Metrics,
+    jobs: Jobs,
+    sessions: Sessions,
+    snapshots: Snapshots,
+) -> Service:
+    storage = Storage(base.folder, base.settings.disk_reserve_mib, base.clock.monotonic_s)
+    return Service(
+        settings=base.settings,
+        folder=base.folder,
+        clock=base.clock,
+        database=base.database,
+        authenticator=base.identity.authenticator,
+        identities=base.identity.identities,
+        tokens=base.identity.tokens,
+        tenants=base.identity.tenants,
+        first_token=base.identity.first_token,
+        store=base.store,
+        runtime=base.runtime,
+        metrics=metrics,
+        audit=base.audit,
+        quotas=invocations.admission.quotas,
+        usage=base.usage,
+        functions=functions,
+        admission=invocations.admission,
+        invocations=invocations,
+        jobs=jobs,
+        idempotency=Idempotency(base.database, base.clock),
+        sessions=sessions,
+        snapshots=snapshots,
+        kernels=base.kernels,
+        models=Models(functions, parse_map(base.settings.openai_models)),
+        outcomes=StreamOutcomes(base.clock.monotonic_s),
+        readiness=Readiness({"database": partial(base.database.read, read_revision), "data folder": storage.require}),
+        stack=stack.pop_all(),
+    )
 
 
 def folder_of(where: str) -> Path:
@@ -211,14 +326,7 @@ def folder_of(where: str) -> Path:
 
 
 def open_folder(where: str) -> Path:
-    """Return the data folder, made with mode 0700 if it is not there. Blocks.
-
-    Args:
-        where: its path; empty takes ``service`` in the state folder.
-
-    Raises:
-        UnsafeFile: it is somebody else's, open to others, or cannot be made.
-    """
+    """Return the data folder, made with mode 0700 if missing; UnsafeFile if others can use it. Blocks."""
     folder = folder_of(where)
     what = "the data folder (TENSOR_WASM_DATA)"
     try:
@@ -229,45 +337,16 @@ def open_folder(where: str) -> Path:
     return folder
 
 
-def _share(
-    stack: AsyncExitStack, settings: ServiceSettings, folder: Path, snapshot_key: str, artifacts: str
-) -> Sharing:
-    """Return how the database is shared with other servers, and whose place this one takes. Blocks."""
+def _share(stack: AsyncExitStack, base: _Base) -> Sharing:
+    """Return how this server shares the database, and which earlier process it replaces. Blocks."""
     process_id = str(uuid.uuid4())
-    before = stack.enter_context(claim_data_folder(folder, process_id))
-    name = settings.server_name or f"{socket.gethostname()} process {os.getpid()}"
-    shown = name.encode("ascii", "replace").decode()[:_NAME]
-    server = ServerRecord(process_id, shown, snapshot_key, identify(artifacts))
-    return Sharing(server, before, settings.session_lease_s)
+    before = stack.enter_context(claim_data_folder(base.folder, process_id))
+    name = base.settings.server_name or f"{socket.gethostname()} process {os.getpid()}"
+    shown = name.encode("ascii", "replace").decode()[:_MAX_NAME]
+    server = ServerRecord(process_id, shown, base.snapshot_keys.id, identify(base.artifacts))
+    return Sharing(server, before, base.settings.session_lease_s)
 
 
 def _artifact_cap(policy: Callable[[int], TenantPolicy], tenant: str) -> int | None:
-    """Return how many bytes of artifacts a tenant may keep, as it was said of it; on any thread."""
+    """Return the tenant's limit of artifact bytes, None for none. For any thread."""
     return policy(int(tenant)).quotas.get("artifact_bytes") if tenant.isdecimal() else None
-
-
-def _ttl_s(database: Database) -> float | None:
-    """Return how long a reference is remembered: a file is one server's, a database server's tables are not."""
-    return None if database.dialect == "sqlite" else SHARED_TTL_S
-
-
-def _repeat(stack: AsyncExitStack, work: Callable[[], Awaitable[object]], every_s: float, what: str) -> None:
-    """Have something done now and every so often, until the service is closed."""
-
-    async def go_on() -> None:
-        while True:
-            await do(work, what, _log)
-            await asyncio.sleep(every_s)
-
-    _attend(stack, go_on())
-
-
-def _attend(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Have something go on until the service is closed."""
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    task = asyncio.ensure_future(work)
-    stack.push_async_callback(end)

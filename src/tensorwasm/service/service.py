@@ -1,4 +1,4 @@
-"""`Service`: all that is served, in one value that the edges are given."""
+"""`Service`: all parts of the service in one value, which the server and the commands use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.identity.tenants import Tenants
 from tensorwasm.service.identity.tokens import NewToken, Tokens
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.service.invocations.outcomes import Outcomes
+from tensorwasm.service.invocations.streaming import StreamOutcomes
 from tensorwasm.service.jobs.jobs import Jobs
 from tensorwasm.service.kernels.kernels import Kernels
 from tensorwasm.service.readiness import Readiness
@@ -34,44 +34,20 @@ from tensorwasm.tenancy.quotas import Quotas
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What is served; `tensorwasm.service.opening.open_service` opens it.
+    """The open service; `tensorwasm.service.opening.open_service` makes it.
 
     Attributes:
-        settings: what it was opened under.
-        folder: of its data.
-        clock: what time it is.
-        desk: of the database.
-        authenticator: from a header to a principal.
-        directory: what holds for a tenant.
-        tokens: administers tokens.
-        tenants: administers tenants.
-        first_token: made just now because there was none; for the operator to see once.
-        store: artifacts.
-        runtime: runs guests without a device.
-        metrics: what is counted.
-        audit: who changed what.
-        quotas: what tenants hold and use up.
-        usage: what they used.
-        functions: what they have deployed.
-        admission: the gate that every call passes.
-        invocations: calls functions.
-        jobs: calls of functions that are made later.
-        idempotency: what requests that are made again made the first time.
-        sessions: instances that several calls share.
-        snapshots: what they were.
-        kernels: the registry of signed kernels.
-        models: functions by the names that clients of OpenAI's API use.
-        outcomes: how streams ended lately.
-        readiness: whether it can serve.
-        stack: closes all of it, in reverse.
+        identities: tokens and tenants as requests need them.
+        first_token: made at this start because there was none, for the operator to see once; else None.
+        stack: closes all parts, in reverse order of opening.
     """
 
     settings: ServiceSettings
     folder: Path
     clock: Clock
-    desk: DatabaseExecutor
+    database: DatabaseExecutor
     authenticator: Authenticator
-    directory: IdentityCache
+    identities: IdentityCache
     tokens: Tokens
     tenants: Tenants
     first_token: NewToken | None = field(repr=False)
@@ -90,10 +66,10 @@ class Service:
     snapshots: Snapshots
     kernels: Kernels
     models: Models
-    outcomes: Outcomes
+    outcomes: StreamOutcomes
     readiness: Readiness
     stack: AsyncExitStack = field(repr=False)
 
     async def close(self) -> None:
-        """Let what runs end, within the time that the settings give it, and close everything. Idempotent."""
+        """Wait for running work, as long as the settings allow, and close all parts. Idempotent."""
         await self.stack.aclose()

@@ -1,9 +1,9 @@
-"""Keys of the service's snapshots: one for each tenant, so that no tenant's snapshot is good for another.
+"""Keys that sign the service's snapshots: one for each tenant, so that no tenant can restore another's snapshot.
 
-A snapshot's file says which module it is of, and not whose it is. So what signs it is made from the service's key and
-the tenant's number, and for any other tenant it is a file under an unknown key. A client may add a key of its own
-(``X-TensorWasm-Snapshot-HMAC-Key``): what signs is then made from both, and nobody restores the file without either.
-Only the service makes files that the service takes: a client's key alone signs nothing.
+A snapshot's file names its module but not its tenant. Its signing key is therefore derived from the service's key and
+the tenant's number, and for any other tenant the file is under an unknown key. A client may add its own key
+(``X-TensorWasm-Snapshot-HMAC-Key``): the signing key is then derived from both, and restoring needs both. A client's
+key alone signs nothing, so only the service makes files that the service accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tensorwasm.artifacts.private_files import STATE
 from tensorwasm.errors import InvalidKey, SnapshotKeyMissing, UnknownKey
 
 PURPOSE: Final = "service-snapshot"
-"""The key's file in the folder ``keys`` of the data folder."""
+"""Name of the key's file in the folder ``keys`` of the data folder."""
 
 _FOLDER: Final = "the data folder (TENSOR_WASM_DATA)"
 _IDENTITY: Final = b"tensor-wasm identity of the service's snapshot key\0"
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def key_missing(error: UnknownKey) -> SnapshotKeyMissing:
-    """Return what to raise where the service's own files are under a key that it has not."""
+    """Return the error for a file of the service that is under a key which the service does not have."""
     return SnapshotKeyMissing(
         f"{error.message}: bring back keys/{PURPOSE} of the data folder, or the key that was set then in "
         "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY or TENSOR_WASM_SNAPSHOT_CIPHER_KEY"
@@ -51,47 +51,32 @@ def key_missing(error: UnknownKey) -> SnapshotKeyMissing:
 
 
 def parse_hex_key(name: str, text: str) -> bytes:
-    """Read a key of 64 hexadecimal digits.
-
-    Args:
-        name: of the setting or header, for the message.
-        text: the key.
-
-    Raises:
-        InvalidKey: it is not one. The message does not have it.
-    """
+    """Parse a key of 64 hex digits; raise InvalidKey with the name of the setting or header, and without the text."""
     if not _HEX.fullmatch(text):
         raise InvalidKey(f"{name} is not 64 hexadecimal digits")
     return bytes.fromhex(text)
 
 
 class SnapshotKeys:
-    """The rings of all tenants. Thread-safe."""
+    """The key rings of all tenants, derived from `master`. The first of `ciphers` encrypts snapshots. Thread-safe.
+
+    Attributes:
+        id: public identity of the master key, which all servers of a database must share.
+    """
 
     def __init__(self, master: SigningKey, ciphers: tuple[CipherKey, ...] = ()) -> None:
-        """Take what the rings are made from.
-
-        Args:
-            master: the service's own key.
-            ciphers: the first encrypts what is signed; without any nothing is encrypted.
-        """
         self._master = master
         self._ciphers = ciphers
         self.id = HmacKey(master.sign(_IDENTITY)).id
-        """Known to other servers of the database, who must have the same key; it tells nothing of the key."""
-        self._usual = lru_cache(maxsize=4096)(lambda tenant: self._make(tenant, b""))
+        self._cached = lru_cache(maxsize=4096)(lambda tenant: self._make(tenant, b""))
 
     @classmethod
     def from_settings(cls, hmac_key: str, folder: Path) -> SnapshotKeys:
-        """Return the rings under the key of a setting, or under the data folder's own, made if there is none.
+        """Return the rings under the key of a setting, or under that of the data folder, made if it is missing.
 
-        Args:
-            hmac_key: 64 hexadecimal digits, or the path of a file that has them; empty takes the data folder's key.
-            folder: the data folder. A key that an earlier release made in the state folder is copied into it.
-
-        Raises:
-            InvalidKey: the setting is malformed.
-            UnsafeFile: a file of a key cannot be read or made.
+        `hmac_key` is 64 hexadecimal digits, the path of a file with them, or empty. A key that an earlier release made
+        in the state folder is copied into the data folder. Raise InvalidKey, or UnsafeFile if a key file cannot be read
+        or made.
         """
         found = cls.kept(hmac_key, folder)
         if found is not None:
@@ -104,35 +89,25 @@ class SnapshotKeys:
 
     @classmethod
     def kept(cls, hmac_key: str, folder: Path) -> SnapshotKeys | None:
-        """Return the rings as `from_settings` does, and make and copy no key; None if there is none.
-
-        Raises:
-            InvalidKey: the setting is malformed.
-            UnsafeFile: a file of a key cannot be read.
-        """
+        """Return the rings as `from_settings` does, but None instead of making or copying a key."""
         setting = "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY"
         master = parse_secret(setting, hmac_key) if hmac_key else load_key(folder, PURPOSE, _FOLDER)
         return None if master is None else cls(master, ciphers_from_settings())
 
     def ring(self, tenant: int, client_key: bytes = b"") -> KeyRing:
-        """Return what signs and verifies a tenant's snapshots.
-
-        Args:
-            tenant: 0 to 2**64 - 1.
-            client_key: a client's own, 32 bytes; empty for none.
-        """
-        return self._make(tenant, client_key) if client_key else self._usual(tenant)
+        """Return the keys that sign and verify a tenant's snapshots; `client_key` is 32 bytes, or empty."""
+        return self._make(tenant, client_key) if client_key else self._cached(tenant)
 
     def _make(self, tenant: int, client_key: bytes) -> KeyRing:
         label = (_CLIENT if client_key else _TENANT) + tenant.to_bytes(_TENANT_BYTES, "little") + client_key
         return KeyRing.of(HmacKey(self._master.sign(label)), ciphers=self._ciphers)
 
     def __repr__(self) -> str:
-        return "Seals()"
+        return "SnapshotKeys()"
 
 
 def _move_key(folder: Path) -> HmacKey | None:
-    """Return the key that an earlier release made in the state folder, copied into the data folder; None if none."""
+    """Copy the key that an earlier release made in the state folder to the data folder; None if there is none."""
     if not (settings.state_dir() / "keys" / PURPOSE).exists():
         return None
     found = load_key(settings.state_dir(), PURPOSE, STATE)

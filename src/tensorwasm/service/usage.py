@@ -1,7 +1,7 @@
-"""`UsageMeter`: what tenants use, counted in memory as it happens and written by the hour.
+"""`UsageMeter`: what tenants use, counted in memory and written to the database by the hour.
 
-A process that is killed loses what it counted since its last flush: `FLUSH_S` at most, and longer only while the
-database does not answer. One that is closed loses nothing.
+A process that is killed loses what it counted since its last flush: `FLUSH_S` at most, longer only while the database
+does not answer. A service that is closed loses nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Final
 
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.usage import AMOUNTS, HOUR_MS, UsageAmounts, add_usage, list_device_usage, list_usage
-from tensorwasm.errors import InvalidRequest, TensorWasmError
+from tensorwasm.errors import InvalidRequest
 from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.service.maintenance import run_round
 from tensorwasm.tenancy.quotas import Quotas
 
 _log = logging.getLogger(__name__)
@@ -27,15 +28,7 @@ MAX_HOURS: Final = 24 * 366
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What a tenant used.
-
-    Attributes:
-        tenant: who.
-        since_unix_ms: from the beginning of this hour.
-        until_unix_ms: to the beginning of this one.
-        hours: beginning of an hour and what was used in it, in order; hours without any are left out.
-        total: of all of them.
-    """
+    """What a tenant used; `hours` has the start and usage of each hour with any, in order, and `total` their sum."""
 
     tenant: int
     since_unix_ms: int
@@ -45,17 +38,10 @@ class UsageReport:
 
 
 class UsageMeter:
-    """What all tenants use. `note` is for the event loop's thread.
+    """What all tenants use, flushed every `flush_s`. For one event loop."""
 
-    Args:
-        desk: of the database.
-        clock: what time it is.
-        flush_s: seconds between flushes.
-    """
-
-    def __init__(self, desk: DatabaseExecutor, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
-        """Count from nothing."""
-        self._desk = desk
+    def __init__(self, database: DatabaseExecutor, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
+        self._database = database
         self._clock = clock
         self._flush_s = flush_s
         self._counts: dict[int, list[int]] = {}
@@ -65,25 +51,16 @@ class UsageMeter:
         self._timer: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin to flush every few seconds, in the event loop that runs."""
+        """Begin to flush every few seconds, on the running event loop."""
         self._timer = asyncio.ensure_future(self._run())
 
     async def recall(self, quotas: Quotas) -> None:
-        """Tell the quotas what counts of the hours before: a restart gives nobody his GPU time back.
-
-        Raises:
-            DatabaseUnavailable: the database does not answer.
-        """
-        for hour, tenant, gpu_us, launches in await self._desk.read(list_device_usage, self._hour - HOUR_MS):
+        """Restore the hourly device quotas from the database, so that a restart does not reset them."""
+        for hour, tenant, gpu_us, launches in await self._database.read(list_device_usage, self._hour - HOUR_MS):
             quotas.restore(tenant, hour, gpu_us=gpu_us, launches=launches)
 
     async def close(self) -> None:
-        """Write what was counted. Idempotent.
-
-        Raises:
-            DatabaseUnavailable: it was not written.
-            CapacityExhausted: likewise: too many wait for the database.
-        """
+        """Stop the timer and flush. Idempotent. Raises as `flush` does."""
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.gather(self._timer, return_exceptions=True)
@@ -117,30 +94,24 @@ class UsageMeter:
         counts[6] += bytes_out
 
     async def flush(self) -> None:
-        """Write what was counted so far.
-
-        Raises:
-            DatabaseUnavailable: it was not; it still counts, and the next flush writes it.
-            CapacityExhausted: likewise: too many wait for the database.
-        """
+        """Write what was counted; if the database raises, it stays counted for the next flush."""
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
         self._flushing = asyncio.ensure_future(self._write())
-        # Whoever asked may be cancelled: what is being written is written all the same, and once.
-        await asyncio.shield(self._flushing)
+        await asyncio.shield(self._flushing)  # a cancelled caller must not stop a write in progress
 
     async def _write(self) -> None:
         try:
-            self._put_aside()
+            self._close_period()
             for hour in sorted(self._unwritten):
                 used = {tenant: UsageAmounts(*counts) for tenant, counts in self._unwritten[hour].items()}
-                await self._desk.write(add_usage, hour, used)
+                await self._database.write(add_usage, hour, used)
                 del self._unwritten[hour]
         finally:
             self._flushing = None
 
-    def _put_aside(self) -> None:
-        """Begin to count anew; what was counted waits to be written under its hour."""
+    def _close_period(self) -> None:
+        """Move the counts to those that wait to be written under their hour."""
         if not self._counts:
             return
         waiting = self._unwritten.setdefault(self._hour, {})
@@ -150,24 +121,17 @@ class UsageMeter:
         self._counts = {}
 
     async def report(self, tenant: int, since_unix_ms: int, until_unix_ms: int) -> UsageReport:
-        """Return what a tenant used in the hours that begin within a time, everything counted here so far included.
+        """Return what a tenant used in a range of hours, including what is counted but not yet written.
 
-        Args:
-            tenant: whose usage.
-            since_unix_ms: rounded down to an hour.
-            until_unix_ms: rounded up to one; a year and a day later at most.
-
-        Raises:
-            InvalidRequest: the time is too long, or ends before it begins.
-            DatabaseUnavailable: the database does not answer.
-            CapacityExhausted: too many wait for it.
+        The start is rounded down and the end up to an hour. Raise InvalidRequest if the range ends before it begins, or
+        is longer than 366 days.
         """
         since, until = since_unix_ms // HOUR_MS * HOUR_MS, -(-until_unix_ms // HOUR_MS) * HOUR_MS
         if not 0 <= since_unix_ms <= until_unix_ms or until - since > MAX_HOURS * HOUR_MS:
             raise InvalidRequest("since comes before until, by a year and a day at most")
         if self._counts or self._unwritten:
             await self.flush()
-        hours = await self._desk.read(list_usage, tenant, since, until)
+        hours = await self._database.read(list_usage, tenant, since, until)
         total = UsageAmounts(*(sum(getattr(each, name) for _, each in hours) for name in AMOUNTS))
         return UsageReport(tenant, since, until, tuple(hours), total)
 
@@ -175,13 +139,8 @@ class UsageMeter:
         return self._clock.unix_ms() // HOUR_MS * HOUR_MS
 
     async def _run(self) -> None:
-        """Flush every few seconds, and at the end of each hour, so that what is counted is of one hour."""
+        """Flush every few seconds, and at the end of each hour, so that all counts belong to one hour."""
         while True:
             left_s = (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000
             await asyncio.sleep(min(self._flush_s, left_s))
-            try:
-                await self.flush()
-            except TensorWasmError as error:
-                _log.warning("usage could not be written: %s", error.kind)
-            except Exception:  # noqa: BLE001 - a bug in one round must not end all others
-                _log.exception("usage could not be written")
+            await run_round(self.flush, "usage could not be written", _log)

@@ -124,9 +124,8 @@ class World:
 
 @pytest.fixture(params=["python", "compiled"])
 def world(request, monkeypatch):
-    monkeypatch.setattr(
-        tensorwasm.runtime.invoke.dispatch, "wants_compiled", lambda _shared: request.param == "compiled"
-    )
+    native = request.param == "compiled"  # of fibers alone: one-shot sandboxes are kept, and their permits with them
+    monkeypatch.setattr(dispatch, "_fiber_form", lambda _shared, _memory: Form(native, fibers=True))
     with Runtime("emulator", limits=Limits(wall_s=SOON_S), slots=400) as runtime:
         world = World(runtime)
         yield world

@@ -26,7 +26,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.loading import Loader, LoadKey
-from tensorwasm.service.functions.modules import GRACE_S, name_of, parse_hash, show_hash
+from tensorwasm.service.functions.modules import GRACE_S, name_of, parse_hash
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Limits
 
@@ -39,7 +39,7 @@ async def answer(service, tenant, reference):
 
 
 def hash_of(module):
-    return show_hash(blake3(module))
+    return f"blake3:{blake3(module).hex()}"
 
 
 def test_a_function_from_its_deploy_to_its_end(tmp_path, runtime):
@@ -72,7 +72,7 @@ def test_a_function_from_its_deploy_to_its_end(tmp_path, runtime):
     asyncio.run(story())
 
 
-def test_a_name_does_wherever_an_id_does_and_means_the_newest(tmp_path, runtime):
+def test_a_name_is_accepted_like_an_id_and_means_the_newest(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -105,7 +105,7 @@ def test_a_name_does_wherever_an_id_does_and_means_the_newest(tmp_path, runtime)
     asyncio.run(story())
 
 
-def test_a_deploy_gives_a_function_of_its_name_a_version_if_that_is_asked_for(tmp_path, runtime):
+def test_a_deploy_adds_a_version_if_requested(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -126,7 +126,7 @@ def test_a_deploy_gives_a_function_of_its_name_a_version_if_that_is_asked_for(tm
     asyncio.run(story())
 
 
-def test_of_deploys_of_one_name_at_once_one_makes_the_function_and_nothing_is_left_over(tmp_path, runtime):
+def test_concurrent_deploys_of_one_name_make_one_function(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -162,7 +162,7 @@ def test_everything_is_there_after_a_restart(tmp_path, runtime):
     asyncio.run(after(asyncio.run(before())))
 
 
-def test_another_tenant_s_function_is_found_no_more_than_an_unknown_one(tmp_path, runtime):
+def test_another_tenant_s_function_is_not_found(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -195,7 +195,7 @@ def test_another_tenant_s_function_is_found_no_more_than_an_unknown_one(tmp_path
     asyncio.run(story())
 
 
-def test_pages_go_on_where_the_last_ended_whatever_was_deleted(tmp_path, runtime):
+def test_pages_continue_after_deletions(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -216,7 +216,7 @@ def test_pages_go_on_where_the_last_ended_whatever_was_deleted(tmp_path, runtime
     asyncio.run(story())
 
 
-def test_a_module_is_found_by_its_hash_by_its_own_tenant_alone(tmp_path, runtime):
+def test_a_hash_finds_only_the_tenant_s_own_module(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             functions = service.functions
@@ -239,7 +239,7 @@ def test_a_module_is_found_by_its_hash_by_its_own_tenant_alone(tmp_path, runtime
 @pytest.mark.parametrize(
     "text", ["", "blake3:", "blake3:" + "g" * 64, "sha256:" + "0" * 64, "0" * 71, "blake3:" + " " * 64]
 )
-def test_what_is_no_hash(text):
+def test_invalid_hashes(text):
     with pytest.raises(InvalidRequest):
         parse_hash(text)
 
@@ -254,7 +254,7 @@ def test_an_image_is_deployed_as_its_module(tmp_path, runtime):
     asyncio.run(story())
 
 
-def test_what_is_refused_leaves_nothing(tmp_path, runtime):
+def test_a_refused_deploy_leaves_nothing(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             deploy = service.functions.deploy
@@ -281,7 +281,7 @@ def test_what_is_refused_leaves_nothing(tmp_path, runtime):
 
 
 class Failing:
-    """A store or a desk whose method fails, before or after it did what it does."""
+    """A store or a database whose method fails, before or after it did what it does."""
 
     def __init__(self, inner, method, error, after):
         self._inner, self._method, self._error, self._after = inner, method, error, after
@@ -306,7 +306,7 @@ class Failing:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", ["put", "bind", "write"])
-def test_a_deploy_that_fails_at_any_step_leaves_a_function_or_nothing_that_stays(tmp_path, runtime, step, after):
+def test_a_deploy_that_fails_at_any_step_is_tidied(tmp_path, runtime, step, after):
     now = [time.time_ns() // 1_000_000]
 
     async def story():
@@ -314,7 +314,7 @@ def test_a_deploy_that_fails_at_any_step_leaves_a_function_or_nothing_that_stays
             functions, modules = service.functions, service.functions.modules
             kept = await functions.deploy(4, "kept", SUB)
             owner, attribute, error = (
-                (functions, "_desk", DatabaseUnavailable("gone"))
+                (functions, "_database", DatabaseUnavailable("gone"))
                 if step == "write"
                 else (modules, "_store", StoreUnavailable("gone"))
             )
@@ -351,7 +351,7 @@ def test_a_deploy_that_fails_at_any_step_leaves_a_function_or_nothing_that_stays
     asyncio.run(story())
 
 
-def test_a_deleted_function_lets_its_module_go_and_another_s_stays(tmp_path, runtime):
+def test_deleting_a_function_releases_its_module_only(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             one, two = [await service.functions.deploy(1, name, ADD) for name in ("one", "two")]
@@ -364,7 +364,7 @@ def test_a_deleted_function_lets_its_module_go_and_another_s_stays(tmp_path, run
     asyncio.run(story())
 
 
-def test_a_name_that_is_missing_is_given_back(tmp_path, runtime):
+def test_a_missing_name_is_bound_again(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "one", ADD)
@@ -376,7 +376,7 @@ def test_a_name_that_is_missing_is_given_back(tmp_path, runtime):
     asyncio.run(story())
 
 
-def test_updates_at_once_each_get_a_version_and_references_lead_to_the_last(tmp_path, runtime):
+def test_concurrent_updates_each_add_a_version(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "one", ADD)
@@ -397,7 +397,7 @@ def test_updates_at_once_each_get_a_version_and_references_lead_to_the_last(tmp_
     asyncio.run(story())
 
 
-def test_an_update_of_the_options_does_not_undo_one_of_the_module_that_came_meanwhile(tmp_path, runtime):
+def test_concurrent_updates_of_options_and_module_are_both_kept(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "one", ADD)
@@ -417,7 +417,7 @@ def test_an_update_of_the_options_does_not_undo_one_of_the_module_that_came_mean
     asyncio.run(story())
 
 
-def test_an_update_that_others_come_before_every_time_is_a_conflict(tmp_path, runtime):
+def test_an_update_that_always_conflicts_raises_conflict(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "one", ADD)
@@ -436,7 +436,7 @@ def test_an_update_that_others_come_before_every_time_is_a_conflict(tmp_path, ru
     asyncio.run(story())
 
 
-def test_an_update_whose_caller_has_left_is_seen(tmp_path, runtime):
+def test_an_update_of_a_cancelled_caller_takes_effect(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "one", ADD)
@@ -453,14 +453,14 @@ def test_an_update_whose_caller_has_left_is_seen(tmp_path, runtime):
     asyncio.run(story())
 
 
-def test_of_many_who_ask_at_once_one_loads(tmp_path, runtime):
+def test_concurrent_callers_share_one_load(tmp_path, runtime):
     async def deploy():
         async with opened(tmp_path, runtime=runtime) as service:
             return (await service.functions.deploy(1, "one", START)).id
 
     async def ask(function_id):
         async with opened(tmp_path, runtime=runtime) as service:
-            loader = service.functions._loader
+            loader = service.functions.loader
             first = asyncio.create_task(service.functions.resolve(1, function_id))
             others = [asyncio.create_task(service.functions.resolve(1, f"{function_id}@1")) for _ in range(8)]
             await service.functions.get(1, function_id)
@@ -472,7 +472,7 @@ def test_of_many_who_ask_at_once_one_loads(tmp_path, runtime):
     asyncio.run(ask(asyncio.run(deploy())))
 
 
-def test_who_loads_one_function_waits_for_none_of_anothers_thousand(runtime):
+def test_a_load_does_not_wait_for_another_tenant_s_thousands(runtime):
     async def story():
         loader, go = Loader(runtime, lambda _tenant: 1), threading.Event()
 
@@ -496,7 +496,7 @@ def test_who_loads_one_function_waits_for_none_of_anothers_thousand(runtime):
     asyncio.run(story())
 
 
-def test_what_a_database_server_s_other_users_change_is_seen_in_time(tmp_path, runtime):
+def test_changes_by_other_servers_are_seen_after_the_ttl(tmp_path, runtime):
     if reason := postgres.missing():
         pytest.skip(reason)
 

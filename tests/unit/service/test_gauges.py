@@ -21,7 +21,7 @@ def _samples(metrics):
     }
 
 
-def test_what_a_service_does_is_in_its_metrics(tmp_path, runtime):
+def test_metrics_show_the_service_s_work(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = [await service.functions.deploy(1, name, ADD, FunctionOptions()) for name in "ab"]
@@ -66,11 +66,11 @@ def test_chunks_are_counted_as_they_are_taken_streamed_or_whole(tmp_path, runtim
     asyncio.run(story())
 
 
-def test_functions_jobs_and_sessions_are_counted_now_and_then(tmp_path, runtime):
+def test_functions_jobs_and_sessions_are_counted_on_refresh(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             gauges = Gauges(
-                desk=service.desk,
+                database=service.database,
                 audit=service.audit,
                 quotas=service.quotas,
                 invocations=service.invocations,
@@ -84,16 +84,16 @@ def test_functions_jobs_and_sessions_are_counted_now_and_then(tmp_path, runtime)
                 await service.functions.deploy(1, name, ADD, FunctionOptions())
             await gauges.refresh()
             assert _samples(metrics)["functions_total",] == 3
-            gauges.desk = Silent()
+            gauges.database = Silent()
             with pytest.raises(DatabaseUnavailable):
                 await gauges.refresh()
-            assert gauges.census.functions == 3
+            assert gauges.counts.functions == 3
 
     asyncio.run(story())
 
 
 class Silent:
-    """A desk whose database does not answer."""
+    """A database whose database does not answer."""
 
     async def read(self, _fn):
         raise DatabaseUnavailable("it does not answer")

@@ -25,9 +25,9 @@ USES = st.lists(
 
 
 @given(USES)
-def test_a_key_means_what_it_meant_the_first_time_for_a_day(uses):
-    desk, clock = InlineDesk(), SetClock(NOW)
-    keys, known = Idempotency(desk, clock.clock), {}
+def test_a_key_is_kept_for_a_day(uses):
+    database, clock = InlineDesk(), SetClock(NOW)
+    keys, known = Idempotency(database, clock.clock), {}
     for number, (tenant, operation, name, body, later_ms) in enumerate(uses):
         clock.now_ms += later_ms
         key = make_key(operation, name, body)
@@ -39,19 +39,19 @@ def test_a_key_means_what_it_meant_the_first_time_for_a_day(uses):
             with pytest.raises(IdempotencyMismatch):
                 asyncio.run(keys.find(tenant, key))
             with pytest.raises(IdempotencyMismatch):
-                desk.write_now(use_key, tenant, key, str(number), clock.now_ms)
+                database.write_now(use_key, tenant, key, str(number), clock.now_ms)
         elif first is not None:
             assert asyncio.run(keys.find(tenant, key)) == first[1]
             with pytest.raises(Repeated) as repeated:
-                desk.write_now(use_key, tenant, key, str(number), clock.now_ms)
+                database.write_now(use_key, tenant, key, str(number), clock.now_ms)
             assert repeated.value.subject == first[1]
         else:
             assert asyncio.run(keys.find(tenant, key)) is None
-            desk.write_now(keys.note(tenant, key), str(number))
+            database.write_now(keys.note(tenant, key), str(number))
             known[place] = (body, str(number), clock.now_ms)
     clock.now_ms += KEY_S * 1000 + 1
-    assert desk.write_now(forget_keys, clock.now_ms, 100) == len(known)
-    desk.close_now()
+    assert database.write_now(forget_keys, clock.now_ms, 100) == len(known)
+    database.close_now()
 
 
 @pytest.mark.parametrize("header", ["", "x" * 256, "a\x7f", "a\nb", "ä", "a\x00"])
@@ -61,12 +61,12 @@ def test_a_key_is_printable_ascii(header):
 
 
 @pytest.mark.parametrize("header", ["secret-key", " ", "~" * 255])
-def test_a_key_may_be_any_of_it_and_is_not_shown(header):
+def test_any_printable_key_is_accepted_and_not_shown(header):
     key = make_key("deploy", header, b"body")
     assert key.key == header
     assert header.strip() == "" or header not in repr(key)
 
 
-def test_where_one_part_ends_and_the_next_begins_is_part_of_the_request():
+def test_boundaries_of_parts_belong_to_the_request():
     assert make_key("deploy", "k", b"ab", b"c").digest != make_key("deploy", "k", b"a", b"bc").digest
     assert make_key("deploy", None, b"ab") is None

@@ -55,14 +55,14 @@ class Times:
 class Process:
     """One process's part: its registry, its directory, and what they serve."""
 
-    def __init__(self, desk, times):
-        self.desk, self.times = desk, times
-        self.roll = TokenTable()
-        self.directory = IdentityCache(desk, self.roll, times.clock, caps=USUAL)
+    def __init__(self, database, times):
+        self.database, self.times = database, times
+        self.table = TokenTable()
+        self.identities = IdentityCache(database, self.table, times.clock, caps=USUAL)
         self.registry, self.all = Registry.open()
-        self.tokens = Tokens(desk, self.directory, self.registry, times.clock)
-        self.tenants = Tenants(desk, self.directory, self.registry, times.clock)
-        self.auth = Authenticator(self.roll, self.directory.catch_up, now_unix_ms=lambda: times.unix_ms)
+        self.tokens = Tokens(database, self.identities, self.registry, times.clock)
+        self.tenants = Tenants(database, self.identities, self.registry, times.clock)
+        self.auth = Authenticator(self.table, self.identities.catch_up, now_unix_ms=lambda: times.unix_ms)
 
     def admit(self, tenants, scopes=ADMIN):
         return self.tenants.admit(Principal("bearer", "p", tenants, scopes))
@@ -85,20 +85,20 @@ def times():
 
 
 @pytest.fixture
-def desk(url):
-    desk = DatabaseExecutor(open_database(url))
-    yield desk
-    desk.close_now()
+def database(url):
+    database = DatabaseExecutor(open_database(url))
+    yield database
+    database.close_now()
 
 
 @pytest.fixture
-def here(desk, times):
-    return Process(desk, times)
+def here(database, times):
+    return Process(database, times)
 
 
 @pytest.fixture
-def there(desk, times):
-    return Process(desk, times)
+def there(database, times):
+    return Process(database, times)
 
 
 def run(coroutine):
@@ -108,7 +108,7 @@ def run(coroutine):
 # ---------------------------------------------------------------- tokens
 
 
-def test_a_new_token_lets_in_at_once_and_is_shown_once(here):
+def test_a_new_token_is_valid_at_once_and_shown_once(here):
     new = run(here.tokens.create(here.all, "ann", {7, 8}, {"invoke"}, 2_000_000))
     assert here.knows(new.text) == Principal(
         "bearer", new.record.id, frozenset({7, 8}), frozenset({"invoke"}), 2_000_000
@@ -119,7 +119,7 @@ def test_a_new_token_lets_in_at_once_and_is_shown_once(here):
 
 
 @pytest.mark.rule("14-ended")
-def test_a_revoked_token_lets_nobody_in_when_revoking_returns_and_stays_revoked(here):
+def test_a_revoked_token_is_refused_when_revoke_returns(here):
     async def revoke():
         new = await here.tokens.create(here.all, "ann", {7})
         assert here.knows(new.text)
@@ -134,14 +134,14 @@ def test_a_revoked_token_lets_nobody_in_when_revoking_returns_and_stays_revoked(
 
 
 @pytest.mark.rule("14-ended")
-def test_a_look_that_began_before_a_token_was_revoked_does_not_bring_it_back(here):
+def test_a_read_that_began_before_a_revocation_does_not_undo_it(here):
     async def race():
         new = await here.tokens.create(here.all, "ann", {7})
         here.times.pass_s(1)
         await asyncio.gather(
-            here.directory.catch_up(),
+            here.identities.catch_up(),
             here.tokens.revoke(here.all, new.record.id),
-            here.directory.follow_once(),
+            here.identities.follow_once(),
         )
         assert here.knows(new.text) is None
 
@@ -149,7 +149,7 @@ def test_a_look_that_began_before_a_token_was_revoked_does_not_bring_it_back(her
 
 
 @pytest.mark.rule("14-ended")
-def test_who_leaves_while_revoking_revokes_all_the_same(here):
+def test_a_cancelled_revocation_takes_effect(here):
     async def leave():
         new = await here.tokens.create(here.all, "ann", {7})
         task = asyncio.ensure_future(here.tokens.revoke(here.all, new.record.id))
@@ -157,7 +157,7 @@ def test_who_leaves_while_revoking_revokes_all_the_same(here):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.gather(*here.directory._changes)
+        await asyncio.gather(*here.identities._changes)
         assert here.knows(new.text) is None
         assert (await here.tokens.get(here.all, new.record.id)).revoked_unix_ms is not None
 
@@ -166,7 +166,7 @@ def test_who_leaves_while_revoking_revokes_all_the_same(here):
 
 @pytest.mark.rule("14-ended")
 @pytest.mark.parametrize(("overlap_s", "good"), [(0, False), (10, True)])
-def test_a_rotated_token_is_good_for_the_overlap_and_no_longer(here, overlap_s, good):
+def test_a_rotated_token_is_valid_for_the_overlap(here, overlap_s, good):
     async def rotate():
         old = await here.tokens.create(here.all, "ann", {7}, {"invoke"})
         new = await here.tokens.rotate(here.all, old.record.id, overlap_s)
@@ -180,7 +180,7 @@ def test_a_rotated_token_is_good_for_the_overlap_and_no_longer(here, overlap_s, 
     run(rotate())
 
 
-def test_rotating_prolongs_nothing_unless_told(here):
+def test_rotating_keeps_the_expiry_by_default(here):
     async def rotate():
         old = await here.tokens.create(here.all, "ann", {7}, expires_unix_ms=1_005_000)
         new = await here.tokens.rotate(here.all, old.record.id, 60)
@@ -223,7 +223,7 @@ def test_a_token_is_replaced_once_and_not_after_its_end(here):
     ],
     ids=str,
 )
-def test_what_no_token_can_be_is_refused_and_nothing_is_made(here, error, arguments):
+def test_invalid_tokens_are_refused(here, error, arguments):
     with pytest.raises(error):
         run(here.tokens.create(here.all, **{"name": "ann", "tenants": [7]} | arguments))
     assert run(here.tokens.list(here.all)) == []
@@ -240,7 +240,7 @@ def test_an_overlap_out_of_its_range_is_refused(here, overlap_s):
 @pytest.mark.rule("14-minted")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(tenant_sets, scope_sets, tenant_sets, scope_sets)
-def test_nobody_makes_a_token_that_may_more_than_he_may(here, tenants, scopes, asked, passed):
+def test_a_token_never_exceeds_its_creator_s_rights(here, tenants, scopes, asked, passed):
     scopes |= {"admin"}
     capability = here.admit(tenants, scopes)
     try:
@@ -256,9 +256,7 @@ def test_nobody_makes_a_token_that_may_more_than_he_may(here, tenants, scopes, a
 @pytest.mark.rule("14-minted")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(tenant_sets, scope_sets, tenant_sets, scope_sets)
-def test_nobody_gets_another_token_by_rotating_it_nor_ends_one_that_he_does_not_reach(
-    here, tenants, scopes, owned, allowed
-):
+def test_tokens_beyond_the_capability_cannot_be_rotated_or_revoked(here, tenants, scopes, owned, allowed):
     scopes |= {"admin"}
     old = run(here.tokens.create(here.all, "n", owned, allowed))
     capability = here.admit(tenants, scopes)
@@ -311,7 +309,7 @@ def test_every_admin_method_refuses_a_capability_of_another_registry(here, there
     assert here.knows(new.text)
 
 
-def test_pages_go_on_after_the_last_that_was_seen(here):
+def test_pages_continue_after_the_last_token_seen(here):
     made = [run(here.tokens.create(here.all, str(n), {n % 2})).record for n in range(6) if here.times.pass_s(1) is None]
     capability = here.admit(frozenset({1}))
     assert run(here.tokens.list(capability, None, 2)) == [made[1], made[3]]
@@ -324,27 +322,27 @@ def test_pages_go_on_after_the_last_that_was_seen(here):
 # ---------------------------------------------------------------- the first token
 
 
-def test_the_first_token_may_do_everything_and_is_made_once(here, there):
+def test_the_first_token_has_all_rights_and_is_made_once(here, there):
     first = run(here.tokens.ensure_first_token(here.all))
     assert here.knows(first.text) == Principal("bearer", first.record.id, None, frozenset(SCOPES))
     assert run(here.tokens.ensure_first_token(here.all)) is None
     assert run(there.tokens.ensure_first_token(there.all)) is None
 
 
-def test_when_no_token_is_good_any_more_there_is_a_first_one_again(here):
+def test_a_first_token_is_made_again_when_none_is_valid(here):
     first = run(here.tokens.ensure_first_token(here.all))
     run(here.tokens.revoke(here.all, first.record.id))
     assert run(here.tokens.ensure_first_token(here.all)).text != first.text
 
 
-def test_of_many_processes_that_begin_at_once_one_makes_the_first_token(here, there):
+def test_of_concurrent_processes_one_makes_the_first_token(here, there):
     async def begin():
         return await asyncio.gather(*(each.tokens.ensure_first_token(each.all) for each in (here, there) * 5))
 
     assert sum(each is not None for each in run(begin())) == 1
 
 
-def test_only_who_may_everything_makes_the_first_token(here):
+def test_the_first_token_requires_a_capability_for_everything(here):
     for capability in (here.admit(None), here.admit(frozenset({7}), frozenset(SCOPES))):
         with pytest.raises((ScopeDenied, TenantScopeDenied)):
             run(here.tokens.ensure_first_token(capability))
@@ -353,70 +351,70 @@ def test_only_who_may_everything_makes_the_first_token(here):
 # ---------------------------------------------------------------- other processes
 
 
-def test_another_process_knows_a_token_when_it_comes_in_and_its_end_two_seconds_later(here, there):
+def test_another_process_sees_a_token_at_once_and_its_revocation_in_two_seconds(here, there):
     async def both():
         new = await here.tokens.create(here.all, "ann", {7})
         assert there.knows(new.text) is None
         assert await there.auth.authenticate_slowly(f"Bearer {new.text}") == here.knows(new.text)
         await here.tokens.revoke(here.all, new.record.id)
         assert there.knows(new.text)
-        await there.directory.follow_once()
+        await there.identities.follow_once()
         assert there.knows(new.text) is None
 
     run(both())
 
 
-def test_another_process_knows_a_tenants_policy_two_seconds_later(here, there):
+def test_another_process_sees_a_policy_in_two_seconds(here, there):
     async def both():
         await here.tenants.update(here.all, 7, TenantChange(weight=5))
-        await there.directory.follow_once()
+        await there.identities.follow_once()
         assert there.tenants.policy(7).weight == 5
 
     run(both())
 
 
-def test_many_unknown_tokens_share_a_look_and_looks_are_apart(here):
+def test_unknown_tokens_share_reads_at_intervals(here):
     async def flood():
         for _ in range(20):
-            await asyncio.gather(*(here.directory.catch_up() for _ in range(50)))
-        before = here.desk.statistics().reads
+            await asyncio.gather(*(here.identities.catch_up() for _ in range(50)))
+        before = here.database.statistics().reads
         here.times.pass_s(FRESH_S + 0.01)
-        await asyncio.gather(*(here.directory.catch_up() for _ in range(50)))
-        return before, here.desk.statistics().reads - before
+        await asyncio.gather(*(here.identities.catch_up() for _ in range(50)))
+        return before, here.database.statistics().reads - before
 
     assert run(flood()) == (1, 1)
 
 
 class Broken:
-    """A desk whose database does not answer."""
+    """A database whose database does not answer."""
 
-    def __init__(self, desk):
-        self.desk, self.broken = desk, False
+    def __init__(self, database):
+        self.database, self.broken = database, False
 
     async def read(self, *arguments):
         if self.broken:
             raise DatabaseUnavailable("gone")
-        return await self.desk.read(*arguments)
+        return await self.database.read(*arguments)
 
     async def write(self, *arguments):
-        return await self.desk.write(*arguments)
+        return await self.database.write(*arguments)
 
 
 @pytest.mark.rule("14-ended")
-def test_without_a_database_tokens_are_believed_for_thirty_seconds_and_again_once_it_is_back(desk, times, caplog):
-    broken = Broken(desk)
+def test_without_a_database_tokens_are_accepted_for_thirty_seconds(database, times, caplog):
+    broken = Broken(database)
     process = Process(broken, times)
 
     async def lose():
         new = await process.tokens.create(process.all, "ann", {7})
         await process.tenants.disable(process.all, 8)
-        await process.directory.follow_once()
+        await process.identities.follow_once()
         broken.broken = True
         times.pass_s(STALE_S)
-        await process.directory.follow_once()
+        await process.identities.follow_once()
         assert process.knows(new.text)
         times.pass_s(1)
-        await process.directory.follow_once()
+        await process.identities.follow_once()
         assert process.knows(new.text) is None
         assert process.tenants.policy(8).disabled
         with pytest.raises(DatabaseUnavailable):
@@ -426,14 +424,14 @@ def test_without_a_database_tokens_are_believed_for_thirty_seconds_and_again_onc
         assert new.text not in caplog.text
 
     run(lose())
-    assert "no longer believed" in caplog.text
+    assert "no longer accepted" in caplog.text
 
 
-def test_following_goes_on_whatever_the_database_does(desk, times):
+def test_following_goes_on_whatever_the_database_does(database, times):
     class Enough(Exception):
         pass
 
-    broken, waits = Broken(desk), []
+    broken, waits = Broken(database), []
 
     async def sleep(seconds):
         waits.append(seconds)
@@ -444,48 +442,48 @@ def test_following_goes_on_whatever_the_database_does(desk, times):
     directory = IdentityCache(broken, TokenTable(), times.clock, sleep)
     with pytest.raises(Enough):
         run(directory.follow())
-    assert desk.statistics().reads == 3
+    assert database.statistics().reads == 3
 
 
-def test_a_bug_in_a_look_ends_neither_following_nor_the_limit_of_belief(desk, times, caplog):
-    process = Process(desk, times)
+def test_an_error_in_a_read_ends_neither_following_nor_the_time_limit(database, times, caplog):
+    process = Process(database, times)
 
     async def lose():
         new = await process.tokens.create(process.all, "ann", {7})
-        await process.directory.follow_once()
-        process.directory._desk = None
+        await process.identities.follow_once()
+        process.identities._database = None
         times.pass_s(STALE_S + 1)
-        await process.directory.follow_once()
+        await process.identities.follow_once()
         assert process.knows(new.text) is None
-        process.directory._desk = desk
-        await process.directory.follow_once()
+        process.identities._database = database
+        await process.identities.follow_once()
         assert process.knows(new.text)
 
     run(lose())
     assert "AttributeError" in caplog.text
 
 
-def test_a_database_that_was_brought_back_from_earlier_is_believed(here, tmp_path, times):
-    desk = DatabaseExecutor(open_database(sqlite_url(tmp_path / "other" / "service.db")))
-    other = Process(desk, times)
+def test_a_restored_older_database_is_accepted(here, tmp_path, times):
+    database = DatabaseExecutor(open_database(sqlite_url(tmp_path / "other" / "service.db")))
+    other = Process(database, times)
     kept = run(other.tokens.create(other.all, "kept", {7}))
     gone = [run(here.tokens.create(here.all, "gone", {7})) for _ in range(3)]
-    run(here.directory.follow_once())
-    here.directory._desk = desk
-    run(here.directory.follow_once())
+    run(here.identities.follow_once())
+    here.identities._database = database
+    run(here.identities.follow_once())
     assert here.knows(kept.text)
     assert not any(here.knows(each.text) for each in gone)
-    desk.close_now()
+    database.close_now()
 
 
-def test_what_ended_long_ago_is_forgotten_here_and_in_the_database(here):
+def test_tokens_that_ended_long_ago_are_removed(here):
     async def tidy():
         new = await here.tokens.create(here.all, "ann", {7}, expires_unix_ms=1_000_001)
         here.times.pass_s(1 + KEEP_DEAD_MS / 1000)
-        assert len(here.roll) == 1
+        assert len(here.table) == 1
         for _ in range(TIDY_ROUNDS):
-            await here.directory.follow_once()
-        assert len(here.roll) == 0
+            await here.identities.follow_once()
+        assert len(here.table) == 0
         with pytest.raises(NotFound):
             await here.tokens.get(here.all, new.record.id)
 
@@ -495,7 +493,7 @@ def test_what_ended_long_ago_is_forgotten_here_and_in_the_database(here):
 # ---------------------------------------------------------------- tenants
 
 
-def test_a_tenant_of_whom_nothing_was_said_is_there_with_the_services_own_rules(here):
+def test_a_tenant_without_a_record_has_the_default_policy(here):
     assert here.tenants.policy(MAX_TENANT) == TenantPolicy(quotas=USUAL)
     record = run(here.tenants.get(here.all, 5))
     assert (record.tenant, record.weight, dict(record.quotas), record.disabled, record.created_unix_ms) == (
@@ -508,7 +506,7 @@ def test_a_tenant_of_whom_nothing_was_said_is_there_with_the_services_own_rules(
     assert run(here.tenants.list(here.all)) == []
 
 
-def test_what_is_said_of_a_tenant_holds_at_once(here):
+def test_a_change_of_a_tenant_applies_at_once(here):
     change = TenantChange("ann", 3, {"requests": 2, "qps": 5})
     record = run(here.tenants.create(here.all, 7, change))
     assert here.tenants.policy(7) == TenantPolicy(3, USUAL | {"requests": 2, "qps": 5})
@@ -529,7 +527,7 @@ def test_a_disabled_tenant_is_refused_and_comes_back(here):
     here.tenants.policy(7).require_enabled()
 
 
-def test_nobody_of_a_disabled_tenant_lifts_that_from_himself(here):
+def test_a_disabled_tenant_cannot_enable_itself(here):
     run(here.tenants.disable(here.all, 7))
     with pytest.raises(TenantScopeDenied):
         here.admit(frozenset({7}))
@@ -537,7 +535,7 @@ def test_nobody_of_a_disabled_tenant_lifts_that_from_himself(here):
     assert not run(here.tenants.update(capability, 7, TenantChange(disabled=False))).disabled
 
 
-def test_nobody_disables_the_last_tenant_that_he_may_act_for(here):
+def test_the_last_enabled_tenant_of_a_token_cannot_be_disabled(here):
     alone, both = here.admit(frozenset({7})), here.admit(frozenset({7, 8}))
     for ask in (here.tenants.disable(alone, 7), here.tenants.update(alone, 7, TenantChange(disabled=True))):
         with pytest.raises(TenantScopeDenied, match="last tenant"):
@@ -562,7 +560,7 @@ def test_nobody_disables_the_last_tenant_that_he_may_act_for(here):
     ],
     ids=str,
 )
-def test_what_no_tenant_can_be_is_refused_and_nothing_is_changed(here, change):
+def test_invalid_changes_of_tenants_are_refused(here, change):
     for ask in (here.tenants.create, here.tenants.update):
         with pytest.raises(InvalidRequest):
             run(ask(here.all, 7, change))
@@ -571,21 +569,21 @@ def test_what_no_tenant_can_be_is_refused_and_nothing_is_changed(here, change):
     assert run(here.tenants.list(here.all)) == []
 
 
-def test_every_quota_that_there_is_can_be_set(here):
+def test_every_quota_can_be_set(here):
     quotas = dict.fromkeys(CAPS, 0)
     assert run(here.tenants.update(here.all, 7, TenantChange(quotas=quotas))).quotas == quotas
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(tenant_sets)
-def test_only_tenants_that_a_capability_reaches_can_be_seen_or_changed(here, tenants):
+def test_only_covered_tenants_can_be_read_or_changed(here, tenants):
     capability = here.admit(tenants)
     for tenant in (0, 7, MAX_TENANT):
         run(here.tenants.update(here.all, tenant, TenantChange(weight=1)))
         if tenants is None or tenant in tenants:
             assert run(here.tenants.get(capability, tenant)).tenant == tenant
             continue
-        before = here.desk.statistics()
+        before = here.database.statistics()
         for ask in (
             here.tenants.get(capability, tenant),
             here.tenants.create(capability, tenant, TenantChange()),
@@ -594,7 +592,7 @@ def test_only_tenants_that_a_capability_reaches_can_be_seen_or_changed(here, ten
         ):
             with pytest.raises(TenantScopeDenied):
                 run(ask)
-        assert here.desk.statistics() == before  # nothing was looked up
+        assert here.database.statistics() == before  # nothing was looked up
     listed = {each.tenant for each in run(here.tenants.list(capability))}
     assert listed == {0, 7, MAX_TENANT} & (listed | {0, 7, MAX_TENANT} if tenants is None else tenants)
 
@@ -604,11 +602,11 @@ def test_only_tenants_that_a_capability_reaches_can_be_seen_or_changed(here, ten
 
 @asynccontextmanager
 async def opened(url, **variables):
-    desk = DatabaseExecutor(open_database(url))
+    database = DatabaseExecutor(open_database(url))
     try:
-        yield await open_identity(ServiceSettings.from_environment(variables), desk)
+        yield await open_identity(ServiceSettings.from_environment(variables), database)
     finally:
-        await desk.close()
+        await database.close()
 
 
 def opening(url, **variables):
@@ -628,7 +626,7 @@ DEV = {"TENSOR_WASM_API_ALLOW_DEV_MODE": "1"}
 
 
 @pytest.mark.rule("14-exposure")
-def test_without_tokens_the_first_is_made_and_nobody_is_let_in_without_one(url):
+def test_without_tokens_the_first_is_made_and_required(url):
     first, anybody = opening(url)
     assert first
     assert anybody is None
@@ -641,7 +639,7 @@ def test_with_a_list_of_tokens_no_first_one_is_made(url):
 
 
 @pytest.mark.rule("14-exposure")
-def test_dev_mode_lets_anybody_in_only_where_there_is_no_token(url):
+def test_dev_mode_accepts_requests_only_without_any_token(url):
     first, anybody = opening(url, **DEV)
     assert (first, anybody.kind) == (None, "dev")
     assert opening(url, **DEV, **LIST) == (None, None)
@@ -657,13 +655,13 @@ def test_dev_mode_lets_anybody_in_only_where_there_is_no_token(url):
         {"TENSOR_WASM_API_OIDC_ISSUER": "http://issuer.example"},
     ],
 )
-def test_settings_that_make_no_sense_are_errors_at_the_start(url, variables):
+def test_invalid_settings_are_errors_at_the_start(url, variables):
     with pytest.raises(InvalidArgs, match=next(iter(variables)).rpartition("_")[0]):
         opening(url, **variables)
 
 
 @pytest.mark.rule("14-hashed")
-def test_no_log_error_or_file_of_the_database_has_anything_of_a_token(url, tmp_path, caplog):
+def test_no_log_error_or_database_file_contains_a_token(url, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
 
     async def live():

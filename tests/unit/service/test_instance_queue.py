@@ -4,14 +4,16 @@ import asyncio
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes.services import GUEST, opened, until
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
 from tensorwasm.service.admission import instance_queue
-from tensorwasm.service.admission.instance_queue import InstanceQueue
+from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.sessions.entries import SessionCall
-from tensorwasm.tenancy.quotas import Quotas
+from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, Quotas
 from tensorwasm.values import MIB, NEVER, Deadline
 
 
@@ -31,7 +33,7 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def test_memory_of_a_guest_that_ends_goes_to_the_first_that_waits():
+def test_released_memory_goes_to_the_first_waiting_call():
     async def story(quotas, queue):
         first = queue.try_hold(1, {}, 80)
         order = []
@@ -54,7 +56,7 @@ def test_memory_of_a_guest_that_ends_goes_to_the_first_that_waits():
     run(story, host_bytes=100)
 
 
-def test_a_tenant_at_its_own_quota_holds_up_nobody_else():
+def test_a_tenant_at_its_own_quota_does_not_block_others():
     async def story(quotas, queue):
         limits = {"memory_bytes": 50}
         first = queue.try_hold(1, limits, 50)
@@ -68,7 +70,7 @@ def test_a_tenant_at_its_own_quota_holds_up_nobody_else():
     run(story, host_bytes=1000)
 
 
-def test_what_nobody_will_give_back_is_refused_at_once():
+def test_memory_that_will_not_be_released_is_refused_at_once():
     async def story(quotas, queue):
         with quotas.hold(1, {}, memory_bytes=80):  # a session's
             with pytest.raises(CapacityExhausted):
@@ -89,7 +91,7 @@ def test_what_nobody_will_give_back_is_refused_at_once():
     run(story, host_bytes=100)
 
 
-def test_waiting_ends_at_the_deadline_and_else_with_what_is_short(monkeypatch):
+def test_waiting_ends_at_the_deadline_or_with_the_quota_s_error(monkeypatch):
     async def story(quotas, queue):
         first = queue.try_hold(1, {}, 80)
         with pytest.raises(InvokeTimeout, match="waited for memory"):
@@ -105,7 +107,7 @@ def test_waiting_ends_at_the_deadline_and_else_with_what_is_short(monkeypatch):
     run(story, host_bytes=100)
 
 
-def test_a_tenant_without_a_limit_waits_for_any_guest_and_holds_up_nobody():
+def test_a_tenant_without_a_limit_waits_for_any_guest_and_blocks_none():
     async def story(quotas, queue):
         first, other = queue.try_hold(1, {}, 600 * MIB), queue.try_hold(2, {}, 100 * MIB)
         with pytest.raises(QuotaExceeded):  # more than one tenant ever has
@@ -123,7 +125,7 @@ def test_a_tenant_without_a_limit_waits_for_any_guest_and_holds_up_nobody():
     run(story, host_bytes=1200 * MIB)
 
 
-def test_whatever_ends_when_nothing_is_held_that_should_not_be():
+def test_random_cancellations_leave_nothing_held():
     async def one(queue, chance, held):
         tenant, size = chance.randrange(4), chance.randrange(1, 60)
         limits = {"memory_bytes": 60}
@@ -181,7 +183,7 @@ def test_streams_beyond_the_memory_take_turns(tmp_path, runtime):
     asyncio.run(story())
 
 
-def test_without_a_deadline_the_wait_ends_all_the_same(monkeypatch):
+def test_a_wait_without_a_deadline_ends(monkeypatch):
     monkeypatch.setattr(instance_queue, "WAIT_S", 0.01)
 
     async def story(quotas, queue):
@@ -193,7 +195,7 @@ def test_without_a_deadline_the_wait_ends_all_the_same(monkeypatch):
     run(story, host_bytes=100)
 
 
-def test_what_is_no_guest_waits_in_the_same_line_and_takes_its_memory_itself():
+def test_other_memory_waits_in_the_same_queue_and_is_taken_by_its_caller():
     async def story(quotas, queue):
         first, order = queue.try_hold(1, {}, 80), []
 
@@ -216,7 +218,7 @@ def test_what_is_no_guest_waits_in_the_same_line_and_takes_its_memory_itself():
     run(story, host_bytes=100)
 
 
-def test_what_waits_for_memory_that_sessions_hold_is_refused_at_once():
+def test_memory_that_active_sessions_hold_is_refused_at_once():
     async def story(quotas, queue):
         with quotas.hold(1, {}, memory_bytes=80), pytest.raises(CapacityExhausted):
             async with queue.freed(2, {}, 40, NEVER):
@@ -275,7 +277,7 @@ def test_guests_and_sessions_wait_for_a_session_that_is_called(tmp_path, runtime
     asyncio.run(story())
 
 
-def test_one_that_would_leave_too_little_holds_up_nobody_who_would_not():
+def test_a_call_beyond_its_fair_share_does_not_block_others():
     async def story(quotas, queue):
         first = queue.try_hold(1, {}, 1400 * MIB)
         large = asyncio.ensure_future(queue.hold(2, {}, 1900 * MIB, NEVER))
@@ -288,7 +290,7 @@ def test_one_that_would_leave_too_little_holds_up_nobody_who_would_not():
     run(story, host_bytes=4000 * MIB)
 
 
-def test_small_calls_pass_a_large_one_but_hold_only_a_part_of_what_it_wants():
+def test_small_calls_pass_a_large_one_up_to_a_part_of_its_memory():
     async def story(quotas, queue):
         first = queue.try_hold(1, {}, 120)
         large = asyncio.ensure_future(queue.hold(2, {}, 160, NEVER))
@@ -324,7 +326,7 @@ class IdleSessions:
         return True
 
 
-def test_idle_sessions_leave_memory_for_calls_and_no_more_than_needed():
+def test_idle_sessions_are_evicted_for_calls_and_no_more_than_needed():
     async def story(quotas, queue):
         queue.idle = sessions = IdleSessions(quotas, 30, 30, 30)
         assert queue.allows(1, {}, 60)
@@ -338,7 +340,7 @@ def test_idle_sessions_leave_memory_for_calls_and_no_more_than_needed():
     run(story, host_bytes=100)
 
 
-def test_an_idle_session_is_saved_where_a_plain_call_needs_its_memory(tmp_path, runtime):
+def test_an_idle_session_is_saved_when_a_call_needs_its_memory(tmp_path, runtime):
     async def story():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "guest", GUEST)
@@ -356,3 +358,14 @@ def test_an_idle_session_is_saved_where_a_plain_call_needs_its_memory(tmp_path, 
             assert (await service.sessions.call(1, session, SessionCall(export="say"))).stdout == b"hi"
 
     asyncio.run(story())
+
+
+@given(st.integers(1, 1 << 44))
+def test_host_memory_leaves_a_reserve_and_the_compilers_part(whole):
+    room = host_bytes(whole)
+    assert room >= LEAST_MEMORY_BYTES
+    assert room == LEAST_MEMORY_BYTES or room <= whole * 3 // 4 - 384 * MIB + 1
+
+
+def test_a_group_of_3_gib_holds_seven_instances_of_usual_size():
+    assert host_bytes(3072 * MIB) // (256 * MIB) == 7

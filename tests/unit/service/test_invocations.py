@@ -19,8 +19,8 @@ from tensorwasm.errors import (
     TooManyArgs,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
-from tensorwasm.service.invocations.channel import DEPTH
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.service.invocations.streaming import DEPTH
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import Deadline
 
@@ -46,10 +46,10 @@ def number(chunk):
     return int.from_bytes(chunk, "little")
 
 
-def test_a_short_guest_ends_at_once(tmp_path, runtime):
+def test_a_short_guest_ends_inline(tmp_path, runtime):
     async def story(service, function_id):
         resolved = await service.functions.resolve(1, function_id)
-        while not service.invocations.statistics().at_once:  # but where another process had the processor
+        while not service.invocations.statistics().inline:  # but where another process had the processor
             outcome = service.invocations.begin(
                 service.admission.admit_tenant(1), resolved, InvocationRequest("add", (2, 3))
             )
@@ -58,7 +58,7 @@ def test_a_short_guest_ends_at_once(tmp_path, runtime):
     tell(tmp_path, runtime, story, ADD)
 
 
-def test_a_guest_that_nobody_sees_is_called_anew_where_it_takes_long(tmp_path, runtime):
+def test_a_long_guest_without_imports_is_restarted_elsewhere(tmp_path, runtime):
     async def story(service, function_id):
         outcomes = [
             await service.invocations.invoke(
@@ -77,7 +77,7 @@ def test_a_guest_that_nobody_sees_is_called_anew_where_it_takes_long(tmp_path, r
     tell(tmp_path, runtime, story, SUM)
 
 
-def test_what_a_guest_is_given_and_gives(tmp_path, runtime):
+def test_input_and_output_of_a_guest(tmp_path, runtime):
     async def story(service, function_id):
         outcome = await service.invocations.invoke(
             service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"a prompt")
@@ -115,7 +115,7 @@ def test_guests_with_a_start_function(tmp_path, runtime, options):
         (InvocationRequest("say", deadline=Deadline.after(0.0)), InvokeTimeout),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_its_kind_and_nothing_is_held(tmp_path, runtime, ask, error):
+def test_a_failure_raises_its_kind_and_holds_nothing(tmp_path, runtime, ask, error):
     async def story(service, function_id):
         with pytest.raises(error):
             await service.invocations.invoke(service.admission.admit_tenant(1), function_id, ask)
@@ -123,7 +123,7 @@ def test_what_goes_wrong_is_an_error_of_its_kind_and_nothing_is_held(tmp_path, r
     tell(tmp_path, runtime, story)
 
 
-def test_a_function_s_own_time_ends_it_whatever_the_client_asks(tmp_path, runtime):
+def test_a_function_s_timeout_overrides_the_client_s_deadline(tmp_path, runtime):
     async def story(service, function_id):
         for deadline in (Deadline(), Deadline.after(60.0)):
             began_s = time.monotonic()
@@ -170,7 +170,7 @@ def test_a_long_guest_does_not_hold_the_event_loop(tmp_path, runtime):
 
 def test_quotas_are_held_while_a_guest_runs(tmp_path, runtime):
     async def story(service, function_id):
-        service.directory._policies[1] = TenantPolicy(quotas={"instances": 2})
+        service.identities._policies[1] = TenantPolicy(quotas={"instances": 2})
         asks = [
             service.invocations.invoke(
                 service.admission.admit_tenant(1), function_id, InvocationRequest("spin", deadline=Deadline.after(0.2))
@@ -179,14 +179,14 @@ def test_quotas_are_held_while_a_guest_runs(tmp_path, runtime):
         ]
         outcomes = await asyncio.gather(*asks, return_exceptions=True)
         assert sorted(type(each).__name__ for each in outcomes) == ["InvokeTimeout"] * 2 + ["QuotaExceeded"] * 3
-        service.directory._policies[1] = TenantPolicy(quotas={"memory_bytes": 1})
+        service.identities._policies[1] = TenantPolicy(quotas={"memory_bytes": 1})
         with pytest.raises(QuotaExceeded, match="memory_bytes"):
             await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
 
     tell(tmp_path, runtime, story)
 
 
-def test_invocations_beyond_the_turns_wait_for_theirs(tmp_path, runtime):
+def test_invocations_beyond_the_slots_wait(tmp_path, runtime):
     async def story(service, function_id):
         service.invocations._cpu = type(service.invocations._cpu)(1)
         resolved = await service.functions.resolve(1, function_id)
@@ -209,7 +209,7 @@ def test_invocations_beyond_the_turns_wait_for_theirs(tmp_path, runtime):
     tell(tmp_path, runtime, story)
 
 
-def test_what_is_used_is_noted(tmp_path, runtime):
+def test_usage_is_counted(tmp_path, runtime):
     async def story(service, function_id):
         await service.invocations.invoke(
             service.admission.admit_tenant(1), function_id, InvocationRequest("echo", input=b"1234")
@@ -248,7 +248,7 @@ class FailingWorkers:
         pass
 
 
-def test_a_guest_with_a_device_that_fails_has_used_its_time_of_the_device(tmp_path, runtime):
+def test_a_failed_guest_with_a_device_is_charged_device_time(tmp_path, runtime):
     async def story(service, _):
         granted = await service.functions.deploy(1, "gpu", GUEST, FunctionOptions(grants=("cuda",)))
         service.invocations.workers = FailingWorkers()
@@ -266,7 +266,7 @@ def test_a_guest_with_a_device_that_fails_has_used_its_time_of_the_device(tmp_pa
         assert service.quotas.usage(1)["gpu_us_per_hour"] > 45_000
         requests, errors, cpu_us, gpu_us, *_ = service.usage._counts[1]
         assert (requests, errors, gpu_us) == (3, 3, cpu_us)
-        service.directory._policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
+        service.identities._policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
         with pytest.raises(QuotaExceeded, match="gpu_us_per_hour"):
             await service.invocations.invoke(service.admission.admit_tenant(1), granted.id, InvocationRequest("say"))
 
@@ -301,7 +301,7 @@ def test_main_streams_too_where_there_is_no_start(tmp_path, runtime):
     tell(tmp_path, runtime, story)
 
 
-def test_what_a_guest_sent_before_it_failed_comes_before_its_error(tmp_path, runtime):
+def test_chunks_of_a_failed_guest_come_before_its_error(tmp_path, runtime):
     async def story(service, function_id):
         async with service.invocations.stream(
             service.admission.admit_tenant(1), function_id, InvocationRequest("trap")
@@ -313,7 +313,7 @@ def test_what_a_guest_sent_before_it_failed_comes_before_its_error(tmp_path, run
     tell(tmp_path, runtime, story)
 
 
-def test_a_stream_of_what_is_not_there_is_refused_before_it_begins(tmp_path, runtime):
+def test_a_stream_of_an_unknown_export_is_refused_before_it_begins(tmp_path, runtime):
     async def story(service, function_id):
         with pytest.raises(MissingExport):
             async with service.invocations.stream(
@@ -324,7 +324,7 @@ def test_a_stream_of_what_is_not_there_is_refused_before_it_begins(tmp_path, run
     tell(tmp_path, runtime, story)
 
 
-def test_a_slow_client_makes_the_guest_wait_and_nobody_else(tmp_path, runtime):
+def test_a_slow_client_blocks_only_its_guest(tmp_path, runtime):
     async def story(service, function_id):
         async with service.invocations.stream(
             service.admission.admit_tenant(1), function_id, InvocationRequest("count", (100_000,))
@@ -346,7 +346,7 @@ def test_the_deadline_ends_a_guest_that_waits_for_its_client(tmp_path, runtime):
     async def story(service, function_id):
         ask = InvocationRequest("count", (100_000,), deadline=Deadline.after(0.1))
         async with service.invocations.stream(service.admission.admit_tenant(1), function_id, ask) as stream:
-            await until(stream._ticket.done)
+            await until(stream._pending.done)
             assert len([chunk async for chunk in stream]) == DEPTH
             with pytest.raises(InvokeTimeout):
                 _ = stream.outcome
@@ -360,13 +360,13 @@ def test_leaving_a_stream_ends_its_guest(tmp_path, runtime, export):
         ask = InvocationRequest(export, (1 << 30,) if export == "count" else ())
         async with service.invocations.stream(service.admission.admit_tenant(1), function_id, ask) as stream:
             pass
-        assert stream._ticket.done()
+        assert stream._pending.done()
         assert stream.result is None or stream.result.values == (-3,)
 
     tell(tmp_path, runtime, story)
 
 
-def test_a_task_that_is_cancelled_in_a_stream_ends_its_guest(tmp_path, runtime):
+def test_cancelling_a_task_in_a_stream_ends_its_guest(tmp_path, runtime):
     async def story(service, function_id):
         began = asyncio.Event()
 
@@ -390,7 +390,7 @@ def test_a_task_that_is_cancelled_in_a_stream_ends_its_guest(tmp_path, runtime):
 # ---------------------------------------------------------------- the end
 
 
-def test_a_service_that_goes_down_takes_nothing_new_and_lets_the_rest_end(tmp_path, runtime):
+def test_closing_refuses_new_invocations_and_waits_for_the_running_ones(tmp_path, runtime):
     async def run():
         async with opened(tmp_path, runtime=runtime) as service:
             made = await service.functions.deploy(1, "guest", GUEST)

@@ -42,14 +42,14 @@ def manifest(ptx=TEXT, **more):
 
 def tell(story, key=KEY, **options):
     async def run():
-        desk = FakeDesk()
-        await story(Kernels(desk, key, **options), desk)
+        database = FakeDesk()
+        await story(Kernels(database, key, **options), database)
 
     asyncio.run(run())
 
 
 def test_a_kernel_is_published_listed_and_fetched():
-    async def story(kernels, _desk):
+    async def story(kernels, _database):
         for number in ("1", "2", "10"):
             await kernels.publish(PUBLISHER, "", manifest(version=number), TEXT)
         await kernels.publish(PUBLISHER, "", manifest(OTHER, name="affine"), OTHER)
@@ -72,12 +72,12 @@ def test_a_kernel_is_published_listed_and_fetched():
     tell(story)
 
 
-def test_what_is_wrong_is_said_in_order():
+def test_checks_are_made_in_order():
     bad_digest = replace(manifest(), digest=b"d" * 32)
     bad_signature = replace(manifest(publisher="them"), signature=b"s" * 32)
     torn = ".version 7.0 .target sm_90 .address_size 64 .visible"
 
-    async def story(kernels, _desk):
+    async def story(kernels, _database):
         await kernels.publish(PUBLISHER, "", manifest(), TEXT)
         for error, given, text in (
             (InvalidName, replace(bad_digest, name="a\0b"), TEXT),
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_in_order():
 
 
 def test_who_may_publish():
-    async def story(kernels, _desk):
+    async def story(kernels, _database):
         dev = Principal("dev", "dev", None, frozenset({"kernels:publish"}))
         with pytest.raises(PublishDisabled):
             await kernels.publish(dev, "listed", manifest(), TEXT)
@@ -110,7 +110,7 @@ def test_who_may_publish():
 
 
 def test_without_a_key_there_is_no_registry():
-    async def story(kernels, _desk):
+    async def story(kernels, _database):
         for ask in (kernels.publish(PUBLISHER, "", manifest(), TEXT), kernels.list(), kernels.get("fill", "1")):
             with pytest.raises(KernelRegistryNotConfigured):
                 await ask
@@ -118,14 +118,14 @@ def test_without_a_key_there_is_no_registry():
     tell(story, key=None)
 
 
-def test_the_first_envelope_is_taken_unless_publishers_are_listed():
+def test_envelope_1_is_accepted_unless_publishers_are_listed():
     old = replace(manifest(), signature=KEY.sign(envelope_1(manifest())))
 
-    async def take(kernels, _desk):
+    async def take(kernels, _database):
         await kernels.publish(PUBLISHER, "", old, TEXT)
         assert (await kernels.get("fill", "1")).signature == old.signature
 
-    async def refuse(kernels, _desk):
+    async def refuse(kernels, _database):
         with pytest.raises(BadSignature):
             await kernels.publish(PUBLISHER, "", old, TEXT)
 
@@ -133,20 +133,20 @@ def test_the_first_envelope_is_taken_unless_publishers_are_listed():
     tell(refuse, publishers=["us"])
 
 
-def test_a_row_that_somebody_changed_is_not_given_out():
-    async def change(desk, **values):
-        await desk.write(lambda connection: connection.execute(update(KERNELS).values(**values)))
+def test_a_tampered_row_is_not_returned():
+    async def change(database, **values):
+        await database.write(lambda connection: connection.execute(update(KERNELS).values(**values)))
 
-    async def story(kernels, desk):
+    async def story(kernels, database):
         await kernels.publish(PUBLISHER, "", manifest(), TEXT)
-        await change(desk, publisher="them")
+        await change(database, publisher="them")
         with pytest.raises(BadSignature):
             await kernels.get("fill", "1")
-        await change(desk, publisher="us", ptx=OTHER)
+        await change(database, publisher="us", ptx=OTHER)
         with pytest.raises(ArtifactCorrupt):
             await kernels.get("fill", "1")
-        await change(desk, ptx=TEXT)
+        await change(database, ptx=TEXT)
         with pytest.raises(BadSignature):
-            await Kernels(desk, HmacKey(b"l" * 32)).get("fill", "1")
+            await Kernels(database, HmacKey(b"l" * 32)).get("fill", "1")
 
     tell(story)

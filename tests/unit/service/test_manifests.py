@@ -49,7 +49,7 @@ ANY = st.builds(
 
 
 @given(MANIFESTS)
-def test_what_is_signed_is_verified_under_its_own_key_alone(manifest):
+def test_a_signature_verifies_under_its_own_key_only(manifest):
     signed = sign_manifest(manifest, KEY)
     assert verify_manifest(signed, KEY, whole=True) == 2
     with pytest.raises(BadSignature):
@@ -71,7 +71,7 @@ def test_no_field_can_be_changed(manifest, other):
 
 
 @given(ANY, ANY)
-def test_two_manifests_never_have_the_same_second_envelope(one, two):
+def test_different_manifests_have_different_second_envelopes(one, two):
     try:
         same = envelope_2(one) == envelope_2(two)
     except UnicodeEncodeError:  # such texts are refused before
@@ -113,7 +113,7 @@ def test_the_first_envelope_is_the_original_s_and_is_ambiguous_where_there_is_a_
         ("signature", b"s" * 31, InvalidRequest),
     ],
 )
-def test_what_no_manifest_has_is_refused(field, value, error):
+def test_invalid_manifests_are_refused(field, value, error):
     good = Manifest(name="n", version="v", sm_version=90, digest=b"d" * 32)
     check_manifest(good)
     with pytest.raises(error):

@@ -79,7 +79,7 @@ def find(model, tenant=1, mapped=None):
         ("gpt:4", 1, "f2"),
     ],
 )
-def test_a_model_is_the_operators_name_or_the_name_or_id_of_a_function_that_says_so(model, tenant, expected):
+def test_a_model_is_an_operator_s_name_or_a_function_deployed_as_a_model(model, tenant, expected):
     assert find(model, tenant, {"short": "f1@live", "shared": "g2", "gpt:4": "f2", "mapped": "f5"}) == expected
 
 
@@ -103,17 +103,17 @@ def test_a_model_is_the_operators_name_or_the_name_or_id_of_a_function_that_says
         "x" * 10_000,
     ],
 )
-def test_what_is_not_the_tenants_is_not_there(model):
+def test_models_of_other_tenants_are_not_found(model):
     with pytest.raises(ModelNotFound) as raised:
         find(model, 1, {"shared": "g2"})
     assert len(raised.value.message) < 200
 
 
-def test_a_name_of_the_operators_that_leads_to_anothers_function_leads_to_ones_own():
+def test_an_operator_s_name_of_another_tenant_s_function_falls_back_to_one_s_own():
     assert find("llm", 1, {"llm": "g1"}) == "llm"
 
 
-def test_a_name_is_looked_up_once_in_a_while():
+def test_a_name_is_cached_for_a_time():
     async def story():
         now_s, functions = [0.0], FakeFunctions(**FUNCTIONS)
         models = Models(functions, {}, lambda: now_s[0])
@@ -131,13 +131,13 @@ def test_a_name_is_looked_up_once_in_a_while():
     asyncio.run(story())
 
 
-def test_names_are_remembered_in_bounds():
+def test_the_cache_of_names_is_bounded():
     async def story():
         functions = FakeFunctions(**{f"f{at}": (1, f"n{at}", True) for at in range(KEPT + 5)})
         models = Models(functions, {})
         for at in range(KEPT + 5):
             await models.find(1, f"f{at}")
-        assert len(models._known) == KEPT
+        assert len(models._cached) == KEPT
 
     asyncio.run(story())
 
@@ -159,11 +159,11 @@ def test_a_tenants_models_are_listed_once_each():
     ("text", "expected"),
     [("", {}), ("a:1", {"a": "1"}), (" a:1 , b:c:2@x,", {"a": "1", "b:c": "2@x"})],
 )
-def test_the_map_is_read(text, expected):
+def test_the_map_is_parsed(text, expected):
     assert parse_map(text) == expected
 
 
 @pytest.mark.parametrize("text", ["a", ":1", "a:", "a:1,a:2"])
-def test_a_map_that_makes_no_sense_is_refused(text):
+def test_an_invalid_map_is_refused(text):
     with pytest.raises(InvalidArgs):
         parse_map(text)

@@ -21,7 +21,7 @@ def test_text_without_control_characters_is_a_name_unless_it_is_blank(name):
 
 
 @pytest.mark.parametrize("name", ["", " ", "\u2003", "a\n", "\0", "a\x7f", "\x85b", "\ud800", "é" * 129, "a" * 257])
-def test_what_is_no_name(name):
+def test_invalid_names(name):
     with pytest.raises(InvalidName):
         checked_name(name)
 
@@ -34,7 +34,7 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), min_si
 
 
 @given(ids, st.integers(1, 999_999_999), aliases)
-def test_references_by_id_can_be_read_in_one_way(function_id, number, alias):
+def test_references_by_id_have_one_reading(function_id, number, alias):
     assert parse_reference(function_id) == ((function_id, None, ""),)
     assert parse_reference(f"{function_id}@{number}") == ((function_id, number, ""),)
     assert checked_alias(alias) == alias
@@ -51,7 +51,7 @@ def test_references_by_name_are_the_whole_text_first(name, number, alias):
 
 
 @given(st.text(max_size=300) | ids.flatmap(lambda each: st.text(max_size=80).map(lambda rest: f"{each}@{rest}")))
-def test_any_text_is_read_as_names_and_ids_that_there_can_be_or_as_nothing(text):
+def test_any_text_parses_to_valid_references_or_is_not_found(text):
     try:
         found = parse_reference(text)
     except NotFound:
@@ -63,6 +63,6 @@ def test_any_text_is_read_as_names_and_ids_that_there_can_be_or_as_nothing(text)
 
 
 @pytest.mark.parametrize("alias", ["", "1", "1a", "-a", "a" * 65, "a b", "é", "a@b"])
-def test_what_is_no_alias(alias):
+def test_invalid_aliases(alias):
     with pytest.raises(InvalidName):
         checked_alias(alias)

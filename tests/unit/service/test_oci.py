@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from strategies.oci import MANIFEST, MODULE, Image, blob_path, describe, entry, pack
 from tensorwasm.errors import DigestMismatch, InvalidImage, ModuleTooLarge
-from tensorwasm.service.functions.archive import BLOCK_BYTES, MAX_ENTRIES, read_tar
-from tensorwasm.service.functions.oci import is_image, read_image
+from tensorwasm.service.functions.oci import BLOCK_BYTES, MAX_ENTRIES, is_image, read_image, read_tar
 
 MOST = 1 << 20
 
 
 @given(st.binary(min_size=0, max_size=5000))
-def test_the_module_of_an_image_comes_back_as_it_was(module):
+def test_the_module_of_an_image_is_returned_unchanged(module):
     assert read_image(Image(module).tar(), MOST) == module
 
 
@@ -28,7 +27,7 @@ def test_every_common_form_is_read(form, layer, prefix):
     assert read_image(pack(files, form, prefix), MOST) == MODULE
 
 
-def test_folders_times_and_other_blobs_do_no_harm():
+def test_folders_times_and_other_blobs_are_ignored():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(entry("./", type=tarfile.DIRTYPE))
@@ -76,7 +75,7 @@ def test_images_that_are_not_one_module_are_refused(image):
 
 
 @pytest.mark.parametrize("which", ["module", "config", "manifest"])
-def test_a_blob_that_is_not_its_digest_is_refused(which):
+def test_a_blob_that_does_not_match_its_digest_is_refused(which):
     image = Image(module=MODULE + b"\0\2ab")
     data = {"module": image.module, "config": image.config, "manifest": image.manifest_bytes()}[which]
     files = image.files() | {blob_path(data): data[:-1] + bytes([data[-1] ^ 1])}
@@ -84,13 +83,13 @@ def test_a_blob_that_is_not_its_digest_is_refused(which):
         read_image(pack(files), MOST)
 
 
-def test_a_size_that_is_not_the_blob_s_is_refused():
+def test_a_wrong_size_of_a_blob_is_refused():
     wrong = describe(MODULE, "application/wasm") | {"size": len(MODULE) + 1}
     with pytest.raises(DigestMismatch):
         read_image(Image(manifest={"layers": [wrong]}).tar(), MOST)
 
 
-def test_a_module_over_the_limit_is_refused_by_what_is_said_of_it():
+def test_a_module_over_the_limit_is_refused_by_its_declared_size():
     with pytest.raises(ModuleTooLarge):
         read_image(Image(bytes(2000)).tar(), 1999)
     lying = describe(bytes(2000), "application/wasm") | {"size": 10}
@@ -150,7 +149,7 @@ def test_an_archive_that_ends_early_is_refused_wherever_it_ends():
 
 
 @given(st.data())
-def test_damage_gives_the_module_or_an_error_of_ours(data):
+def test_a_damaged_image_gives_the_module_or_an_expected_error(data):
     module = MODULE + bytes(range(256)) * 4
     whole = bytearray(Image(module).tar())
     for _ in range(data.draw(st.integers(1, 6))):
@@ -162,6 +161,6 @@ def test_damage_gives_the_module_or_an_error_of_ours(data):
 
 
 @given(st.binary(max_size=2048))
-def test_anything_at_all_is_refused_by_an_error_of_ours(data):
+def test_random_bytes_give_an_expected_error(data):
     with pytest.raises(InvalidImage):
         read_image(data, MOST)

@@ -214,7 +214,7 @@ def test_files_that_no_row_refers_to_are_deleted(tell):
         kept, lost = await service.snapshots.save(MINE, which), await service.snapshots.save(MINE, which)
         from tensorwasm.database.snapshots import delete_snapshot  # noqa: PLC0415 - what a crash leaves
 
-        await service.desk.write(delete_snapshot, lost.id)
+        await service.database.write(delete_snapshot, lost.id)
         assert await service.snapshots.tidy(0) == 0
         assert await service.snapshots.tidy(1 << 62) == 1
         assert snapshot_name(kept.id) in service.store.names(str(MINE))

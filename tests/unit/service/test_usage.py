@@ -23,10 +23,10 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_what_was_noted_is_written_once_under_its_hour(steps):
+def test_usage_is_written_once_under_its_hour(steps):
     async def main():
-        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
-        usage = UsageMeter(desk, clock.clock)
+        database, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
+        usage = UsageMeter(database, clock.clock)
         expected = {}
         for step in steps:
             if step[0] == "note":
@@ -34,35 +34,35 @@ def test_what_was_noted_is_written_once_under_its_hour(steps):
                 key = (step[1], clock.now_ms // HOUR_MS * HOUR_MS)
                 expected[key] = [a + b for a, b in zip(expected.get(key, [0] * 7), step[2], strict=True)]
             elif step[0] == "hour":
-                await attempt(usage.flush(), desk)  # as the timer does at the end of each
+                await attempt(usage.flush(), database)  # as the timer does at the end of each
                 clock.now_ms += HOUR_MS
             elif step[0] == "flush":
-                await attempt(usage.flush(), desk)
+                await attempt(usage.flush(), database)
             elif step[0] == "report":
-                await attempt(usage.report(7, 0, clock.now_ms + 1), desk, InvalidRequest)
+                await attempt(usage.report(7, 0, clock.now_ms + 1), database, InvalidRequest)
             else:
-                desk.failing = step[0] == "lose"
-        desk.failing = False
+                database.failing = step[0] == "lose"
+        database.failing = False
         await usage.close()
         for tenant in TENANTS:
-            found = desk.write_now(list_usage, tenant, 0, clock.now_ms + HOUR_MS)
+            found = database.write_now(list_usage, tenant, 0, clock.now_ms + HOUR_MS)
             assert dict(found) == {
                 hour: UsageAmounts(*amounts) for (each, hour), amounts in expected.items() if each == tenant
             }
-        desk.close_now()
+        database.close_now()
 
     asyncio.run(main())
 
 
-async def attempt(work, desk, *also):
-    with suppress(*also, *([DatabaseUnavailable] if desk.failing else [])):
+async def attempt(work, database, *also):
+    with suppress(*also, *([DatabaseUnavailable] if database.failing else [])):
         await work
 
 
-def test_a_report_has_what_was_noted_just_now():
+def test_a_report_includes_unwritten_usage():
     async def main():
-        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000 + 5)
-        usage = UsageMeter(desk, clock.clock)
+        database, clock = InlineDesk(), SetClock(HOUR_MS * 500_000 + 5)
+        usage = UsageMeter(database, clock.clock)
         usage.note(7, requests=2, gpu_us=5)
         clock.now_ms += HOUR_MS
         await usage.flush()
@@ -72,29 +72,29 @@ def test_a_report_has_what_was_noted_just_now():
         assert report.total == UsageAmounts(requests=3, errors=1, gpu_us=5)
         assert [hour for hour, _ in report.hours] == [HOUR_MS * 500_000, HOUR_MS * 500_001]
         assert (await usage.report(7, clock.now_ms, clock.now_ms)).total == UsageAmounts(requests=1, errors=1)
-        desk.close_now()
+        database.close_now()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(("since", "until"), [(2, 1), (-1, 1), (0, 367 * 24 * HOUR_MS)])
-def test_a_time_that_cannot_be_is_refused(since, until):
+def test_an_invalid_range_is_refused(since, until):
     async def main():
-        desk = InlineDesk()
+        database = InlineDesk()
         with pytest.raises(InvalidRequest):
-            await UsageMeter(desk).report(7, since, until)
-        desk.close_now()
+            await UsageMeter(database).report(7, since, until)
+        database.close_now()
 
     asyncio.run(main())
 
 
-def test_a_report_that_nobody_waits_for_any_more_costs_nothing():
+def test_a_cancelled_report_loses_no_usage():
     async def main():
-        desk, clock = InlineDesk(), SetClock()
-        usage = UsageMeter(desk, clock.clock)
+        database, clock = InlineDesk(), SetClock()
+        usage = UsageMeter(database, clock.clock)
         usage.note(7, requests=1)
         writing, go_on = asyncio.Event(), asyncio.Event()
-        write = desk.write
+        write = database.write
 
         async def write_slowly(fn, *args):
             found = await write(fn, *args)
@@ -102,32 +102,32 @@ def test_a_report_that_nobody_waits_for_any_more_costs_nothing():
             await go_on.wait()
             return found
 
-        desk.write = write_slowly
+        database.write = write_slowly
         asked = asyncio.ensure_future(usage.report(7, 0, HOUR_MS))
         await writing.wait()
         asked.cancel()
         go_on.set()
         usage.note(7, requests=1)
         await usage.close()
-        found = desk.write_now(list_usage, 7, 0, clock.now_ms + HOUR_MS)
+        found = database.write_now(list_usage, 7, 0, clock.now_ms + HOUR_MS)
         assert [used.requests for _, used in found] == [2]
-        desk.close_now()
+        database.close_now()
 
     asyncio.run(main())
 
 
 def test_a_note_takes_less_than_a_microsecond():
-    desk = InlineDesk()
-    usage = UsageMeter(desk)
+    database = InlineDesk()
+    usage = UsageMeter(database)
     best = min(timeit.repeat(lambda: usage.note(7, 1, 0, 120, 0, 0, 100, 200), number=2000, repeat=20)) / 2000
     assert best < 3e-6, "three times what it may take on a busy machine"
-    desk.close_now()
+    database.close_now()
 
 
-def test_a_restart_gives_nobody_his_time_of_the_device_back():
+def test_a_restart_does_not_reset_device_quotas():
     async def main():
-        desk, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
-        usage = UsageMeter(desk, clock.clock)
+        database, clock = InlineDesk(), SetClock(HOUR_MS * 500_000)
+        usage = UsageMeter(database, clock.clock)
         for spent_us, hours in ((1000, 1), (500, 1), (20, 0)):
             usage.note(7, 1, 0, spent_us, spent_us, 3)
             usage.note(8, 1, 0, spent_us)
@@ -135,7 +135,7 @@ def test_a_restart_gives_nobody_his_time_of_the_device_back():
             clock.now_ms += hours * HOUR_MS
         clock.now_ms += HOUR_MS // 2
         quotas = Quotas(clock.clock.unix_ms)
-        await UsageMeter(desk, clock.clock).recall(quotas)
+        await UsageMeter(database, clock.clock).recall(quotas)
         assert quotas.usage(7)["gpu_us_per_hour"] == 20 + 500 // 2
         assert quotas.usage(7)["launches_per_hour"] == 3 + 3 // 2
         assert quotas.usage(8)["gpu_us_per_hour"] == 0

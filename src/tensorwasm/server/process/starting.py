@@ -23,7 +23,7 @@ from tensorwasm.server.process.memory import return_large_blocks
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
 from tensorwasm.service.opening import folder_of, open_service
-from tensorwasm.service.storage import lacks_room
+from tensorwasm.service.readiness import lacks_space
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
@@ -131,7 +131,7 @@ async def _open(
         try:
             return await open_service(settings, metrics=metrics)
         except HostError as error:
-            if not await asyncio.to_thread(lacks_room, folder, settings.disk_reserve_mib):
+            if not await asyncio.to_thread(lacks_space, folder, settings.disk_reserve_mib):
                 raise
             _log.warning("the service is not opened: %s", error.message)
             return None

@@ -34,7 +34,8 @@ from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import NAME, Bytes64, Millis, Name
 from tensorwasm.server.routes.parameters import PAGING, STORED, page_limit, read_key
 from tensorwasm.server.routes.versions import AliasBody, Options
-from tensorwasm.service.functions.functions import IfExists, Note
+from tensorwasm.service.functions.functions import IfExists
+from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
 
 UPLOADS: Final = (

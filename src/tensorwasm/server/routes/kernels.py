@@ -29,7 +29,7 @@ from tensorwasm.errors import (
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.routes.parameters import UNAVAILABLE, query_number
 from tensorwasm.service.kernels.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
-from tensorwasm.service.pages import MAX_PAGE, USUAL_PAGE
+from tensorwasm.service.pages import DEFAULT_PAGE, MAX_PAGE
 
 _BEARER: Final = "bearer "
 _MOST: Final = 10**18 - 1
@@ -127,7 +127,7 @@ async def publish(request: HttpRequest) -> Reply:
 async def list_kernels(request: HttpRequest) -> Reply:
     """Return some kernels, without their texts."""
     offset = query_number(request, "offset", 0, _MOST)
-    limit = min(query_number(request, "limit", USUAL_PAGE, _MOST), MAX_PAGE)
+    limit = min(query_number(request, "limit", DEFAULT_PAGE, _MOST), MAX_PAGE)
     found = await request.service.kernels.list(offset, limit)
     return Reply(KernelPage([ManifestBody.of(each) for each in found], offset, limit))
 
@@ -155,7 +155,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         etag=True,
         query={
             "offset": QueryParam("How many kernels to skip.", _NUMBER),
-            "limit": QueryParam(f"Most kernels on the page; default {USUAL_PAGE}, at most {MAX_PAGE}.", _NUMBER),
+            "limit": QueryParam(f"Most kernels on the page; default {DEFAULT_PAGE}, at most {MAX_PAGE}.", _NUMBER),
         },
     ),
     _route(

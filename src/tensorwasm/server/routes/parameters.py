@@ -11,10 +11,10 @@ from tensorwasm.errors import CapacityExhausted, DatabaseUnavailable, InvalidArg
 from tensorwasm.server.http.decoding import decode_base64
 from tensorwasm.server.http.routing import HttpRequest, QueryParam
 from tensorwasm.service.idempotency import IdempotencyKey, make_key
-from tensorwasm.service.pages import CURSOR, MAX_PAGE, USUAL_PAGE
+from tensorwasm.service.pages import CURSOR, DEFAULT_PAGE, MAX_PAGE
 
 LIMIT: Final = QueryParam(
-    f"Most records on the page, 1 to {MAX_PAGE}; default {USUAL_PAGE}.",
+    f"Most records on the page, 1 to {MAX_PAGE}; default {DEFAULT_PAGE}.",
     {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
 )
 AFTER: Final = "`next` of the preceding page."
@@ -37,7 +37,7 @@ _SCALARS: Final = frozenset({int, float, str})
 
 def page_limit(request: HttpRequest) -> int:
     """Return how many records a page may have."""
-    return query_number(request, "limit", USUAL_PAGE, MAX_PAGE, least=1)
+    return query_number(request, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
 
 
 def query_number(request: HttpRequest, name: str, usual: int, most: int, least: int = 0) -> int:

@@ -211,7 +211,7 @@ async def report(request: HttpRequest) -> Reply:
     until = query_number(request, "until_unix_ms", service.clock.unix_ms(), _MAX_MS)
     since = query_number(request, "since_unix_ms", max(0, until - DAY_MS), _MAX_MS)
     found = await service.usage.report(tenant, since, until)
-    limits = service.directory.policy(tenant).quotas
+    limits = service.identities.policy(tenant).quotas
     kept = await asyncio.to_thread(service.store.usage, str(tenant))
     used = service.quotas.usage(tenant) | {"artifact_bytes": kept.artifact_bytes}
     kept_mib = settings.current().artifacts_quota_mib

@@ -1,1 +1,1 @@
-"""Admission: the gate that every call passes, and the queue for memory behind it."""
+"""Admission: the check that every call passes, and the queue for memory."""

@@ -1,4 +1,4 @@
-"""`InstanceQueue`: holds the quotas that guests' instances take, and queues guests for memory that others give back."""
+"""`InstanceQueue`: holds the quotas of guests' instances, and queues guests for memory that others release."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Protocol
 
+from tensorwasm import machine_memory
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError, QuotaExceeded
-from tensorwasm.tenancy.quotas import QuotaHold, Quotas
-from tensorwasm.values import Deadline
+from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas
+from tensorwasm.values import MIB, Deadline
 
 WAIT_S: Final = 2.0
-"""Longest wait for memory: what waits holds its request's place, which those of others' requests may need."""
+"""Longest wait for memory: a call that waits occupies a request slot that others may need."""
 
 PASSING: Final = 8
-"""Where the machine's memory is short, calls behind the first in the queue may hold this part of what it wants: they
-are not held up by one that wants much, and it still gets all other memory that is given back."""
+"""Where the machine's memory is short, calls behind the first in the queue may together hold ``1 / PASSING`` of what it
+wants: small ones are not blocked by a large one, which still gets all other memory that is released."""
+
+RESERVE: Final = 8
+"""``1 / RESERVE`` of the machine's memory is for everything but instances: answers, caches, the database."""
+
+LEAST_RESERVE_BYTES: Final = 384 * MIB
+COMPILERS: Final = 4
+"""``1 / COMPILERS`` of the machine's memory is for compilations."""
+
+
+def host_bytes(limit_bytes: int | None = None) -> int:
+    """Return the linear memory that all instances together may hold, at least one instance of the default size.
+
+    What an instance may grow to is held before it is made. `limit_bytes` is what the process may use; None asks the
+    machine or its control group.
+    """
+    whole = machine_memory.limit_bytes() if limit_bytes is None else limit_bytes
+    return max(LEAST_MEMORY_BYTES, whole - whole // COMPILERS - max(LEAST_RESERVE_BYTES, whole // RESERVE))
 
 
 class _Wanted(NamedTuple):
-    """What is to be held: of which tenant, within which limits, how many bytes, how many instances."""
+    """What a call waits for."""
 
     tenant: int
     limits: Mapping[str, int]
@@ -30,71 +48,58 @@ class _Wanted(NamedTuple):
 
 
 class IdleInstances(Protocol):
-    """Instances that are kept in memory although nothing runs in them, and could leave it: those of idle sessions."""
+    """Instances of idle sessions, which can be evicted from memory."""
 
     def any_idle(self, tenant: int | None) -> bool:
-        """Return whether an instance could leave; of one tenant, or of any for None."""
+        """Return whether an instance of a tenant, or of any tenant for None, can be evicted."""
 
     async def evict_one(self, tenant: int | None) -> bool:
-        """Have the one leave that was not used for longest; return whether one did."""
+        """Evict the least recently used one; return whether one was evicted."""
 
 
 class InstanceQueue:
-    """What running guests hold of the quotas ``instances`` and ``memory_bytes``; for one event loop.
+    """The quotas ``instances`` and ``memory_bytes`` that running guests hold. For one event loop.
 
-    A guest is charged with what its memory may grow to. Where that is not there now, but running guests of its tenant
-    (if the tenant's quota is short) or of any (if the machine is, or what the tenant would leave free) will give some
-    back, it waits; instances that are idle leave memory for it. Memory that is given back goes to those who wait, in
-    the order in which they came; a guest that only its own tenant's quota or share holds back lets others past, and one
-    that the machine's memory holds back lets small ones past (`PASSING`).
-
-    Args:
-        quotas: of all tenants.
+    A guest is charged with what its memory may grow to. It waits where that is not free but will be released by running
+    guests of its tenant (if the tenant's quota is short) or of any tenant (if the machine's memory or the tenant's fair
+    share is short); idle instances are evicted for it. Released memory goes to the waiting calls in order of arrival.
+    A call that only its own tenant's quota or share holds back does not block others, and one that waits for the
+    machine's memory does not block small ones (`PASSING`).
 
     Attributes:
-        waits: how often one had to wait.
-        idle: instances that can leave memory; None for none.
+        waits: number of calls that had to wait.
+        idle: instances that can be evicted; None for none.
     """
 
     def __init__(self, quotas: Quotas) -> None:
-        """Start with no guests."""
         self._quotas = quotas
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
-        self._passed: dict[int, int] = {}  # bytes of guests that passed the first in the queue, by id of their holdings
+        self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
         self._evicting: set[asyncio.Task[None]] = set()
         self.idle: IdleInstances | None = None
         self.waits = 0
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting calls."""
         return len(self._waiting)
 
     def allows(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> bool:
-        """Return whether the tenant may have one instance more now, without holding it.
-
-        Raises:
-            QuotaExceeded: it may not, and there is nothing to wait for.
-        """
+        """Return whether `try_hold` would succeed now, without holding anything. Raises as it does."""
         try:
             self._quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
         except QuotaExceeded as short:
-            if not self._is_to_come(_Wanted(tenant, limits, memory_bytes), short):
+            if not self._will_be_free(_Wanted(tenant, limits, memory_bytes), short):
                 raise
             return False
         return True
 
     def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
-        """Hold what an instance takes; None if it has to wait (`hold`).
-
-        Args:
-            tenant: whose instance it is.
-            limits: its policy's quotas.
-            memory_bytes: what the instance's memory may grow to.
+        """Hold the quotas of an instance that may grow to `memory_bytes`; return None if `hold` must wait for them.
 
         Raises:
-            QuotaExceeded: the tenant's quota is held by what is no running guest.
+            QuotaExceeded: a quota of `limits` is short, and no running guest will release any of it.
             CapacityExhausted: likewise the machine's memory.
         """
         if self._waiting:
@@ -103,37 +108,28 @@ class InstanceQueue:
         try:
             return self._hold(wanted)
         except LimitError as short:
-            if not self._is_to_come(wanted, short):
+            if not self._will_be_free(wanted, short):
                 raise
             return None
 
     async def hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline) -> QuotaHold:
-        """Hold what an instance takes, as soon as it is there.
+        """Hold the quotas of an instance as soon as they are free; waits until the deadline, `WAIT_S` at most.
 
-        Args:
-            tenant: as for `try_hold`.
-            limits: likewise.
-            memory_bytes: likewise.
-            deadline: until when to wait, `WAIT_S` at most.
-
-        Raises:
-            QuotaExceeded: as for `try_hold`, or still short then.
-            CapacityExhausted: likewise.
-            InvokeTimeout: the deadline passed.
+        Raises as `try_hold` does, also if they are still short after the wait, and InvokeTimeout at the deadline.
         """
         return await self._wait(_Wanted(tenant, limits, memory_bytes), deadline)
 
-    def release(self, tenant: int, holding: QuotaHold) -> None:
-        """Give back what an instance held, to those who wait."""
-        self._give_back(tenant, holding)
+    def release(self, tenant: int, hold: QuotaHold) -> None:
+        """Release what an instance held, and serve the waiting calls."""
+        self._release(tenant, hold)
         self._serve()
 
     def begin(self, tenant: int) -> None:
-        """Count a guest that holds memory of its own accord, and will give some back: a session's that is called."""
+        """Count a running guest that holds its memory elsewhere and will release some: that of a session."""
         self._running[tenant] += 1
 
     def end(self, tenant: int) -> None:
-        """Count it no more, and give what it gave back to those who wait."""
+        """Stop counting it, and serve the waiting calls."""
         self._count_off(tenant)
         self._serve()
 
@@ -141,85 +137,79 @@ class InstanceQueue:
     async def freed(
         self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline
     ) -> AsyncIterator[None]:
-        """Wait as in `hold` for memory that something else takes: inside, before it waits for anything.
-
-        Raises:
-            QuotaExceeded: as for `hold`.
-            CapacityExhausted: likewise.
-            InvokeTimeout: likewise.
-        """
-        holding = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
-        self._give_back(tenant, holding)
+        """Wait as `hold` does for memory that the caller then takes itself, inside the context and before any await."""
+        hold = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
+        self._release(tenant, hold)
         try:
             yield
         finally:
             self._serve()
 
     async def _wait(self, wanted: _Wanted, deadline: Deadline) -> QuotaHold:
-        came: asyncio.Future[QuotaHold] = asyncio.get_running_loop().create_future()
-        self._waiting[came] = wanted
+        granted: asyncio.Future[QuotaHold] = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = wanted
         self._serve()
-        if came in self._waiting:
+        if granted in self._waiting:
             self.waits += 1
-            self._make_room(came, wanted)
+            self._evict_idle(granted, wanted)
         try:
-            await asyncio.wait((came,), timeout=min(deadline.remaining_s(), WAIT_S))
+            await asyncio.wait((granted,), timeout=min(deadline.remaining_s(), WAIT_S))
         except asyncio.CancelledError:
-            if came.done() and came.exception() is None:
-                self.release(wanted.tenant, came.result())
+            if granted.done() and granted.exception() is None:
+                self.release(wanted.tenant, granted.result())
             raise
         finally:
-            if not came.done():
-                del self._waiting[came]
+            if not granted.done():
+                del self._waiting[granted]
                 self._serve()
-        if came.done():
-            return came.result()
+        if granted.done():
+            return granted.result()
         if deadline.expired():
             raise InvokeTimeout("the deadline passed while the call waited for memory")
         return self._hold(wanted)
 
-    def _make_room(self, came: asyncio.Future[QuotaHold], wanted: _Wanted) -> None:
-        """Have idle instances leave memory while one waits, if that helps it."""
+    def _evict_idle(self, granted: asyncio.Future[QuotaHold], wanted: _Wanted) -> None:
+        """Evict idle instances while a call waits, if that helps it."""
         tenant = wanted.tenant if "memory_bytes" in wanted.limits else None
         if self.idle is not None and self.idle.any_idle(tenant):
-            task = asyncio.get_running_loop().create_task(self._evict(self.idle, came, tenant))
+            task = asyncio.get_running_loop().create_task(self._evict(self.idle, granted, tenant))
             self._evicting.add(task)
             task.add_done_callback(self._evicting.discard)
 
-    async def _evict(self, idle: IdleInstances, came: asyncio.Future[QuotaHold], tenant: int | None) -> None:
-        while came in self._waiting and await idle.evict_one(tenant):
+    async def _evict(self, idle: IdleInstances, granted: asyncio.Future[QuotaHold], tenant: int | None) -> None:
+        while granted in self._waiting and await idle.evict_one(tenant):
             self._serve()
 
     def _serve(self) -> None:
-        """Give those who wait what is there, in order; behind one that finds the machine's memory short, a part."""
+        """Give free memory to the waiting calls in order; behind one that the machine is too full for, only a part."""
         first: _Wanted | None = None
-        for came, wanted in list(self._waiting.items()):
+        for granted, wanted in list(self._waiting.items()):
             passing_bytes = sum(self._passed.values()) + wanted.memory_bytes
             if first is not None and passing_bytes * PASSING > first.memory_bytes:
                 continue
             try:
-                holding = self._hold(wanted)
+                hold = self._hold(wanted)
             except LimitError as short:
-                if self._is_to_come(wanted, short):
+                if self._will_be_free(wanted, short):
                     if isinstance(short, CapacityExhausted):
                         first = first or wanted
                     continue
-                came.set_exception(short)
+                granted.set_exception(short)
             else:
                 if first is not None:
-                    self._passed[id(holding)] = wanted.memory_bytes
-                came.set_result(holding)
-            del self._waiting[came]
+                    self._passed[id(hold)] = wanted.memory_bytes
+                granted.set_result(hold)
+            del self._waiting[granted]
 
     def _hold(self, wanted: _Wanted) -> QuotaHold:
         tenant, limits, memory_bytes, instances = wanted
-        holding = self._quotas.hold(tenant, limits, instances=instances, memory_bytes=memory_bytes)
+        hold = self._quotas.hold(tenant, limits, instances=instances, memory_bytes=memory_bytes)
         self._running[tenant] += 1
-        return holding
+        return hold
 
-    def _give_back(self, tenant: int, holding: QuotaHold) -> None:
-        self._passed.pop(id(holding), None)
-        holding.release()
+    def _release(self, tenant: int, hold: QuotaHold) -> None:
+        self._passed.pop(id(hold), None)
+        hold.release()
         self._count_off(tenant)
 
     def _count_off(self, tenant: int) -> None:
@@ -227,18 +217,18 @@ class InstanceQueue:
         if not self._running[tenant]:
             del self._running[tenant]
 
-    def _is_to_come(self, wanted: _Wanted, short: LimitError) -> bool:
-        """Return whether what is short is memory, and running guests or idle instances hold some of it."""
+    def _will_be_free(self, wanted: _Wanted, short: LimitError) -> bool:
+        """Return whether only memory is short, and running guests or idle instances will release some of it."""
         tenant, limits, memory_bytes, instances = wanted
-        idle = self.idle
         if isinstance(short, CapacityExhausted):
-            some = bool(self._running) or (idle is not None and idle.any_idle(None))
-            return some and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
+            return self._any_releases() and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
         held = self._quotas.usage(tenant)["instances"] + instances
         if held > limits.get("instances", held):
             return False
         if "memory_bytes" in limits:
-            idle_own = idle is not None and idle.any_idle(tenant)
+            idle_own = self.idle is not None and self.idle.any_idle(tenant)
             return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or idle_own)
-        held_by_any = bool(self._running) or (idle is not None and idle.any_idle(None))
-        return held_by_any and memory_bytes <= (self._quotas.most_bytes or memory_bytes)
+        return self._any_releases() and memory_bytes <= (self._quotas.most_bytes or memory_bytes)
+
+    def _any_releases(self) -> bool:
+        return bool(self._running) or (self.idle is not None and self.idle.any_idle(None))

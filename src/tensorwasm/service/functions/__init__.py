@@ -1,1 +1,1 @@
-"""Functions, their versions and aliases, and the modules behind them."""
+"""Functions, their versions and aliases, and their modules."""

@@ -1,7 +1,7 @@
-"""`Functions`: what tenants have deployed. A function has versions, which never change, and aliases that lead to them.
+"""`Functions`: the functions that tenants have deployed, their immutable versions, and aliases of versions.
 
-Nothing is half done: a module is compiled before it is stored, stored and named before the row is written, and the row
-is one transaction. What is left of a deploy that failed in between, `Functions.tidy` takes away.
+A deploy is atomic: the module is compiled before it is stored, stored and named before the row is written, and the row
+is one transaction. `Functions.tidy` removes what a deploy that failed in between has left.
 """
 
 from __future__ import annotations
@@ -20,46 +20,55 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import CompileTimeout, Conflict, NotFound
 from tensorwasm.service.functions import records
-from tensorwasm.service.functions.loading import Gone, LoadedFunction, Loader, LoadKey, while_wanted
+from tensorwasm.service.functions.loading import (
+    Gone,
+    LoadedFunction,
+    Loader,
+    LoadKey,
+    ResolutionCache,
+    Resolved,
+    cancel_when_gone,
+)
 from tensorwasm.service.functions.modules import Modules
 from tensorwasm.service.functions.names import Reference, checked_alias, checked_name, is_id, parse_reference
-from tensorwasm.service.functions.options import USUAL, Ceilings
-from tensorwasm.service.functions.resolution import ResolutionCache, Resolved
+from tensorwasm.service.functions.options import DEFAULT_OPTIONS, Ceilings
+from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
 from tensorwasm.service.pages import checked_limit, parse_cursor
 from tensorwasm.values import NEVER, Deadline
 
 TRIES: Final = 16
-"""How often an update is made anew that others came before."""
+"""Most attempts of an update that conflicts with concurrent ones."""
 
 IfExists = Literal["new_function", "new_version", "refuse"]
-"""What a deploy does where the tenant has a function of the name: make one more, give it a version, or `Conflict`."""
-
-Note = Callable[[Connection, str], None]
-"""Writes what belongs to a deploy, given the function's ID, in the transaction that makes function or version."""
+"""What a deploy does if the tenant has a function of the name: make another, add a version, or raise `Conflict`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Functions:
-    """Functions of all tenants. For one event loop; nothing here holds it.
+    """Functions of all tenants. For one event loop, which it never blocks.
 
-    What a reference leads to is remembered, and forgotten when this process changes the function. Changes that other
-    processes make to the same database are seen after `ttl_s` at the latest.
+    Functions are given by ID or name; of several of one name the newest is meant. Every method raises NotFound if the
+    tenant has no such function, version or alias. Resolved references are cached until this process changes the
+    function; changes by other processes of the same database are seen after `ttl_s` at the latest.
 
     Args:
-        desk: of the database.
-        modules: where modules are kept.
-        loader: loads them.
-        ceilings: what the operator allows.
-        ttl_s: how long a reference is remembered; None for as long as this process does not change it.
+        database: where functions are.
+        modules: where their modules are.
+        loader: compiles and loads them.
+        ceilings: the operator's limits.
+        ttl_s: how long a resolved reference is cached; None for as long as this process does not change it.
         now_unix_ms: the clock.
+
+    Attributes:
+        find: returns what a tenant's reference is cached to lead to; None if `resolve` must look it up.
     """
 
     def __init__(
         self,
-        desk: DatabaseExecutor,
+        database: DatabaseExecutor,
         modules: Modules,
         loader: Loader,
         ceilings: Ceilings,
@@ -67,14 +76,14 @@ class Functions:
         ttl_s: float | None = None,
         now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Remember nothing yet."""
         self.modules = modules
-        self._desk = desk
-        self._loader = loader
+        self.loader = loader
+        self._database = database
         self._ceilings = ceilings
         self._ttl_s = ttl_s
         self._now_unix_ms = now_unix_ms
-        self._memory = ResolutionCache()
+        self._cache = ResolutionCache()
+        self.find = self._cache.find
 
     # ---------------------------------------------------------------- deploying
 
@@ -90,45 +99,43 @@ class Functions:
         note: Note | None = None,
         gone: Gone | None = None,
     ) -> FunctionRecord:
-        """Make a function with its version 1, or a version of one that there is.
+        """Make a function with its version 1, or a new version of an existing function.
 
         Args:
-            tenant: whose it is.
-            name: for people, and to be called by.
-            module: a module, an OCI image layout with one, or ``blake3:HEX`` for a module that the tenant has already.
-            options: how it is run; None is as usual, and for a new version as the current one is.
-            function_id: a UUID that was never used, None for one that is made now.
-            if_exists: what is done where the tenant has a function of that name.
-            note: writes more in the transaction that makes it; whatever it raises, nothing is made.
-            gone: returns when the caller has left: what is not compiled by then is not deployed.
+            tenant: its owner.
+            name: need not be unique.
+            module: a Wasm module, an OCI image layout with one, or ``blake3:HEX`` of a module that the tenant has.
+            options: None takes the defaults, or for a new version those of the current one.
+            function_id: an unused UUID; None makes one.
+            if_exists: what to do if the tenant has a function of that name.
+            note: writes more in the same transaction; if it raises, nothing is made.
+            gone: returns when the caller has left, which cancels the compilation.
 
         Raises:
-            InvalidName: it cannot be called that.
+            InvalidName: the name is invalid.
             InvalidArgs: an option is out of range.
-            InvalidWasm: not a valid module.
-            Conflict: there is a function of that ID, or of that name where that is to be refused.
-            QuotaExceeded: the tenant has no room for the module.
-            Repeated: a note found that this deploy was made before.
-            TensorWasmError: what else `Modules.read`, `Runtime.load`, `Store.put` and the database raise.
+            InvalidWasm: the module is invalid.
+            Conflict: a function of that ID exists, or of that name where that is refused.
+            QuotaExceeded: the module exceeds the tenant's quota.
+            TensorWasmError: other errors of `note`, `Modules.read`, `Runtime.load`, `Store.put` and the database.
         """
-        checked_name(name)
+        insert = partial(self._insert, tenant, checked_name(name), module, options, function_id, note, gone)
         if if_exists == "new_function":
-            made = await self._insert(tenant, name, module, options or USUAL, function_id, note, gone)
-            return cast("FunctionRecord", made)
+            return cast("FunctionRecord", await insert(unique=False))
         for _ in range(TRIES):
-            there = await self._desk.read(queries.find_named, tenant, name)
-            if there is None:
-                made = await self._insert(tenant, name, module, options or USUAL, function_id, note, gone, unique=True)
+            existing = await self._database.read(queries.find_named, tenant, name)
+            if existing is None:
+                made = await insert(unique=True)
                 if made is not None:
                     return made
             elif if_exists == "refuse":
                 raise Conflict("there is a function of that name")
             else:
                 try:
-                    return await self.update(tenant, there.id, module=module, options=options, note=note, gone=gone)
+                    return await self.update(tenant, existing.id, module=module, options=options, note=note, gone=gone)
                 except NotFound:
-                    if await self._desk.read(queries.find_function, there.id) is not None:
-                        raise  # the module is what is not there
+                    if await self._database.read(queries.find_function, existing.id) is not None:
+                        raise  # it is the module that was not found
         raise Conflict("others deploy the same function all the time")
 
     async def _insert(
@@ -136,28 +143,27 @@ class Functions:
         tenant: int,
         name: str,
         module: bytes | str,
-        options: FunctionOptions,
+        options: FunctionOptions | None,
         function_id: str | None,
         note: Note | None,
         gone: Gone | None,
         *,
-        unique: bool = False,
+        unique: bool,
     ) -> FunctionRecord | None:
-        """Make a function; None if it was to be the only one of its name, and is not."""
-        identity, now = function_id or str(uuid.uuid4()), self._now_unix_ms()
-        digest, size_bytes = await self._admit(tenant, identity, name, module, options, gone)
-        record = FunctionRecord(identity, tenant, name, 1, now, now)
-        version = VersionRecord(identity, 1, digest, size_bytes, options, now)
-        added = False
+        """Make a function; return None if its name must be unique and is not."""
+        function_id, options, now = function_id or str(uuid.uuid4()), options or DEFAULT_OPTIONS, self._now_unix_ms()
+        digest, size_bytes = await self._admit(tenant, function_id, name, module, options, gone)
+        record = FunctionRecord(function_id, tenant, name, 1, now, now)
+        version = VersionRecord(function_id, 1, digest, size_bytes, options, now)
         try:
-            added = await self._desk.write(_insert, record, version, note, unique=unique)
+            added = await self._database.write(records.insert, record, version, note, unique=unique)
         except Repeated:
-            await self.modules.run(self.modules.release, tenant, identity)
+            await self.modules.run(self.modules.release, tenant, function_id)
             raise
         if not added:
-            await self.modules.run(self.modules.release, tenant, identity)
+            await self.modules.run(self.modules.release, tenant, function_id)
             return None
-        self._memory.forget_name(tenant, name)
+        self._cache.forget_name(tenant, name)
         return record
 
     async def update(
@@ -171,24 +177,14 @@ class Functions:
         note: Note | None = None,
         gone: Gone | None = None,
     ) -> FunctionRecord:
-        """Give a function a new version, which is its current one from now on, or another name, or both.
+        """Add a version, which becomes the current one, or rename the function, or both. Takes what `deploy` takes.
 
-        What is kept of the current version is that of the version right before: of two updates that race, one of the
-        module and one of the options, neither is lost.
-
-        Args:
-            tenant: whose it is.
-            function: its ID or name.
-            module: as in `deploy`; None keeps the current version's.
-            options: None keeps the current version's.
-            name: None keeps it.
-            note: as in `deploy`.
-            gone: likewise.
+        What is None is taken from the version right before: of two concurrent updates, one of the module and one of the
+        options, neither is lost.
 
         Raises:
-            NotFound: there is no such function, or it is another tenant's.
-            Conflict: it has as many versions as there can be, or others change it all the time.
-            TensorWasmError: what else `deploy` raises.
+            Conflict: it has the most versions that are allowed, or is changed concurrently all the time.
+            TensorWasmError: other errors of `deploy`.
         """
         for _ in range(TRIES):
             before = await self.get(tenant, function)
@@ -198,10 +194,10 @@ class Functions:
                 made = await self._derive(tenant, before, wanted, module, options, gone)
                 derived = before.current if module is None or options is None else None
             now = self._now_unix_ms()
-            changed = await self._change(before.id, _update, tenant, before.id, made, name, now, derived, note)
+            changed = await self._change(before.id, records.update, tenant, before.id, made, name, now, derived, note)
             if changed is not None:
                 if changed.name != before.name:
-                    self._memory.forget_name(tenant, changed.name)
+                    self._cache.forget_name(tenant, changed.name)
                 return changed
         raise Conflict("others change the function all the time")
 
@@ -214,7 +210,7 @@ class Functions:
         options: FunctionOptions | None,
         gone: Gone | None,
     ) -> VersionRecord:
-        """Admit a version with what is given, and the rest as in the current one; it has no number yet."""
+        """Admit a version that takes what is None from the current one; it has no number yet."""
         current = await self.version(tenant, before.id, before.current)
         options = current.options if options is None else options
         if module is None:
@@ -223,166 +219,99 @@ class Functions:
         return VersionRecord(before.id, 0, digest, size_bytes, options, self._now_unix_ms())
 
     async def promote(self, tenant: int, function: str, number: int) -> FunctionRecord:
-        """Make a version the current one, such as an earlier one.
-
-        Raises:
-            NotFound: there is no such function, or no such version, or it is another tenant's.
-        """
+        """Make a version the current one."""
         function_id = await self._identify(tenant, function)
         return await self._change(function_id, records.promote, tenant, function_id, number, self._now_unix_ms())
 
     async def delete(self, tenant: int, function: str) -> None:
-        """Take a function away, with versions and aliases; what runs goes on to its end.
-
-        Raises:
-            NotFound: there is no such function, or it is another tenant's.
-        """
+        """Delete a function with its versions and aliases; running calls continue."""
         function_id = await self._identify(tenant, function)
         await self._change(function_id, records.delete, tenant, function_id)
         await self.modules.run(self.modules.release, tenant, function_id)
 
-    # ---------------------------------------------------------------- seeing
+    # ---------------------------------------------------------------- reading
 
     async def get(self, tenant: int, function: str) -> FunctionRecord:
-        """Return the function of that ID, or the tenant's newest of that name.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
-        return await self._desk.read(records.get, tenant, function)
+        """Return a function."""
+        return await self._database.read(records.get, tenant, function)
 
     async def list(self, tenant: int, after: str | None = None, limit: int = 100) -> tuple[FunctionRecord, ...]:
-        """Return a tenant's functions, oldest first.
-
-        Args:
-            tenant: whose.
-            after: `FunctionRecord.cursor` of the last one seen.
-            limit: most of them, 1 to 1000.
-
-        Raises:
-            InvalidRequest: it is no cursor, or the limit is out of range.
-        """
-        return await self._desk.read(queries.list_functions, tenant, parse_cursor(after), checked_limit(limit))
+        """Return a tenant's functions, oldest first, after a `FunctionRecord.cursor`; InvalidRequest as in `pages`."""
+        return await self._database.read(queries.list_functions, tenant, parse_cursor(after), checked_limit(limit))
 
     async def newest(self, tenant: int, limit: int) -> tuple[tuple[FunctionRecord, FunctionOptions], ...]:
         """Return a tenant's functions with the options of their current versions, newest first."""
-        return await self._desk.read(queries.list_current, tenant, limit)
+        return await self._database.read(queries.list_current, tenant, limit)
 
     async def version(self, tenant: int, function: str, number: int) -> VersionRecord:
-        """Return a version.
-
-        Raises:
-            NotFound: there is no such function, or no such version, or it is another tenant's.
-        """
-        return (await self._desk.read(records.lead, tenant, (Reference(function, number, ""),)))[1]
+        """Return a version."""
+        return (await self._database.read(records.resolve, tenant, (Reference(function, number, ""),)))[1]
 
     async def versions(self, tenant: int, function: str, after: int = 0, limit: int = 100) -> tuple[VersionRecord, ...]:
-        """Return a function's versions with higher numbers than `after`, in order.
-
-        Raises:
-            NotFound: there is no such function, or it is another tenant's.
-            InvalidRequest: the limit is not 1 to 1000.
-        """
-        return await self._desk.read(records.list_versions, tenant, function, after, checked_limit(limit))
+        """Return a function's versions with numbers above `after`, in order; InvalidRequest as in `checked_limit`."""
+        return await self._database.read(records.list_versions, tenant, function, after, checked_limit(limit))
 
     async def aliases(self, tenant: int, function: str) -> tuple[AliasRecord, ...]:
-        """Return a function's aliases, by name.
-
-        Raises:
-            NotFound: there is no such function, or it is another tenant's.
-        """
-        return await self._desk.read(records.list_aliases, tenant, function)
+        """Return a function's aliases, by name."""
+        return await self._database.read(records.list_aliases, tenant, function)
 
     async def set_alias(self, tenant: int, function: str, alias: str, number: int) -> AliasRecord:
-        """Let an alias lead to a version, wherever it led before.
-
-        Raises:
-            InvalidName: it cannot be called that.
-            NotFound: there is no such function, or no such version, or it is another tenant's.
-            Conflict: the function has as many aliases as there can be.
-        """
+        """Make an alias refer to a version; raise InvalidName, or Conflict if the function has too many aliases."""
         function_id = await self._identify(tenant, function)
         record = AliasRecord(function_id, checked_alias(alias), number, self._now_unix_ms())
         return await self._change(function_id, records.set_alias, tenant, record)
 
     async def delete_alias(self, tenant: int, function: str, alias: str) -> None:
-        """Take an alias away.
-
-        Raises:
-            NotFound: there is no such function, or no such alias, or it is another tenant's.
-        """
+        """Delete an alias."""
         function_id = await self._identify(tenant, function)
         await self._change(function_id, records.delete_alias, tenant, function_id, alias)
 
     # ---------------------------------------------------------------- calling
 
-    def find(self, tenant: int, reference: str) -> Resolved | None:
-        """Return what a reference is remembered to lead to, None if `resolve` has to find out."""
-        return self._memory.find(tenant, reference)
-
     async def resolve(self, tenant: int, reference: str, deadline: Deadline = NEVER) -> Resolved:
-        """Return what ``FUNCTION``, ``FUNCTION@VERSION`` or ``FUNCTION@ALIAS`` leads to, loaded.
+        """Return the loaded version of ``FUNCTION``, ``FUNCTION@VERSION`` or ``FUNCTION@ALIAS``.
 
-        FUNCTION is an ID or a name; of several functions of one name the newest is meant.
-
-        Args:
-            tenant: who asks.
-            reference: as above.
-            deadline: of the call that it is loaded for. What is loaded is kept for later calls all the same.
+        It is cached even if the deadline passes meanwhile.
 
         Raises:
-            NotFound: there is no such function, version or alias, or it is another tenant's.
-            CompileTimeout: the deadline passed meanwhile: none of that was the guest's time.
-            TensorWasmError: what the store and `Runtime.load` raise.
+            CompileTimeout: the deadline passed while the function was compiled or loaded.
+            TensorWasmError: other errors of the store and `Runtime.load`.
         """
         found = self.find(tenant, reference)
         if found is not None:
             return found
-        changes, late = self._memory.changes, deadline.expired()
-        record, version = await self._desk.read(records.lead, tenant, parse_reference(reference))
+        changes, late = self._cache.changes, deadline.expired()
+        record, version = await self._database.read(records.resolve, tenant, parse_reference(reference))
         loaded = await self._load(tenant, record.name, version)
-        resolved = self._describe(reference, record, version, loaded)
-        self._memory.put(resolved, changes)
-        if not late and deadline.expired():
-            raise CompileTimeout("the deadline passed while the module was being compiled or loaded: try again")
-        return resolved
-
-    def _describe(
-        self, reference: str, record: FunctionRecord, version: VersionRecord, loaded: LoadedFunction
-    ) -> Resolved:
-        options, limits = version.options, loaded.function.host.limits
-        cuda = "cuda" in options.grants
-        return Resolved(
+        options, cuda = version.options, "cuda" in version.options.grants
+        resolved = Resolved(
             reference=reference,
             record=record,
             version=version,
             function=loaded.function,
             module=loaded.module,
-            limits=limits,
+            limits=loaded.function.host.limits,
             tenant=str(record.tenant),
             cuda=cuda,
             inline=not cuda and not options.warm,
-            usual_ns=int((options.timeout_s or self._ceilings.usual_s) * 1e9),
+            default_ns=int((options.timeout_s or self._ceilings.limits.wall_s) * 1e9),
             until_ns=float("inf") if self._ttl_s is None else time.monotonic_ns() + self._ttl_s * 1e9,
         )
+        self._cache.put(resolved, changes)
+        if not late and deadline.expired():
+            raise CompileTimeout("the deadline passed while the module was being compiled or loaded: try again")
+        return resolved
 
-    # ---------------------------------------------------------------- the rest
+    # ---------------------------------------------------------------- maintenance and helpers
 
     async def tidy(self) -> tuple[int, int]:
-        """Take away what deploys left that failed, and modules that nothing refers to.
-
-        Returns:
-            How many names of modules went, and how many were missing.
-
-        Raises:
-            TensorWasmError: what the database and the store raise.
-        """
+        """Remove what failed deploys left, and unused modules; return how many names were removed, and were missing."""
         stale = missing = 0
         for text in await self.modules.run(self.modules.tenants):
             if not text.isdecimal():
                 continue
             now_ns = self._now_unix_ms() * 1_000_000
-            wanted = await self._desk.read(queries.list_modules, int(text))
+            wanted = await self._database.read(queries.list_modules, int(text))
             found = await self.modules.run(self.modules.tidy, int(text), wanted, now_ns)
             stale, missing = stale + found[0], missing + found[1]
         await self.modules.run(self.modules.collect)
@@ -401,13 +330,12 @@ class Functions:
         self._ceilings.check(options)
         module = await self.modules.read(tenant, source, self._ceilings.limits.module_bytes)
         digest = await self.modules.run(blake3, module)
-        await while_wanted(self._loader.load(self._key(tenant, name, digest, options), lambda: module), gone)
-        kept = await self.modules.run(self.modules.keep, tenant, function_id, module)
-        return kept, len(module)
+        await cancel_when_gone(self.loader.load(self._key(tenant, name, digest, options), lambda: module), gone)
+        return await self.modules.run(self.modules.keep, tenant, function_id, module), len(module)
 
     async def _load(self, tenant: int, name: str, version: VersionRecord) -> LoadedFunction:
         key = self._key(tenant, name, version.module, version.options)
-        return await self._loader.load(key, partial(self.modules.fetch, tenant, version.module))
+        return await self.loader.load(key, partial(self.modules.fetch, tenant, version.module))
 
     def _key(self, tenant: int, name: str, digest: bytes, options: FunctionOptions) -> LoadKey:
         limits = self._ceilings.limits_of(options)
@@ -415,44 +343,19 @@ class Functions:
         return LoadKey(tenant, digest, limits, name, env, options.warm, "cuda" in options.grants)
 
     async def _identify(self, tenant: int, function: str) -> str:
-        """Return the ID of a function that is named by its ID or name."""
+        """Return the ID of a function that is given by ID or name."""
         return function if is_id(function) else (await self.get(tenant, function)).id
 
     async def _change(
         self, function_id: str, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Write, and forget what led to a function once that is done, even if its caller has left meanwhile."""
+        """Write to the database, and then forget the function's resolved references, even if the caller has left."""
 
         def forget(done: asyncio.Future[T]) -> None:
-            self._memory.forget(function_id)
+            self._cache.forget(function_id)
             if not done.cancelled():
-                done.exception()  # of which its caller, if there still is one, hears too
+                done.exception()  # mark it as retrieved: the caller may have left
 
-        task = asyncio.ensure_future(self._desk.write(write, *args, **kwargs))
+        task = asyncio.ensure_future(self._database.write(write, *args, **kwargs))
         task.add_done_callback(forget)
         return await asyncio.shield(task)
-
-
-def _insert(
-    connection: Connection, record: FunctionRecord, version: VersionRecord, note: Note | None, *, unique: bool
-) -> bool:
-    added = records.insert(connection, record, version, unique=unique)
-    if added and note is not None:
-        note(connection, record.id)
-    return added
-
-
-def _update(
-    connection: Connection,
-    tenant: int,
-    function_id: str,
-    made: VersionRecord | None,
-    name: str | None,
-    now_ms: int,
-    derived: int | None,
-    note: Note | None,
-) -> FunctionRecord | None:
-    changed = records.update(connection, tenant, function_id, made, name, now_ms, derived)
-    if changed is not None and note is not None:
-        note(connection, function_id)
-    return changed

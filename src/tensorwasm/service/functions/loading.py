@@ -1,13 +1,19 @@
-"""Loaded functions: compiled once, kept while they are used; tenants who load many wait for one another, not others."""
+"""`Loader` compiles and loads functions once, tenants in fair shares; `ResolutionCache` maps references to them.
+
+Resolving a cached reference takes one look-up, on the path of every request.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
+from tensorwasm.database.functions import FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
@@ -20,9 +26,10 @@ from tensorwasm.values import Limits
 
 KEPT_FUNCTIONS: Final = 1024
 KEPT_BYTES: Final = 1024 << 20
+KEPT_REFERENCES: Final = 8192
 
 Gone = Callable[[], Awaitable[object]]
-"""Returns when a caller has left."""
+"""Returns when the caller has left."""
 
 _T = TypeVar("_T")
 
@@ -30,28 +37,20 @@ NOTHING: Final = Grants()
 
 
 class LoadedFunction(NamedTuple):
-    """A function that can be called.
-
-    Attributes:
-        function: the compiled module.
-        module: the binary, always the same object for the same function: who sends it on may know it by that.
-    """
+    """A compiled function and its binary, the same object for the same function, by which workers recognize it."""
 
     function: Function
     module: bytes
 
 
 class LoadKey(NamedTuple):
-    """What makes two functions the same: never across tenants.
+    """Key of a loaded function, which tenants never share.
 
     Attributes:
-        tenant: whose.
         module: BLAKE3 of the binary.
-        limits: of its sandboxes.
-        name: of the function.
         env: environment of its warm sandboxes.
-        warm: how many there are.
-        cuda: whether it runs in worker processes, so that nothing is prepared here.
+        warm: their number.
+        cuda: it runs in worker processes, so nothing is prepared here.
     """
 
     tenant: int
@@ -64,43 +63,35 @@ class LoadKey(NamedTuple):
 
 
 class _Loading:
-    """A function on its way, for all who wait for it.
+    """A function that is being loaded, whether on a thread already, and the number of callers that wait for it."""
 
-    Attributes:
-        task: its outcome.
-        work: stops what blocks.
-        begun: whether it has a thread.
-        wanted: callers that wait.
-    """
-
-    __slots__ = ("begun", "task", "wanted", "work")
+    __slots__ = ("begun", "stop_hook", "task", "waiting")
 
     task: asyncio.Task[LoadedFunction]
 
     def __init__(self) -> None:
-        self.work = StopHook()
+        self.stop_hook = StopHook()
         self.begun = False
-        self.wanted = 0
+        self.waiting = 0
 
-    def end(self) -> None:
-        """Stop it: nobody waits for it any more."""
+    def cancel(self) -> None:
         if self.begun:
-            self.work.stop()
+            self.stop_hook.stop()
         else:
             self.task.cancel()
 
 
 class Loader:
-    """Loads functions on threads of its own, each once however many ask at a time. For one event loop.
+    """Loads functions on threads of its own; concurrent callers share one load. For one event loop.
 
-    A tenant alone never has all of the threads: whoever loads one function waits for none of another's thousand.
+    A single tenant never has all of the threads, so another tenant's load does not wait for its thousands.
 
     Args:
         runtime: outlives it.
-        weight: returns a tenant's share where tenants wait for one another.
-        threads: most functions that are compiled or loaded at a time.
-        items: most functions kept.
-        size_bytes: most bytes of module kept.
+        weight: returns a tenant's share of the threads.
+        threads: None takes one more than the machine has processors.
+        items: most functions cached.
+        size_bytes: most bytes of modules cached.
     """
 
     def __init__(
@@ -111,7 +102,6 @@ class Loader:
         items: int = KEPT_FUNCTIONS,
         size_bytes: int = KEPT_BYTES,
     ) -> None:
-        """Start nothing yet."""
         threads = threads or (os.cpu_count() or 1) + 1
         self._runtime = runtime
         self._weight = weight
@@ -122,19 +112,14 @@ class Loader:
         self.loads = 0
 
     def __len__(self) -> int:
-        """Return how many functions are kept."""
+        """Return the number of cached functions."""
         return len(self._shelf)
 
     async def load(self, key: LoadKey, fetch: Callable[[], bytes]) -> LoadedFunction:
-        """Return a function, loaded now if it is not kept. When all who wait have left, loading it ends.
+        """Return a function, loaded if it is not cached. Loading is stopped when all waiting callers have left.
 
-        Args:
-            key: which.
-            fetch: returns the binary; called on another thread.
-
-        Raises:
-            RateLimited: too many of the tenant's functions wait to be loaded.
-            TensorWasmError: what `fetch` and `Runtime.load` raise.
+        `fetch` returns the binary, and is called on another thread. Raise RateLimited if too many functions of the
+        tenant wait to be loaded, and what `fetch` and `Runtime.load` raise.
         """
         found = self._shelf.get(key)
         if found is not None:
@@ -143,22 +128,21 @@ class Loader:
         if loading is None:
             loading = self._loading[key] = _Loading()
             loading.task = asyncio.create_task(self._load(key, fetch, loading))
-        loading.wanted += 1
+        loading.waiting += 1
         try:
-            # Who leaves must not take the function from others who wait for it.
-            return await asyncio.shield(loading.task)
+            return await asyncio.shield(loading.task)  # a cancelled caller must not cancel it for others
         finally:
-            loading.wanted -= 1
-            if not loading.wanted and self._loading.get(key) is loading:
+            loading.waiting -= 1
+            if not loading.waiting and self._loading.get(key) is loading:
                 del self._loading[key]
-                loading.end()
+                loading.cancel()
 
     async def _load(self, key: LoadKey, fetch: Callable[[], bytes], loading: _Loading) -> LoadedFunction:
         try:
             loop = asyncio.get_running_loop()
             async with self._gate.turn(key.tenant, self._weight(key.tenant)):
                 loading.begun = True
-                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch, loading.work)
+                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch, loading.stop_hook)
             if self._loading.get(key) is loading:
                 self._shelf.put(key, loaded, len(loaded.module))
             self.loads += 1
@@ -167,10 +151,10 @@ class Loader:
             if self._loading.get(key) is loading:
                 del self._loading[key]
 
-    def _make(self, key: LoadKey, fetch: Callable[[], bytes], work: StopHook) -> LoadedFunction:
-        """Load a function, and all that its first invocation would otherwise wait for. Blocks."""
+    def _make(self, key: LoadKey, fetch: Callable[[], bytes], stop_hook: StopHook) -> LoadedFunction:
+        """Load a function, and prepare what its first invocation needs. Blocks."""
         module, tenant = fetch(), str(key.tenant)
-        function = self._runtime.load(module, key.name, key.limits, tenant, work=work)
+        function = self._runtime.load(module, key.name, key.limits, tenant, work=stop_hook)
         if not key.cuda:
             function.dispatch.prepare(NOTHING, None)
             function.dispatch.prepare_pure()
@@ -181,17 +165,89 @@ class Loader:
         return LoadedFunction(function, module)
 
     async def close(self) -> None:
-        """Wait for what is being loaded, and release the threads."""
+        """Wait for running loads, and end the threads."""
         await asyncio.gather(*(loading.task for loading in self._loading.values()), return_exceptions=True)
         self._threads.shutdown()
 
 
-async def while_wanted(working: Coroutine[Any, Any, _T], gone: Gone | None) -> _T:
-    """Wait for something, and end it when its caller has left.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A version of a function, ready to be called.
 
-    Raises:
-        CancelledError: the caller has left.
+    Attributes:
+        module: the binary, the same object as long as the function is loaded.
+        tenant: its owner, as the runtime names tenants.
+        cuda: its guests are granted the device, and run in worker processes.
+        inline: its guests run in this process, in fresh sandboxes.
+        default_ns: timeout of an invocation without a deadline.
+        until_ns: when it must be looked up again, on the monotonic clock.
     """
+
+    reference: str
+    record: FunctionRecord
+    version: VersionRecord
+    function: Function
+    module: bytes = field(repr=False)
+    limits: Limits
+    tenant: str
+    cuda: bool
+    inline: bool
+    default_ns: int
+    until_ns: float
+
+    @property
+    def options(self) -> FunctionOptions:
+        """The version's options."""
+        return self.version.options
+
+
+class ResolutionCache:
+    """A bounded cache of resolved references, found by one look-up; `changes` counts removals. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._cached: LruCache[Resolved] = LruCache(KEPT_REFERENCES, KEPT_BYTES)
+        self._keys: dict[str, set[tuple[int, str]]] = {}
+        self.changes = 0
+
+    def find(self, tenant: int, reference: str) -> Resolved | None:
+        """Return what a tenant's reference leads to, None if it must be looked up."""
+        found = self._cached.get((tenant, reference))
+        return found if found is not None and time.monotonic_ns() < found.until_ns else None
+
+    def put(self, resolved: Resolved, changes: int) -> None:
+        """Cache a reference, unless `changes` differs from now: then it may lead to another version."""
+        if changes != self.changes:
+            return
+        key = resolved.record.tenant, resolved.reference
+        self._cached.drop(key)
+        self._keys.setdefault(resolved.record.id, set()).add(key)
+        for gone in self._cached.put(key, resolved, len(resolved.module)):
+            keys = self._keys[gone.record.id]
+            keys.discard((gone.record.tenant, gone.reference))
+            if not keys:
+                del self._keys[gone.record.id]
+
+    def forget(self, function_id: str) -> None:
+        """Remove all references to a function."""
+        self.changes += 1
+        for key in self._keys.pop(function_id, ()):
+            self._cached.drop(key)
+
+    def forget_name(self, tenant: int, name: str) -> None:
+        """Remove all references with a tenant's function name, because another function may be its newest now."""
+        self.changes += 1
+        stale = [
+            key
+            for keys in self._keys.values()
+            for key in keys
+            if key[0] == tenant and (key[1] == name or key[1].startswith(f"{name}@"))
+        ]
+        for key in stale:
+            self._cached.drop(key)
+
+
+async def cancel_when_gone(working: Coroutine[Any, Any, _T], gone: Gone | None) -> _T:
+    """Return a coroutine's result; cancel it and raise CancelledError when its caller has left."""
     if gone is None:
         return await working
     task, leaving = asyncio.ensure_future(working), asyncio.ensure_future(gone())

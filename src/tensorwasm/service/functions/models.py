@@ -1,4 +1,4 @@
-"""`Models`: which function is meant by the name of a model, as clients of OpenAI's API use them."""
+"""`Models`: finds functions by model names, as clients of OpenAI's API use them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound
 if TYPE_CHECKING:
     from tensorwasm.database.functions import FunctionRecord
     from tensorwasm.service.functions.functions import Functions
-    from tensorwasm.service.functions.resolution import Resolved
+    from tensorwasm.service.functions.loading import Resolved
 
 KEPT: Final = 4096
-"""Names that are remembered."""
+"""Most cached names."""
 
 KEPT_S: Final = 2.0
-"""Seconds after which a name is looked up again: so long may a newer function of the same name go unseen."""
+"""Seconds that a name is cached, and that a newer function of the name may go unseen."""
 
-MOST_LISTED: Final = 1000
-MOST_SHOWN: Final = 64
+MAX_LISTED: Final = 1000
+MAX_SHOWN: Final = 64
 
 
 def parse_map(text: str) -> dict[str, str]:
-    """Read ``MODEL:FUNCTION_ID,...``; a model's name may have colons.
-
-    Raises:
-        InvalidArgs: an entry has no name or no function, or a name comes twice.
-    """
+    """Parse ``MODEL:FUNCTION_ID,...``, models with colons too; InvalidArgs if a part is empty or a model repeated."""
     found: dict[str, str] = {}
     for entry in filter(None, (each.strip() for each in text.split(","))):
         model, _, reference = entry.rpartition(":")
@@ -41,52 +37,37 @@ def parse_map(text: str) -> dict[str, str]:
 
 
 class Models:
-    """Which function each tenant's models are. For one event loop.
-
-    Args:
-        functions: what serves them.
-        mapped: references to functions by the names that the operator gave them.
-        clock_s: the monotonic clock.
-    """
+    """The models of all tenants; `mapped` has the operator's names and their references. For one event loop."""
 
     def __init__(
         self, functions: Functions, mapped: dict[str, str], clock_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Know no names but the operator's."""
         self._functions = functions
         self._mapped = mapped
         self._clock_s = clock_s
-        self._known: OrderedDict[tuple[int, str], tuple[str, float]] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, str], tuple[str, float]] = OrderedDict()
 
     def known(self, tenant: int, model: str) -> str | None:
-        """Return what `find` returned lately, None if that is too long ago."""
-        found = self._known.get((tenant, model))
+        """Return the cached result of `find`, None if there is none."""
+        found = self._cached.get((tenant, model))
         return found[0] if found is not None and found[1] > self._clock_s() else None
 
     async def find(self, tenant: int, model: str) -> str:
-        """Return the reference of a tenant's model.
-
-        Raises:
-            ModelNotFound: the tenant has none; another's are the same as none.
-        """
+        """Return the reference of a tenant's model; raise ModelNotFound if the tenant has no such model."""
         reference = self.known(tenant, model)
         if reference is None:
             reference = (await self._look_up(tenant, model)).reference
-            self._known[tenant, model] = reference, self._clock_s() + KEPT_S
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
+            self._cached[tenant, model] = reference, self._clock_s() + KEPT_S
+            if len(self._cached) > KEPT:
+                self._cached.popitem(last=False)
         return reference
 
     def forget(self, tenant: int, model: str) -> None:
-        """Look a model up again the next time: its function was not there."""
-        self._known.pop((tenant, model), None)
+        """Remove a model from the cache, because its function was not found."""
+        self._cached.pop((tenant, model), None)
 
     async def get(self, tenant: int, model: str) -> FunctionRecord:
-        """Return the function of a tenant's model.
-
-        Raises:
-            ModelNotFound: the tenant has no function of that name that is deployed as a model.
-        """
+        """Return the function of a tenant's model; raise ModelNotFound if the tenant has no such model."""
         return (await self._look_up(tenant, model)).record
 
     async def list(self, tenant: int) -> dict[str, FunctionRecord]:
@@ -95,7 +76,7 @@ class Models:
         for name, reference in self._mapped.items():
             with suppress(NotFound):
                 models[name] = (await self._functions.resolve(tenant, reference)).record
-        for record, options in await self._functions.newest(tenant, MOST_LISTED):
+        for record, options in await self._functions.newest(tenant, MAX_LISTED):
             if options.model:
                 models.setdefault(record.name, record)
         return models
@@ -108,10 +89,10 @@ class Models:
             resolved = await self._functions.resolve(tenant, model)
             if resolved.options.model:
                 return resolved
-        raise ModelNotFound(f"there is no model {model[:MOST_SHOWN]!r}")
+        raise ModelNotFound(f"there is no model {model[:MAX_SHOWN]!r}")
 
     def _mapped_references(self, model: str) -> Iterator[str]:
-        """Yield what the operator's map says that a name means; a name may have an ``@`` itself."""
+        """Yield the operator's references for a name, which may contain ``@``."""
         name, at, version = model.rpartition("@")
         if model in self._mapped:
             yield self._mapped[model]

@@ -1,8 +1,8 @@
-"""Modules in the artifact store: where they come from, and what keeps them there.
+"""Modules of functions in the artifact store.
 
-A version's module is kept by a name of its function's, ``function/ID/HASH``. The name is bound before the version's row
-is written, so that a row never leads to nothing, and goes after the row has gone. What a deploy leaves that failed in
-between, `Modules.tidy` finds: names without a row, and should it ever be, rows without a name.
+A version's module is kept by a name of its function, ``function/ID/HASH``. The name is bound before the version's row
+is written and removed after the row, so a row's module always exists. `Modules.tidy` finds what a failed deploy leaves:
+names without a row and, though that should not happen, rows without a name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensorwasm.service.functions.oci import is_image, read_image
 HASH_PREFIX: Final = "blake3:"
 
 GRACE_S: Final = 3600.0
-"""How long nothing touches what a deploy may be about to write a row for."""
+"""Age below which a module without a row is kept, because a deploy may be about to write the row."""
 
 _KIND: Final = "module"
 _FOLDER: Final = "function/"
@@ -37,39 +37,29 @@ _Value = TypeVar("_Value")
 
 
 class Modules:
-    """Modules of all tenants. For one event loop; every method that may block does so on threads of its own.
-
-    Args:
-        store: outlives it.
-        threads: most of them.
-    """
+    """Modules of all tenants. `run` and `read` are for one event loop; all other methods block, and are for `run`."""
 
     def __init__(self, store: ContentStore, threads: int | None = None) -> None:
-        """Start nothing yet."""
         self._store = store
         most = threads or (os.cpu_count() or 1) + 2
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=begin_yielding)
+        self.tenants = store.tenants
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
-        """Call something that blocks, on one of the threads."""
+        """Call a blocking function on one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     async def read(self, tenant: int, source: bytes | str, most_bytes: int) -> bytes:
-        """Return the module that a caller means.
+        """Return the module of a deploy, of `most_bytes` at most.
 
         Args:
-            tenant: who asks; only that tenant's own modules are found by their hash.
-            source: a module, an OCI image layout as a tar file, or ``blake3:HEX`` for a module that is there already.
+            tenant: the caller's; a hash finds only its own modules.
+            source: a module, an OCI image layout as a tar file, or ``blake3:HEX`` of a stored module.
             most_bytes: longest module.
 
         Raises:
-            ModuleTooLarge: it is longer.
-            InvalidImage: an image that cannot be read.
-            DigestMismatch: an image that is not what it says.
-            InvalidRequest: text that is no hash.
-            NotFound: no module of this tenant's has the hash.
-            StoreUnavailable: the store does not answer.
-            ArtifactCorrupt: what was stored is damaged.
+            ModuleTooLarge: the module is longer.
+            TensorWasmError: what `read_image`, `parse_hash` and `fetch` raise.
         """
         if isinstance(source, str):
             return await self.run(self.fetch, tenant, parse_hash(source))
@@ -80,15 +70,10 @@ class Modules:
         return source
 
     def fetch(self, tenant: int, digest: Digest) -> bytes:
-        """Return a tenant's module. Blocks.
+        """Return a tenant's module; raise NotFound if it has no such module.
 
-        The answer is the same, and takes as long, for a module that nobody has, one that only others have, and an
-        artifact that is no module.
-
-        Raises:
-            NotFound: this tenant has none of that hash.
-            StoreUnavailable: the store does not answer.
-            ArtifactCorrupt: what was stored is damaged.
+        The answer, and its time, is the same for a module that does not exist, one that only other tenants have, and an
+        artifact that is not a module.
         """
         try:
             if self._store.stat(str(tenant), digest).kind != _KIND:
@@ -98,18 +83,13 @@ class Modules:
             raise NotFound("there is no such module") from None
 
     def keep(self, tenant: int, function_id: str, module: bytes) -> Digest:
-        """Store a module, and let it stay while a version of the function refers to it. Blocks.
-
-        Raises:
-            QuotaExceeded: the tenant has no room for it.
-            TensorWasmError: what else `ContentStore.put` and `ContentStore.bind` raise.
-        """
+        """Store a module, and keep it for a function. Raises as `ContentStore.put` and `ContentStore.bind` do."""
         digest = self._store.put(str(tenant), _KIND, module)
         self._store.bind(str(tenant), name_of(function_id, digest), digest)
         return digest
 
     def release(self, tenant: int, function_id: str) -> None:
-        """Let the modules of a function go that is no more. Blocks. What fails is logged, and left to `tidy`."""
+        """Remove the names of a deleted function's modules; an error is logged, and `tidy` removes the rest."""
         prefix = f"{_FOLDER}{function_id}/"
         try:
             for name in self._store.names(str(tenant)):
@@ -118,20 +98,13 @@ class Modules:
         except TensorWasmError as error:
             _log.warning("the modules of the deleted function %s stay for now: %s", function_id, error)
 
-    def tenants(self) -> tuple[str, ...]:
-        """Return the tenants that have kept something at some time. Blocks."""
-        return self._store.tenants()
-
     def tidy(self, tenant: int, wanted: frozenset[tuple[str, Digest]], now_ns: int) -> tuple[int, int]:
-        """Take away names that no version wants, and give those that are wanted their names. Blocks.
+        """Remove names of modules without a version, and bind missing names of modules with one; return both numbers.
 
         Args:
-            tenant: whose.
+            tenant: the tenant.
             wanted: function and module of every version, read after `now_ns`.
-            now_ns: the time, in nanoseconds since 1970; what was put in the hour before is left alone.
-
-        Returns:
-            How many names went, and how many were missing.
+            now_ns: nanoseconds since 1970; modules stored in the `GRACE_S` before are not touched.
         """
         text, horizon_ns = str(tenant), now_ns - int(GRACE_S * 1e9)
         names = {name: digest for name, digest in self._store.names(text).items() if name.startswith(_FOLDER)}
@@ -149,11 +122,11 @@ class Modules:
         return len(stale), len(missing)
 
     def collect(self) -> None:
-        """Take away artifacts that nothing leads to. Blocks."""
+        """Remove artifacts without a name."""
         self._store.collect(GRACE_S)
 
     def close(self) -> None:
-        """Wait for what is under way, and release the threads."""
+        """Wait for running work, and end the threads."""
         self._threads.shutdown()
 
 
@@ -162,17 +135,8 @@ def name_of(function_id: str, digest: Digest) -> str:
     return f"{_FOLDER}{function_id}/{digest.hex()}"
 
 
-def show_hash(digest: Digest) -> str:
-    """Return a hash as callers write it."""
-    return HASH_PREFIX + digest.hex()
-
-
 def parse_hash(text: str) -> Digest:
-    """Read a hash as callers write it.
-
-    Raises:
-        InvalidRequest: it is not ``blake3:`` and 64 hex digits.
-    """
+    """Parse ``blake3:HEX``; raise InvalidRequest if the text is not ``blake3:`` and 64 hex digits."""
     try:
         digest = bytes.fromhex(text.removeprefix(HASH_PREFIX)) if len(text) == len(HASH_PREFIX) + 64 else b""
     except ValueError:

@@ -1,4 +1,4 @@
-"""What functions and aliases may be called, and how a version is referred to."""
+"""Names of functions and aliases, and references to versions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class Reference(NamedTuple):
-    """What leads to a version of a function.
-
-    Attributes:
-        function: UUID or name of the function.
-        number: the version's, None if an alias or nothing was said.
-        alias: empty if there is none.
-    """
+    """A function, by UUID or name, and a version's number or alias; the current version for None and an empty alias."""
 
     function: str
     number: int | None
@@ -29,49 +23,35 @@ class Reference(NamedTuple):
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a UUID in small letters, as functions and sessions have."""
+    """Return whether a text is a UUID in lower case, as functions and sessions have."""
     return _ID.fullmatch(text) is not None
 
 
 def checked_name(name: str) -> str:
-    """Return a name that a function may have.
-
-    Raises:
-        InvalidName: it is empty, blank, longer than 256 bytes or has control characters.
-    """
+    """Return a function's name; raise InvalidName if it is blank, over 256 bytes or has control characters."""
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidName("a name is text") from None
+        raise InvalidName("a name is Unicode text") from None
     if not 1 <= size_bytes <= MAX_NAME_BYTES or not name.strip():
         raise InvalidName(f"a name has 1 to {MAX_NAME_BYTES} bytes, and is not blank")
-    if any(_is_control(character) for character in name):
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in name):
         raise InvalidName("a name has no control characters")
     return name
 
 
 def checked_alias(alias: str) -> str:
-    """Return a name that an alias may have.
-
-    Raises:
-        InvalidName: it does not begin with a letter or underscore, or has more than 64 letters, digits, ``.``, ``_``
-            and ``-``.
-    """
+    """Return an alias, a letter or underscore and at most 63 letters, digits, ``.``, ``_``, ``-``; else InvalidName."""
     if not _ALIAS.fullmatch(alias):
         raise InvalidName("an alias is a letter or _, and at most 63 letters, digits, '.', '_' and '-'")
     return alias
 
 
 def parse_reference(text: str) -> tuple[Reference, ...]:
-    """Read ``FUNCTION``, ``FUNCTION@VERSION`` or ``FUNCTION@ALIAS``, where FUNCTION is an ID or a name.
+    """Parse ``FUNCTION``, ``FUNCTION@VERSION`` or ``FUNCTION@ALIAS``, where FUNCTION is an ID or a name.
 
-    A name may have an ``@`` itself, so a text can be read in two ways.
-
-    Returns:
-        The ways to read it; the first whose function exists is meant.
-
-    Raises:
-        NotFound: there can be no such function, version or alias.
+    Return one or two readings, because a name may contain ``@``; the first whose function exists is meant. NotFound is
+    raised if there can be no such function, version or alias.
     """
     head, at, which = text.rpartition("@")
     if is_id(text) or not at:
@@ -92,12 +72,7 @@ def _function(text: str) -> Reference:
 
 
 def _version(function: str, which: str) -> Reference | None:
-    """Return a function's version or alias; None where the text names neither."""
+    """Return the reference to a version or alias; None if the text names neither."""
     if _NUMBER.fullmatch(which):
         return Reference(function, int(which), "")
     return Reference(function, None, which) if _ALIAS.fullmatch(which) else None
-
-
-def _is_control(character: str) -> bool:
-    """Return whether a character is one of Unicode's category Cc."""
-    return character < " " or "\x7f" <= character <= "\x9f"

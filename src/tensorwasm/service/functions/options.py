@@ -1,4 +1,4 @@
-"""What a version of a function may be told to be, within what the operator allows."""
+"""Checks the options of versions against the operator's limits."""
 
 from __future__ import annotations
 
@@ -12,37 +12,27 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import MEMORY_KINDS, MIB, Limits
 
 GRANTS: Final = frozenset({"cuda"})
-"""What functions of the service may be granted: nothing of the machine's files."""
+"""Grants that functions may have; access to files of the machine is not among them."""
 
 MAX_WARM: Final = 64
 MAX_VARIABLES: Final = 128
 MAX_ENVIRONMENT_BYTES: Final = 32 << 10
 
-USUAL: Final = FunctionOptions()
+DEFAULT_OPTIONS: Final = FunctionOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the operator allows.
-
-    Attributes:
-        limits: of a sandbox that asks for nothing.
-        longest_s: longest that an invocation may take, whoever asks.
-    """
+    """The operator's limits: those of a sandbox with default options, and the longest timeout of an invocation."""
 
     limits: Limits
     longest_s: float
 
     @classmethod
-    def of(cls, service: ServiceSettings) -> Ceilings:
-        """Read the settings of the process and the service."""
+    def from_settings(cls, service: ServiceSettings) -> Ceilings:
+        """Return the limits that the settings of the process and the service say."""
         limits = settings.current().limits()
         return cls(limits, max(limits.wall_s, service.max_deadline_s))
-
-    @property
-    def usual_s(self) -> float:
-        """Longest that an invocation takes for which nobody asks for more."""
-        return self.limits.wall_s
 
     def limits_of(self, options: FunctionOptions) -> Limits:
         """Return the limits of a version's sandboxes."""
@@ -51,11 +41,7 @@ class Ceilings:
         return replace(self.limits, memory_bytes=memory_bytes, wall_s=wall_s)
 
     def check(self, options: FunctionOptions) -> None:
-        """Hold options against what there is and what is allowed.
-
-        Raises:
-            InvalidArgs: one is out of range; the message names it.
-        """
+        """Check the options of a version; raise InvalidArgs if one is out of range; the message names it."""
         if unknown := sorted(set(options.grants) - GRANTS):
             raise InvalidArgs(f"a function is granted {', '.join(sorted(GRANTS))}, not {unknown[0][:32]!r}")
         most_mib = self.limits.memory_bytes // MIB
@@ -71,11 +57,7 @@ class Ceilings:
 
 
 def check_environment(env: tuple[tuple[str, str], ...]) -> None:
-    """Hold an environment against what WASI can pass on.
-
-    Raises:
-        InvalidArgs: too many variables, too long, or with characters that they cannot have.
-    """
+    """Raise InvalidArgs if WASI cannot pass an environment on: too many, too long or invalid variables."""
     if len(env) > MAX_VARIABLES or sum(len(name) + len(value) for name, value in env) > MAX_ENVIRONMENT_BYTES:
         raise InvalidArgs(f"env has at most {MAX_VARIABLES} variables, of {MAX_ENVIRONMENT_BYTES} characters together")
     for name, value in env:

@@ -1,11 +1,11 @@
-"""What is read and written of functions in one transaction, with the rules that hold between the rows.
+"""Transactions on functions, with the rules that hold between their rows.
 
-Every function here looks at the function first, and raises `NotFound` if there is none or it is another
-tenant's. Nothing is written then, nor after anything else is raised.
+Each raises `NotFound` if the tenant has no such function, version or alias. Whatever is raised, nothing is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -20,30 +20,31 @@ from tensorwasm.tenancy.principal import require_owned
 MAX_VERSIONS: Final = 10_000
 MAX_ALIASES: Final = 256
 
+Note = Callable[[Connection, str], None]
+"""Given the function's ID, writes more in the transaction that makes a function or version; may raise to undo it."""
+
 
 def get(connection: Connection, tenant: int, function: str) -> FunctionRecord:
-    """Return the function of a tenant that has this ID, or the newest that has this name."""
+    """Return a tenant's function by its ID, or the newest by its name."""
     by_id = is_id(function)
     found = queries.find_function(connection, function) if by_id else queries.find_named(connection, tenant, function)
     return require_owned(found, tenant, "function")
 
 
-def lead(
+def resolve(
     connection: Connection, tenant: int, references: tuple[Reference, ...]
 ) -> tuple[FunctionRecord, VersionRecord]:
-    """Return what the first of some references leads to whose function exists.
-
-    Raises:
-        NotFound: there is no such version or alias either.
-    """
+    """Return the version of the first reference whose function exists."""
     *others, last = references
     for reference in others:
         with suppress(NotFound):
-            return _lead(connection, get(connection, tenant, reference.function), reference)
-    return _lead(connection, get(connection, tenant, last.function), last)
+            return _resolve(connection, get(connection, tenant, reference.function), reference)
+    return _resolve(connection, get(connection, tenant, last.function), last)
 
 
-def _lead(connection: Connection, record: FunctionRecord, reference: Reference) -> tuple[FunctionRecord, VersionRecord]:
+def _resolve(
+    connection: Connection, record: FunctionRecord, reference: Reference
+) -> tuple[FunctionRecord, VersionRecord]:
     number = record.current if reference.number is None else reference.number
     if reference.alias:
         alias = queries.find_alias(connection, record.id, reference.alias)
@@ -53,20 +54,18 @@ def _lead(connection: Connection, record: FunctionRecord, reference: Reference) 
     return record, _require_version(connection, record.id, number)
 
 
-def insert(connection: Connection, record: FunctionRecord, version: VersionRecord, *, unique: bool = False) -> bool:
-    """Add a function with its first version.
+def insert(
+    connection: Connection,
+    record: FunctionRecord,
+    version: VersionRecord,
+    note: Note | None = None,
+    *,
+    unique: bool = False,
+) -> bool:
+    """Add a function with its first version, and call `note`; return whether it was added.
 
-    Args:
-        connection: in a transaction.
-        record: the function.
-        version: its first.
-        unique: add it only if the tenant has no function of its name.
-
-    Returns:
-        Whether it was added.
-
-    Raises:
-        Conflict: there is one of that ID, of any tenant.
+    With `unique` it is not added if the tenant has a function of its name. Raise Conflict if its ID is used by any
+    tenant.
     """
     if unique:
         queries.lock_name(connection, record.tenant, record.name)
@@ -75,6 +74,8 @@ def insert(connection: Connection, record: FunctionRecord, version: VersionRecor
     if queries.find_function(connection, record.id) is not None:
         raise Conflict("there is a function of that ID")
     queries.insert_function(connection, record, version)
+    if note is not None:
+        note(connection, record.id)
     return True
 
 
@@ -86,14 +87,12 @@ def update(
     name: str | None,
     now_ms: int,
     derived: int | None = None,
+    note: Note | None = None,
 ) -> FunctionRecord | None:
-    """Give a function a new version, whose number is found here, or another name, or both.
+    """Add a version, which gets its number here, or rename the function, or both; return the changed function.
 
-    Returns:
-        The function as it is now; None if nothing was changed, for ``derived`` is not its current version any more.
-
-    Raises:
-        Conflict: it has as many versions as there can be.
+    If ``derived`` is given and no longer its current version, nothing is changed and None returned. Raise Conflict if
+    it has the most versions that are allowed.
     """
     before = _lock(connection, tenant, function_id)
     current = before.current
@@ -106,15 +105,13 @@ def update(
         queries.insert_version(connection, replace(made, number=current))
     after = replace(before, name=before.name if name is None else name, current=current, updated_unix_ms=now_ms)
     queries.set_current(connection, after)
+    if note is not None:
+        note(connection, function_id)
     return after
 
 
 def promote(connection: Connection, tenant: int, function_id: str, number: int, now_ms: int) -> FunctionRecord:
-    """Make a version the current one.
-
-    Raises:
-        NotFound: there is no such version either.
-    """
+    """Make a version the current one."""
     before = _lock(connection, tenant, function_id)
     _require_version(connection, function_id, number)
     after = replace(before, current=number, updated_unix_ms=now_ms)
@@ -123,7 +120,7 @@ def promote(connection: Connection, tenant: int, function_id: str, number: int, 
 
 
 def delete(connection: Connection, tenant: int, function_id: str) -> None:
-    """Take a function away, with versions and aliases."""
+    """Delete a function with its versions and aliases."""
     _lock(connection, tenant, function_id)
     queries.delete_function(connection, function_id)
 
@@ -131,7 +128,7 @@ def delete(connection: Connection, tenant: int, function_id: str) -> None:
 def list_versions(
     connection: Connection, tenant: int, function: str, after: int, limit: int
 ) -> tuple[VersionRecord, ...]:
-    """Return a function's versions with higher numbers than one, in order."""
+    """Return a function's versions with numbers above `after`, in order."""
     return queries.list_versions(connection, get(connection, tenant, function).id, after, limit)
 
 
@@ -141,34 +138,25 @@ def list_aliases(connection: Connection, tenant: int, function: str) -> tuple[Al
 
 
 def set_alias(connection: Connection, tenant: int, record: AliasRecord) -> AliasRecord:
-    """Let an alias lead to a version.
-
-    Raises:
-        NotFound: there is no such version either.
-        Conflict: the function has as many aliases as there can be.
-    """
+    """Make an alias refer to a version; raise Conflict if the function has the most aliases that are allowed."""
     _lock(connection, tenant, record.function_id)
     _require_version(connection, record.function_id, record.number)
-    there = {each.alias for each in queries.list_aliases(connection, record.function_id)}
-    if len(there | {record.alias}) > MAX_ALIASES:
+    existing = {each.alias for each in queries.list_aliases(connection, record.function_id)}
+    if len(existing | {record.alias}) > MAX_ALIASES:
         raise Conflict(f"a function has at most {MAX_ALIASES} aliases")
     queries.put_alias(connection, record)
     return record
 
 
 def delete_alias(connection: Connection, tenant: int, function_id: str, alias: str) -> None:
-    """Take an alias away.
-
-    Raises:
-        NotFound: there is no such alias either.
-    """
+    """Delete an alias."""
     _lock(connection, tenant, function_id)
     if not queries.delete_alias(connection, function_id, alias):
         raise NotFound("there is no such alias of this function")
 
 
 def _lock(connection: Connection, tenant: int, function_id: str) -> FunctionRecord:
-    """Return a tenant's function, which nobody else changes until the transaction ends."""
+    """Return a tenant's function, locked until the transaction ends."""
     return require_owned(queries.lock_function(connection, function_id), tenant, "function")
 
 

@@ -1,8 +1,7 @@
-"""`Tenants`: what was said of tenants: names, weights, quotas, and that one is served no more.
+"""`Tenants`: administration of tenants: names, weights, quotas, and disabling.
 
-Who administers some tenants names and disables them, but for the last one that he may act for: he could not undo it.
-Weights and quotas are shares of what all have, and he may be one of those whom they hold down: they are for who
-administers all.
+An administrator of some tenants may name and disable them, except the last one that is not disabled, because that could
+not be undone. Weights and quotas divide what all tenants share, so only an administrator of all tenants changes them.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from tensorwasm.database import identity as queries
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.identity import TenantRecord
 from tensorwasm.errors import Conflict, InvalidRequest, TenantScopeDenied
-from tensorwasm.service.clock import Clock
+from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.names import checked_name
 from tensorwasm.service.identity.cache import IdentityCache
-from tensorwasm.service.pages import USUAL_PAGE, checked_limit
+from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
 from tensorwasm.tenancy.capability import AdminCapability, Registry
 from tensorwasm.tenancy.policy import TenantPolicy, checked_quotas, checked_weight
 from tensorwasm.tenancy.principal import MAX_TENANT, Principal
@@ -26,13 +25,13 @@ from tensorwasm.tenancy.principal import MAX_TENANT, Principal
 
 @dataclass(frozen=True, slots=True)
 class TenantChange:
-    """What is to be different of a tenant; None leaves it as it is.
+    """A change of a tenant; None leaves a field as it is.
 
     Attributes:
         name: for people; may be empty.
-        weight: its share where tenants wait for one another, 1 to 1000.
-        quotas: caps to set by name; one that is None goes back to the service's own.
-        disabled: whether nothing of it is served.
+        weight: its share in queues, 1 to 1000.
+        quotas: caps to set by name; one that is None is reset to the service's default.
+        disabled: whether its requests are refused.
     """
 
     name: str | None = None
@@ -42,37 +41,35 @@ class TenantChange:
 
 
 class Tenants:
-    """The tenants of one registry. Every number is a tenant: one of whom nothing was said has the service's own rules.
+    """The tenants of one registry. Every number is a tenant; one without a record has the service's default policy.
 
-    Args:
-        desk: of the database.
-        directory: which knows each change at once.
-        registry: that the capabilities are of.
-        clock: what time it is.
+    All methods with a capability raise ScopeDenied for one of another registry, TenantScopeDenied if it does not cover
+    the tenant (or, for weight and quotas, all tenants), InvalidRequest for an invalid tenant, and DatabaseUnavailable;
+    then nothing is changed.
     """
 
     def __init__(
         self,
-        desk: DatabaseExecutor,
-        directory: IdentityCache,
+        database: DatabaseExecutor,
+        identities: IdentityCache,
         registry: Registry,
-        clock: Clock = Clock(),  # noqa: B008 - frozen
+        clock: Clock = SYSTEM,
     ) -> None:
-        self._desk = desk
-        self._directory = directory
+        self._database = database
+        self._identities = identities
         self._registry = registry
         self._clock = clock
 
     def policy(self, tenant: int) -> TenantPolicy:
-        """Return what holds for a tenant, without waiting."""
-        return self._directory.policy(tenant)
+        """Return a tenant's policy, without waiting."""
+        return self._identities.policy(tenant)
 
     def admit(self, principal: Principal) -> AdminCapability:
         """Return a capability for what a principal may administer.
 
         Raises:
             ScopeDenied: it may not administer.
-            TenantScopeDenied: all tenants that it may act for are disabled, so nobody lifts that from himself.
+            TenantScopeDenied: all of its tenants are disabled, which it must not undo itself.
         """
         capability = self._registry.admit(principal)
         if principal.tenants is not None and all(self.policy(tenant).disabled for tenant in principal.tenants):
@@ -80,72 +77,45 @@ class Tenants:
         return capability
 
     async def create(self, capability: AdminCapability, tenant: int, change: TenantChange) -> TenantRecord:
-        """Say something of a tenant of whom nothing was said.
+        """Make a tenant's record.
 
         Raises:
-            ScopeDenied: the capability is another registry's.
-            TenantScopeDenied: it does not reach the tenant; or not all of them, where weight or quotas are to change.
-            InvalidName: the name cannot be one.
-            InvalidRequest: a tenant, a weight or a quota that cannot be.
-            Conflict: something was said of it before.
-            DatabaseUnavailable: it does not answer; nothing is changed.
+            InvalidName: the name is invalid.
+            InvalidRequest: a weight or a quota is out of range.
+            Conflict: the tenant has a record.
         """
         self._require(capability, tenant, change)
         record = _changed(TenantRecord(tenant=tenant, created_unix_ms=self._clock.unix_ms()), change)
-        (record,) = await self._directory.change(_create, record)
+        (record,) = await self._identities.change(_create, record)
         return record
 
     async def get(self, capability: AdminCapability, tenant: int) -> TenantRecord:
-        """Return a tenant; one of whom nothing was said has no time of creation.
-
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            TenantScopeDenied: it does not reach the tenant.
-            InvalidRequest: there can be no such tenant.
-            DatabaseUnavailable: it does not answer.
-        """
+        """Return a tenant; one without a record has no time of creation."""
         self._require(capability, tenant)
-        return await self._desk.read(_find, tenant)
+        return await self._database.read(_find, tenant)
 
     async def list(
-        self, capability: AdminCapability, after: int | None = None, limit: int = USUAL_PAGE
+        self, capability: AdminCapability, after: int | None = None, limit: int = DEFAULT_PAGE
     ) -> list[TenantRecord]:
-        """Return tenants of whom something was said and that the capability reaches, in the order of their numbers.
-
-        Args:
-            capability: of the registry.
-            after: the last number seen; None begins with the first.
-            limit: most that are returned, 1 to 1000.
-
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            InvalidRequest: the limit is out of its range.
-            DatabaseUnavailable: it does not answer.
-        """
+        """Return the records that the capability covers, by number, after a number; `limit` is 1 to 1000."""
         among = self._registry.authority(capability).tenants
-        return await self._desk.read(queries.list_tenants, after, checked_limit(limit), among)
+        return await self._database.read(queries.list_tenants, after, checked_limit(limit), among)
 
     async def update(self, capability: AdminCapability, tenant: int, change: TenantChange) -> TenantRecord:
-        """Change a tenant. When this returns, it holds for what comes in here, and in other processes 2 s later.
+        """Change a tenant; this process applies it when this returns, other processes 2 s later.
 
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            TenantScopeDenied: it does not reach the tenant; or not all of them, where weight or quotas are to change;
-                or no other that is served, where this one is to be disabled.
-            InvalidName: the name cannot be one.
-            InvalidRequest: a tenant, a weight or a quota that cannot be.
-            DatabaseUnavailable: it does not answer; nothing is changed.
+        Raises as `create` does, and TenantScopeDenied if the capability's last enabled tenant would be disabled.
         """
         self._require(capability, tenant, change)
-        (record,) = await self._directory.change(_update, tenant, change, self._clock.unix_ms())
+        (record,) = await self._identities.change(_update, tenant, change, self._clock.unix_ms())
         return record
 
     async def disable(self, capability: AdminCapability, tenant: int) -> TenantRecord:
-        """Serve nothing of a tenant any more; all that is kept of it stays. Raises as `update` does."""
+        """Refuse a tenant's requests; its data stays. Raises as `update` does."""
         return await self.update(capability, tenant, TenantChange(disabled=True))
 
     def _require(self, capability: AdminCapability, tenant: int, change: TenantChange = TenantChange()) -> None:
-        """Hold what is wanted of a tenant against a capability: nobody lifts what holds him down himself."""
+        """Check a change against a capability, so that limits cannot be lifted by those whom they limit."""
         lifts = change.weight is not None or change.quotas is not None
         authority = self._registry.authority(capability)
         authority.require(None if lifts else {tenant})
@@ -153,14 +123,14 @@ class Tenants:
             rest = authority.tenants - {tenant}
             if all(self.policy(each).disabled for each in rest):
                 raise TenantScopeDenied(
-                    "it is the last tenant that this token may act for: another administrator, of more, disables it"
+                    "it is the last tenant of this token: only an administrator of more tenants can disable it"
                 )
         if not 0 <= tenant <= MAX_TENANT:
             raise InvalidRequest("a tenant is a number from 0 to 2**64 - 1")
 
 
 def _changed(record: TenantRecord, change: TenantChange) -> TenantRecord:
-    """Return a tenant with what is to be different."""
+    """Return a changed record."""
     quotas = record.quotas if change.quotas is None else checked_quotas({**record.quotas, **change.quotas})
     return replace(
         record,
@@ -177,14 +147,13 @@ def _find(connection: Connection, tenant: int) -> TenantRecord:
 
 def _create(connection: Connection, record: TenantRecord) -> tuple[TenantRecord]:
     if queries.find_tenant(connection, record.tenant, lock=True) is not None:
-        raise Conflict("the tenant is there already")
+        raise Conflict("the tenant exists already")
     return (queries.add_tenant(connection, record),)
 
 
 def _update(connection: Connection, tenant: int, change: TenantChange, now_unix_ms: int) -> tuple[TenantRecord]:
     found = queries.find_tenant(connection, tenant, lock=True)
     if found is None:
-        return (
-            queries.add_tenant(connection, _changed(TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms), change)),
-        )
+        record = _changed(TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms), change)
+        return (queries.add_tenant(connection, record),)
     return (queries.change_tenant(connection, _changed(found, change)),)

@@ -1,4 +1,4 @@
-"""`Tokens`: making, seeing, rotating and revoking the tokens of the database."""
+"""`Tokens`: administration of the database's tokens: making, listing, rotating and revoking."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tensorwasm.database import identity as queries
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.identity import TokenRecord, take_revision
 from tensorwasm.errors import Conflict, InvalidRequest, NotFound
-from tensorwasm.service.clock import Clock
+from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.names import checked_name
 from tensorwasm.service.identity.cache import IdentityCache
-from tensorwasm.service.pages import USUAL_PAGE, checked_limit
+from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
 from tensorwasm.tenancy.capability import AdminCapability, Authority, Registry
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
 from tensorwasm.tenancy.tokens import MintedToken, mint
@@ -26,12 +26,7 @@ MAX_UNIX_MS: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token that was just made.
-
-    Attributes:
-        record: what is kept of it.
-        text: the token itself, for its owner to see once. It is kept nowhere.
-    """
+    """A token that was just made: what is stored, and the text, for its owner to see once."""
 
     record: TokenRecord
     text: str = field(repr=False)
@@ -40,25 +35,21 @@ class NewToken:
 class Tokens:
     """The tokens of one registry.
 
-    Every method takes a capability of that registry first, and shows and changes only tokens whose tenants it reaches:
-    others are not there. No token can be made that may do more than the capability.
-
-    Args:
-        desk: of the database.
-        directory: which knows each change at once.
-        registry: that the capabilities are of.
-        clock: what time it is.
+    Every method takes a capability of that registry, and reads and changes only tokens whose tenants it covers. No
+    token can be made that may do more than the capability. All methods raise ScopeDenied for a capability of another
+    registry or without the needed scopes, NotFound for a token that is not covered, and DatabaseUnavailable; then
+    nothing is changed.
     """
 
     def __init__(
         self,
-        desk: DatabaseExecutor,
-        directory: IdentityCache,
+        database: DatabaseExecutor,
+        identities: IdentityCache,
         registry: Registry,
-        clock: Clock = Clock(),  # noqa: B008 - frozen
+        clock: Clock = SYSTEM,
     ) -> None:
-        self._desk = desk
-        self._directory = directory
+        self._database = database
+        self._identities = identities
         self._registry = registry
         self._clock = clock
 
@@ -70,21 +61,12 @@ class Tokens:
         scopes: Iterable[str] = USER_SCOPES,
         expires_unix_ms: int | None = None,
     ) -> NewToken:
-        """Make a token.
-
-        Args:
-            capability: of the registry.
-            name: for people.
-            tenants: whom it may act for; None for all.
-            scopes: what it may do.
-            expires_unix_ms: when it ends; None for never.
+        """Make a token for tenants (None for all) that ends at a time (None for never).
 
         Raises:
-            ScopeDenied: the capability is another registry's, or lacks one of the scopes.
-            TenantScopeDenied: it does not reach one of the tenants.
-            InvalidName: the name cannot be one.
-            InvalidRequest: no tenants or too many, no scopes or unknown ones, or an end that is not to come.
-            DatabaseUnavailable: it does not answer; no token is made.
+            TenantScopeDenied: the capability does not cover one of the tenants.
+            InvalidName: the name is invalid.
+            InvalidRequest: no tenants or too many, no scopes or unknown ones, or an expiry in the past.
         """
         authority = self._registry.authority(capability)
         chosen, allowed = _checked_tenants(tenants), _checked_scopes(scopes)
@@ -100,56 +82,29 @@ class Tokens:
             created_unix_ms=now_unix_ms,
             expires_unix_ms=_checked_end(expires_unix_ms, now_unix_ms),
         )
-        (record,) = await self._directory.change(_add, record)
+        (record,) = await self._identities.change(_add, record)
         return NewToken(record, minted.text)
 
     async def get(self, capability: AdminCapability, token_id: str) -> TokenRecord:
-        """Return a token, ended or not.
-
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            NotFound: there is none that it reaches.
-            DatabaseUnavailable: it does not answer.
-        """
-        return await self._desk.read(_reach, self._registry.authority(capability), token_id)
+        """Return a token, valid or ended."""
+        return await self._database.read(_find, self._registry.authority(capability), token_id)
 
     async def list(
-        self, capability: AdminCapability, after: str | None = None, limit: int = USUAL_PAGE
+        self, capability: AdminCapability, after: str | None = None, limit: int = DEFAULT_PAGE
     ) -> list[TokenRecord]:
-        """Return tokens that the capability reaches, ended or not, in the order in which they were made.
-
-        Args:
-            capability: of the registry.
-            after: id of the last one seen; None begins with the first.
-            limit: most that are returned, 1 to 1000.
-
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            InvalidRequest: the limit is out of its range.
-            DatabaseUnavailable: it does not answer.
-        """
+        """Return covered tokens, valid or ended, oldest first, after an ID; `limit` is 1 to 1000."""
         authority = self._registry.authority(capability)
-        return await self._desk.read(
+        return await self._database.read(
             queries.list_tokens, after, checked_limit(limit), lambda record: authority.covers(record.tenants)
         )
 
     async def rotate(
         self, capability: AdminCapability, token_id: str, overlap_s: float = 0.0, expires_unix_ms: int | None = None
     ) -> NewToken:
-        """Make a token that may do what another may, and end that one.
+        """Replace a token by a new one with the same rights; None for its expiry takes that of the old one.
 
-        Args:
-            capability: of the registry.
-            token_id: of the token to be replaced.
-            overlap_s: seconds that it is still good, at most 30 days; 0 ends it at once.
-            expires_unix_ms: when the new one ends; None takes the old one's end.
-
-        Raises:
-            ScopeDenied: the capability is another registry's, or lacks one of the token's scopes.
-            NotFound: there is no token that it reaches.
-            Conflict: the token has ended, or was replaced already.
-            InvalidRequest: a time out of its range.
-            DatabaseUnavailable: it does not answer; nothing is changed.
+        The old one stays valid for `overlap_s`, at most 30 days. Raise Conflict if it has ended or was replaced
+        already, and InvalidRequest for a time out of range.
         """
         authority = self._registry.authority(capability)
         if not 0 <= overlap_s <= MAX_OVERLAP_S:
@@ -158,31 +113,17 @@ class Tokens:
         end = _checked_end(expires_unix_ms, now_unix_ms)
         minted = mint()
         overlap_ms = int(overlap_s * 1000)
-        record, _ = await self._directory.change(_replace, authority, token_id, minted, now_unix_ms, overlap_ms, end)
+        record, _ = await self._identities.change(_replace, authority, token_id, minted, now_unix_ms, overlap_ms, end)
         return NewToken(record, minted.text)
 
     async def revoke(self, capability: AdminCapability, token_id: str) -> TokenRecord:
-        """End a token: when this returns, no request of it is let in any more here, and in other processes 2 s later.
-
-        One that has been revoked stays as it is.
-
-        Raises:
-            ScopeDenied: the capability is another registry's.
-            NotFound: there is no token that it reaches.
-            DatabaseUnavailable: it does not answer; nothing is changed.
-        """
+        """Revoke a token: this process refuses it when this returns, other processes 2 s later. Idempotent."""
         authority = self._registry.authority(capability)
-        (record,) = await self._directory.change(_revoke, authority, token_id, self._clock.unix_ms())
+        (record,) = await self._identities.change(_revoke, authority, token_id, self._clock.unix_ms())
         return record
 
     async def ensure_first_token(self, capability: AdminCapability) -> NewToken | None:
-        """Make a token that may do everything for all tenants, unless there is one that is good.
-
-        Raises:
-            ScopeDenied: the capability is not for everything, or another registry's.
-            TenantScopeDenied: likewise.
-            DatabaseUnavailable: it does not answer.
-        """
+        """Make a token for everything, unless there is a valid token; the capability must be for everything too."""
         self._registry.authority(capability).require(None, SCOPES)
         now_unix_ms = self._clock.unix_ms()
         minted = mint()
@@ -194,7 +135,7 @@ class Tokens:
             scopes=frozenset(SCOPES),
             created_unix_ms=now_unix_ms,
         )
-        made = await self._directory.change(_add_first, record, now_unix_ms)
+        made = await self._identities.change(_add_first, record, now_unix_ms)
         return NewToken(made[0], minted.text) if made else None
 
 
@@ -216,12 +157,12 @@ def _checked_scopes(scopes: Iterable[str]) -> frozenset[str]:
 
 def _checked_end(expires_unix_ms: int | None, now_unix_ms: int) -> int | None:
     if expires_unix_ms is not None and not now_unix_ms < expires_unix_ms <= MAX_UNIX_MS:
-        raise InvalidRequest("expires_unix_ms is a time to come, in milliseconds since 1970")
+        raise InvalidRequest("expires_unix_ms is a time in the future, in milliseconds since 1970")
     return expires_unix_ms
 
 
-def _reach(connection: Connection, authority: Authority, token_id: str, *, lock: bool = False) -> TokenRecord:
-    """Return a token that an authority reaches; others are as if they were not there."""
+def _find(connection: Connection, authority: Authority, token_id: str, *, lock: bool = False) -> TokenRecord:
+    """Return a token that an authority covers; others are as if they did not exist."""
     record = queries.find_token(connection, token_id, lock=lock)
     if record is None or not authority.covers(record.tenants):
         raise NotFound("there is no such token")
@@ -233,7 +174,7 @@ def _add(connection: Connection, record: TokenRecord) -> tuple[TokenRecord]:
 
 
 def _add_first(connection: Connection, record: TokenRecord, now_unix_ms: int) -> tuple[TokenRecord, ...]:
-    take_revision(connection)  # of several processes that begin at once, one makes it
+    take_revision(connection)  # only one of several processes that start together makes it
     if queries.has_live_token(connection, now_unix_ms):
         return ()
     return _add(connection, record)
@@ -248,15 +189,14 @@ def _replace(
     overlap_ms: int,
     expires_unix_ms: int | None,
 ) -> tuple[TokenRecord, TokenRecord]:
-    old = _reach(connection, authority, token_id, lock=True)
+    old = _find(connection, authority, token_id, lock=True)
     authority.require(old.tenants, old.scopes)
     if not old.live(now_unix_ms):
         raise Conflict("the token has ended")
     if queries.is_replaced(connection, token_id):
         raise Conflict("the token has been replaced already")
-    end = (
-        now_unix_ms + overlap_ms if old.expires_unix_ms is None else min(old.expires_unix_ms, now_unix_ms + overlap_ms)
-    )
+    overlap_end = now_unix_ms + overlap_ms
+    end = overlap_end if old.expires_unix_ms is None else min(old.expires_unix_ms, overlap_end)
     ended = queries.end_token(
         connection,
         old,
@@ -277,7 +217,7 @@ def _replace(
 
 
 def _revoke(connection: Connection, authority: Authority, token_id: str, now_unix_ms: int) -> tuple[TokenRecord]:
-    record = _reach(connection, authority, token_id, lock=True)
+    record = _find(connection, authority, token_id, lock=True)
     if record.revoked_unix_ms is not None:
         return (record,)
     end = {"expires_unix_ms": record.expires_unix_ms, "revoked_unix_ms": now_unix_ms}

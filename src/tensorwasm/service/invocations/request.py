@@ -1,4 +1,4 @@
-"""`InvocationRequest`: what a caller wants of a function, and what becomes of it on the way to a guest."""
+"""`InvocationRequest`: one call of a function, and the forms in which guests receive it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from tensorwasm.errors import InvokeTimeout, TooManyArgs
 from tensorwasm.runtime.executor.request import Argument, Request
 from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.functions.options import check_environment
-from tensorwasm.service.functions.resolution import Resolved
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
@@ -23,16 +23,14 @@ _DEVICE: Final = Grants(cuda=True)
 
 
 class InvocationRequest(msgspec.Struct, frozen=True):
-    """One call of an export. A struct, because making one costs a tenth of a frozen dataclass, and each call has one.
+    """One call of an export. A struct, because making one costs a tenth of a frozen dataclass, and each call makes one.
 
     Attributes:
-        export: None takes ``_start``, and where there is none, ``main``.
-        args: its arguments, at most 256.
+        export: None takes ``_start``, or ``main`` where there is no ``_start``.
         input: what the guest reads with ``read-input``.
-        stdin: all of standard input.
-        env: environment besides the function's, and before it.
+        env: added to the function's environment, and overrides it.
         argv: arguments of WASI, the program's name first; None gives the function's name.
-        deadline: when it must have ended. With none, the function's time holds, or the operator's usual one.
+        deadline: without one the function's timeout or the operator's default holds.
     """
 
     export: str | None = None
@@ -44,16 +42,10 @@ class InvocationRequest(msgspec.Struct, frozen=True):
     deadline: Deadline = NEVER
 
     def __repr__(self) -> str:
-        return f"Ask(export={self.export!r}, {len(self.args)} arguments)"
+        return f"InvocationRequest(export={self.export!r}, {len(self.args)} arguments)"
 
     def check(self) -> None:
-        """Hold it against what may be asked.
-
-        Raises:
-            TooManyArgs: more than 256 arguments.
-            InvalidArgs: the environment cannot be passed on.
-            InvokeTimeout: its deadline has passed.
-        """
+        """Raise TooManyArgs, InvalidArgs for an invalid environment, or InvokeTimeout if the deadline has passed."""
         if len(self.args) > MAX_ARGS:
             raise TooManyArgs(f"{len(self.args)} arguments: at most {MAX_ARGS}")
         if self.env:
@@ -63,42 +55,44 @@ class InvocationRequest(msgspec.Struct, frozen=True):
 
     @property
     def given_bytes(self) -> int:
-        """Bytes that the guest is given."""
+        """Length of all input."""
         return len(self.input) + len(self.stdin)
 
 
-def ends_at(resolved: Resolved, ask: InvocationRequest) -> Deadline:
-    """Return when an invocation that begins now must have ended; its function's limits come on top."""
-    if ask.deadline.at_ns is not None:
-        return ask.deadline
-    return Deadline(time.monotonic_ns() + resolved.usual_ns)
+def deadline_of(resolved: Resolved, request: InvocationRequest) -> Deadline:
+    """Return the deadline of an invocation that begins now; its function's limits apply besides."""
+    if request.deadline.at_ns is not None:
+        return request.deadline
+    return Deadline(time.monotonic_ns() + resolved.default_ns)
 
 
-def options_for(resolved: Resolved, ask: InvocationRequest, deadline: Deadline) -> CallOptions:
+def options_for(resolved: Resolved, request: InvocationRequest, deadline: Deadline) -> CallOptions:
     """Return keyword arguments of `tensorwasm.runtime.api.function.Function.invoke`."""
     options: CallOptions = {"deadline": deadline, "tenant": resolved.tenant}
-    if ask.input:
-        options["input"] = ask.input
-    if ask.stdin:
-        options["stdin"] = ask.stdin
-    if ask.argv is not None:
-        options["argv"] = ask.argv
-    if ask.env or resolved.options.env:
-        options["env"] = dict(resolved.options.env) | dict(ask.env)
+    if request.input:
+        options["input"] = request.input
+    if request.stdin:
+        options["stdin"] = request.stdin
+    if request.argv is not None:
+        options["argv"] = request.argv
+    if request.env or resolved.options.env:
+        options["env"] = dict(resolved.options.env) | dict(request.env)
     return options
 
 
-def request_for(resolved: Resolved, ask: InvocationRequest, deadline: Deadline, gpu_bytes: int | None) -> Request:
-    """Return the request that a worker process is given."""
+def worker_request(
+    resolved: Resolved, request: InvocationRequest, deadline: Deadline, gpu_bytes: int | None
+) -> Request:
+    """Return the request in the form that worker processes take."""
     return Request(
         module=resolved.module,
-        export=ask.export,
-        args=tuple(ask.args),
+        export=request.export,
+        args=tuple(request.args),
         name=resolved.record.name,
-        argv=ask.argv,
-        env=tuple((dict(resolved.options.env) | dict(ask.env)).items()),
-        stdin=ask.stdin,
-        input=ask.input,
+        argv=request.argv,
+        env=tuple((dict(resolved.options.env) | dict(request.env)).items()),
+        stdin=request.stdin,
+        input=request.input,
         grants=_DEVICE,
         tenant=resolved.tenant,
         limits=resolved.limits,

@@ -17,52 +17,36 @@ from tensorwasm.runtime.workers.worker import WorkerStatistics
 
 
 class Workers:
-    """An executor that is opened when it is first needed. For one event loop.
-
-    Args:
-        open_executor: opens it; may block for a minute where GPUs have to be found.
-    """
+    """An executor that is opened when first needed, which may block for a minute to find GPUs. For one event loop."""
 
     def __init__(self, open_executor: Callable[[], WorkerExecutor]) -> None:
-        """Open nothing yet."""
         self._open_executor = open_executor
         self._opening: asyncio.Task[WorkerExecutor] | None = None
         self._executor: WorkerExecutor | None = None
         self._closed = False
 
     @classmethod
-    def of(cls, isolation: str) -> Workers:
-        """Return the workers that the settings say.
-
-        Args:
-            isolation: ``shared`` or ``process``; empty takes the device's default.
-
-        Raises:
-            InvalidArgs: there is no such isolation.
-        """
+    def from_settings(cls, isolation: str) -> Workers:
+        """Return workers with isolation ``shared``, ``process`` or empty, the device's default; else InvalidArgs."""
         if isolation not in {"", "shared", "process"}:
             raise InvalidArgs(f"TENSOR_WASM_API_ISOLATION is shared or process, not {isolation[:32]!r}")
         chosen = cast("Isolation | None", isolation or None)
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 
     async def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request; see `tensorwasm.runtime.executor.local.Executor.submit`.
-
-        Raises:
-            TensorWasmError: what that raises, and what opening the executor does.
-        """
+        """Submit a request; see `tensorwasm.runtime.executor.local.Executor.submit`. Opens the executor if needed."""
         executor = self._executor
         if executor is None:
             executor = await self._open()
         return executor.submit(request, listener)
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
-        """Return a snapshot of every worker; none before the first is needed."""
+        """Return a snapshot of every worker; empty before one is needed."""
         return self._executor.workers() if self._executor is not None else ()
 
     @property
     def restarts(self) -> int:
-        """Processes that were started in the place of others."""
+        """Number of processes that replaced others."""
         return sum(max(0, worker.starts - 1) for worker in self.statistics())
 
     async def _open(self) -> WorkerExecutor:
@@ -73,16 +57,12 @@ class Workers:
         try:
             self._executor = await asyncio.shield(self._opening)
         except Exception:
-            self._opening = None  # the next one tries again
+            self._opening = None  # the next request tries again
             raise
         return self._executor
 
     async def close(self, limit_s: float = 0.0) -> None:
-        """Take no more requests, let those under way end, and end the processes.
-
-        Args:
-            limit_s: seconds after which what has not ended is ended.
-        """
+        """Refuse new requests, wait `limit_s` at most for the running ones, and end the processes."""
         self._closed = True
         if self._opening is not None:
             executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import (
     ENDED,
     JobEnd,
@@ -37,15 +38,14 @@ from tensorwasm.errors import Conflict, Draining, NotFound, QuotaExceeded, Tenso
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import SYSTEM, Clock
-from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.idempotency import IdempotencyKey, Repeated, forget_keys, use_key
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.outcomes import EXPIRED, INTERRUPTED, JobOptions, RetryPolicy
 from tensorwasm.service.jobs.requests import DEFAULT_TERMS, Terms, check_request, encode_request
 from tensorwasm.service.jobs.runner import Invoke, Runner
-from tensorwasm.service.maintenance import do
+from tensorwasm.service.maintenance import run_round
 from tensorwasm.service.pages import checked_limit
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.principal import require_owned
@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 class JobWaiters:
     """Callers that wait for jobs; looks for jobs that ended in other processes every `poll_s` seconds."""
 
-    def __init__(self, database: DatabasePort, poll_s: float) -> None:
+    def __init__(self, database: DatabaseExecutor, poll_s: float) -> None:
         """Start without callers."""
         self._database = database
         self._poll_s = poll_s
@@ -136,7 +136,7 @@ class Jobs:
 
     def __init__(
         self,
-        database: DatabasePort,
+        database: DatabaseExecutor,
         invoke: Invoke,
         options: JobOptions,
         *,
@@ -328,13 +328,13 @@ def _sweep_batch(
 async def _repeat(pause_s: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(pause_s)
-        await do(work, "jobs could not be looked after", _log)
+        await run_round(work, "jobs could not be looked after", _log)
 
 
 async def open_jobs(
     stack: AsyncExitStack,
     settings: ServiceSettings,
-    database: DatabasePort,
+    database: DatabaseExecutor,
     invocations: Invocations,
     admission: Admission,
     clock: Clock,

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tensorwasm.database import Connection
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.jobs import JobRecord, JobStatus, check_due
 from tensorwasm.database.leases import Claim, ClaimedJob, Lease, claim_jobs, end_attempt, renew_leases, retry_attempt
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation, locate_trap
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs.outcomes import AttemptOutcome, RetryPolicy
 from tensorwasm.service.jobs.requests import decode_request
@@ -59,7 +59,7 @@ class Runner:
 
     def __init__(
         self,
-        database: DatabasePort,
+        database: DatabaseExecutor,
         invoke: Invoke,
         policy: RetryPolicy,
         clock: Clock,

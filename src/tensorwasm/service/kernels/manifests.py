@@ -1,9 +1,9 @@
-"""Manifests of kernels: what a publisher signs of one. Pure.
+"""Manifests of kernels, which publishers sign. Pure.
 
 A signature is HMAC-SHA256 of an envelope. Envelope 1 has name, version, architecture and digest, and ends texts with a
-NUL: it does not say who published when, and is one of several manifests' if a text has a NUL. Envelope 2 has every
-field, each text after its length. Everything signed here is under envelope 2; envelope 1 is taken where it says one
-thing only, and nothing rests on what it leaves out.
+NUL: it lacks publisher and time, and is ambiguous if a text contains a NUL. Envelope 2 has every field, each text after
+its length. `sign_manifest` uses envelope 2; envelope 1 is accepted where it is unambiguous and what it lacks does not
+matter.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ _NUMBERS: Final = struct.Struct("<IQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is said, and signed, of a kernel.
+    """The signed description of a kernel.
 
     Attributes:
-        name: with the version, what it is known by; 1 to 255 bytes that can be printed, and one part of a path.
-        version: likewise.
-        sm_version: compute capability that it was written for, 90 for 9.0.
-        digest: BLAKE3 of its text as UTF-8, 32 bytes.
-        publisher: who made it; may be empty.
-        published_unix_ms: when.
-        signature: 32 bytes; empty until it is signed.
+        name: 1 to 255 printable bytes, one part of a path; unique with the version, which has the same form.
+        sm_version: compute capability, 90 for 9.0.
+        digest: BLAKE3 of the text as UTF-8, 32 bytes.
+        publisher: may be empty.
+        signature: 32 bytes; empty before it is signed.
     """
 
     name: str
@@ -53,13 +51,7 @@ class Manifest:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Hold the fields against what they may be.
-
-    Raises:
-        InvalidName: name, version or publisher is too long, empty where it may not be, or cannot be printed; or name or
-            version is no part of a path, so that nobody could fetch it.
-        InvalidRequest: a number is out of range, or digest or signature has another length.
-    """
+    """Check the fields; raise InvalidName for a text and InvalidRequest for a number, digest or signature."""
     for what, text in (("name", manifest.name), ("version", manifest.version)):
         _check_text(what, text, 1)
         if "/" in text or text in {".", ".."}:
@@ -74,11 +66,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_text(ptx: str) -> bytes:
-    """Return the bytes of a kernel's text.
-
-    Raises:
-        MalformedPtx: it is not ASCII, or longer than a kernel may be.
-    """
+    """Return the bytes of a kernel's text; raise MalformedPtx if it is not ASCII, or too long."""
     if len(ptx) > MAX_PTX_BYTES:
         raise MalformedPtx(f"a kernel has at most {MAX_PTX_BYTES} bytes, not {len(ptx)}")
     if not ptx.isascii():
@@ -92,49 +80,35 @@ def digest_of(text: bytes) -> bytes:
 
 
 def require_digest(manifest: Manifest, text: bytes) -> None:
-    """Hold a manifest's digest against a text.
-
-    Raises:
-        DigestMismatch: it is another text's.
-    """
+    """Raise DigestMismatch if a manifest's digest is not that of a text."""
     if not hmac.compare_digest(digest_of(text), manifest.digest):
         raise DigestMismatch("the manifest's digest is not that of the text")
 
 
 def envelope_1(manifest: Manifest) -> bytes:
-    """Return what the first kind of signature is of."""
+    """Return the bytes that old signatures are of."""
     names = b"".join(text.encode() + b"\0" for text in (manifest.name, manifest.version))
     return names + _LENGTH.pack(manifest.sm_version) + manifest.digest
 
 
 def envelope_2(manifest: Manifest) -> bytes:
-    """Return what the second kind of signature is of; no two manifests have the same."""
+    """Return the bytes that signatures are of, different for any two manifests."""
     texts = (text.encode() for text in (manifest.name, manifest.version, manifest.publisher))
     named = b"".join(_LENGTH.pack(len(text)) + text for text in texts)
     return _V2 + named + _NUMBERS.pack(manifest.sm_version, manifest.published_unix_ms) + manifest.digest
 
 
 def sign_manifest(manifest: Manifest, key: HmacKey) -> Manifest:
-    """Return a manifest with its signature, under envelope 2.
-
-    Raises:
-        InvalidName: as `check_manifest`.
-        InvalidRequest: likewise.
-    """
+    """Return a manifest with its signature, under envelope 2. Raises as `check_manifest` does."""
     check_manifest(manifest)
     return replace(manifest, signature=key.sign(envelope_2(manifest)))
 
 
 def verify_manifest(manifest: Manifest, key: HmacKey, *, whole: bool = False) -> int:
-    """Return which envelope a manifest's signature is of; both are tried in constant time, whichever it is.
+    """Return the number of the envelope that a manifest's signature is of. Takes constant time.
 
-    Args:
-        manifest: that `check_manifest` lets pass.
-        key: the publishers'.
-        whole: whether every field must be signed, so that envelope 1 will not do.
-
-    Raises:
-        BadSignature: it is of neither, or of the first where that says too little.
+    The manifest must pass `check_manifest`. With `whole` every field must be signed, so that envelope 1 is refused.
+    Raise BadSignature if the signature is of no accepted envelope.
     """
     second = key.verify(envelope_2(manifest), manifest.signature)
     first = key.verify(envelope_1(manifest), manifest.signature)
@@ -147,7 +121,7 @@ def verify_manifest(manifest: Manifest, key: HmacKey, *, whole: bool = False) ->
 
 
 def token_digest(token: str) -> bytes:
-    """Return what tells tokens apart without keeping them: 32 bytes."""
+    """Return the SHA-256 of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -159,4 +133,4 @@ def _check_text(what: str, text: str, least: int) -> None:
     if not least <= length <= MAX_NAME_BYTES or (text and not text.strip()):
         raise InvalidName(f"{what} has {least} to {MAX_NAME_BYTES} bytes, and not only blanks")
     if any(not each.isprintable() for each in text):
-        raise InvalidName(f"{what} has characters that cannot be printed")
+        raise InvalidName(f"{what} has characters that are not printable")

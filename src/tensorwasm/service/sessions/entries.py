@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from tensorwasm.database.sessions import SessionRecord
 from tensorwasm.errors import Conflict, Draining, InvokeTimeout, RateLimited
 from tensorwasm.runtime.snapshots.live import LiveInstance
-from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.tenancy.quotas import QuotaHold
 from tensorwasm.values import Deadline
 

@@ -25,7 +25,7 @@ from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.snapshots import stored
 from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
-from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
 from tensorwasm.values import Deadline
 
@@ -125,7 +125,9 @@ class InstanceFactory:
             return self.restore(tenant, resolved, options, snapshot, deadline)
 
     def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> Saved:
-        """Write an instance to the store, under a name; raises as `tensorwasm.runtime.snapshots.stored.store_snapshot`."""
+        """Write an instance to the store, under a name; raises as
+        `tensorwasm.runtime.snapshots.stored.store_snapshot`.
+        """
         view, ring = TenantView(self.store, str(tenant)), self.keys.ring(tenant)
         done = stored.store_snapshot(view, name, live, resolved.module, keys=ring)
         return Saved(done.content_hash, done.file_bytes)

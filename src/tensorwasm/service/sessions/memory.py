@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from tensorwasm.database import Connection
 from tensorwasm.database import sessions as rows
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.errors import (
     BodyTooLarge,
     CapacityExhausted,
@@ -24,8 +25,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
-from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.sessions.entries import OperationQueue, SessionEntry
 from tensorwasm.service.sessions.instances import GuestThreads, InstanceFactory, require_host_only, session_name
 from tensorwasm.service.sessions.persistence import Leases, SessionPersistence
@@ -247,7 +247,7 @@ class InstanceMemory:
 class Activation:
     """Brings sessions into memory; call with the session's lock. Used on one event loop."""
 
-    database: DatabasePort
+    database: DatabaseExecutor
     functions: Resolver
     factory: InstanceFactory
     persistence: SessionPersistence

@@ -20,10 +20,10 @@ from typing import Final
 
 from tensorwasm.database import servers
 from tensorwasm.database import sessions as rows
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.errors import NotCapturable, NotFound, SessionElsewhere, TensorWasmError
 from tensorwasm.runtime.snapshots.live import LiveInstance
-from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.functions.resolution import Resolved
+from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.sessions.entries import SessionEntry
 from tensorwasm.service.sessions.instances import (
     FOLDER,
@@ -71,7 +71,7 @@ class Leases:
 
     def __init__(
         self,
-        database: DatabasePort,
+        database: DatabaseExecutor,
         sharing: Sharing | None,
         monotonic_s: Callable[[], float],
         on_lost: Callable[[], None],
@@ -184,7 +184,7 @@ class Leases:
 class SessionPersistence:
     """Writes sessions' rows and saves. Used on one event loop."""
 
-    database: DatabasePort
+    database: DatabaseExecutor
     factory: InstanceFactory
     leases: Leases
     threads: GuestThreads

@@ -18,17 +18,16 @@ from functools import partial
 from typing import Final, TypeVar
 
 from tensorwasm.database import sessions as rows
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.database_port import DatabasePort
 from tensorwasm.service.functions.names import is_id
 from tensorwasm.service.functions.options import check_environment
 from tensorwasm.service.invocations.request import MAX_ARGS
-from tensorwasm.service.invocations.spending import UsageLedger
-from tensorwasm.service.maintenance import do
-from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
+from tensorwasm.service.maintenance import run_round
+from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit, parse_cursor
 from tensorwasm.service.sessions.entries import (
     OperationQueue,
     SessionCall,
@@ -40,6 +39,7 @@ from tensorwasm.service.sessions.entries import (
 from tensorwasm.service.sessions.instances import GuestThreads, InstanceFactory, session_name
 from tensorwasm.service.sessions.memory import Activation, Hold, InstanceMemory, Resolver, RunningGuests
 from tensorwasm.service.sessions.persistence import Leases, SessionPersistence, Sharing
+from tensorwasm.service.usage import UsageMeter
 from tensorwasm.values import NEVER, Deadline
 
 _CALL_THREADS: Final = 32
@@ -66,7 +66,7 @@ class Sessions:
 
     def __init__(
         self,
-        database: DatabasePort,
+        database: DatabaseExecutor,
         functions: Resolver,
         factory: InstanceFactory,
         hold: Hold,
@@ -74,7 +74,7 @@ class Sessions:
         guests: RunningGuests | None = None,
         idle_s: float,
         most: int = _MOST_LIVE,
-        ledger: UsageLedger | None = None,
+        ledger: UsageMeter | None = None,
         clock: Clock | None = None,
         sharing: Sharing | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class Sessions:
             _, late = await asyncio.wait(closing, timeout=ends.remaining_s())
             for task in late:
                 task.cancel()
-        await do(self._leases.end, "other servers wait for this one's sessions", _log)
+        await run_round(self._leases.end, "other servers wait for this one's sessions", _log)
         self._threads.close()
         self._persistence.threads.close()
 
@@ -226,7 +226,7 @@ class Sessions:
         entry = self._queue.find(tenant, session_id)
         return entry.info() if entry is not None else SessionInfo(await self._activation.read(tenant, session_id))
 
-    async def list(self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE) -> tuple[SessionInfo, ...]:
+    async def list(self, tenant: int, after: str | None = None, limit: int = DEFAULT_PAGE) -> tuple[SessionInfo, ...]:
         """Return a tenant's sessions, oldest first.
 
         Raises:
@@ -321,7 +321,7 @@ class Sessions:
         entry = operation.entry
         live, resolved = entry.live, entry.resolved
         assert live is not None and resolved is not None  # noqa: S101, PT018 - `Activation` loaded both
-        ends = Deadline.after(resolved.usual_ns / 1e9) if call.deadline is None else call.deadline
+        ends = Deadline.after(resolved.default_ns / 1e9) if call.deadline is None else call.deadline
         entry.running = live
         outcome = None
         try:
@@ -362,7 +362,7 @@ class Sessions:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
                 return
-            await do(work, failed, _log)
+            await run_round(work, failed, _log)
 
     def _now_ns(self) -> int:
         return round(self._clock.monotonic_s() * 1e9)

@@ -19,6 +19,7 @@ from tensorwasm.artifacts.sealed.writer import DEFAULT
 from tensorwasm.artifacts.snapshot.file import renew_snapshot
 from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database import snapshots as rows
+from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.sessions import SessionOptions, SessionRecord
 from tensorwasm.errors import (
     InvalidSnapshot,
@@ -33,9 +34,8 @@ from tensorwasm.runtime.snapshots import archive, stored
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.clock import SYSTEM, Clock
-from tensorwasm.service.database_port import DatabasePort
-from tensorwasm.service.functions.resolution import Resolved
-from tensorwasm.service.pages import USUAL_PAGE, checked_limit, parse_cursor
+from tensorwasm.service.functions.loading import Resolved
+from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit, parse_cursor
 from tensorwasm.service.sessions.entries import SessionInfo
 from tensorwasm.service.sessions.instances import (
     GuestThreads,
@@ -157,7 +157,7 @@ class SnapshotFiles:
 class Snapshots:
     """Snapshots of all tenants, for one event loop, which is never blocked."""
 
-    database: DatabasePort
+    database: DatabaseExecutor
     functions: Resolver
     sessions: Sessions
     factory: InstanceFactory
@@ -198,7 +198,7 @@ class Snapshots:
         return require_owned(await self.database.read(rows.find_snapshot, snapshot_id), tenant, "snapshot")
 
     async def list(
-        self, tenant: int, after: str | None = None, limit: int = USUAL_PAGE
+        self, tenant: int, after: str | None = None, limit: int = DEFAULT_PAGE
     ) -> tuple[rows.SnapshotRecord, ...]:
         """Return a tenant's snapshots, oldest first; raises as `Sessions.list`."""
         return await self.database.read(rows.list_snapshots, tenant, parse_cursor(after), checked_limit(limit))

@@ -245,7 +245,7 @@ def test_usage_counts_calls_of_functions(serve):
 def test_jobs_of_a_disabled_tenant_are_not_run(serve):
     async def test(call, add, guest, service):
         job = await start(call, add, export="add", args=[2, 3], delay_s=0.2)
-        service.directory._policies[7] = TenantPolicy(disabled=True)
+        service.identities._policies[7] = TenantPolicy(disabled=True)
         found = await service.jobs.wait(7, job, 30)
         assert (found.status, found.error.kind) == ("failed", "tenant_scope_denied")
         assert service.invocations.statistics().begun == 0
@@ -257,7 +257,7 @@ def test_a_tenants_cap_of_stored_bytes_holds(serve):
     async def test(call, add, guest, service):
         used = (await call("GET", "/usage"))[1]["quotas"]["artifact_bytes"]["used"]
         assert used == len(ADD) + len(GUEST)
-        service.directory._policies[7] = TenantPolicy(quotas={"artifact_bytes": used + 10})
+        service.identities._policies[7] = TenantPolicy(quotas={"artifact_bytes": used + 10})
         with pytest.raises(QuotaExceeded):
             await service.functions.deploy(7, "more", START)
         await service.functions.deploy(8, "more", START)
@@ -274,10 +274,10 @@ def test_the_input_of_a_job_is_deleted_at_its_end(serve):
         await ended(call, done)
         gone = await start(call, add, export="add", args=[2, 3], delay_s=60)
         kept = select(JOBS.c.id, JOBS.c.request)
-        before = dict(await service.desk.read(lambda connection: connection.execute(kept).all()))
+        before = dict(await service.database.read(lambda connection: connection.execute(kept).all()))
         assert before[gone]
         assert (await call("DELETE", f"/jobs/{gone}"))[0] == 200
-        after = dict(await service.desk.read(lambda connection: connection.execute(kept).all()))
+        after = dict(await service.database.read(lambda connection: connection.execute(kept).all()))
         assert (before[done], after[gone]) == (b"", b"")
 
     serve(test)

@@ -31,7 +31,7 @@ def test_a_tenant_is_created_shown_changed_and_disabled(office):
     gone = office.ask("DELETE", "/tenants/7")
     assert (gone.status, gone.body) == (204, None)
     assert office.ask("GET", "/tenants/7").body["disabled"]
-    assert office.identity.directory.policy(7).disabled
+    assert office.identity.identities.policy(7).disabled
     assert not office.ask("PATCH", "/tenants/7", {"disabled": False}).body["disabled"]
     with pytest.raises(Conflict):
         office.ask("POST", "/tenants", SEVEN)
@@ -78,7 +78,7 @@ def test_a_disabled_tenants_own_administrator_cannot_enable_it(office, admin):
     for method, path, body in (("PATCH", "/tenants/7", {"disabled": False}), ("GET", "/tokens", None)):
         with pytest.raises(TenantScopeDenied):
             office.ask(method, path, body, token=own)
-    assert office.identity.directory.policy(7).disabled
+    assert office.identity.identities.policy(7).disabled
 
 
 def test_invalid_tenants_are_refused(office):

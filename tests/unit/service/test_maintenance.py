@@ -1,4 +1,4 @@
-"""Chores that go wrong."""
+"""Failed rounds of periodic work."""
 
 import asyncio
 import logging
@@ -6,14 +6,14 @@ import logging
 import pytest
 
 from tensorwasm.errors import DatabaseUnavailable
-from tensorwasm.service.maintenance import do
+from tensorwasm.service.maintenance import run_round
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("no"), ValueError("a bug")])
-def test_what_goes_wrong_is_said_and_ends_nothing(error, caplog):
-    async def chore():
+def test_an_error_is_logged_and_not_raised(error, caplog):
+    async def work():
         raise error
 
-    asyncio.run(do(chore, "it cannot be done", logging.getLogger(__name__)))
+    asyncio.run(run_round(work, "it cannot be done", logging.getLogger(__name__)))
     assert "it cannot be done" in caplog.text
     assert ("ValueError" in caplog.text) == isinstance(error, ValueError)
