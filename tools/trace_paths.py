@@ -39,7 +39,7 @@ RECORDED_NS: Final = 1_000_000_000
 
 COMPILED: Final = {
     "guest/sandbox/oneshot.py:call": "guest/native/oneshot.py",
-    "guest/sandbox/oneshot_fiber.py:run": "guest/native/oneshot_fiber.py",
+    "guest/sandbox/oneshot_fiber.py:run": "guest/native/oneshot.py",
 }
 """Compiled functions by the Python function that enters them."""
 

@@ -14,7 +14,7 @@ from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
 from tensorwasm.guest.native.loading import load_entries
-from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import NEVER, Limits
@@ -68,7 +68,7 @@ class Puppet:
         self.names = {*strings(module), "grow"}
         self.session = None
         self._closing = ExitStack()
-        pad = draw_pad() if compiled else None
+        pad = take_layout() if compiled else None
         if compiled:
             self._closing.enter_context(device.native.bound())
         if granted:

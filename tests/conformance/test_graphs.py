@@ -13,7 +13,7 @@ from conformance.work import NOBODYS, WORD, WORD_AT, Work, chain, u32
 from strategies.kernels import NOTHING, VECTOR_ADD
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.imports.argv import Window, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg, encode_argv
 
 ENOUGH_S = 0.15
 
@@ -93,7 +93,7 @@ def test_copies_are_recorded_too(puppet, work, stream):
 def test_vectors_are_added_by_a_graph(puppet, stream):
     kernel, n = puppet.load(VECTOR_ADD, b"vector_add"), 300
     a, b, c = (WORD_AT + k * 4096 for k in range(3))
-    argv = encode_argv([Window(a, 4 * n), Window(b, 4 * n), Window(c, 4 * n), u32(n)])
+    argv = encode_argv([WindowArg(a, 4 * n), WindowArg(b, 4 * n), WindowArg(c, 4 * n), u32(n)])
     with recorded(puppet, stream) as graph:
         assert puppet.begin(kernel, argv, stream, (2, 1, 1), (256, 1, 1)) == 0
     puppet.put(a, struct.pack(f"<{n}f", *range(n)))
@@ -138,7 +138,7 @@ def test_memory_grows_between_recording_and_replay(puppet, work, stream):
     with recorded(puppet, stream) as graph:
         assert work.affine(2, 1, stream) == 0
     assert puppet.grow(3) == PAGES
-    far = Window((PAGES + 2) << 16, 4)
+    far = WindowArg((PAGES + 2) << 16, 4)
     work.word = 4
     assert work.affine(1, 6, 0, far) == 0
     assert puppet.graph_launch(*graph, stream) == 0, puppet.error()
@@ -150,7 +150,7 @@ def test_memory_grows_between_recording_and_replay(puppet, work, stream):
 
 
 def test_memory_that_grows_while_a_stream_records_is_not_reached_yet(puppet, work, stream):
-    far = Window(PAGES << 16, 4)
+    far = WindowArg(PAGES << 16, 4)
     with recorded(puppet, stream) as graph:
         assert work.affine(2, 1, stream) == 0
         assert puppet.grow(1) == PAGES
@@ -229,8 +229,8 @@ def test_what_is_not_allowed_while_a_stream_records_leaves_the_recording_as_it_w
 def test_a_refused_launch_is_not_recorded_and_ends_nothing(puppet, work, stream):
     with recorded(puppet, stream) as graph:
         assert work.affine(2, 1, stream) == 0
-        assert work.affine(1, 1, stream, Window(WORD_AT + 1, 4)) == -5
-        assert work.affine(1, 1, stream, Window(PAGES << 16, 4)) == -2
+        assert work.affine(1, 1, stream, WindowArg(WORD_AT + 1, 4)) == -5
+        assert work.affine(1, 1, stream, WindowArg(PAGES << 16, 4)) == -2
         assert work.affine(1, 1, stream, BufferOffset(77, 0)) == -11
         assert puppet.begin(1, b"", stream) == -3
         assert puppet.begin(work.affine_kernel, b"", stream, (0, 1, 1)) == -8

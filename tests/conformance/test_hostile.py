@@ -16,7 +16,7 @@ from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import Deadline
 from timing import costs_less
 
@@ -30,14 +30,14 @@ SPIN = b""".version 7.0
 
 
 def u32(value):
-    return Number("u32", struct.pack("<I", value))
+    return NumberArg("u32", struct.pack("<I", value))
 
 
 def u64(value):
-    return Number("u64", struct.pack("<Q", value))
+    return NumberArg("u64", struct.pack("<Q", value))
 
 
-GOOD = (Window(A, BYTES), Window(B, BYTES), Window(C, BYTES), u32(64))
+GOOD = (WindowArg(A, BYTES), WindowArg(B, BYTES), WindowArg(C, BYTES), u32(64))
 
 
 @pytest.fixture
@@ -183,16 +183,16 @@ GOOD_BYTES = encode_argv(GOOD)
         (encode_argv((u32(0), *GOOD[1:])), -9),
         (encode_argv([u32(0)] * 129), -10),
         (b"\x05" * 4097, -10),
-        (encode_argv((Window(PAGES << 16, 1), *GOOD[1:])), -2),
-        (encode_argv((Window((PAGES << 16) - BYTES + 1, BYTES), *GOOD[1:])), -2),
-        (encode_argv((Window(0xFFFFFFFF, 0xFFFFFFFF), *GOOD[1:])), -2),
-        (encode_argv((Window(0, 0xFFFFFFFF), *GOOD[1:])), -2),
+        (encode_argv((WindowArg(PAGES << 16, 1), *GOOD[1:])), -2),
+        (encode_argv((WindowArg((PAGES << 16) - BYTES + 1, BYTES), *GOOD[1:])), -2),
+        (encode_argv((WindowArg(0xFFFFFFFF, 0xFFFFFFFF), *GOOD[1:])), -2),
+        (encode_argv((WindowArg(0, 0xFFFFFFFF), *GOOD[1:])), -2),
         (encode_argv((BufferOffset(1, 0), *GOOD[1:])), -11),
         (encode_argv((BufferOffset(2**64 - 1, 2**64 - 1), *GOOD[1:])), -11),
         (encode_argv((u64(0), *GOOD[1:])), -5),
         (encode_argv((u64(2**64 - 4), *GOOD[1:])), -5),
         (encode_argv((u64(0xDEAD_BEEF_0000), *GOOD[1:])), -5),
-        (encode_argv((Window(A + 1, BYTES), *GOOD[1:])), -5),
+        (encode_argv((WindowArg(A + 1, BYTES), *GOOD[1:])), -5),
     ],
 )
 @pytest.mark.rule("5-owned", "5-aligned")
@@ -236,8 +236,8 @@ def test_the_kernel_id_must_be_ours(puppet, kernel):
 
 def test_the_last_window_may_end_with_the_memory_and_an_empty_one_lie_at_its_end(puppet, kernel):
     end = PAGES << 16
-    assert puppet.start(kernel, encode_argv((GOOD[0], GOOD[1], Window(end - BYTES, BYTES), u32(64))), (2, 1, 1)) == 0
-    assert puppet.start(kernel, encode_argv((GOOD[0], GOOD[1], Window(end, 0), u32(0)))) in {0, -5}
+    assert puppet.start(kernel, encode_argv((GOOD[0], GOOD[1], WindowArg(end - BYTES, BYTES), u32(64))), (2, 1, 1)) == 0
+    assert puppet.start(kernel, encode_argv((GOOD[0], GOOD[1], WindowArg(end, 0), u32(0)))) in {0, -5}
     assert works(puppet, kernel)
 
 
@@ -246,7 +246,7 @@ def test_memory_grown_between_launches_is_reached(puppet, kernel):
     assert works(puppet, kernel)
     assert puppet.grow(4) == PAGES
     at = (PAGES + 3) << 16
-    argv = encode_argv((GOOD[0], GOOD[1], Window(at, BYTES), u32(64)))
+    argv = encode_argv((GOOD[0], GOOD[1], WindowArg(at, BYTES), u32(64)))
     assert puppet.start(kernel, argv, (2, 1, 1)) == 0, puppet.error()
     assert puppet.get(at, BYTES) == puppet.get(C, BYTES)
 
@@ -261,7 +261,7 @@ def test_device_buffers_go_there_and_back_and_are_zeroed_and_freed_once(puppet, 
     assert puppet.get(C, BYTES) == bytes(BYTES)
     puppet.put(A, struct.pack("<64f", *range(64)))
     assert puppet.memcpy_h2d(first, 0, A, BYTES) == 0
-    argv = encode_argv((BufferOffset(first, 0), BufferOffset(first, 0), Window(C, BYTES), u32(64)))
+    argv = encode_argv((BufferOffset(first, 0), BufferOffset(first, 0), WindowArg(C, BYTES), u32(64)))
     assert puppet.start(kernel, argv, (2, 1, 1)) == 0, puppet.error()
     assert struct.unpack("<64f", puppet.get(C, BYTES)) == tuple(2.0 * value for value in range(64))
     assert puppet.memcpy_h2d(first, 0, A, BYTES + 1) == -9

@@ -12,7 +12,7 @@ from conformance.work import WORD_AT, Work
 from oracles.streams import Words
 from strategies.streams import STREAMS, Borrow, Copy, Grow, Record, Step, Wait, programs
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Window
+from tensorwasm.guest.imports.argv import WindowArg
 
 
 class Runner:
@@ -48,7 +48,9 @@ class Runner:
             assert words[stream] == self.expected.memory[stream]
 
     def step(self, piece):
-        at = BufferOffset(self.buffer, 4 * piece.stream) if piece.in_buffer else Window(WORD_AT + 4 * piece.stream, 4)
+        at = (
+            BufferOffset(self.buffer, 4 * piece.stream) if piece.in_buffer else WindowArg(WORD_AT + 4 * piece.stream, 4)
+        )
         return self.work.affine(piece.factor, piece.term, self.streams[piece.stream], at) == 0
 
     def copy(self, piece):
@@ -59,7 +61,7 @@ class Runner:
 
     def borrow(self, piece):
         owner, borrower = self.streams[piece.owner], self.streams[piece.borrower]
-        at = Window(WORD_AT + 4 * piece.owner, 4)
+        at = WindowArg(WORD_AT + 4 * piece.owner, 4)
         event = self.puppet.event_create()
         return event > 0 and not any(
             (

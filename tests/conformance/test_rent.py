@@ -12,7 +12,7 @@ from strategies.kernels import VECTOR_ADD
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import WASM_PAGE_BYTES
 
 FIRST = 2048
@@ -20,11 +20,11 @@ LAST = PAGES * WASM_PAGE_BYTES
 KIB = 1 << 10
 
 places = st.integers(FIRST // 16, (LAST - 100 * KIB) // 16).map(lambda n: 16 * n)
-windows = st.builds(Window, places, st.integers(1, 25 * KIB).map(lambda n: 4 * n))
+windows = st.builds(WindowArg, places, st.integers(1, 25 * KIB).map(lambda n: 4 * n))
 steps = st.tuples(st.integers(0, 2), st.tuples(windows, windows, windows), st.integers(1, 9))
-WIDE = Window(FIRST, 80 * KIB), Window(100 * KIB, 80 * KIB), Window(200 * KIB, 80 * KIB)
-EXACT = Window(128 * KIB, 64 * KIB), Window(192 * KIB, 64 * KIB), Window(256 * KIB, 64 * KIB)
-LEAST = Window(FIRST, 4), Window(FIRST, 4), Window(FIRST, 4)
+WIDE = WindowArg(FIRST, 80 * KIB), WindowArg(100 * KIB, 80 * KIB), WindowArg(200 * KIB, 80 * KIB)
+EXACT = WindowArg(128 * KIB, 64 * KIB), WindowArg(192 * KIB, 64 * KIB), WindowArg(256 * KIB, 64 * KIB)
+LEAST = WindowArg(FIRST, 4), WindowArg(FIRST, 4), WindowArg(FIRST, 4)
 
 
 class Judge:
@@ -46,13 +46,18 @@ class Judge:
 @given(st.lists(steps, min_size=1, max_size=4))
 @example([(0, WIDE, 6), (2, LEAST, 3), (0, WIDE, 4)])
 @example([(0, EXACT, 8), (0, LEAST, 1), (1, LEAST, 1)])
-@example([(0, (Window(FIRST, 84 * KIB), Window(100 * KIB, 84 * KIB), Window(200 * KIB, 89 * KIB)), 1), (0, LEAST, 1)])
+@example(
+    [
+        (0, (WindowArg(FIRST, 84 * KIB), WindowArg(100 * KIB, 84 * KIB), WindowArg(200 * KIB, 89 * KIB)), 1),
+        (0, LEAST, 1),
+    ]
+)
 def test_compiled_code_and_python_register_at_the_same_launch(device, program):
     with Puppet(device, memory="auto") as python, Puppet(device, memory="auto", compiled=True) as compiled:
         judge, both = Judge(), (python, compiled)
         kernels = [puppet.load(VECTOR_ADD, b"vector_add") for puppet in both]
         for grown, asked, times in program:
-            argv = encode_argv([*asked, Number("u32", struct.pack("<I", 1))])
+            argv = encode_argv([*asked, NumberArg("u32", struct.pack("<I", 1))])
             for puppet in both:
                 puppet.grow(grown)
                 puppet.put(FIRST, bytes(range(256)) * ((LAST - FIRST) // 256))

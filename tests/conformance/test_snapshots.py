@@ -19,7 +19,7 @@ from strategies.kernels import NAP
 from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExceeded
 from tensorwasm.gpu.device.arguments import BufferOffset as Buffer
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.saved import SavedInstance
@@ -98,7 +98,7 @@ def twin(elsewhere):
 handles = st.integers(1, 5)
 words = st.integers(0, 15).map(lambda word: 4 * word)
 places = st.integers(0, 40).map(lambda word: WORDS_AT + 4 * word)
-pointers = st.one_of(st.builds(Buffer, handles, words), st.builds(Window, places, st.just(4)))
+pointers = st.one_of(st.builds(Buffer, handles, words), st.builds(WindowArg, places, st.just(4)))
 factors = st.integers(0, (1 << 32) - 1)
 steps = st.one_of(
     st.tuples(st.just("load_ptx")),
@@ -164,11 +164,11 @@ class Player:
         return len(argv)
 
     def launch(self, index: int, to: object, source: object, factor: int) -> object:
-        size = self.put(to, source, Number("u32", struct.pack("<I", factor)))
+        size = self.put(to, source, NumberArg("u32", struct.pack("<I", factor)))
         return self.call("wasi_cuda_launch", self.kernel(index), 1, 1, 1, 1, 1, 1, 0, ARGV_AT, size)
 
     def launch_async(self, index: int, to: object, source: object, factor: int, stream: int) -> object:
-        size = self.put(to, source, Number("u32", struct.pack("<I", factor)))
+        size = self.put(to, source, NumberArg("u32", struct.pack("<I", factor)))
         return self.call("wasi_cuda_launch_async", self.kernel(index), 1, 1, 1, 1, 1, 1, 0, ARGV_AT, size, stream)
 
     def stream_create(self) -> object:
@@ -211,14 +211,16 @@ def state(live: LiveInstance) -> object:
 @pytest.mark.rule("7-handles")
 @settings(max_examples=25, deadline=None)
 @given(before=st.lists(steps, max_size=25), after=st.lists(steps, max_size=12))
-def test_an_instance_goes_on_in_another_runtime(runtime, elsewhere, function, twin, tmp_path_factory, before, after):
+def test_an_instance_goes_on_in_another_runtime(
+    runtime, elsewhere, function, fallback, tmp_path_factory, before, after
+):
     path = tmp_path_factory.mktemp("snapshots") / "gpu.tws"
     with function.open(grants=["cuda"]) as live:
         player = Player(live)
         for name, *args in [("load_ptx",), ("alloc", 64), *before]:
             player.play(name, *args)
         runtime.snapshot(live, path, keys=RING)
-        with elsewhere.restore(path, twin, grants=["cuda"], keys=RING) as restored:
+        with elsewhere.restore(path, fallback, grants=["cuda"], keys=RING) as restored:
             assert state(restored) == state(live)
             other = Player(restored, tuple(player.kernels))
             for name, *args in after:
@@ -235,7 +237,7 @@ def random_step(source: random.Random) -> tuple[object, ...]:
     def pointer() -> object:
         if source.random() < 0.6:
             return Buffer(source.randint(1, 5), 4 * source.randint(0, 15))
-        return Window(WORDS_AT + 4 * source.randint(0, 40), 4)
+        return WindowArg(WORDS_AT + 4 * source.randint(0, 40), 4)
 
     place = WORDS_AT + 4 * source.randint(0, 40)
     return source.choice(
@@ -253,7 +255,7 @@ def random_step(source: random.Random) -> tuple[object, ...]:
     )
 
 
-def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, function, twin):
+def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, function, fallback):
     source = random.Random(20261121)
     program = [("load_ptx",), ("alloc", 64), *(random_step(source) for _ in range(1000))]
     with function.open(grants=["cuda"]) as live:
@@ -261,7 +263,7 @@ def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, f
         for number, (name, *args) in enumerate(program):
             assert mover.play(name, *args) == player.play(name, *args), (number, name)
             if number % 50 == 49:
-                host, module = (elsewhere, twin) if number % 100 == 49 else (runtime, function)
+                host, module = (elsewhere, fallback) if number % 100 == 49 else (runtime, function)
                 with runtime.snapshot(mover.live) as snapshot:
                     mover.live.close()
                     mover.live = host.restore(snapshot, module, grants=["cuda"])
@@ -284,7 +286,7 @@ def test_memory_of_every_kind_comes_back_in_every_other(runtime, function, memor
                 runtime.restore(snapshot, function, grants=["cuda"], memory_kind=other) as restored,
             ):
                 twin = Player(restored, tuple(player.kernels))
-                for step in [("launch", 0, Window(190_000, 4), Buffer(1, 0), 3), ("load", 190_000), ("grow", 1)]:
+                for step in [("launch", 0, WindowArg(190_000, 4), Buffer(1, 0), 3), ("load", 190_000), ("grow", 1)]:
                     assert twin.play(*step) == player.play(*step)
                 assert state(restored)[:3] == state(live)[:3]
 
@@ -348,7 +350,7 @@ def test_an_instance_goes_on_in_another_process(runtime, function, device, tmp_p
             timeout=120,
         )
         expected = [
-            player.launch(0, Buffer(1, 4), Window(33_000, 4), 7),
+            player.launch(0, Buffer(1, 4), WindowArg(33_000, 4), 7),
             player.d2h(33_000, 1, 64),
             player.load(33_004),
         ]

@@ -13,7 +13,7 @@ from strategies.kernels import ASTRAY, VECTOR_ADD
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.imports.argv import Window, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg, encode_argv
 
 END = PAGES << 16
 STEPS = [(3, 1), (5, 2), (7, 3), (1, 100), (11, 4)]
@@ -225,12 +225,12 @@ GOOD = encode_argv([WORD, u32(1), u32(1)])
         (encode_argv([WORD, u32(1)]), -9),
         (encode_argv([u32(1)] * 129), -10),
         (bytes(4097), -10),
-        (encode_argv([Window(END, 4), u32(1), u32(1)]), -2),
-        (encode_argv([Window(0, 0xFFFFFFFF), u32(1), u32(1)]), -2),
+        (encode_argv([WindowArg(END, 4), u32(1), u32(1)]), -2),
+        (encode_argv([WindowArg(0, 0xFFFFFFFF), u32(1), u32(1)]), -2),
         (encode_argv([BufferOffset(99, 0), u32(1), u32(1)]), -11),
         (encode_argv([u64(0), u32(1), u32(1)]), -5),
         (encode_argv([u64(0xDEAD_BEEF_0000), u32(1), u32(1)]), -5),
-        (encode_argv([Window(WORD_AT + 1, 4), u32(1), u32(1)]), -5),
+        (encode_argv([WindowArg(WORD_AT + 1, 4), u32(1), u32(1)]), -5),
     ],
 )
 def test_damaged_arguments_are_refused_with_their_code(puppet, work, argv, code):
@@ -271,7 +271,7 @@ def test_memory_may_grow_between_a_launch_and_its_end(puppet, work):
     assert work.affine(2, 1, stream) == 0
     assert puppet.grow(4) == PAGES
     puppet.put((PAGES + 3) << 16, struct.pack("<I", 50))
-    far = Window((PAGES + 3) << 16, 4)
+    far = WindowArg((PAGES + 3) << 16, 4)
     assert work.affine(1, 1, stream, far) == 0, puppet.error()
     assert puppet.stream_sync(stream) == 0
     assert work.word == 9
@@ -283,7 +283,7 @@ def test_vectors_are_added_asynchronously(puppet):
     a, b, c = (WORD_AT + k * 8192 for k in range(3))
     puppet.put(a, struct.pack(f"<{n}f", *range(n)))
     puppet.put(b, struct.pack(f"<{n}f", *range(n, 2 * n)))
-    argv = encode_argv([Window(a, 4 * n), Window(b, 4 * n), Window(c, 4 * n), u32(n)])
+    argv = encode_argv([WindowArg(a, 4 * n), WindowArg(b, 4 * n), WindowArg(c, 4 * n), u32(n)])
     assert puppet.begin(kernel, argv, stream, (4, 1, 1), (256, 1, 1)) == 0, puppet.error()
     assert puppet.stream_sync(stream) == 0
     assert struct.unpack(f"<{n}f", puppet.get(c, 4 * n)) == tuple(float(n + 2 * k) for k in range(n))

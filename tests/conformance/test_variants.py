@@ -10,7 +10,7 @@ import pytest
 from conformance.puppet import Puppet
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.argv import Window, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg, encode_argv
 from tensorwasm.values import Deadline
 
 AT = 2048
@@ -43,7 +43,7 @@ def run(puppet, *variants):
     kernel = puppet.load("".join(variants).encode(), b"which")
     if kernel < 0:
         return kernel
-    assert puppet.start(kernel, encode_argv([Window(AT, 4)]), block=(1, 1, 1)) == 0, puppet.error()
+    assert puppet.start(kernel, encode_argv([WindowArg(AT, 4)]), block=(1, 1, 1)) == 0, puppet.error()
     return struct.unpack("<I", puppet.get(AT, 4))[0]
 
 

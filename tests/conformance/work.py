@@ -7,21 +7,21 @@ from functools import cached_property
 
 from strategies.kernels import AFFINE, ASTRAY, NAP
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 
 WORD_AT = 1 << 16
 """Where a word of guest memory lies that no helper of the puppet touches."""
-WORD = Window(WORD_AT, 4)
+WORD = WindowArg(WORD_AT, 4)
 NOBODYS = (-1, 1 << 40, 2**63 - 1, -(2**63))
 """Numbers that no stream, event, graph, buffer or kernel has."""
 
 
 def u32(value):
-    return Number("u32", struct.pack("<I", value & 0xFFFF_FFFF))
+    return NumberArg("u32", struct.pack("<I", value & 0xFFFF_FFFF))
 
 
 def u64(value):
-    return Number("u64", struct.pack("<Q", value))
+    return NumberArg("u64", struct.pack("<Q", value))
 
 
 class Work:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from tensorwasm.errors import LimitError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction
-from tensorwasm.guest.imports.suspension import Signal, Steps, Turn
-from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait, Steps
+from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.wasi import WasiConfig
@@ -54,7 +54,7 @@ class FakeStream:
 
     def steps(self, _call: HostCall, value: int) -> Steps:
         """Wait, then answer the parameter and one."""
-        yield Signal(self.start, self.ended)
+        yield DeviceWait(self.start, self.ended)
         return value + 1
 
     def function(self, name: str = "wait") -> HostFunction:
@@ -97,7 +97,7 @@ class FakeLine:
     def steps(self, _call: HostCall, value: int) -> Steps:
         """Wait, then answer the parameter and one, or two if the turn did not come."""
         try:
-            yield Turn(self, self.until)
+            yield QueueWait(self, self.until)
         except LimitError:
             return value + 2
         return value + 1
@@ -137,7 +137,7 @@ class FakeJob:
             services={},
             wasi_config=self.wasi_config,
             deadline=self.deadline,
-            pad=draw_pad(),
+            pad=take_layout(),
             drain=self.drain,
         )
 

@@ -21,7 +21,7 @@ from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatisti
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3, Code
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import Deadline
 
 FUNCTIONS = {
@@ -30,12 +30,12 @@ FUNCTIONS = {
 LAUNCHES = {"launch": (), "launch_async": (0,)}
 """Launches, and what they take after the argument records."""
 NAMES = [*FUNCTIONS, *[*LAUNCHES] * 8]
-WORD = Number("u32", bytes(4))
+WORD = NumberArg("u32", bytes(4))
 KERNELS = {
-    b"fill": (FILL, encode_argv([Window(64, 4), Number("u32", bytes(4))])),
+    b"fill": (FILL, encode_argv([WindowArg(64, 4), NumberArg("u32", bytes(4))])),
     b"vector_add": (
         VECTOR_ADD,
-        encode_argv([Window(0, 64), Window(64, 64), BufferOffset(1, 0), Number("u32", bytes(4))]),
+        encode_argv([WindowArg(0, 64), WindowArg(64, 64), BufferOffset(1, 0), NumberArg("u32", bytes(4))]),
     ),
 }
 TEXT_AT, ENTRY_AT, ARGV_AT = 0, 32000, 40000

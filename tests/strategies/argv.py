@@ -7,7 +7,7 @@ import struct
 from hypothesis import strategies as st
 
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Number, Window
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 
 EDGES = [0, 1 << 31, 1 << 32, 1 << 53, 1 << 63, 1 << 64]
 
@@ -20,8 +20,8 @@ def around(bits: int) -> st.SearchStrategy[int]:
     return near | st.integers(0, top - 1)
 
 
-def _number(kind: str, layout: str, values: st.SearchStrategy) -> st.SearchStrategy[Number]:
-    return values.map(lambda value: Number(kind, struct.pack(layout, value)))
+def _number(kind: str, layout: str, values: st.SearchStrategy) -> st.SearchStrategy[NumberArg]:
+    return values.map(lambda value: NumberArg(kind, struct.pack(layout, value)))
 
 
 numbers = st.one_of(
@@ -32,7 +32,7 @@ numbers = st.one_of(
     _number("u32", "<I", around(32)),
     _number("u64", "<Q", around(64)),
 )
-windows = st.builds(Window, around(32), around(32))
+windows = st.builds(WindowArg, around(32), around(32))
 buffers = st.builds(BufferOffset, around(64), around(64))
 records = numbers | windows | buffers
 """One record."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from strategies.argv import around, records
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Arg, Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import Arg, NumberArg, WindowArg, encode_argv
 from tensorwasm.values import KernelParam, KernelSignature, LaunchConfig
 
 BUFFERS = {1: 64, 2: 1 << 20, 257: 1 << 33, (1 << 63) - 1: 8, 1 << 32: 4096}
@@ -54,18 +54,18 @@ def geometries(draw: st.DrawFn, signature: KernelSignature) -> LaunchConfig:
     return LaunchConfig(grid, block, shared)
 
 
-def _numbers(size_bytes: int) -> st.SearchStrategy[Number]:
+def _numbers(size_bytes: int) -> st.SearchStrategy[NumberArg]:
     kinds = st.sampled_from(["i32", "f32", "u32"] if size_bytes == 4 else ["i64", "f64", "u64"])
-    return st.builds(Number, kinds, st.binary(min_size=size_bytes, max_size=size_bytes))
+    return st.builds(NumberArg, kinds, st.binary(min_size=size_bytes, max_size=size_bytes))
 
 
 @st.composite
-def _windows(draw: st.DrawFn, align: int, memory_bytes: int) -> Window:
+def _windows(draw: st.DrawFn, align: int, memory_bytes: int) -> WindowArg:
     """Return a window inside the memory, at its start, its end, a border in between or anywhere."""
     length = draw(st.sampled_from([1, 16, 4096, 1 << 16]))
     last = memory_bytes - length
     at = draw(st.sampled_from([0, last]) | st.integers(0, last) | around(32))
-    return Window(min(at, last) & ~(align - 1), length)
+    return WindowArg(min(at, last) & ~(align - 1), length)
 
 
 @st.composite
@@ -80,7 +80,7 @@ def fitting(draw: st.DrawFn, param: KernelParam, memory_bytes: int) -> Arg:
     if draw(st.integers(0, 19)) == 0 or param.size_bytes not in (4, 8):
         handle = draw(st.sampled_from(list(BUFFERS)))
         outside = st.builds(BufferOffset, st.just(handle), st.sampled_from([BUFFERS[handle], 1 << 53, 1 << 63]))
-        empty = st.builds(Window, st.integers(0, memory_bytes) | around(32), st.just(0))
+        empty = st.builds(WindowArg, st.integers(0, memory_bytes) | around(32), st.just(0))
         return draw(records | outside | empty)
     if param.pointer:
         align = param.access_align_bytes
@@ -100,7 +100,7 @@ def argvs(draw: st.DrawFn, signature: KernelSignature, memory_bytes: int) -> byt
         case 1:
             return data + draw(st.binary(min_size=1, max_size=20))
         case 2:
-            return encode_argv([*args, Number("i32", b"\0" * 4)])
+            return encode_argv([*args, NumberArg("i32", b"\0" * 4)])
         case 3:
             at = draw(st.integers(0, max(0, len(data) - 1)))
             return data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
@@ -108,5 +108,5 @@ def argvs(draw: st.DrawFn, signature: KernelSignature, memory_bytes: int) -> byt
             return data
 
 
-small_windows = st.lists(st.builds(Window, st.integers(0, 3000), st.integers(1, 600)), min_size=1, max_size=12)
+small_windows = st.lists(st.builds(WindowArg, st.integers(0, 3000), st.integers(1, 600)), min_size=1, max_size=12)
 """Windows at the start of memory, many of which overlap or touch."""

@@ -17,7 +17,7 @@ from tensorwasm import Limits, Runtime
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc shows; Linux only")
@@ -56,9 +56,9 @@ def misuse_the_runtime(runtime, functions):
 
 
 def misuse_the_gpu(device):
-    number = Number("u32", struct.pack("<I", 64))
-    heap = Number("u64", struct.pack("<Q", id(number) & ~7))
-    window = Window(4096, 256)
+    number = NumberArg("u32", struct.pack("<I", 64))
+    heap = NumberArg("u64", struct.pack("<Q", id(number) & ~7))
+    window = WindowArg(4096, 256)
     with Puppet(device) as puppet:
         for text in (b"{" * 100_000, VECTOR_ADD[:500], b"\0", VECTOR_ADD.replace(b"add", b"bad")):
             assert puppet.load(text, b"vector_add") < 0
@@ -66,7 +66,7 @@ def misuse_the_gpu(device):
         handle = puppet.alloc(1 << 20, 0)
         good = (window, window, BufferOffset(handle, 0), number)
         assert puppet.start(kernel, encode_argv(good), (2, 1, 1)) == 0
-        for bad in ((), (heap, *good[1:]), (*good, number), (Window(PAGES << 16, 4), *good[1:])):
+        for bad in ((), (heap, *good[1:]), (*good, number), (WindowArg(PAGES << 16, 4), *good[1:])):
             assert puppet.start(kernel, encode_argv(bad)) < 0
         assert puppet.start(kernel, encode_argv(good), (0, 1, 1)) == -8
         wild = puppet.load(WILD, b"vector_add")

@@ -16,7 +16,7 @@ from tensorwasm.errors import DeviceFault, DeviceUnavailable
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.binding import load_driver
 from tensorwasm.gpu.cuda.driver.versions import cuda_version
-from tensorwasm.guest.imports.argv import Window, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg, encode_argv
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -158,7 +158,7 @@ def test_tenants_share_a_worker_only_where_ptxas_compiles_for_the_gpu(gpu):
 
 BLOCKS = 1 << 14  # whose answers, 4 bytes each, are one chunk
 ANSWERS_AT = 1 << 16
-RECORDS = encode_argv([Window(ANSWERS_AT, 4 * BLOCKS)])
+RECORDS = encode_argv([WindowArg(ANSWERS_AT, 4 * BLOCKS)])
 
 WHERE = bytes(
     wat2wasm(f"""(module

@@ -15,7 +15,7 @@ from tensorwasm.errors import CapacityExhausted, GuestTrap, InternalError, Inval
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox import oneshot
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
@@ -40,7 +40,7 @@ OVERFLOWING = """(module (memory 1) (data (i32.const 65535) "ab") (func (export 
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(oneshot, "load_visit", lambda: None)
+    monkeypatch.setattr(oneshot, "load_oneshot", lambda: None)
     engine = Engine.shared(EngineConfig(slots=8))
     slots, states = engine.free_slots, len(STATES)
     yield engine
@@ -58,7 +58,7 @@ def sandbox(prepared):
     made = []
 
     def make(export: str, limits: Limits | None = None, *, brief: bool = True) -> OneShotSandbox:
-        made.append(OneShotSandbox(prepared, export, limits or Limits(), draw_pad(), brief=brief))
+        made.append(OneShotSandbox(prepared, export, limits or Limits(), take_layout(), brief=brief))
         return made[-1]
 
     yield make
@@ -75,7 +75,7 @@ def test_one_shot_sandboxes_without_compiled_host_functions_need_no_compiled_cod
     prepared.needs_layout = True
     assert not is_one_shot(prepared)
     with pytest.raises(InternalError):
-        OneShotSandbox(prepared, "trap", Limits(), draw_pad())
+        OneShotSandbox(prepared, "trap", Limits(), take_layout())
 
 
 def test_results_are_the_guests(sandbox):
@@ -109,7 +109,7 @@ def test_failures_are_named_and_leave_the_one_shot_sandbox_usable(sandbox, engin
             call(trap)
         assert call(host, 4) == (25,)
     overflowing = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(OVERFLOWING))))
-    bad = OneShotSandbox(overflowing, "f", Limits(), draw_pad())
+    bad = OneShotSandbox(overflowing, "f", Limits(), take_layout())
     with pytest.raises(GuestTrap, match="memory_out_of_bounds"):
         call(bad)
     bad.close()

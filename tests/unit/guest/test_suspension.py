@@ -14,8 +14,8 @@ pytest.importorskip("numba")
 from fakes.fibers import HOST, FakeJob
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.imports.suspension import Signal, Sleep, Work
-from tensorwasm.guest.native.waiting import make_code
+from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, Sleep
+from tensorwasm.guest.native.compiled import make_suspension_code
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.fiber import Fiber
@@ -48,15 +48,15 @@ class Witness:
         self.look()
         yield Sleep(0.0)
         self.look()
-        yield Signal(lambda _function, _argument: bool(self.look() - 1), lambda: False)
+        yield DeviceWait(lambda _function, _argument: bool(self.look() - 1), lambda: False)
         self.look()
-        return value + (yield Work(self.look))
+        return value + (yield BlockingCall(self.look))
 
 
 @pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.rule("12-python")
 def test_no_python_is_on_a_fiber_while_its_guest_waits(in_steps):
-    witness, code, engine = Witness(), make_code(), Engine.shared(EngineConfig(slots=8, fibers=True))
+    witness, code, engine = Witness(), make_suspension_code(), Engine.shared(EngineConfig(slots=8, fibers=True))
     steps = witness.steps if in_steps else None
     function = HostFunction(HOST, "wait", ("i32",), ("i32",), witness.body, waits=True, steps=steps)
     prepared = Linker(engine, (function,), code=code).prepare(compile_module(engine, bytes(wat2wasm(GUEST))))

@@ -23,7 +23,7 @@ def test_nothing_waits_for_what_is_loaded_and_it_is_used_once_it_is_there(monkey
     monkeypatch.setattr(loading, "_fill_cache", fill)
     work = threading.Thread(target=loading.begin_loading())
     with Runtime("emulator") as runtime:
-        assert loading.is_early()  # from here on, before any thread has begun
+        assert loading.is_loading()  # from here on, before any thread has begun
         work.start()
         try:
             assert compiling.wait(60)
@@ -36,7 +36,7 @@ def test_nothing_waits_for_what_is_loaded_and_it_is_used_once_it_is_there(monkey
         finally:
             compiled.set()
             work.join(120)
-        assert not loading.is_early()
+        assert not loading.is_loading()
         assert function.submit("add", (4, 2)).result(60).values == (6,)
         assert function.invoke("add", (5, 2)).values == (7,)
         assert function.dispatch.plans

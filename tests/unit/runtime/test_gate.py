@@ -22,6 +22,7 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.blocking_pool import THREADS
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke import dispatch
 from tensorwasm.values import NEVER, Deadline, Limits
 
 pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")

@@ -369,7 +369,7 @@ def test_guests_that_run_long_hold_a_loop_for_a_tenth_of_its_time_at_most(arriva
     place = SliceBudget(lambda: clock[0], lambda: clock[0])
     began_ns = clock[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
+        patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_timer", lambda _engine: None)
         for idle_ns, needs_ns in arrivals:
             clock[0] += idle_ns
             if not place.free:
@@ -400,7 +400,7 @@ def test_a_guest_that_is_made_to_wait_for_a_processor_stays_and_costs_no_rest(wa
 
         fiber = Waiting(clock, wait_ns)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
+            patch.setattr("tensorwasm.guest.reactor.preemption_timer.find_timer", lambda _engine: None)
             assert place.run(fiber)
         assert not fiber.long
         assert place.free
@@ -423,7 +423,7 @@ class StubbornFiber(FakeFiber):
 
 @pytest.mark.parametrize("error", [None, GuestTrap("unreachable", "a trap")])
 def test_a_guest_that_no_timer_could_end_costs_its_loop_the_same_rest(error, monkeypatch):
-    monkeypatch.setattr("tensorwasm.guest.reactor.preemption_timer.find_alarm", lambda _engine: None)
+    monkeypatch.setattr("tensorwasm.guest.reactor.preemption_timer.find_timer", lambda _engine: None)
     clock = [10**12]
     place, fiber = SliceBudget(lambda: clock[0], lambda: clock[0]), StubbornFiber(clock, 100 * SLICE_NS, error)
     with pytest.raises(GuestTrap) if error else nullcontext():

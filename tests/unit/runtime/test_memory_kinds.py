@@ -88,7 +88,7 @@ def notes(monkeypatch):
 def call(request, monkeypatch):
     """Return a function that calls an export and returns when its sandbox has gone."""
     if request.param == "thread":
-        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_suspension_code", lambda: None)
     with Runtime("emulator") as runtime:
 
         def call(export, *args, wat=GUEST, **options):

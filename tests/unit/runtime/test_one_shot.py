@@ -28,7 +28,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES
 from tensorwasm.gpu.emulator.streams.native import EmulatedNative
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.guest.native import session_layouts
 from tensorwasm.guest.sandbox import linker, state
 from tensorwasm.guest.sandbox.state import STATES
@@ -38,7 +38,7 @@ from tensorwasm.values import Deadline, Limits
 pytest.importorskip("numba")
 
 FILL_AT, FOREVER_AT, ENTRY_AT, ARGV_AT, DATA_AT, TEXT_AT = 4096, 6144, 256, 512, 8192, 16384
-ARGV = encode_argv([Window(DATA_AT, 64), Number("u32", struct.pack("<I", 42))])
+ARGV = encode_argv([WindowArg(DATA_AT, 64), NumberArg("u32", struct.pack("<I", 42))])
 MODULE = "wasi:cuda/host@0.3.0"
 
 

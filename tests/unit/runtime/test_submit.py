@@ -52,7 +52,7 @@ fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fib
 @pytest.fixture(params=[pytest.param("fibers", marks=fibers_only), "threads"])
 def runtime(request, monkeypatch):
     if request.param == "threads":
-        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_code", lambda: None)
+        monkeypatch.setattr(tensorwasm.runtime.invoke.fiber_runner, "load_suspension_code", lambda: None)
     with Runtime("emulator") as made:
         yield made
 
@@ -252,7 +252,7 @@ def test_guests_end_while_all_threads_for_work_are_taken(fiber_runtime):
     reactor, ended = fiber_runtime.fibers._reactor, threading.Event()
     plain = fiber_runtime.load(bytes(wat2wasm('(module (func (export "main")))')))
     for _ in range(32):
-        reactor._errands.work(lambda: ended.wait(SOON_S))
+        reactor._blocking_pool.work(lambda: ended.wait(SOON_S))
     try:
         assert plain.submit(grants=["cuda"]).result(SOON_S / 2).values == ()
     finally:

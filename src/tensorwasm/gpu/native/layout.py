@@ -115,7 +115,7 @@ class Wait(ctypes.Structure):
     """What a suspended guest waits for, read by `tensorwasm.guest.reactor.reactor` while the guest does not run.
 
     Attributes:
-        kind: what the guest waits for, a `tensorwasm.guest.imports.suspension.Kind`.
+        kind: what the guest waits for, a `tensorwasm.guest.imports.suspension.SuspensionKind`.
         function: number of the host function that it called, in its linker.
         cells: that function's parameters, 16 bytes apart, as compiled host functions take them.
         done: 1 once the answer has been written and the guest may go on.

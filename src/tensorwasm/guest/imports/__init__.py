@@ -1,16 +1,16 @@
-"""What a guest can import, one room per interface."""
+"""What a guest can import, by interface."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tensorwasm.guest.imports import cuda, interfaces, scheduler, tensor
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.imports.tensor import OutputStream, Sink
+from tensorwasm.guest.imports.tensor import ChunkSink, OutputStream
 
-__all__ = ["CudaService", "OutputStream", "Sink", "host_functions"]
+__all__ = ["ChunkSink", "CudaService", "OutputStream", "host_functions"]
 
 _BODIES: Final[Mapping[str, Mapping[str, Callable[..., int]]]] = {
     **cuda.BODIES,
@@ -21,22 +21,16 @@ _BODIES: Final[Mapping[str, Mapping[str, Callable[..., int]]]] = {
 
 def host_functions() -> tuple[HostFunction, ...]:
     """Return every import of every interface, under each of its modules."""
-    return tuple(_of_interfaces())
+    return tuple(
+        _host_function(module, function)
+        for interface in interfaces.INTERFACES
+        for module in interface.modules
+        for function in interface.functions
+    )
 
 
-def _of_interfaces() -> Iterator[HostFunction]:
-    for interface in interfaces.INTERFACES:
-        for module in interface.modules:
-            for function in interface.functions:
-                params = tuple(param.type for param in function.params)
-                body = _BODIES[module][function.core_name]
-                yield HostFunction(
-                    module,
-                    function.core_name,
-                    params,
-                    (function.result,),
-                    body,
-                    function.waits,
-                    steps=cuda.STEPS.get(body),
-                    finish=cuda.FINISH.get(body),
-                )
+def _host_function(module: str, function: interfaces.ImportSignature) -> HostFunction:
+    name, params = function.core_name, tuple(param.type for param in function.params)
+    body = _BODIES[module][name]
+    steps, finish = cuda.STEPS.get(body), cuda.FINISH.get(body)
+    return HostFunction(module, name, params, (function.result,), body, function.waits, steps, finish)

@@ -1,8 +1,7 @@
-"""What numbers of the guest ABI mean: error codes, limits and argument records.
+"""The numbers of the guest ABI: error codes, limits and argument records. `guest.imports.interfaces` has the functions.
 
-The functions are in `tensorwasm.guest.imports.interfaces`. The linker's host functions, the WIT packages (``wit/``),
-the C header for guests (``guest-sdk/``) and the tables of ``docs/abi.md`` are all made from the two modules;
-``tools/generate_abi.py`` writes the files.
+``tools/generate_abi.py`` makes the WIT packages (``wit/``), the C header for guests (``guest-sdk/``) and the tables of
+``docs/abi.md`` from the two modules, as the linker its host functions.
 """
 
 from __future__ import annotations
@@ -130,11 +129,10 @@ class Limit:
     """A limit that guests can run into.
 
     Attributes:
-        name: as the C header spells it, after ``TW_``.
-        value: the largest that is allowed.
-        unit: of the value.
+        name: as in the C header, after ``TW_``.
+        value: the largest allowed.
         doc: what it limits.
-        answer: what exceeding it answers.
+        answer: the code for exceeding it.
     """
 
     name: str
@@ -184,11 +182,9 @@ class ArgTag:
     """A kind of argument record: the tag byte, then the value, little-endian, without padding.
 
     Attributes:
-        tag: the byte.
         name: as documents and the C header spell it.
         value_bytes: bytes after the tag.
         param_bytes: bytes of the kernel parameter it fills.
-        doc: the value.
     """
 
     tag: int

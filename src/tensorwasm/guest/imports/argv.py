@@ -1,6 +1,6 @@
-"""Kernel arguments as guests write them: records of a tag byte and a little-endian value, nothing between them.
+"""Kernel arguments as guests write them: records of a tag byte and a little-endian value, without padding.
 
-Parsing is pure: it sees a copy of the bytes and the size of the memory they speak of, and touches neither.
+Parsing is pure: it sees a copy of the bytes and the size of the memory that they refer to.
 """
 
 from __future__ import annotations
@@ -16,35 +16,25 @@ from tensorwasm.guest.imports.abi import ARG_TAGS, MAX_KERNEL_ARGS, MAX_KERNEL_A
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A window of guest memory, not checked yet.
-
-    Attributes:
-        offset: of the first byte, 0 to 2**32 - 1.
-        length_bytes: 0 to 2**32 - 1.
-    """
+class WindowArg:
+    """A window of guest memory, not checked yet; both numbers are 0 to 2**32 - 1."""
 
     offset: int
     length_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A value by its tag.
-
-    Attributes:
-        kind: ``i32``, ``i64``, ``f32``, ``f64``, ``u32`` or ``u64``.
-        data: its 4 or 8 little-endian bytes.
-    """
+class NumberArg:
+    """A number: its kind, such as ``i32`` or ``f64``, and its 4 or 8 little-endian bytes."""
 
     kind: str
     data: bytes
 
 
-Arg = Number | Window | BufferOffset
+Arg = NumberArg | WindowArg | BufferOffset
 
 _TAGS: Final = {row.tag: row for row in ARG_TAGS}
-_TAG_OF: Final = {row.name: row.tag for row in ARG_TAGS}
+_TAG_OF: Final = {row.name: bytes([row.tag]) for row in ARG_TAGS}
 _WINDOW: Final = struct.Struct("<II")
 _BUFFER: Final = struct.Struct("<QQ")
 
@@ -53,7 +43,7 @@ def parse_argv(data: bytes) -> tuple[Arg, ...]:
     """Return the records.
 
     Raises:
-        KernelArgsUnsupported: more bytes or records than a launch may carry.
+        KernelArgsUnsupported: too many bytes or records.
         InvalidKernelArgs: an unknown tag, or the last record is cut short.
     """
     if len(data) > MAX_KERNEL_ARGS_BYTES:
@@ -80,25 +70,12 @@ def encode_argv(args: Iterable[Arg]) -> bytes:
 
 
 def resolve_args(args: Iterable[Arg], address: int, size_bytes: int) -> tuple[Argument, ...]:
-    """Check windows against a memory and turn records into what a session takes.
-
-    Args:
-        args: from `parse_argv`.
-        address: host address of the memory's byte 0.
-        size_bytes: of the memory.
-
-    Raises:
-        InvalidPointer: a window is not inside the memory. An empty one may lie at its very end.
-    """
+    """Turn records into a session's arguments, with windows checked as by `locate`."""
     return tuple(_resolve(arg, address, size_bytes) for arg in args)
 
 
-def locate(window: Window, address: int, size_bytes: int) -> HostWindow:
-    """Check one window against a memory of that address and size.
-
-    Raises:
-        InvalidPointer: it is not inside the memory. An empty one may lie at its very end.
-    """
+def locate(window: WindowArg, address: int, size_bytes: int) -> HostWindow:
+    """Check a window against a memory; raise `InvalidPointer` if it is not inside. An empty one may lie at the end."""
     if window.offset + window.length_bytes > size_bytes:
         raise InvalidPointer(
             f"{window.length_bytes} bytes at {window.offset} are not inside {size_bytes} bytes of memory"
@@ -109,28 +86,28 @@ def locate(window: Window, address: int, size_bytes: int) -> HostWindow:
 def _decode(kind: str, value: bytes) -> Arg:
     match kind:
         case "ptr":
-            return Window(*_WINDOW.unpack(value))
+            return WindowArg(*_WINDOW.unpack(value))
         case "buffer":
             return BufferOffset(*_BUFFER.unpack(value))
         case _:
-            return Number(kind, value)
+            return NumberArg(kind, value)
 
 
 def _encode(arg: Arg) -> bytes:
     match arg:
-        case Window(offset, length_bytes):
-            return bytes([_TAG_OF["ptr"]]) + _WINDOW.pack(offset, length_bytes)
+        case WindowArg(offset, length_bytes):
+            return _TAG_OF["ptr"] + _WINDOW.pack(offset, length_bytes)
         case BufferOffset(handle, offset_bytes):
-            return bytes([_TAG_OF["buffer"]]) + _BUFFER.pack(handle, offset_bytes)
-        case Number(kind, data):
-            return bytes([_TAG_OF[kind]]) + data
+            return _TAG_OF["buffer"] + _BUFFER.pack(handle, offset_bytes)
+        case NumberArg(kind, data):
+            return _TAG_OF[kind] + data
 
 
 def _resolve(arg: Arg, address: int, size_bytes: int) -> Argument:
     match arg:
-        case Window():
+        case WindowArg():
             return locate(arg, address, size_bytes)
         case BufferOffset():
             return arg
-        case Number(_, data):
+        case NumberArg(_, data):
             return Scalar(data)

@@ -1,8 +1,7 @@
 """Host functions as data: what an import is, and what it sees of the guest that called it.
 
-Import rooms (`tensorwasm.guest.imports`) make tables of `HostFunction`; the engine turns them into trampolines. A body
-takes the call and the Wasm parameters and returns the Wasm result. It may raise: a `TensorWasmError` ends the guest's
-call with that very error, anything else with `InternalError`; results and errors are never mixed up between threads.
+The linker turns each `HostFunction` into a trampoline. A body takes the call and the Wasm parameters and returns the
+Wasm result. A `TensorWasmError` that it raises ends the guest's call as it is, anything else with `InternalError`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ ValType = Literal["i32", "i64", "f32", "f64"]
 
 
 class LinearMemory(Protocol):
-    """The guest's exported ``memory`` during one host call. Never kept: growing may move its end."""
+    """The guest's exported ``memory`` during one host call; growing it changes its size.
+
+    Each method raises `InvalidPointer` if part of the region lies outside, or a number is negative.
+    """
 
     @property
     def address(self) -> int:
@@ -29,35 +31,20 @@ class LinearMemory(Protocol):
         """Current size."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return a copy of a region.
-
-        Raises:
-            InvalidPointer: part of it lies outside, or a number is negative.
-        """
+        """Return a copy of a region."""
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copy bytes into a region.
-
-        Raises:
-            InvalidPointer: part of it lies outside, or a number is negative.
-        """
+        """Copy bytes into a region."""
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return a writable window on a region, valid until the host call returns.
-
-        Raises:
-            InvalidPointer: part of it lies outside, or a number is negative.
-        """
+        """Return a writable window on a region, valid until the host call returns."""
 
 
 class OutputTaker(Protocol):
-    """An output stream of a guest.
-
-    Attributes:
-        truncated: the guest wrote more than was taken.
-    """
+    """An output stream of a guest."""
 
     truncated: bool
+    """Whether the guest wrote more than was taken."""
 
     def take(self, chunk: bytes) -> bool:
         """Take a chunk, or as much of it as the stream's limit allows; return whether all of it was taken."""
@@ -84,11 +71,7 @@ class HostCall(Protocol):
 
     @property
     def memory(self) -> LinearMemory:
-        """The guest's memory.
-
-        Raises:
-            InvalidPointer: the guest exports no memory named ``memory``.
-        """
+        """The guest's memory. Raises `InvalidPointer` if the guest exports no memory named ``memory``."""
 
     @property
     def deadline(self) -> Deadline:
@@ -99,10 +82,7 @@ class HostCall(Protocol):
         """The guest's standard output and clock, None without WASI."""
 
     def service(self, name: str) -> object | None:
-        """Return what the caller attached to the instance under that name (``cuda``, ``input``, ``stream``), or None.
-
-        A service that is None was not granted.
-        """
+        """Return what the caller attached to the instance (``cuda``, ``input``, ``stream``), None if not granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +92,12 @@ class HostFunction:
     Attributes:
         module: import module, such as ``wasi:cuda/host@0.2.0``.
         name: import field.
-        params: Wasm parameter types. i32 and i64 arrive as signed Python integers, as Wasm has them.
+        params: Wasm types; i32 and i64 arrive as signed Python integers.
         results: none or one.
         body: called as ``body(call, *params)``.
-        waits: it may wait for a device, or for time to pass.
-        steps: does the same in steps, called as ``steps(call, *params)``, for a guest that runs as a fiber; where there
-            are none, the body is called on another thread.
-        finish: steps that wait for what the compiled form of the function has started, called as ``finish(call)``.
+        waits: whether it may wait for a device, or for time to pass.
+        steps: the same in steps, for a guest on a fiber; without them the body is called on another thread.
+        finish: steps that wait for work which the compiled form has started, called as ``finish(call)``.
     """
 
     module: str

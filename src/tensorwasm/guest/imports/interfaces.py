@@ -1,17 +1,86 @@
-"""The functions that guests import, interface by interface.
-
-One of the two tables of the guest ABI; `tensorwasm.guest.imports.abi` has the numbers.
-"""
+"""The interfaces that guests import, one of the two tables of the guest ABI; the other is `guest.imports.abi`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from tensorwasm.guest.imports.abi import YIELD_NEAR_MS, StreamCode
-from tensorwasm.guest.imports.cuda.interface import CUDA, CUDA_0_2
-from tensorwasm.guest.imports.signatures import DESTINATION, Function, Interface, Param, enumeration, source, u32
+from tensorwasm.guest.imports.abi import (
+    CUDA_MODULE,
+    CUDA_MODULE_0_1,
+    CUDA_MODULE_0_3,
+    YIELD_NEAR_MS,
+    Code,
+    DeviceAttribute,
+    StreamCode,
+)
+from tensorwasm.guest.imports.cuda.functions import ADDED_IN_0_3, FUNCTIONS_0_2
+from tensorwasm.guest.imports.signatures import (
+    DESTINATION,
+    ImportParam,
+    ImportSignature,
+    Interface,
+    enumeration,
+    source,
+    u32,
+)
 
-__all__ = ["CUDA", "CUDA_0_2", "INTERFACES", "SCHEDULER", "TENSOR", "Function", "Interface", "Param"]
+__all__ = ["CUDA", "CUDA_0_2", "INTERFACES", "SCHEDULER", "TENSOR", "ImportParam", "ImportSignature", "Interface"]
+
+_PACKAGE: Final = "wasi:cuda"
+_WORLD: Final = "tensor-wasm-wasi-cuda"
+_DOC: Final = "CUDA kernels and device memory. Off unless the caller grants it."
+_TYPES: Final = ("type kernel-id = u64;", "type device-handle = u64;", enumeration("abi-error", Code))
+_ADDRESS: Final = """\
+/// An offset in linear memory. What lies there belongs to the device until the stream has drained.
+type address = u32;"""
+
+_SINCE_0_3: Final[dict[str, tuple[Code, ...]]] = {
+    "wasi_cuda_sync": (Code.INVALID_ARGS,),
+    "wasi_cuda_free": (Code.LAUNCH_FAILED, Code.INVALID_ARGS),
+    "wasi_cuda_memcpy_h2d": (Code.LAUNCH_FAILED,),
+    "wasi_cuda_memcpy_d2h": (Code.LAUNCH_FAILED,),
+}
+"""Additional codes of 0.2.0's functions in 0.3.0, because work may be in flight or being recorded."""
+
+
+def _inherited() -> Iterator[ImportSignature]:
+    for function in FUNCTIONS_0_2:
+        codes = {*function.errors, *_SINCE_0_3.get(function.core_name, ())}
+        yield replace(function, errors=tuple(sorted(codes, reverse=True)))
+
+
+CUDA: Final = Interface(
+    package=_PACKAGE,
+    version="0.3.0",
+    world=_WORLD,
+    modules=(CUDA_MODULE_0_3,),
+    types=(
+        *_TYPES[:2],
+        "type stream-id = u64;",
+        "type event-id = u64;",
+        "type graph-id = u64;",
+        _ADDRESS,
+        _TYPES[-1],
+        enumeration("attribute", DeviceAttribute),
+    ),
+    doc=f"{_DOC} 0.3.0 adds streams, events, graphs and questions about the device.",
+    functions=(
+        *_inherited(),
+        *ADDED_IN_0_3,
+    ),
+)
+
+CUDA_0_2: Final = Interface(
+    package=_PACKAGE,
+    version="0.2.0",
+    world=_WORLD,
+    modules=(CUDA_MODULE, CUDA_MODULE_0_1),
+    types=_TYPES,
+    doc=_DOC,
+    functions=FUNCTIONS_0_2,
+)
 
 TENSOR: Final = Interface(
     package="wasi:tensor",
@@ -21,7 +90,7 @@ TENSOR: Final = Interface(
     types=(enumeration("stream-error", StreamCode),),
     doc="The input of a call, and a stream of output while it runs. Always there.",
     functions=(
-        Function(
+        ImportSignature(
             "emit-chunk",
             (source("chunk"), *u32("len")),
             "i32",
@@ -30,7 +99,7 @@ TENSOR: Final = Interface(
             "Send a chunk, whole or not at all. Answers 0.",
             tuple(StreamCode),
         ),
-        Function(
+        ImportSignature(
             "flush",
             (),
             "i32",
@@ -39,7 +108,7 @@ TENSOR: Final = Interface(
             "Push out what was sent. Answers 0.",
             (StreamCode.STREAMING_OFF,),
         ),
-        Function(
+        ImportSignature(
             "input-len",
             (),
             "i32",
@@ -47,7 +116,7 @@ TENSOR: Final = Interface(
             ("input-len", "func() -> u32"),
             "Answer the length of the input, 0 if there is none.",
         ),
-        Function(
+        ImportSignature(
             "read-input",
             (DESTINATION, *u32("len")),
             "i32",
@@ -68,7 +137,7 @@ SCHEDULER: Final = Interface(
     types=(),
     doc="How much time a call has left. Always there.",
     functions=(
-        Function(
+        ImportSignature(
             "yield",
             (),
             "i32",
@@ -76,7 +145,7 @@ SCHEDULER: Final = Interface(
             ("yield", "func() -> u32"),
             f"Answer 0 to go on, 1 with less than {YIELD_NEAR_MS} ms left, 2 once the deadline has passed.",
         ),
-        Function(
+        ImportSignature(
             "deadline-remaining-ms",
             (),
             "i32",

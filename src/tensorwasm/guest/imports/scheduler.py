@@ -1,4 +1,4 @@
-"""``wasi:scheduler/host``: how much time a call has left. Its compiled twins are in `guest.native.clock`."""
+"""``wasi:scheduler/host``: how much time a call has left. Its compiled form is in `guest.native.scheduler`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deadline_remaining_ms(call: HostCall) -> int:
 
 
 def _remaining_ns(call: HostCall) -> int | None:
-    """Return nanoseconds left, negative once the deadline has passed; None without one. Integers: so has the twin."""
+    """Return nanoseconds left, negative after the deadline, None without one; integers, as in the compiled form."""
     at_ns = call.deadline.at_ns
     return None if at_ns is None else at_ns - time.monotonic_ns()
 

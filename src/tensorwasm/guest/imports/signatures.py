@@ -1,4 +1,4 @@
-"""The shape of the ABI's tables: interfaces, their functions, and the functions' parameters."""
+"""Rows of the ABI's tables: interfaces, their functions, and the functions' parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorwasm.guest.imports.host_function import ValType
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class ImportParam:
     """A parameter of an import: its name, its Wasm type and its type in C."""
 
     name: str
@@ -20,22 +20,19 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ImportSignature:
     """A function of an interface.
 
     Attributes:
         core_name: import field.
-        params: of the import.
-        result: Wasm type of the result.
-        c_head: how the C header declares it, up to the parameters.
-        wit: name and type in WIT, or None where another function's WIT speaks for it too.
-        doc: what it does and answers.
+        c_head: its C declaration up to the parameters.
+        wit: name and type in WIT; None where another function's WIT covers it.
         errors: codes it may answer.
-        waits: it may wait for a device, so it may take as long as the call has.
+        waits: whether it may wait for a device, up to the call's deadline.
     """
 
     core_name: str
-    params: tuple[Param, ...]
+    params: tuple[ImportParam, ...]
     result: ValType
     c_head: str
     wit: tuple[str, str] | None
@@ -50,12 +47,10 @@ class Interface:
 
     Attributes:
         package: WIT package without its version.
-        version: of the package.
         world: WIT world that imports the interface.
-        modules: import modules under which the functions are found, the preferred one first.
+        modules: import modules of the functions, the preferred one first.
         types: WIT declarations in front of the functions.
         functions: in the order of the documents.
-        doc: what it is for.
     """
 
     package: str
@@ -63,27 +58,27 @@ class Interface:
     world: str
     modules: tuple[str, ...]
     types: tuple[str, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[ImportSignature, ...]
     doc: str
 
 
-def u32(*names: str) -> tuple[Param, ...]:
+def u32(*names: str) -> tuple[ImportParam, ...]:
     """Return unsigned 32-bit parameters."""
-    return tuple(Param(name, "i32", "uint32_t") for name in names)
+    return tuple(ImportParam(name, "i32", "uint32_t") for name in names)
 
 
-def handles(*names: str) -> tuple[Param, ...]:
-    """Return 64-bit parameters that name things."""
-    return tuple(Param(name, "i64", "int64_t") for name in names)
+def handles(*names: str) -> tuple[ImportParam, ...]:
+    """Return 64-bit handle parameters."""
+    return tuple(ImportParam(name, "i64", "int64_t") for name in names)
 
 
-def source(name: str, c_type: str = "const void *") -> Param:
-    """Return a parameter that points to what is read."""
-    return Param(name, "i32", c_type)
+def source(name: str, c_type: str = "const void *") -> ImportParam:
+    """Return a pointer parameter that is read."""
+    return ImportParam(name, "i32", c_type)
 
 
-DESTINATION: Final = Param("dst", "i32", "void *")
-"""A parameter that points to what is written."""
+DESTINATION: Final = ImportParam("dst", "i32", "void *")
+"""A pointer parameter that is written."""
 
 
 def enumeration(name: str, codes: type[IntEnum]) -> str:

@@ -1,9 +1,8 @@
-"""How a guest's call into the host suspends its fiber: what compiled code leaves behind, and what is waited for.
+"""How a guest's call into the host suspends its fiber: what compiled code records, and what is waited for.
 
-A host function that may wait is an asynchronous function to wasmtime. Its entry is compiled
-(`tensorwasm.guest.native.waiting`): it copies the parameters into the sandbox's pad and returns, and wasmtime suspends
-the fiber. So no Python frame is ever on a fiber that is suspended. The reactor (`tensorwasm.guest.reactor.reactor`)
-then runs the function's `Steps` off the fiber, and lets the guest go on with their answer.
+The compiled entry of an asynchronous host function (`tensorwasm.guest.native.waiting`) copies the parameters into the
+session layout and returns, and wasmtime suspends the fiber: no Python frame is ever on a suspended fiber. The reactor
+runs the function's `Steps` off the fiber, and resumes the guest with their answer.
 """
 
 from __future__ import annotations
@@ -19,28 +18,32 @@ from tensorwasm.values import Deadline
 _u64 = ctypes.c_uint64
 
 
-class Kind(IntEnum):
-    """What a suspended guest wants."""
+class SuspensionKind(IntEnum):
+    """Constants of the compiled entry of one asynchronous host function.
 
-    NOTHING = 0
-    """To run on: its time slice was over."""
-    CALL = 1
-    """The host function, all of it."""
-    FINISH = 2
-    """The end of a host function whose work compiled code has started."""
+    Attributes:
+        function: number that is put into the session layout.
+        result: a ``wasmtime_valkind_t``.
+        environment: address of an `Environment` whose fallback and finish only record that they were called.
+        fast: address of the compiled host function to try first, or 0.
+        ready: address of the continuation.
+    """
+
+    NOTHING = 0  # to run on: its time slice was over
+    CALL = 1  # the whole host function
+    FINISH = 2  # the end of work that a compiled host function has started
 
 
 class Suspension(ctypes.Structure):
-    """What the compiled entry of one asynchronous host function has to know. Never changes once made.
+    """Constants of the compiled entry of one asynchronous host function.
 
     Attributes:
-        function: the number that is put into the pad.
+        function: number that is put into the session layout.
         result: kind of the result, a ``wasmtime_valkind_t``.
-        environment: address of a `tensorwasm.guest.native.environment.Environment`, whose twin and finish only note
+        environment: address of a `tensorwasm.guest.native.structures.Environment` whose fallback and finish only record
             that they were called.
         fast: address of the compiled host function to try first, which gets that environment, or 0.
         ready: address of the continuation.
-        caller_export_get: ``wasmtime_caller_export_get``.
         memory_name: address of the name of the exported memory.
     """
 
@@ -51,7 +54,7 @@ class Suspension(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingCode:
+class SuspensionCode:
     """Addresses of the compiled functions of `tensorwasm.guest.native.waiting`."""
 
     suspend: int
@@ -62,29 +65,25 @@ class WaitingCode:
     take: int
 
 
-class Mailbox(ctypes.Structure):
+class CompletionList(ctypes.Structure):
     """Where notifications arrive, from any thread.
 
-    Attributes:
-        head: the pad notified last, which points on to the one before; 0 for none. Exchanged atomically.
-        write: address of the C library's ``write``.
-        descriptor: of an eventfd.
-        one: the number that is written to it.
+    ``head`` is the `Wait` notified last, which links to the one before; 0 for none; exchanged atomically. The C
+    function ``write`` writes the number ``one`` to the eventfd ``descriptor``.
     """
 
     _fields_ = tuple((name, _u64) for name in ("head", "write", "descriptor", "one"))
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class DeviceWait:
     """Wait until native code calls a function.
 
     Attributes:
-        start: called with the address of a C function ``void function(void *argument)`` and the argument. Returns
-            whether it will be called, once, on any thread, perhaps already; if not, there is nothing to wait for. The
-            steps are told the same.
-        ended: called now and then during the wait. Returns whether there is nothing to wait for any more. Raises if the
-            function may never be called, because a device that has failed calls nobody; that ends the wait.
+        start: called with the address of a C function ``void function(void *argument)`` and the argument. Returns, also
+            to the steps, whether it will be called, once, on any thread, perhaps already.
+        ended: polled during the wait. Returns whether there is nothing left to wait for; raises if the device has
+            failed and may never notify.
     """
 
     start: Callable[[int, int], bool]
@@ -93,56 +92,43 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Wait for a time.
-
-    Attributes:
-        seconds: how long, 0 or more.
-    """
+    """Wait for a number of seconds, 0 or more."""
 
     seconds: float
 
 
-class Line(Protocol):
-    """What is to be had one after the other, as one who wants it sees it. Nothing here waits."""
+class WaitQueue(Protocol):
+    """A first-come first-served queue, as one waiter sees it. No method blocks."""
 
     def join(self, tell: Callable[[], object], until: Deadline) -> bool:
-        """Stand in line; return whether ``tell`` will be called, once, on any thread, perhaps already.
+        """Queue up; return whether ``tell`` will be called, once, on any thread, perhaps already.
 
-        If not, it is one's turn already. Raises what the steps get, if nobody may wait or ``until`` has passed.
+        If not, it is the waiter's turn. Raises what the steps get, if the queue is closed or ``until`` has passed.
         """
 
     def give_up(self) -> None:
-        """Leave the line because the time is over. Raises what the steps get, unless one's turn has come before."""
+        """Leave because the time is over. Raises what the steps get, unless the waiter's turn came before."""
 
     def abandon(self) -> None:
-        """Leave the line because the guest has ended; if one's turn has come before, it is given to the next."""
+        """Leave because the guest has ended; a turn that came before passes to the next waiter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Wait for one's turn.
+class QueueWait:
+    """Wait for one's turn in a queue, at most until a deadline."""
 
-    Attributes:
-        line: where to stand.
-        until: when to give up.
-    """
-
-    line: Line
+    line: WaitQueue
     until: Deadline
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Wait for something that takes long or blocks, done on another thread.
-
-    Attributes:
-        function: what to do; what it returns or raises reaches the steps.
-    """
+class BlockingCall:
+    """Wait for a function that blocks or takes long, run on another thread; the steps get its result or exception."""
 
     function: Callable[[], Any]
 
 
-Wait = Signal | Sleep | Turn | Work
+Wait = DeviceWait | Sleep | QueueWait | BlockingCall
 Answer = int | float | None
 Steps = Generator[Wait, Any, Answer]
-"""A host function that waits: it yields what it waits for, gets what came of it, and returns the answer."""
+"""A host function that waits: it yields each wait, receives the wait's result, and returns the answer."""

@@ -16,24 +16,20 @@ STREAM_SERVICE: Final = "stream"
 """Name under which the caller attaches an `OutputStream`, a new one for each call."""
 
 
-class Sink(Protocol):
+class ChunkSink(Protocol):
     """Where chunks go."""
 
     def send(self, chunk: bytes) -> bool:
-        """Take a chunk; return False if whoever listened has gone."""
+        """Take a chunk; return False if the client has gone."""
 
     def flush(self) -> None:
         """Push out what was taken."""
 
 
 class OutputStream:
-    """The stream of one call.
+    """The output stream of one call, into a sink."""
 
-    Args:
-        sink: takes the chunks.
-    """
-
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: ChunkSink) -> None:
         self._sink = sink
         self.sent_bytes = 0
 

@@ -1,1 +1,1 @@
-"""Host functions compiled by Numba: they run without Python and without its lock, and hand what is rare to Python."""
+"""Host functions compiled by Numba: they run without Python and without the GIL, and leave rare cases to Python."""

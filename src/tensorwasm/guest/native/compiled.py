@@ -1,14 +1,16 @@
-"""The compiled host functions, ready to link: compiled on first use, and from the cache ever after.
+"""Everything that is compiled in this package: compiled on first use, and taken from a folder of our own afterwards.
 
-Only this module brings Numba in, when it is imported. Where Numba is not installed, or fails, there are no compiled
-functions, and Python does everything.
+Importing this module imports Numba. Where that is missing or fails there is no compiled code, and Python does its work.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,59 +18,63 @@ from numba import uint64
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 from numba.core.ccallback import CFunc
 
+from tensorwasm.guest.engine import folders
 from tensorwasm.guest.imports import interfaces
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
-from tensorwasm.guest.imports.cuda.finish import finish
+from tensorwasm.guest.imports.cuda.kernels import finish_started
 from tensorwasm.guest.imports.host_function import ValType
-from tensorwasm.guest.native import cache, clock, copies, fallback, launches, layout, loads
-from tensorwasm.guest.native.environment import Entries, Entry, PythonCallbacks
+from tensorwasm.guest.imports.suspension import SuspensionCode
+from tensorwasm.guest.native import callbacks, kernels, layout, oneshot, scheduler, streams, waiting
+from tensorwasm.guest.native.structures import Entries, Entry, PythonCallbacks
 
 _log = logging.getLogger(__name__)
 
 _kept: Final[list[Any]] = []
-"""What was compiled: linkers have nothing but its addresses."""
+"""Numba's objects: others hold only addresses of their code."""
 
-_SIGNATURE: Final = ((uint64, uint64, uint64, uint64), uint64)
+_LAUNCH: Final[tuple[ValType, ...]] = ("i64", *("i32",) * 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A host function to compile.
-
-    Attributes:
-        function: ``(env, caller, cells, count) -> trap``.
-        params: Wasm types that it expects in its cells.
-        starts: whether it may have to wait for what it has started.
-    """
+class HostSource:
+    """A host function to compile; ``starts`` if it may have to wait for work that it has started."""
 
     function: Callable[..., int]
     params: tuple[ValType, ...]
     starts: bool = False
 
 
-_LAUNCH: Final[tuple[ValType, ...]] = ("i64", *("i32",) * 9)
-SOURCES: Final[dict[str, Source]] = {
-    "wasi_cuda_load_ptx": Source(loads.load_ptx, ("i32",) * 4),
-    "wasi_cuda_launch": Source(launches.launch, _LAUNCH, starts=True),
-    "wasi_cuda_launch_async": Source(launches.launch_async, (*_LAUNCH, "i64")),
-    "wasi_cuda_graph_launch": Source(launches.graph_launch, ("i64", "i64")),
-    "wasi_cuda_sync": Source(copies.sync, ()),
-    "wasi_cuda_stream_sync": Source(copies.stream_sync, ("i64",)),
-    "wasi_cuda_memcpy_h2d": Source(copies.memcpy_h2d, ("i32",) * 4, starts=True),
-    "wasi_cuda_memcpy_d2h": Source(copies.memcpy_d2h, ("i32",) * 4, starts=True),
-    "yield": Source(clock.yield_, ()),
-    "deadline-remaining-ms": Source(clock.deadline_remaining_ms, ()),
+SOURCES: Final[dict[str, HostSource]] = {
+    "wasi_cuda_load_ptx": HostSource(kernels.load_ptx, ("i32",) * 4),
+    "wasi_cuda_launch": HostSource(kernels.launch, _LAUNCH, starts=True),
+    "wasi_cuda_launch_async": HostSource(kernels.launch_async, (*_LAUNCH, "i64")),
+    "wasi_cuda_graph_launch": HostSource(kernels.graph_launch, ("i64", "i64")),
+    "wasi_cuda_sync": HostSource(streams.sync, ()),
+    "wasi_cuda_stream_sync": HostSource(streams.stream_sync, ("i64",)),
+    "wasi_cuda_memcpy_h2d": HostSource(streams.memcpy_h2d, ("i32",) * 4, starts=True),
+    "wasi_cuda_memcpy_d2h": HostSource(streams.memcpy_d2h, ("i32",) * 4, starts=True),
+    "yield": HostSource(scheduler.yield_, ()),
+    "deadline-remaining-ms": HostSource(scheduler.deadline_remaining_ms, ()),
 }
 """Compiled host functions by import field."""
 
 EXCEPT: Final = frozenset({(CUDA_MODULE_0_1, "wasi_cuda_launch")})
-"""Imports of such a name that mean something else: that launch takes no arguments."""
+"""Imports of such a name with another meaning: that launch takes no arguments."""
+
+CALLBACKS: Final = (callbacks.fallback_in_python, callbacks.finish_in_python, callbacks.on_epoch)
+"""Compiled code that calls Python, in the order of `PythonCallbacks`."""
+
+ONE_ADDRESS: Final = ((uint64,), uint64)
+"""The signature of what runs a `CallDescriptor`."""
 
 
 def make_entries() -> Entries:
-    """Compile the host functions, or take them from the cache, for every import that means them."""
+    """Compile the host functions, or take them from the cache; return them for every import that means them."""
     folder = open_cache()
-    made = {name: _make_entry(source, folder) for name, source in SOURCES.items()}
+    made = {
+        name: Entry(_address(source.function, folder), source.params, finish_started if source.starts else None)
+        for name, source in SOURCES.items()
+    }
     return {
         (module, function.core_name): made[function.core_name]
         for interface in interfaces.INTERFACES
@@ -78,10 +84,28 @@ def make_entries() -> Entries:
     }
 
 
-def make_passage() -> PythonCallbacks:
-    """Compile what calls Python, or take it from the cache."""
-    functions, folder = (fallback.twin_in_python, fallback.finish_in_python, fallback.on_epoch), open_cache()
-    return PythonCallbacks(*(compile_function(function, folder).address for function in functions))
+def make_callbacks() -> PythonCallbacks:
+    """Compile the code that calls Python, or take it from the cache."""
+    folder = open_cache()
+    return PythonCallbacks(*(_address(function, folder) for function in CALLBACKS))
+
+
+def make_suspension_code() -> SuspensionCode:
+    """Compile the code of asynchronous host functions, or take it from the cache."""
+    folder = open_cache()
+    return SuspensionCode(
+        **{name: _address(function, folder, signature) for name, (function, signature) in waiting.SIGNATURES.items()}
+    )
+
+
+def make_oneshot() -> int:
+    """Compile what runs a one-shot call, or take it from the cache; return its address."""
+    return _address(oneshot.run_oneshot, open_cache(), ONE_ADDRESS)
+
+
+def make_oneshot_fiber() -> int:
+    """Compile what starts a one-shot call on a fiber, or take it from the cache; return its address."""
+    return _address(oneshot.run_oneshot_fiber, open_cache(), ONE_ADDRESS)
 
 
 def compile_sources(fields: Iterable[str]) -> None:
@@ -91,27 +115,25 @@ def compile_sources(fields: Iterable[str]) -> None:
         compile_function(SOURCES[field].function, folder)
 
 
-def _make_entry(source: Source, folder: Path | None) -> Entry:
-    address = compile_function(source.function, folder).address
-    return Entry(address, source.params, finish if source.starts else None)
-
-
 def compile_function(
-    function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = _SIGNATURE
+    function: Callable[..., int | None],
+    folder: Path | None,
+    signature: tuple[Any, Any] = waiting.HOST_SIGNATURE,
 ) -> Any:
-    """Compile a C function, or take it from the cache; return Numba's object, which is kept for ever.
-
-    Args:
-        function: a host function, ``(env, caller, cells, count) -> trap``, all 64-bit, unless the signature says else.
-        folder: of the cache, ours alone; None for no cache.
-        signature: Numba's types of the arguments, and of the result.
-    """
+    """Compile a C function, or take it from the cache ``folder``; return Numba's object, which is kept for ever."""
     made: Any = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
     if folder is not None:
         made._cache = _cache_in(folder, function)  # noqa: SLF001 - Numba's own way is a setting of the whole process
     made.compile()
     _kept.append(made)
     return made
+
+
+def _address(
+    function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = waiting.HOST_SIGNATURE
+) -> int:
+    address: int = compile_function(function, folder, signature).address
+    return address
 
 
 def _cache_in(folder: Path, function: Callable[..., int | None]) -> FunctionCache:
@@ -137,10 +159,28 @@ def _cache_in(folder: Path, function: Callable[..., int | None]) -> FunctionCach
 
 
 def open_cache() -> Path | None:
-    """Return the folder for what is compiled in this package, None if there is none that is safe."""
+    """Return the folder for this package's compiled code, None if there is no safe one."""
     numbers = sorted((name, value) for name, value in vars(layout).items() if name.isupper())
     try:
-        return cache.open_folder(numbers)
+        return open_folder(numbers)
     except OSError as error:
         _log.warning("compiled host functions are not kept: %s", error)
         return None
+
+
+def open_folder(contents: Iterable[object]) -> Path:
+    """Return the folder for functions compiled from this package, these numbers and tools, made if missing.
+
+    Numba's index is a pickle, and the code runs as it is: anyone who can write there runs code as this user.
+
+    Raises:
+        OSError: it cannot be made, or others could write to it; the message says which folder and why.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    for distribution in ("numba", "llvmlite"):
+        digest.update(metadata.version(distribution).encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    for item in contents:
+        digest.update(repr(item).encode())
+    return folders.open_own("native", digest.hexdigest()[:32])

@@ -1,7 +1,7 @@
-"""What compiled host functions do with addresses: load, store, copy, call, and the two atomic operations they need.
+"""Operations of compiled code on addresses: load, store, copy, fill, call, and two atomic exchanges.
 
-Every address and every offset is a uint64; mixing one with a signed number would go through a double. Loads and stores
-need no alignment, the atomic ones need 8 bytes.
+Every address and offset is a uint64; mixed with a signed number it would go through a double. Loads and stores need no
+alignment, atomic operations need 8 bytes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ store_u32: Final = _storer(types.uint32)
 store_u64: Final = _storer(types.uint64)
 
 call_void: Final = _caller(types.void)
-"""``call_void(address, (arguments, ...))``: call a C function whose parameters have the arguments' very types."""
+"""``call_void(address, (arguments, ...))``: call a C function with parameters of the arguments' types."""
 call_u8: Final = _caller(types.uint8)
 call_i32: Final = _caller(types.int32)
 call_u64: Final = _caller(types.uint64)

@@ -1,7 +1,6 @@
-"""Where things lie in the C structures that compiled host functions read and write, and the numbers they compare with.
+"""Offsets into the C structures that compiled host functions use, and the numbers they compare with.
 
-All are NumPy uint64, so that arithmetic on them stays in 64-bit integers: a plain Python integer would be signed to
-Numba, and signed with unsigned goes through a double.
+All are NumPy uint64: Numba would take a plain Python integer as signed, and signed with unsigned goes through a double.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import namedtuple
+from enum import IntEnum
 from typing import Any, Final
 
 from numba import int32, uint8, uint64
@@ -17,21 +17,31 @@ from tensorwasm.gpu.device import limits
 from tensorwasm.gpu.native import layout
 from tensorwasm.guest.engine import capi
 from tensorwasm.guest.imports import abi
-from tensorwasm.guest.imports.suspension import Mailbox, Suspension
-from tensorwasm.guest.native.call_descriptor import CallDescriptor, Calls, Write
-from tensorwasm.guest.native.environment import Environment
-from tensorwasm.guest.native.interpreter import Interpreter
+from tensorwasm.guest.imports.suspension import CompletionList, Suspension, SuspensionKind
+from tensorwasm.guest.native.structures import (
+    CallDescriptor,
+    CallStatus,
+    Environment,
+    GlobalWrite,
+    Interpreter,
+    WasmtimeFunctions,
+)
 
 
 def _offsets(structure: type[ctypes.Structure]) -> Any:
-    """Return the offset of each field, under its name, and the structure's size as ``size``."""
+    """Return each field's offset under its name, and the structure's size as ``size``."""
     named = {field[0]: uint64(getattr(structure, field[0]).offset) for field in structure._fields_}
     named["size"] = uint64(ctypes.sizeof(structure))
     return namedtuple("Offsets", named)(**named)  # noqa: PYI024 - its fields are data
 
 
+def _numbers(names: type[IntEnum]) -> Any:
+    """Return an enumeration's numbers under their names."""
+    return namedtuple("Numbers", names.__members__)(*map(uint64, names))  # noqa: PYI024 - its fields are data
+
+
 ENV: Final = _offsets(Environment)
-PAD: Final = _offsets(layout.SessionLayout)
+SESSION: Final = _offsets(layout.SessionLayout)
 DRIVER: Final = _offsets(layout.DriverTable)
 HEAD: Final = _offsets(layout.KernelHead)
 PARAM: Final = _offsets(layout.ParamRow)
@@ -44,11 +54,11 @@ WINDOW: Final = _offsets(layout.WindowRow)
 SCRATCH: Final = _offsets(layout.Scratch)
 WAIT: Final = _offsets(layout.Wait)
 INTERPRETER: Final = _offsets(Interpreter)
-CALLS: Final = _offsets(Calls)
-ORDER: Final = _offsets(CallDescriptor)
-WRITE: Final = _offsets(Write)
+WASMTIME: Final = _offsets(WasmtimeFunctions)
+CALL: Final = _offsets(CallDescriptor)
+WRITE: Final = _offsets(GlobalWrite)
 SUSPENSION: Final = _offsets(Suspension)
-MAILBOX: Final = _offsets(Mailbox)
+COMPLETIONS: Final = _offsets(CompletionList)
 VALUE: Final = uint64(capi.SIZES["wasmtime_val_t"])
 VALUE_PAYLOAD: Final = uint64(capi.VALUE_PAYLOAD_OFFSET)
 EXTERN_PAYLOAD: Final = uint64(capi.EXTERN_PAYLOAD_OFFSET)
@@ -80,9 +90,9 @@ MAX_SHARED_BYTES: Final = uint64(limits.MAX_DYNAMIC_SHARED_BYTES)
 TAG_PTR: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "ptr"))
 TAG_BUFFER: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "buffer"))
 TAGS: Final = uint64(64)
-"""No tag is as large as this."""
+"""Above every tag."""
 TAGS_OF_4: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 4))
-"""Bit n says that tag n is followed by 4 bytes; likewise the next two."""
+"""Bit n is set if tag n is followed by 4 bytes; the next two likewise."""
 TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 8))
 TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
 
@@ -93,14 +103,14 @@ MILLISECOND_NS: Final = uint64(1_000_000)
 SECOND_NS: Final = uint64(1_000_000_000)
 UNBOUNDED_MS: Final = uint64(abi.UNBOUNDED_MS)
 
+VERDICT: Final = _numbers(abi.YieldVerdict)
+STATUS: Final = _numbers(CallStatus)
+WANTS: Final = _numbers(SuspensionKind)
 FAILED: Final = uint64(abi.Code.INTERNAL & 0xFFFF_FFFF)
 FAILED_LONG: Final = uint64(abi.Code.INTERNAL & 0xFFFF_FFFF_FFFF_FFFF)
-STOPPED: Final = uint64(abi.YieldVerdict.STOP)
-NEAR: Final = uint64(abi.YieldVerdict.DEADLINE_NEAR)
-GO_ON: Final = uint64(abi.YieldVerdict.CONTINUE)
 
 BLOCK_BYTES: Final = uint64(256)
-"""Windows keep their offset within such a block when they are staged: no access needs more alignment."""
+"""A staged window keeps its offset within such a block: no access needs more alignment."""
 BLOCK_MASK: Final = uint64(255)
 
 CLOCK: Final = int32(time.CLOCK_MONOTONIC)
@@ -109,7 +119,7 @@ NOT_READY: Final = int32(600)
 """``CUDA_ERROR_NOT_READY``. Source: CUDA Driver API, "Stream Management", cuStreamQuery."""
 
 assert all(row.tag < TAGS and row.value_bytes in (4, 8, 16) for row in abi.ARG_TAGS)  # noqa: S101 - the tables above
-assert all(  # noqa: S101 - what masks rest on
+assert all(  # noqa: S101 - masks rely on it
     count & (count - 1) == 0
     for count in (layout.KERNEL_ROWS, layout.BUFFER_ROWS, layout.STREAM_ROWS, layout.GRAPH_ROWS)
 )

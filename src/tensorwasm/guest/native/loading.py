@@ -1,4 +1,8 @@
-"""Whether there are compiled host functions here, found out when a guest is first granted a GPU."""
+"""Compiled code, loaded when first needed.
+
+Each function that loads imports Numba, blocks the first time (half a second if all was compiled before, up to ten
+seconds if not), and returns nothing where Numba is missing or fails.
+"""
 
 from __future__ import annotations
 
@@ -12,100 +16,123 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
-from tensorwasm.guest.imports.suspension import WaitingCode
-from tensorwasm.guest.native.environment import NO_ENTRIES, Entries, PythonCallbacks
+from tensorwasm.guest.imports.suspension import SuspensionCode
+from tensorwasm.guest.native.structures import NO_ENTRIES, Entries, PythonCallbacks
 
-_log = logging.getLogger(__name__)
-_lock = threading.Lock()
-_early = threading.Event()
-"""Set while `begin_loading` has all of it loaded: what has a fallback in Python takes that meanwhile."""
-_FULL: Final = "full"
-"""Name of an empty file in the cache's folder, there once all parts have been compiled."""
-_PR_SET_PDEATHSIG: Final = 1
 PARTS: Final = 2
 """Processes that fill an empty cache side by side."""
 
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_loading = threading.Event()
+"""Set while `begin_loading` loads everything: callers that have a fallback in Python use that meanwhile."""
+_FULL: Final = "full"
+"""Name of an empty file in the cache's folder, there once all parts have been compiled."""
+_PR_SET_PDEATHSIG: Final = 1
+_LONGEST_FIELDS: Final = 4
+"""Host functions whose compilation takes as long as all the rest."""
+_ADDRESS = (ctypes.c_uint64, ctypes.c_uint64)
 
-def load_entries() -> Entries:
-    """Return the compiled host functions of this process; none where Numba is missing or fails. Imports Numba.
 
-    Blocks, the first time: about half a second if they have been compiled before, up to ten if not.
-    """
-    with _lock:
-        return _load()
+def is_loading() -> bool:
+    """Return whether compiled code is being loaded for all: nothing that was made without it may be kept then."""
+    return _loading.is_set()
 
 
 def may_have_fibers() -> bool:
-    """Return whether guests may run as fibers here, as far as one knows without importing Numba."""
+    """Return whether guests may run as fibers here, as far as can be known without importing Numba."""
     return sys.platform == "linux" and find_spec("numba") is not None
 
 
-def load_code() -> WaitingCode | None:
-    """Return what lets guests run as fibers; None where Numba is missing or fails, and while `is_early`. Imports Numba.
+def load_entries() -> Entries:
+    """Return the compiled host functions of this process."""
+    with _lock:
+        return _entries() or NO_ENTRIES
 
-    Blocks, the first time, likewise.
-    """
-    if _early.is_set():
+
+def load_callbacks() -> PythonCallbacks | None:
+    """Return compiled code that calls Python."""
+    with _lock:
+        callbacks: PythonCallbacks | None = _make("make_callbacks") if _entries() else None
+        return callbacks
+
+
+def load_suspension_code() -> SuspensionCode | None:
+    """Return the code that lets guests run as fibers; None also while `is_loading`."""
+    if _loading.is_set():
         return None
     with _lock:
-        return _load_waiting()
+        return _suspension_code()
 
 
-def is_early() -> bool:
-    """Return whether compiled code is being loaded for all: then nothing is kept that was made without it."""
-    return _early.is_set()
+def load_oneshot() -> Callable[[int], int] | None:
+    """Return compiled code that runs a `CallDescriptor`, given its address; it releases the GIL and may raise.
 
-
-def load_visit() -> Callable[[int], int] | None:
-    """Return compiled code that runs a `CallDescriptor`, given its address.
-
-    It drops the GIL, and raises what Python raised where nobody could catch it. None where Numba is missing, fails, or
-    was not needed by anything before: a sandbox without a GPU is not worth the half second that importing it takes.
-    None while `is_early`, too.
+    None also while `is_loading`, and before Numba was imported for anything else: that would cost more than it saves.
     """
-    return _load_visit() if "numba" in sys.modules and not _early.is_set() else None
+    return _oneshot() if "numba" in sys.modules and not _loading.is_set() else None
 
 
 @cache
-def _load_visit() -> Callable[[int], int] | None:
+def load_oneshot_fiber() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
+    """Return compiled code that starts a `CallDescriptor` on a fiber, given its address: without and with the GIL."""
     with _lock:
-        if not _load():
+        if _suspension_code() is None:
             return None
-        from tensorwasm.guest.native import oneshot  # noqa: PLC0415 - Numba is imported by those who need it
-
-        return ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(oneshot.make_visit())
+        address = _make("make_oneshot_fiber")
+    return ctypes.CFUNCTYPE(*_ADDRESS)(address), ctypes.PYFUNCTYPE(*_ADDRESS)(address)
 
 
 @cache
-def load_voyage() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
-    """Return compiled code that does on a fiber what an order says, given its address: the GIL dropped, and kept.
-
-    None where Numba is missing or fails. Imports Numba, and blocks like `load_code`.
-    """
+def _oneshot() -> Callable[[int], int] | None:
     with _lock:
-        if _load_waiting() is None:
-            return None
-        from tensorwasm.guest.native import oneshot_fiber  # noqa: PLC0415 - Numba is imported by those who need it
+        return ctypes.PYFUNCTYPE(*_ADDRESS)(_make("make_oneshot")) if _entries() else None
 
-        address = oneshot_fiber.make_voyage()
-    dropping, keeping = (
-        ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
-        ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64),
-    )
-    return dropping(address), keeping(address)
+
+@cache
+def _suspension_code() -> SuspensionCode | None:
+    if not may_have_fibers():
+        _log.warning("no fibers without Numba: submitted guests hold threads")
+        return None
+    code: SuspensionCode | None = _make("make_suspension_code", "no fibers, submitted guests hold threads")
+    return code
+
+
+def _entries() -> Entries | None:
+    if sys.platform != "linux":
+        return None
+    entries: Entries | None = _make("make_entries", "no compiled host functions, Python does their work")
+    return entries
+
+
+@cache
+def _make(name: str, consequence: str | None = None) -> Any:
+    """Return the result of a function of `compiled`; with a consequence to log, None if the compiler fails."""
+    try:
+        from tensorwasm.guest.native import compiled  # noqa: PLC0415 - it imports Numba
+
+        return getattr(compiled, name)()
+    except Exception as error:  # Python does the same work, whatever is wrong with the compiler
+        if consequence is None:
+            raise
+        _log.warning("%s: %s: %s", consequence, type(error).__name__, error)
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- in advance
 
 
 def begin_loading() -> Callable[[], None]:
-    """Have nothing wait for compiled code from now on, until the function that is returned has loaded all of it.
+    """Let callers use Python from now on, until the returned function has loaded all compiled code.
 
-    That is compiled in other processes first, where it never was: compiling here would hold the GIL. The function
-    blocks for a second, or up to a dozen where nothing was compiled before.
+    That blocks for a second, or up to a dozen to fill an empty cache, in other processes: compiling here would hold the
+    GIL.
     """
     if not may_have_fibers():
         return lambda: None
-    _early.set()
+    _loading.set()
     return _load_all
 
 
@@ -113,22 +140,22 @@ def _load_all() -> None:
     try:
         with _lock:
             _fill_cache()
-            _load_waiting()
-            _load()
-        load_passage()
-        load_voyage()
-        _load_visit()
+            _suspension_code()
+            _entries()
+        load_callbacks()
+        load_oneshot_fiber()
+        _oneshot()
     finally:
-        _early.clear()
+        _loading.clear()
 
 
 def _fill_cache() -> None:
-    """Have other processes compile everything, unless some have."""
+    """Have other processes compile everything, unless that was done before."""
     try:
-        from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
+        from tensorwasm.guest.native import compiled  # noqa: PLC0415 - it imports Numba
 
         folder = compiled.open_cache()
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a compiler, what needs it says so itself
+    except Exception as error:  # noqa: BLE001 - each caller reports what is wrong with the compiler
         _log.debug("nothing is compiled in advance: %s", error)
         return
     if folder is None or (folder / _FULL).exists():
@@ -146,57 +173,18 @@ def _start_part(part: int) -> subprocess.Popen[bytes]:
 
 
 def compile_part(part: int) -> None:
-    """Compile one of `PARTS` of all that is compiled in this package, or find that the cache has it. Imports Numba."""
+    """Compile one of `PARTS` of this package's code into the cache."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from tensorwasm.guest.native import compiled, oneshot, oneshot_fiber, waiting  # noqa: PLC0415 - as above
+    from tensorwasm.guest.native import compiled  # noqa: PLC0415 - it imports Numba
 
-    fields, half = tuple(compiled.SOURCES), 4  # the longest four take as long as all others
-    if part:
-        compiled.compile_sources(fields[:half])
-        return
-    compiled.compile_sources(fields[half:])
-    waiting.make_code()
-    compiled.make_passage()
-    oneshot_fiber.make_voyage()
-    oneshot.make_visit()
-
-
-def load_passage() -> PythonCallbacks | None:
-    """Return compiled code that calls Python, None where Numba is missing or fails. Imports Numba."""
-    with _lock:
-        return _load_passage() if _load() else None
-
-
-@cache
-def _load_passage() -> PythonCallbacks:
-    from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
-
-    return compiled.make_passage()
-
-
-@cache
-def _load_waiting() -> WaitingCode | None:
-    if not may_have_fibers():
-        _log.warning("no fibers without Numba: guests that are submitted hold threads")
-        return None
-    try:
-        from tensorwasm.guest.native import waiting  # noqa: PLC0415 - Numba is imported by those who need it
-
-        return waiting.make_code()
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a compiler, threads do the same work
-        _log.warning("no fibers, guests that are submitted hold threads: %s: %s", type(error).__name__, error)
-        return None
-
-
-@cache
-def _load() -> Entries:
-    if sys.platform != "linux":
-        return NO_ENTRIES
-    try:
-        from tensorwasm.guest.native import compiled  # noqa: PLC0415 - Numba is imported by those who need it
-
-        return compiled.make_entries()
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a compiler, Python does the same work
-        _log.warning("no compiled host functions, Python does their work: %s: %s", type(error).__name__, error)
-        return NO_ENTRIES
+    fields = tuple(compiled.SOURCES)
+    compiled.compile_sources(fields[_LONGEST_FIELDS:] if part == 0 else fields[:_LONGEST_FIELDS])
+    if part == 0:
+        for make in (
+            compiled.make_suspension_code,
+            compiled.make_callbacks,
+            compiled.make_oneshot_fiber,
+            compiled.make_oneshot,
+        ):
+            make()

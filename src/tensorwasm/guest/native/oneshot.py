@@ -1,19 +1,17 @@
-"""A sandbox from its store to its end in one call of compiled code: what a fresh sandbox costs beside its guest.
+"""A sandbox from its store to its end in one compiled call, on the caller's stack or on a fiber.
 
-`tensorwasm.guest.sandbox.oneshot` prepares the order and does whatever does not go as planned; see there for the rules.
+`tensorwasm.guest.sandbox.oneshot` and `oneshot_fiber` prepare the `CallDescriptor` and handle outcomes but success.
+On a fiber the call returns when the guest is first suspended or ends, and never touches the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from numba import uint8, uint64
 
-from tensorwasm.guest.native.call_descriptor import CallStatus
+from tensorwasm.guest.native.callbacks import release_gil
 from tensorwasm.guest.native.checks import compiled, is_current
-from tensorwasm.guest.native.compiled import compile_function, open_cache
-from tensorwasm.guest.native.fallback import let_go
 from tensorwasm.guest.native.intrinsics import (
     call_i32,
     call_u8,
@@ -26,53 +24,48 @@ from tensorwasm.guest.native.intrinsics import (
     store_u64,
 )
 from tensorwasm.guest.native.layout import (
-    CALLS,
+    CALL,
     DRIVER,
     EXTERN_MEMORY,
     EXTERN_PAYLOAD,
     INTERPRETER,
     ONE,
-    ORDER,
-    PAD,
     SCRATCH,
+    SESSION,
+    STATUS,
     SUCCESS,
+    WASMTIME,
     WRITE,
     ZERO,
 )
 
-DONE: Final = uint64(CallStatus.DONE)
-UNBOUND: Final = uint64(CallStatus.UNBOUND)
-INSTANTIATING: Final = uint64(CallStatus.INSTANTIATING)
-FINDING: Final = uint64(CallStatus.FINDING)
-CALLING: Final = uint64(CallStatus.CALLING)
-HELD: Final = uint64(CallStatus.HELD)
 MEMORY_BYTES: Final = uint64(24)
-ALREADY: Final = uint64(0)
+BOUND: Final = uint64(0)
 PUSHED: Final = uint64(1)
 REFUSED: Final = uint64(2)
 
 
 @compiled
-def function(order: int, offset: int) -> int:
-    """Return the address of one of wasmtime's functions."""
-    return load_u64(load_u64(order + ORDER.calls) + offset)
+def function(call: int, offset: int) -> int:
+    """Return the address of a wasmtime function."""
+    return load_u64(load_u64(call + CALL.calls) + offset)
 
 
 @compiled
-def bind(pad: int) -> int:
-    """Make the device's context current, if the sandbox has a device. Return whether it was, is now, or cannot be."""
-    driver = load_u64(pad + PAD.driver)
+def bind(session: int) -> int:
+    """Make the device's context current. Return whether nothing was to be done, it was pushed, or that failed."""
+    driver = load_u64(session + SESSION.driver)
     if driver == ZERO:
-        return ALREADY
-    at, identify = load_u64(pad + PAD.scratch) + SCRATCH.values, load_u64(driver + DRIVER.context_id)
+        return BOUND
+    at, identify = load_u64(session + SESSION.scratch) + SCRATCH.values, load_u64(driver + DRIVER.context_id)
     context = load_u64(driver + DRIVER.context)
-    # A context that was reset under us has another number, or none.
+    # A context that was reset has another number, or none.
     if identify != ZERO and (
         call_i32(identify, (context, at)) != SUCCESS or load_u64(at) != load_u64(driver + DRIVER.context_number)
     ):
         return REFUSED
-    if is_current(pad):
-        return ALREADY
+    if is_current(session):
+        return BOUND
     push = load_u64(driver + DRIVER.context_push)
     if push == ZERO or call_i32(push, (context,)) != SUCCESS:
         return REFUSED
@@ -80,27 +73,27 @@ def bind(pad: int) -> int:
 
 
 @compiled
-def unbind(pad: int) -> None:
-    """Make current again what was."""
-    pop = load_u64(load_u64(pad + PAD.driver) + DRIVER.context_pop)
-    call_i32(pop, (load_u64(pad + PAD.scratch) + SCRATCH.values,))
+def unbind(session: int) -> None:
+    """Restore the previous context."""
+    pop = load_u64(load_u64(session + SESSION.driver) + DRIVER.context_pop)
+    call_i32(pop, (load_u64(session + SESSION.scratch) + SCRATCH.values,))
 
 
 @compiled
-def open_store(order: int, pad: int) -> int:
-    """Make the store, with its limits. Return its context."""
-    store = call_u64(function(order, CALLS.store_new), (load_u64(order + ORDER.engine), pad, ZERO))
-    context = call_u64(function(order, CALLS.store_context), (store,))
-    store_u64(order + ORDER.store, store)
-    store_u64(order + ORDER.context, context)
+def open_store(call: int, session: int) -> int:
+    """Make the store with its limits. Return its context."""
+    store = call_u64(function(call, WASMTIME.store_new), (load_u64(call + CALL.engine), session, ZERO))
+    context = call_u64(function(call, WASMTIME.store_context), (store,))
+    store_u64(call + CALL.store, store)
+    store_u64(call + CALL.context, context)
     call_void(
-        function(order, CALLS.store_limiter),
+        function(call, WASMTIME.store_limiter),
         (
             store,
-            load_u64(order + ORDER.memory_bytes),
-            load_u64(order + ORDER.table_elements),
+            load_u64(call + CALL.memory_bytes),
+            load_u64(call + CALL.table_elements),
             ONE,
-            load_u64(order + ORDER.tables),
+            load_u64(call + CALL.tables),
             ONE,
         ),
     )
@@ -108,137 +101,181 @@ def open_store(order: int, pad: int) -> int:
 
 
 @compiled
-def failed(order: int, error: int) -> bool:
-    """Note an error; return whether there is one, or a trap."""
-    store_u64(order + ORDER.error, error)
-    return error != ZERO or load_u64(order + ORDER.trap) != ZERO
+def has_failed(call: int) -> bool:
+    """Return whether there is an error or a trap."""
+    return load_u64(call + CALL.error) != ZERO or load_u64(call + CALL.trap) != ZERO
 
 
 @compiled
-def find_export(order: int, context: int, name: int, name_bytes: int) -> bool:
-    """Return whether the instance has an export; it is the order's item then."""
-    get = function(order, CALLS.instance_export_get)
-    found = call_u8(get, (context, order + ORDER.instance, name, name_bytes, order + ORDER.item))
+def note_error(call: int, error: int) -> bool:
+    """Record an error. Return whether there is one, or a trap."""
+    store_u64(call + CALL.error, error)
+    return has_failed(call)
+
+
+@compiled
+def find_export(call: int, context: int, name: int, name_bytes: int) -> bool:
+    """Return whether the instance has an export; it is put into ``item``."""
+    get = function(call, WASMTIME.instance_export_get)
+    found = call_u8(get, (context, call + CALL.instance, name, name_bytes, call + CALL.item))
     return found & uint8(1) != uint8(0)
 
 
 @compiled
-def note_memory(order: int, context: int, pad: int) -> None:
-    """Tell the host functions which memory is the guest's."""
-    store_u64(pad + PAD.memory, ZERO)
-    name = load_u64(order + ORDER.memory)
-    if name == ZERO or not find_export(order, context, name, load_u64(order + ORDER.memory_name_bytes)):
+def note_memory(call: int, context: int, session: int) -> None:
+    """Record the guest's exported memory for the host functions."""
+    store_u64(session + SESSION.memory, ZERO)
+    name = load_u64(call + CALL.memory)
+    if name == ZERO or not find_export(call, context, name, load_u64(call + CALL.memory_name_bytes)):
         return
-    if load_u8(order + ORDER.item) == EXTERN_MEMORY:
-        copy_bytes(pad + PAD.memory, order + ORDER.item + EXTERN_PAYLOAD, MEMORY_BYTES)
+    if load_u8(call + CALL.item) == EXTERN_MEMORY:
+        copy_bytes(session + SESSION.memory, call + CALL.item + EXTERN_PAYLOAD, MEMORY_BYTES)
 
 
 @compiled
-def put_globals(order: int, context: int) -> bool:
-    """Set the globals that are to be set. Return whether that could be done."""
-    write = load_u64(order + ORDER.writes)
-    end = write + load_u64(order + ORDER.write_count) * WRITE.size
-    put = function(order, CALLS.global_set)
+def put_globals(call: int, context: int) -> bool:
+    """Set the globals of ``writes``. Return whether that succeeded."""
+    write = load_u64(call + CALL.writes)
+    end = write + load_u64(call + CALL.write_count) * WRITE.size
+    put = function(call, WASMTIME.global_set)
     while write != end:
-        if not find_export(order, context, load_u64(write + WRITE.name), load_u64(write + WRITE.name_bytes)):
+        if not find_export(call, context, load_u64(write + WRITE.name), load_u64(write + WRITE.name_bytes)):
             return False
-        error = call_u64(put, (context, order + ORDER.item + EXTERN_PAYLOAD, write + WRITE.value))
+        error = call_u64(put, (context, call + CALL.item + EXTERN_PAYLOAD, write + WRITE.value))
         if error != ZERO:
-            store_u64(order + ORDER.error, error)
+            store_u64(call + CALL.error, error)
             return False
         write += WRITE.size
     return True
 
 
 @compiled
-def call_export(order: int, name: int, name_bytes: int, cell_count: int) -> int:
-    """Call an export with the order's cells. Return how far that got."""
-    context = load_u64(order + ORDER.context)
-    if not find_export(order, context, name, name_bytes):
-        return FINDING
-    call, callee = function(order, CALLS.func_call_unchecked), order + ORDER.item + EXTERN_PAYLOAD
-    error = call_u64(call, (context, callee, load_u64(order + ORDER.cells), cell_count, order + ORDER.trap))
-    return CALLING if failed(order, error) else DONE
+def call_export(call: int, name: int, name_bytes: int, cell_count: int) -> int:
+    """Call an export with ``cells``. Return how far that got."""
+    context = load_u64(call + CALL.context)
+    if not find_export(call, context, name, name_bytes):
+        return STATUS.FINDING
+    invoke, callee = function(call, WASMTIME.func_call_unchecked), call + CALL.item + EXTERN_PAYLOAD
+    error = call_u64(invoke, (context, callee, load_u64(call + CALL.cells), cell_count, call + CALL.trap))
+    return STATUS.CALLING if note_error(call, error) else STATUS.DONE
 
 
 @compiled
-def run(order: int, pad: int) -> int:
+def make_and_call(call: int, session: int) -> int:
     """Make the sandbox and call it. Return how far that got."""
-    context = open_store(order, pad)
-    on_epoch = load_u64(order + ORDER.on_epoch)
+    context = open_store(call, session)
+    on_epoch = load_u64(call + CALL.on_epoch)
     call_void(
-        function(order, CALLS.store_epoch_deadline_callback), (load_u64(order + ORDER.store), on_epoch, order, ZERO)
+        function(call, WASMTIME.store_epoch_deadline_callback), (load_u64(call + CALL.store), on_epoch, call, ZERO)
     )
-    instance, trap = order + ORDER.instance, order + ORDER.trap
+    instance, trap = call + CALL.instance, call + CALL.trap
     store_u64(trap, ZERO)
-    make = function(order, CALLS.instance_pre_instantiate)
-    if failed(order, call_u64(make, (load_u64(order + ORDER.prepared), context, instance, trap))):
-        return INSTANTIATING
-    note_memory(order, context, pad)
-    if not put_globals(order, context):
-        return FINDING
-    call_void(function(order, CALLS.context_set_epoch_deadline), (context, load_u64(order + ORDER.ticks)))
-    stop, initialiser = DONE, load_u64(order + ORDER.initialiser)
+    make = function(call, WASMTIME.instance_pre_instantiate)
+    if note_error(call, call_u64(make, (load_u64(call + CALL.prepared), context, instance, trap))):
+        return STATUS.INSTANTIATING
+    note_memory(call, context, session)
+    if not put_globals(call, context):
+        return STATUS.FINDING
+    call_void(function(call, WASMTIME.context_set_epoch_deadline), (context, load_u64(call + CALL.ticks)))
+    status, initialiser = STATUS.DONE, load_u64(call + CALL.initialiser)
     if initialiser != ZERO:
-        stop = call_export(order, initialiser, load_u64(order + ORDER.initialiser_bytes), ZERO)
-    if stop == DONE:
-        name, name_bytes = load_u64(order + ORDER.export), load_u64(order + ORDER.export_bytes)
-        stop = call_export(order, name, name_bytes, load_u64(order + ORDER.cell_count))
-    if stop != DONE:
-        return stop
-    # Whatever the device could still write to is not unmapped here.
-    if load_u64(pad + PAD.pending) != ZERO or load_u64(pad + PAD.reach_bytes) != ZERO:
-        return HELD
-    return DONE
+        status = call_export(call, initialiser, load_u64(call + CALL.initialiser_bytes), ZERO)
+    if status == STATUS.DONE:
+        name, name_bytes = load_u64(call + CALL.export), load_u64(call + CALL.export_bytes)
+        status = call_export(call, name, name_bytes, load_u64(call + CALL.cell_count))
+    if status != STATUS.DONE:
+        return status
+    # Memory that the device could still write to is not unmapped here.
+    if load_u64(session + SESSION.pending) != ZERO or load_u64(session + SESSION.reach_bytes) != ZERO:
+        return STATUS.HELD
+    return STATUS.DONE
 
 
 @compiled
-def clean(order: int, pad: int) -> None:
-    """End the sandbox, and leave nothing of it in the slot."""
-    call_void(function(order, CALLS.store_delete), (load_u64(order + ORDER.store),))
-    store_u64(order + ORDER.store, ZERO)
-    store_u64(order + ORDER.context, ZERO)
-    store_u64(pad + PAD.memory, ZERO)
-    used = load_u64(pad + PAD.stage_used)
+def clean(call: int, session: int) -> None:
+    """Delete the store and clear the session's staging slot."""
+    call_void(function(call, WASMTIME.store_delete), (load_u64(call + CALL.store),))
+    store_u64(call + CALL.store, ZERO)
+    store_u64(call + CALL.context, ZERO)
+    store_u64(session + SESSION.memory, ZERO)
+    used = load_u64(session + SESSION.stage_used)
     if used != ZERO:
-        fill_bytes(load_u64(pad + PAD.stage_at), uint8(0), used)
-        store_u64(pad + PAD.stage_used, ZERO)
+        fill_bytes(load_u64(session + SESSION.stage_at), uint8(0), used)
+        store_u64(session + SESSION.stage_used, ZERO)
 
 
 @compiled
-def go(order: int) -> int:
-    """Do what an order says."""
-    pad = load_u64(order + ORDER.pad)
-    bound = bind(pad)
+def run_bound(call: int) -> int:
+    """Run a call with the device's context current. Return how far that got."""
+    session = load_u64(call + CALL.pad)
+    bound = bind(session)
     if bound == REFUSED:
-        return UNBOUND
-    store_u64(pad + PAD.visited, ONE)
-    stop = run(order, pad)
-    if stop == DONE:
-        clean(order, pad)
-    store_u64(pad + PAD.visited, ZERO)
+        return STATUS.UNBOUND
+    store_u64(session + SESSION.visited, ONE)
+    status = make_and_call(call, session)
+    if status == STATUS.DONE:
+        clean(call, session)
+    store_u64(session + SESSION.visited, ZERO)
     if bound == PUSHED:
-        unbind(pad)
-    return stop
+        unbind(session)
+    return status
 
 
-def visit(order: int) -> int:
+def run_oneshot(call: int) -> int:
     """Run a `CallDescriptor`; return a `CallStatus`. Called with the GIL; a Python error may be set on return."""
-    if load_u64(order + ORDER.keeps) == ZERO:
-        let_go(order)
-    stop = go(order)
-    thread = load_u64(order + ORDER.thread)
+    if load_u64(call + CALL.keeps) == ZERO:
+        release_gil(call)
+    status = run_bound(call)
+    thread = load_u64(call + CALL.thread)
     if thread != ZERO:
-        store_u64(order + ORDER.thread, ZERO)
-        call_void(load_u64(load_u64(order + ORDER.interpreter) + INTERPRETER.restore), (thread,))
-    return stop
+        store_u64(call + CALL.thread, ZERO)
+        call_void(load_u64(load_u64(call + CALL.interpreter) + INTERPRETER.restore), (thread,))
+    return status
 
 
-_SIGNATURE: Final[tuple[Any, Any]] = ((uint64,), uint64)
+# --------------------------------------------------------------------------------------------------- on a fiber
 
 
-def make_visit() -> int:
-    """Compile what is here, or take it from the cache; return its address."""
-    code: Callable[..., Any] = visit
-    address: int = compile_function(code, open_cache(), _SIGNATURE).address
-    return address
+@compiled
+def advance(call: int, future: int) -> bool:
+    """Poll a future; keep it, or free it if it is done. Return whether it is done."""
+    store_u64(call + CALL.future, future)
+    if call_u8(function(call, WASMTIME.call_future_poll), (future,)) & uint8(1) == uint8(0):
+        return False
+    store_u64(call + CALL.future, ZERO)
+    call_void(function(call, WASMTIME.call_future_delete), (future,))
+    return True
+
+
+@compiled
+def make_and_start(call: int, session: int) -> int:
+    """Make the sandbox and run it for a slice. Return how far that got."""
+    context = open_store(call, session)
+    instance, trap, error = call + CALL.instance, call + CALL.trap, call + CALL.error
+    store_u64(trap, ZERO)
+    store_u64(error, ZERO)
+    call_void(function(call, WASMTIME.context_set_epoch_deadline), (context, ONE))
+    call_void(function(call, WASMTIME.context_epoch_deadline_async_yield_and_update), (context, ONE))
+    make = function(call, WASMTIME.instance_pre_instantiate_async)
+    made = advance(call, call_u64(make, (load_u64(call + CALL.prepared), context, instance, trap, error)))
+    if not made or has_failed(call):
+        return STATUS.INSTANTIATING
+    note_memory(call, context, session)
+    if not find_export(call, context, load_u64(call + CALL.export), load_u64(call + CALL.export_bytes)):
+        return STATUS.FINDING
+    invoke, callee = function(call, WASMTIME.func_call_async), call + CALL.item + EXTERN_PAYLOAD
+    params, param_count = load_u64(call + CALL.cells), load_u64(call + CALL.cell_count)
+    results, result_count = load_u64(call + CALL.results), load_u64(call + CALL.result_count)
+    future = call_u64(invoke, (context, callee, params, param_count, results, result_count, trap, error))
+    if not advance(call, future):
+        return STATUS.SUSPENDED
+    return STATUS.CALLING if has_failed(call) else STATUS.DONE
+
+
+def run_oneshot_fiber(call: int) -> int:
+    """Start a `CallDescriptor` on a fiber; return a `CallStatus`. For sandboxes without a device."""
+    session = load_u64(call + CALL.pad)
+    status = make_and_start(call, session)
+    if status == STATUS.DONE:
+        clean(call, session)
+    return status

@@ -1,9 +1,8 @@
-"""Compiled entries of asynchronous host functions, and the notification that a wait is over.
+"""Compiled entries of asynchronous host functions, and the notification that a wait has ended.
 
-`suspend` is called on the guest's fiber. It notes the call in the sandbox's pad, tries the compiled host function if
-there is one, and leaves the continuation `ready`: wasmtime suspends the fiber for as long as that says no. The reactor
-sees the note when its poll of the guest returns; once it has written the answer to where wasmtime wants it, it sets
-``done`` and polls again. `complete` is what a device calls on a thread of its own when the guest's work has ended.
+On the guest's fiber, `suspend` records the call in the session layout, tries the compiled host function, and sets the
+continuation `ready`: wasmtime suspends the fiber until that returns true. The reactor writes the answer, sets ``done``
+and polls again. A device calls `complete` on its own thread when the guest's work has ended.
 
 Source: wasmtime.h, ``wasmtime_func_async_callback_t``, ``wasmtime_async_continuation_t``.
 """
@@ -14,9 +13,7 @@ from typing import Any, Final
 
 from numba import types, uint8, uint32, uint64
 
-from tensorwasm.guest.imports.suspension import Kind, WaitingCode
-from tensorwasm.guest.native.checks import compiled, find_context, find_pad
-from tensorwasm.guest.native.compiled import compile_function, open_cache
+from tensorwasm.guest.native.checks import compiled, find_context, find_session
 from tensorwasm.guest.native.intrinsics import (
     call_u8,
     call_u64,
@@ -30,29 +27,28 @@ from tensorwasm.guest.native.intrinsics import (
 )
 from tensorwasm.guest.native.layout import (
     CELL,
+    COMPLETIONS,
     ENV,
     EXTERN_MEMORY,
     EXTERN_PAYLOAD,
-    MAILBOX,
     ONE,
-    PAD,
+    SESSION,
     SUSPENSION,
     VALUE,
     VALUE_PAYLOAD,
     WAIT,
     WAIT_PARAMS,
+    WANTS,
     WORD,
     ZERO,
 )
 
-CALL: Final = uint64(Kind.CALL)
-FINISH: Final = uint64(Kind.FINISH)
 NAME_BYTES: Final = uint64(len("memory"))
 
 
 @compiled
 def note_memory(env: int, caller: int, context: int, wait: int) -> None:
-    """Write down where the guest's exported memory is and how large, zeros if there is none."""
+    """Record where the guest's exported memory is and its size, zeros if there is none."""
     item, environment = wait + WAIT.item, load_u64(env + SUSPENSION.environment)
     store_u64(wait + WAIT.memory_at, ZERO)
     store_u64(wait + WAIT.memory_bytes, ZERO)
@@ -66,21 +62,19 @@ def note_memory(env: int, caller: int, context: int, wait: int) -> None:
 
 @compiled
 def note_params(wait: int, args: int, count: int) -> None:
-    """Copy parameters into cells; of 32-bit ones only those bits mean anything."""
-    index = ZERO
-    while index < count and index < WAIT_PARAMS:
+    """Copy parameters into cells; 32-bit ones without their undefined upper half."""
+    for index in range(min(count, WAIT_PARAMS)):
         value = args + VALUE * index
         cell = wait + WAIT.cells + CELL * index
         if load_u8(value) & uint8(1) == uint8(0):  # i32 and f32 are 0 and 2
             store_u64(cell, uint64(load_u32(value + VALUE_PAYLOAD)))
         else:
             store_u64(cell, load_u64(value + VALUE_PAYLOAD))
-        index += ONE
 
 
 @compiled
 def try_fast(env: int, caller: int, wait: int, count: int, results: int, trap_at: int) -> None:
-    """Call the compiled host function. Either it has left a note by calling twin or finish, or the call is over."""
+    """Call the compiled host function: it completes the call, or records that it wants Python."""
     cells = wait + WAIT.cells
     trap = call_u64(load_u64(env + SUSPENSION.fast), (load_u64(env + SUSPENSION.environment), caller, cells, count))
     if load_u64(wait + WAIT.kind) == ZERO:
@@ -92,10 +86,10 @@ def try_fast(env: int, caller: int, wait: int, count: int, results: int, trap_at
 def suspend(
     env: int, caller: int, args: int, count: int, results: int, result_count: int, trap_at: int, continuation: int
 ) -> None:
-    """Begin an asynchronous host function. ``env`` is a `Suspension`, the continuation's is the pad's `Wait`."""
+    """Begin an asynchronous host function. ``env`` is a `Suspension`; the continuation's is the session's `Wait`."""
     environment = load_u64(env + SUSPENSION.environment)
     context = find_context(environment, caller)
-    wait = find_pad(environment, context) + PAD.wait
+    wait = find_session(environment, context) + SESSION.wait
     store_u64(wait + WAIT.done, ZERO)
     store_u64(wait + WAIT.kind, ZERO)
     store_u64(wait + WAIT.function, load_u64(env + SUSPENSION.function))
@@ -110,7 +104,7 @@ def suspend(
     if load_u64(env + SUSPENSION.fast) != ZERO:
         try_fast(env, caller, wait, count, results, trap_at)
     else:
-        store_u64(wait + WAIT.kind, CALL)
+        store_u64(wait + WAIT.kind, WANTS.CALL)
     if load_u64(wait + WAIT.kind) != ZERO:
         note_memory(env, caller, context, wait)
 
@@ -122,25 +116,25 @@ def ready(wait: int) -> int:
 
 @compiled
 def note(env: int, caller: int, kind: int) -> int:
-    """Write down what the guest wants, and no trap."""
-    store_u64(find_pad(env, find_context(env, caller)) + PAD.wait + WAIT.kind, kind)
+    """Record what the guest wants, and return no trap."""
+    store_u64(find_session(env, find_context(env, caller)) + SESSION.wait + WAIT.kind, kind)
     return ZERO
 
 
 def note_call(env: int, caller: int, cells: int, count: int) -> int:
-    """Stand in for a host function's twin."""
-    return note(env, caller, CALL)
+    """Record that a host function wants its fallback."""
+    return note(env, caller, WANTS.CALL)
 
 
 def note_finish(env: int, caller: int, cells: int, count: int) -> int:
-    """Stand in for what waits for a host function's work."""
-    return note(env, caller, FINISH)
+    """Record that a host function has started work to wait for."""
+    return note(env, caller, WANTS.FINISH)
 
 
 def complete(wait: int) -> None:
-    """Put a pad on its reactor's list, and wake the reactor if the list was empty: one wake for many."""
-    mailbox = load_u64(wait + WAIT.queue)
-    head = mailbox + MAILBOX.head
+    """Push a wait onto its reactor's list; wake the reactor if the list was empty, so that one wake serves many."""
+    completions = load_u64(wait + WAIT.queue)
+    head = completions + COMPLETIONS.head
     seen = load_u64(head)
     store_u64(wait + WAIT.next, seen)
     found = compare_exchange_u64(head, seen, wait)
@@ -149,28 +143,21 @@ def complete(wait: int) -> None:
         store_u64(wait + WAIT.next, seen)
         found = compare_exchange_u64(head, seen, wait)
     if seen == ZERO:
-        descriptor = uint32(load_u64(mailbox + MAILBOX.descriptor))
-        call_u64(load_u64(mailbox + MAILBOX.write), (descriptor, mailbox + MAILBOX.one, WORD))
+        descriptor = uint32(load_u64(completions + COMPLETIONS.descriptor))
+        call_u64(load_u64(completions + COMPLETIONS.write), (descriptor, completions + COMPLETIONS.one, WORD))
 
 
-def take(mailbox: int) -> int:
-    """Empty a reactor's list; return the pad that was notified last, which points on to the one before."""
-    return exchange_u64(mailbox + MAILBOX.head, ZERO)
+def take(completions: int) -> int:
+    """Empty a reactor's list. Return the `Wait` that was pushed last, which links to the one before."""
+    return exchange_u64(completions + COMPLETIONS.head, ZERO)
 
 
-_HOST: Final = ((uint64,) * 4, uint64)
-_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, Any]]]] = {
+HOST_SIGNATURE: Final = ((uint64,) * 4, uint64)
+SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, Any]]]] = {
     "suspend": (suspend, ((uint64,) * 8, types.void)),
     "ready": (ready, ((uint64,), uint8)),
-    "note_call": (note_call, _HOST),
-    "note_finish": (note_finish, _HOST),
+    "note_call": (note_call, HOST_SIGNATURE),
+    "note_finish": (note_finish, HOST_SIGNATURE),
     "complete": (complete, ((uint64,), types.void)),
     "take": (take, ((uint64,), uint64)),
 }
-
-
-def make_code() -> WaitingCode:
-    """Compile what is here, or take it from the cache."""
-    folder = open_cache()
-    made = {name: compile_function(function, folder, signature) for name, (function, signature) in _SIGNATURES.items()}
-    return WaitingCode(**{name: function.address for name, function in made.items()})

@@ -1,4 +1,4 @@
-"""What a reactor leaves to other threads because it may take long, so that its own serves all guests."""
+"""Threads for a reactor's blocking calls, so that its own thread serves all guests."""
 
 from __future__ import annotations
 
@@ -10,51 +10,41 @@ from typing import Final
 from tensorwasm.guest.engine.yielding import begin_yielding
 
 THREADS: Final = 8
-"""Threads for work that takes long, and as many for ending guests, which never queue behind what waits for a GPU:
-the end of a guest that may wait there for others' work has a thread of its own."""
+"""Threads for blocking calls, and as many for closing sandboxes, which never queue behind waits for a GPU. Closing one
+that may itself wait for other guests' work gets a thread of its own."""
 
 
 class BlockingPool:
     """A few threads, each started when it is first needed. Safe from any thread."""
 
-    __slots__ = ("_closers", "_workers")
-
     def __init__(self) -> None:
-        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="tensorwasm-fibers", initializer=begin_yielding)
-        self._closers = ThreadPoolExecutor(
-            THREADS, thread_name_prefix="tensorwasm-fiber-ends", initializer=begin_yielding
-        )
+        self._workers = ThreadPoolExecutor(THREADS, "tensorwasm-fibers", begin_yielding)
+        self._closers = ThreadPoolExecutor(THREADS, "tensorwasm-fiber-ends", begin_yielding)
 
     def work(self, function: Callable[[], None]) -> None:
-        """Have a function called that a guest waits for."""
-        _on_thread_of(self._workers, function)
+        """Call a function that a guest waits for."""
+        _submit(self._workers, function)
 
     def end(self, function: Callable[[], None], *, alone: bool) -> None:
-        """Have a function called that ends a guest.
-
-        Args:
-            function: the function.
-            alone: it may wait for others, and has a thread of its own if the system gives one.
-        """
+        """Call a function that closes a sandbox: ``alone`` on a thread of its own, if the system provides one."""
         if not (alone and _on_own_thread(function)):
-            _on_thread_of(self._closers, function)
+            _submit(self._closers, function)
 
     def close(self) -> None:
-        """Wait until all is done."""
+        """Wait until all calls have ended."""
         self._workers.shutdown()
         self._closers.shutdown()
 
 
 def _on_own_thread(function: Callable[[], None]) -> bool:
-    """Return whether there is a thread for it."""
     try:
         threading.Thread(target=function, name="tensorwasm-fiber-late-end", daemon=True).start()
-    except RuntimeError:  # the system has none
+    except RuntimeError:  # the system has no thread left
         return False
     return True
 
 
-def _on_thread_of(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+def _submit(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
     try:
         pool.submit(function)
     except RuntimeError:  # the interpreter is about to end and takes no more work

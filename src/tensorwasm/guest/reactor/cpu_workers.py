@@ -1,14 +1,9 @@
-"""Threads for guests that run long: they take turns, a slice each, on as many processors as there are threads.
+"""Threads for guests that run long: the guests take turns, a slice each, on as many processors as there are threads.
 
-The first slice of a guest here is short, and new guests go before others: one that ends soon does not wait until a
-hundred that do not have had a tick of the engine's each.
+The first slice of a guest here is short, and new guests go first, so that a short one does not wait for a tick of each
+long one. A guest comes from the reactor and returns to it when it waits, has ended, or is to be ended.
 
-A guest comes here from the reactor (`tensorwasm.guest.reactor.reactor`) and goes back there when it waits, has ended,
-or is to be ended: everything but running it is the reactor's. A store may be polled by one thread at a time, whichever
-it is.
-
-Source: wasmtime, ``Store`` is ``Send``; `tensorwasm.guest.sandbox.fiber.Fiber.enter_thread` does the same for what is
-ours.
+Source: wasmtime, ``Store`` is ``Send``; `tensorwasm.guest.sandbox.fiber.Fiber.enter_thread` does so for our state.
 """
 
 from __future__ import annotations
@@ -25,69 +20,52 @@ from tensorwasm.guest.reactor.preemption_timer import run_first_slice
 from tensorwasm.guest.reactor.task import Sandbox, Task
 
 NEWCOMERS: Final = 16
-"""New guests that run one after the other while older ones are in line: about as long as one of those."""
+"""New guests that run in a row while older ones wait: about as long as one slice of those."""
 
 Return = Callable[[Task, bool, BaseException | None], None]
 """``(task, whether its call has ended, how)``."""
 
 
 class CpuWorkers:
-    """A bounded number of threads, each started when it is first needed. `take` and `count_back` are one thread's.
+    """A bounded number of threads, each started when first needed. `take` and `count_returned` are for one thread.
 
-    Attributes:
-        aboard: guests that were taken and have not come back.
-        turns: how often a guest was run; one may be missing where two threads counted at once.
+    ``guest_count`` is of guests that have not returned; ``turns`` counts runs, not exactly where two threads counted.
     """
 
-    __slots__ = (
-        "_bell",
-        "_give_back",
-        "_guests",
-        "_in_a_row",
-        "_make",
-        "_newcomers",
-        "_threads",
-        "_workers",
-        "aboard",
-        "turns",
-    )
-
     def __init__(self, threads: int, give_back: Return, make: Callable[[Task], Sandbox]) -> None:
-        """Start nothing yet.
+        """Start no thread yet.
 
-        Args:
-            threads: most threads, at least 1.
-            give_back: called on one of them when a guest cannot or must not go on.
-            make: called on one of them to make the sandbox of a guest that has none.
+        At most ``threads`` of them, at least 1, call ``make`` for a missing sandbox, and ``give_back`` when a guest
+        cannot or must not go on.
         """
         self._make = make
         self._threads = threads
         self._give_back = give_back
         self._newcomers: deque[Task] = deque()
         self._guests: deque[Task] = deque()
-        self._bell: SimpleQueue[bool] = SimpleQueue()  # True for each guest in line, False for each thread to end
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # True for each queued guest, False for each thread to end
         self._in_a_row = 0
         self._workers: list[threading.Thread] = []
-        self.aboard = 0
+        self.guest_count = 0
         self.turns = 0
 
     def take(self, task: Task) -> bool:
-        """Run a guest that can go on; return whether there is a thread for it. Returns at once."""
-        if self.aboard >= len(self._workers) < self._threads:
+        """Run a guest that can go on; return whether there is a thread for it. Does not block."""
+        if self.guest_count >= len(self._workers) < self._threads:
             self._start_thread()
         if not self._workers:
             return False
-        self.aboard += 1
+        self.guest_count += 1
         self._newcomers.append(task)
         self._bell.put(True)
         return True
 
-    def count_back(self) -> None:
-        """Say that a guest has come back."""
-        self.aboard -= 1
+    def count_returned(self) -> None:
+        """Count a guest as returned."""
+        self.guest_count -= 1
 
     def close(self) -> None:
-        """End the threads. No guest is with them any more."""
+        """End the threads, which have no guest any more."""
         for _ in self._workers:
             self._bell.put(False)
         for worker in self._workers:
@@ -96,29 +74,27 @@ class CpuWorkers:
 
     def _start_thread(self) -> None:
         worker = threading.Thread(target=self._serve, name=f"tensorwasm-guest-{len(self._workers)}", daemon=True)
-        try:
+        with suppress(RuntimeError):  # the system has no thread left: the existing ones, or the reactor, must do
             worker.start()
-        except RuntimeError:  # the system has none: those that there are, or the reactor, must do
-            return
-        self._workers.append(worker)
+            self._workers.append(worker)
 
     def _serve(self) -> None:
         begin_yielding()
         while self._bell.get():
             task, new = self._next()
-            self._turn(task, new)
-            del task  # a guest that has gone back is not kept until the next comes
+            self._run(task, new)
+            del task  # a guest that has returned is not kept until the next comes
 
     def _next(self) -> tuple[Task, bool]:
-        """Return the next in line, and whether it is new here. New ones first, but not for ever."""
+        """Return the next queued guest, and whether it is new here. New ones go first, up to `NEWCOMERS` in a row."""
         while True:  # there is one, though another thread may take what was seen here
             new = bool(self._newcomers) and (self._in_a_row < NEWCOMERS or not self._guests)
             self._in_a_row = self._in_a_row + 1 if new else 0
             with suppress(IndexError):
                 return (self._newcomers if new else self._guests).popleft(), new
 
-    def _turn(self, task: Task, new: bool) -> None:  # noqa: FBT001 - from `_next`
-        """Run a guest for a slice; those that want more go to the back of the line."""
+    def _run(self, task: Task, new: bool) -> None:  # noqa: FBT001 - from `_next`
+        """Run a guest for a slice; one that wants more goes to the back of the queue."""
         if task.over:
             self._give_back(task, False, None)
             return
@@ -129,7 +105,7 @@ class CpuWorkers:
             ended = run_first_slice(fiber) if new else fiber.run()
             if not ended and not fiber.waits:
                 fiber.state.check()
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+        except BaseException as error:  # noqa: BLE001 - it reaches the caller as the outcome
             self._give_back(task, False, error)
             return
         if ended or fiber.waits or task.over:

@@ -1,7 +1,7 @@
-"""Guests of a reactor that wait until a device notifies them, and how many a process asks devices to notify at a time.
+"""Guests of a reactor that wait for a device's notification, and the limit on notifications in flight in a process.
 
-A driver waits in the call that asks for one notification more than it queues, until one of them has been given. So
-those who come later stand in line, first come, first served, and nobody asks for them before.
+A driver has room for a number of queued notifications; a call that asks for one more blocks until one has been given.
+So later guests queue here, first come, first served, and the driver is not asked for theirs before.
 """
 
 from __future__ import annotations
@@ -9,40 +9,33 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.imports.suspension import Signal
+from tensorwasm.guest.imports.suspension import DeviceWait
 from tensorwasm.guest.reactor.task import Sandbox, Task
 from tensorwasm.guest.reactor.timers import Timers
 
 MOST_ASKED: Final = 48
-"""Notifications that a process asks for at a time, of all its devices and by all its reactors. A driver was seen to
-hold 56 for each of its hardware queues on an H200, and all in one where streams wait for one event; the call that asks
-for one more waits, and every launch of the process with it. The rest is for who else may ask it for some."""
+"""Notifications in flight in a process. On an H200 a driver was seen to hold 56 for each of its hardware queues, all in
+one queue where streams wait for one event; one more blocks that call and every launch. The rest is for other users."""
 PULSE_S: Final = 0.5
-"""How often the guests that wait for a device look whether it has failed, for then it notifies nobody, and those in
-line whether their work has ended."""
+"""How often guests check whether their device has failed, for then it never notifies, or their work has ended."""
 
 
+@dataclass(slots=True, eq=False)
 class _Ticket:
-    """One wait of a guest's, and who is told that it may be asked for."""
+    """One wait of a guest, and what to call when its notification may be asked for."""
 
-    __slots__ = ("signal", "task", "tell")
-
-    def __init__(self, task: Task, signal: Signal) -> None:
-        self.task = task
-        self.signal = signal
-        self.tell: Callable[[], None] = lambda: None
+    task: Task
+    signal: DeviceWait
+    tell: Callable[[], None] = lambda: None
 
 
-class Room:
-    """Room for notifications that were asked for and have yet to come. Safe from any thread; nothing here waits.
-
-    Args:
-        most: at a time.
-    """
+class NotificationLimit:
+    """Limits the notifications in flight. Safe from any thread; no method blocks."""
 
     def __init__(self, most: int = MOST_ASKED) -> None:
         self._most = most
@@ -51,11 +44,11 @@ class Room:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return how many are in flight."""
         return len(self._inside)
 
     def enter(self, ticket: _Ticket) -> bool:
-        """Take room, or stand in line for it, to be told; return whether there was room."""
+        """Count a notification if there is room; otherwise queue for it, and call ``tell`` later. Return which."""
         with self._lock:
             if self._line or len(self._inside) >= self._most:
                 self._line[ticket] = None
@@ -64,8 +57,8 @@ class Room:
             return True
 
     def leave(self, ticket: _Ticket) -> None:
-        """Give room back, or leave the line."""
-        told: list[_Ticket] = []
+        """Give room back, or leave the queue."""
+        admitted: list[_Ticket] = []
         with self._lock:
             self._line.pop(ticket, None)
             self._inside.discard(ticket)
@@ -73,28 +66,20 @@ class Room:
                 first = next(iter(self._line))
                 del self._line[first]
                 self._inside.add(first)
-                told.append(first)
-        for first in told:
+                admitted.append(first)
+        for first in admitted:
             first.tell()
 
 
-PROCESS_ROOM: Final = Room()
+PROCESS_LIMIT: Final = NotificationLimit()
 
 
 class GpuCompletions:
     """Has devices notify guests. For the reactor's thread only.
 
-    Args:
-        call: has a function called on the reactor's thread; for any thread.
-        timers: of the reactor.
-        step: lets a guest's steps go on with a value or an error.
-        complete: address of the C function that a device calls with a guest's address.
-
-    Attributes:
-        taken: notifications that came.
+    ``call`` runs a function on that thread and is for any thread; ``step`` resumes a guest's steps with a value or an
+    error; ``complete`` is the address of the C function that a device calls with a guest's address.
     """
-
-    __slots__ = ("_asked", "_call", "_complete", "_line", "_pulse", "_room", "_step", "_timers", "taken")
 
     def __init__(
         self,
@@ -107,7 +92,7 @@ class GpuCompletions:
         self._timers = timers
         self._step = step
         self._complete = complete
-        self._room = PROCESS_ROOM
+        self._limit = PROCESS_LIMIT
         self._asked: dict[int, _Ticket] = {}
         self._line: dict[Task, _Ticket] = {}
         self._pulse = 0
@@ -120,59 +105,59 @@ class GpuCompletions:
 
     @property
     def in_line(self) -> int:
-        """Guests for whom a device will be asked when there is room."""
+        """Number of guests for whom a device will be asked when there is room."""
         return len(self._line)
 
-    def start(self, task: Task, wait: Signal) -> bool:
-        """Have a guest notified, now or when there is room; return whether it has to wait. Raises what asking does."""
+    def start(self, task: Task, wait: DeviceWait) -> bool:
+        """Ask for a guest's notification, now or when there is room; return whether it has to wait."""
         if task.fiber is None or task.notified_at or task in self._line:
             raise InternalError("a guest waits for a second notification before the first")
         ticket = _Ticket(task, wait)
-        ticket.tell = partial(self._call, partial(self._arrive, ticket))
+        ticket.tell = partial(self._call, partial(self._admit, ticket))
         task.signal = wait
-        if self._room.enter(ticket):
+        if self._limit.enter(ticket):
             return self._ask(ticket, task.fiber)
         self._line[task] = ticket
-        self._await_pulse()
+        self._start_pulse()
         return True
 
     def take(self, address: int) -> Task:
-        """Return the guest whose notification has come; it waits for none any more."""
+        """Return the guest whose notification has come."""
         ticket = self._asked.pop(address)
-        self._room.leave(ticket)
+        self._limit.leave(ticket)
         self.taken += 1
         ticket.task.notified_at = 0
         return ticket.task
 
-    def feel_pulse(self) -> None:
-        """Have all look: those whose device has failed are told, and those in line whose work has ended."""
+    def check_devices(self) -> None:
+        """Resume guests whose device has failed, and queued ones whose work has ended."""
         tickets = [*self._asked.values(), *self._line.values()]
         waiting = [one for one in tickets if one.task.signal is one.signal and not one.task.over]
         self._pulse = self._timers.add_in(PULSE_S, None) if waiting else 0
         for ticket in waiting:
-            ended, error = _look(ticket)
+            ended, error = _check(ticket)
             if error is not None or (ended and self._line.get(ticket.task) is ticket):
                 self._line.pop(ticket.task, None)
-                self._room.leave(ticket)  # of who was asked for, nobody will call
+                self._limit.leave(ticket)  # a failed device will not notify
                 ticket.task.signal = None
                 self._step(ticket.task, None if error else False, error)
 
     def end(self, task: Task) -> None:
-        """Have a guest that has ended leave the line; what a device was asked for still comes."""
+        """Remove a guest that has ended from the queue; a notification that was asked for still comes."""
         task.signal = None
         ticket = self._line.pop(task, None)
         if ticket is not None:
-            self._room.leave(ticket)
+            self._limit.leave(ticket)
 
     def close(self) -> int:
-        """Leave all that has yet to come to itself; return how many."""
+        """Abandon the notifications that have yet to come; return how many."""
         for ticket in self._asked.values():
-            self._room.leave(ticket)
+            self._limit.leave(ticket)
         return len(self._asked)
 
-    def _arrive(self, ticket: _Ticket) -> None:
+    def _admit(self, ticket: _Ticket) -> None:
         task = ticket.task
-        if self._line.get(task) is not ticket or task.fiber is None:  # it has left the line since
+        if self._line.get(task) is not ticket or task.fiber is None:  # it has left the queue since
             return
         del self._line[task]
         started, error = False, None
@@ -191,20 +176,20 @@ class GpuCompletions:
             started = ticket.signal.start(self._complete, address)
         finally:
             if started:
-                self._await_pulse()
+                self._start_pulse()
             else:
                 del self._asked[address]
                 task.notified_at, task.signal = 0, None
-                self._room.leave(ticket)
+                self._limit.leave(ticket)
         return started
 
-    def _await_pulse(self) -> None:
+    def _start_pulse(self) -> None:
         if not self._pulse:
             self._pulse = self._timers.add_in(PULSE_S, None)
 
 
-def _look(ticket: _Ticket) -> tuple[bool, Exception | None]:
-    """Return whether what a guest still waits for has ended, and how its device has failed."""
+def _check(ticket: _Ticket) -> tuple[bool, Exception | None]:
+    """Return whether a guest's work has ended, and how its device has failed."""
     if ticket.task.signal is ticket.signal:
         try:
             return ticket.signal.ended(), None

@@ -1,11 +1,9 @@
-"""A clock for one slice: it has a guest yield earlier than at the engine's next tick.
+"""A timer for one slice: a guest yields earlier than at the engine's next tick.
 
-The engine's ticks are 10 ms apart, because each costs a thread of the C library's. An event loop must not be held that
-long by a guest that begins on its thread. So the thread sets an alarm when a guest begins, and when it goes off it does
-what a tick does; the engine's other guests look at their clocks a little earlier for it, no more. Setting it costs a
-reprogrammed clock, microseconds on a virtual machine. So one that is set serves the guests that begin soon after too,
-as long as half a slice is left of it, and only where guests are rare it is taken back when the guest has ended. The
-longer an alarm may be late, the more guests it serves: `find_alarm` takes how long.
+The engine's ticks are 10 ms apart, because each costs a thread of the C library; a guest that begins on an event loop's
+thread must not hold it that long. So that thread sets a timer, which does what a tick does. Setting it reprograms a
+hardware clock, microseconds on a virtual machine: a timer also serves the guests that begin while half of its slice is
+left, and is reset at a guest's end only where guests are rare. The longer the slice, the more guests it serves.
 """
 
 from __future__ import annotations
@@ -26,43 +24,27 @@ if TYPE_CHECKING:
     from tensorwasm.guest.reactor.task import Sandbox
 
 SLICE_NS: Final = 500_000
-"""Longest that a guest runs at first, but for the time that a timer is late."""
+"""Longest first run of a guest, apart from a timer's lateness."""
 
 LEAST_NS: Final = SLICE_NS // 2
-"""Shortest that a guest runs before an alarm goes off."""
+"""Shortest time between a guest's begin and the timer."""
 
 LATE_SLICES: Final = 2
-"""Slices after which it was no timer that was late."""
+"""Slices after which a late timer is not the reason."""
 
 _NS: Final = 1_000_000_000
 _of_thread: Final = threading.local()
 
 
 class PreemptionTimer:
-    """A timer that advances an engine's epoch once. For one thread; its timer goes with the last reference.
-
-    In a forked child it does nothing; there no guest runs either.
-    """
-
-    __slots__ = (
-        "_asked_ns",
-        "_at",
-        "_busy",
-        "_fires_ns",
-        "_library",
-        "_never",
-        "_process",
-        "_set_time",
-        "_slice_ns",
-        "_timer",
-    )
+    """Advances an engine's epoch once. For one thread; does nothing in a forked child, which runs no guest."""
 
     def __init__(self, engine: int, slice_ns: int) -> None:
         """Make the timer, not set.
 
         Args:
             engine: address of the engine, which must never be freed.
-            slice_ns: longest that a guest is to run, more than `LEAST_NS`.
+            slice_ns: longest run of a guest, more than `LEAST_NS`.
 
         Raises:
             TickerNotRunning: the system has no such timers, or refused one.
@@ -85,11 +67,7 @@ class PreemptionTimer:
             library.timer_delete(timer)
 
     def set(self, now_ns: int) -> None:
-        """Have it go off between `LEAST_NS` and a slice from now.
-
-        Args:
-            now_ns: the time, on the monotonic clock.
-        """
+        """Fire between `LEAST_NS` and a slice from now, a time on the monotonic clock."""
         self._busy = now_ns - self._asked_ns < self._slice_ns
         self._asked_ns = now_ns
         if self._fires_ns - now_ns < LEAST_NS:
@@ -97,58 +75,56 @@ class PreemptionTimer:
             self._fires_ns = now_ns + self._slice_ns
 
     def rest(self) -> None:
-        """Say that the guest runs no more: unless others follow each other closely, it need not go off."""
+        """Note the guest's end: the timer need not fire, unless guests follow each other closely."""
         if not self._busy:
             self._set_time(self._timer, 0, ctypes.byref(self._never), None)
             self._fires_ns = 0
 
 
-def find_alarm(engine: Engine, slice_ns: int = SLICE_NS) -> PreemptionTimer | None:
-    """Return the calling thread's alarm for an engine and slices so long, None where the system has no timer for it."""
+def find_timer(engine: Engine, slice_ns: int = SLICE_NS) -> PreemptionTimer | None:
+    """Return the calling thread's timer for an engine and a slice, None where the system has none."""
     key = engine.address, slice_ns
     try:
-        alarms: dict[tuple[int, int], PreemptionTimer | None] = _of_thread.alarms
+        timers: dict[tuple[int, int], PreemptionTimer | None] = _of_thread.timers
     except AttributeError:
-        alarms = _of_thread.alarms = {}
-    if key not in alarms:
-        alarms[key] = None
+        timers = _of_thread.timers = {}
+    if key not in timers:
+        timers[key] = None
         with suppress(TickerNotRunning):
-            alarms[key] = PreemptionTimer(*key)
-    return alarms[key]
+            timers[key] = PreemptionTimer(*key)
+    return timers[key]
 
 
 def run_first_slice(
     fiber: Sandbox, *, briefly: bool = False, clock_ns: Callable[[], int] = time.thread_time_ns
 ) -> bool:
-    """Do what `Fiber.run` does, until the guest waits, has ended or has had a slice; then it is `Fiber.long`.
+    """Run a guest until it waits, has ended or has had a slice; in that case it is marked `Fiber.long`.
 
-    It is so too if it has ended, or trapped, after twice as long: between two looks at the clock a guest gets as far as
-    its code goes straight on, and every page that it is the first to touch costs it a microsecond.
+    So is one that ended or trapped after twice as long: straight code between two checks of the clock, or a microsecond
+    for each page touched first, may exceed a slice.
 
     Args:
         fiber: the guest.
         briefly: as for `Fiber.run`.
-        clock_ns: what the slice is measured with. The thread's own time is no shorter for a guest that was made to wait
-            for a processor.
-
-    Raises:
-        TensorWasmError: how the call ended, if not well.
+        clock_ns: measures the slice; the thread's own time excludes waits for a processor.
     """
-    alarm, began_ns = find_alarm(fiber.state.engine), clock_ns()
+    timer, began_ns = find_timer(fiber.state.engine), clock_ns()
     try:
         while True:
-            if alarm is not None:
-                alarm.set(time.monotonic_ns())
+            if timer is not None:
+                timer.set(time.monotonic_ns())
             if fiber.run(briefly=briefly):
                 return True
             if fiber.waits:
                 return False
             fiber.state.check()
-            if clock_ns() - began_ns >= SLICE_NS // 2:  # a tick of the engine's, or another's alarm, may come too early
+            if (
+                clock_ns() - began_ns >= SLICE_NS // 2
+            ):  # a tick of the engine, or another thread's timer, may come too early
                 break
     finally:
-        if alarm is not None:
-            alarm.rest()
+        if timer is not None:
+            timer.rest()
         if clock_ns() - began_ns > LATE_SLICES * SLICE_NS:
             fiber.long = True
     fiber.long = True

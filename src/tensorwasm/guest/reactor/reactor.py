@@ -1,12 +1,9 @@
 """The reactor: one thread that runs any number of guests as fibers.
 
-It polls the guests that can go on, in turn, and takes the steps of host functions for those that wait
-(`tensorwasm.guest.reactor.waiters`). A guest that does not wait is suspended when its time slice is over and goes to
-the back; one without a GPU goes on with other threads then (`tensorwasm.guest.reactor.cpu_workers`), until it waits or
-has ended.
-
-A guest's memory, its slot and its pad are given back only when nothing can reach them any more: not the other threads,
-not the device (``drain`` sees to that), not a notification that has yet to arrive.
+It polls the guests that can go on, in turn, and runs the steps of host functions for those that wait. A guest that does
+not wait is suspended when its time slice is over and queued again; one without a GPU then goes on with the CPU workers.
+A guest's memory, its slot and its session layout are given back only when nothing can reach them any more: no other
+thread, no device (``drain`` ensures that), no notification that has yet to arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from typing import Any, Final
 
 from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest.engine import traps
-from tensorwasm.guest.imports.suspension import WaitingCode
+from tensorwasm.guest.imports.suspension import SuspensionCode
 from tensorwasm.guest.reactor.blocking_pool import BlockingPool
 from tensorwasm.guest.reactor.completion_queue import CompletionQueue
 from tensorwasm.guest.reactor.cpu_workers import CpuWorkers
@@ -33,36 +30,28 @@ from tensorwasm.guest.reactor.timers import Timers
 from tensorwasm.guest.reactor.waiters import FiberWaiters
 
 BATCH: Final = 64
-"""Guests that are polled between two looks at what has arrived."""
+"""Guests that are polled between two checks of what has arrived."""
 BATCH_NS: Final = 2_000_000
-"""Longest time between two such looks, but for one slice of a guest."""
+"""Longest time between two such checks, apart from one slice of a guest."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reactor:
-    """Runs guests as fibers on a thread of its own. Any thread may use it."""
+    """Runs guests as fibers on a thread of its own. Safe from any thread."""
 
-    def __init__(self, code: WaitingCode, threads: int = 1) -> None:
-        """Start the thread.
-
-        Args:
-            code: the compiled functions.
-            threads: most of them for guests that run long, at least 1.
-
-        Raises:
-            InternalError: the system has no descriptor left.
-        """
-        self._inbox = CompletionQueue.open(code)
+    def __init__(self, code: SuspensionCode, threads: int = 1) -> None:
+        """Start the thread, and at most ``threads`` more, at least 1, for guests that run long."""
+        self._completions = CompletionQueue.open(code)
         self._arrivals: deque[Task] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._ready: deque[Task] = deque()
         self._tasks: set[Task] = set()
         self._timers = Timers()
-        self._errands = BlockingPool()
-        self._waits = FiberWaiters(
+        self._blocking_pool = BlockingPool()
+        self._waiters = FiberWaiters(
             self._timers,
-            self._errands,
+            self._blocking_pool,
             code.complete,
             call=self._call,
             go_on=self._go_on,
@@ -73,10 +62,10 @@ class Reactor:
         self._stack = ExitStack()
         self._closing = False
         self._asleep = False
-        self._taking = threading.Lock()
+        self._admission = threading.Lock()
         self._polls = 0
-        self._crew = CpuWorkers(threads, self._give_back, self._open)
-        self._heavy = CpuWorkers(threads, self._give_back, self._open)
+        self._light_workers = CpuWorkers(threads, self._give_back, self._open)
+        self._heavy_workers = CpuWorkers(threads, self._give_back, self._open)
         self._thread = threading.Thread(target=self._serve, name="tensorwasm-reactor", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that runs a guest must not be ended by the interpreter's end
@@ -87,11 +76,7 @@ class Reactor:
         return threading.get_ident() == self._thread.ident
 
     def spawn(self, job: Job, *, long: bool = False) -> Task:
-        """Run a job; return at once.
-
-        Args:
-            job: what to run.
-            long: it is known to take long; if any thread may run it, others than the reactor's do from the start.
+        """Run a job; do not wait for it. A guest that roams and is known to take ``long`` runs on other threads.
 
         Raises:
             InternalError: the reactor is closed, or a host function of one of its guests called this.
@@ -103,13 +88,8 @@ class Reactor:
         return task
 
     def adopt(self, job: Job, fiber: Sandbox) -> Task:
-        """Have a guest go on that began on the caller's thread, which leaves it alone from now on; return at once.
-
-        Raises:
-            InternalError: the reactor is closed; the guest is still the caller's.
-        """
-        task = Task(job)
-        task.fiber = fiber
+        """Take over a guest that began on the caller's thread; it stays the caller's if the reactor is closed."""
+        task = Task(job, fiber=fiber)
         self._admit(task)
         return task
 
@@ -118,37 +98,38 @@ class Reactor:
         self._call(partial(self._end, task, _cancelled("the sandbox was cancelled")))
 
     def hold(self, key: Hashable, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Enter a context on the reactor's thread, where this must be called, once a key, until the reactor closes."""
+        """Enter a context once a key, until the reactor closes. To be called on the reactor's thread."""
         if key not in self._held:
             self._held[key] = self._stack.enter_context(make())
 
     def statistics(self) -> FiberStatistics:
         """Return a snapshot."""
-        away, tasks, signals = self._crew.aboard + self._heavy.aboard, list(self._tasks), self._waits.signals
+        light, heavy, devices = self._light_workers, self._heavy_workers, self._waiters.devices
+        away, tasks = light.guest_count + heavy.guest_count, list(self._tasks)
         running = len(self._ready) + away
         return FiberStatistics(
             running=running,
             waiting=max(0, sum(not task.over for task in tasks) - running),
-            on_device=sum(not task.over for task in signals.asked) + signals.in_line,
+            on_device=sum(not task.over for task in devices.asked) + devices.in_line,
             in_line=sum(task.turn is not None for task in tasks),
-            wakes=self._inbox.wakes,
-            polls=self._polls + self._crew.turns + self._heavy.turns,
-            notifications=signals.taken,
-            orphans=sum(task.gone for task in signals.asked),
+            wakes=self._completions.wakes,
+            polls=self._polls + light.turns + heavy.turns,
+            notifications=devices.taken,
+            orphans=sum(task.gone for task in devices.asked),
             away=away,
         )
 
     def close(self) -> None:
-        """End every guest, wait until all have gone, and end the thread. A second call does nothing."""
-        with self._taking:
+        """End every guest, wait until all are gone, and end the thread. A second call does nothing."""
+        with self._admission:
             closing, self._closing = self._closing, True
         if not closing:
             self._call(self._end_all)
         if not self.here:
             self._thread.join()
-            self._crew.close()
-            self._heavy.close()
-            self._errands.close()
+            self._light_workers.close()
+            self._heavy_workers.close()
+            self._blocking_pool.close()
             atexit.unregister(self.close)
 
     # ---------------------------------------------------------------- the thread
@@ -157,29 +138,30 @@ class Reactor:
         while self._tasks or self._arrivals or self._calls or not self._closing:
             self._sleep()
             self._take_arrivals()
-            self._take_calls()
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
             self._take_notifications()
             self._take_timers()
             self._run_some()
         self._stack.close()
-        self._inbox.close(self._waits.signals.close())
+        self._completions.close(self._waiters.devices.close())
 
     def _sleep(self) -> None:
-        """Wait until there is something to do. Others look at `_asleep` after they have left what there is to do."""
+        """Wait until there is something to do. Other threads check `_asleep` after they have added something."""
         if self._ready or self._arrivals or self._calls:
             return
         self._asleep = True
-        self._inbox.wait(0.0 if self._arrivals or self._calls else self._timers.patience_s())
+        self._completions.wait(0.0 if self._arrivals or self._calls else self._timers.seconds_left())
         self._asleep = False
 
     def _wake(self) -> None:
         if self._asleep:
             self._asleep = False
-            self._inbox.wake()
+            self._completions.wake()
 
     def _admit(self, task: Task) -> None:
-        """Have the thread begin with a guest, unless it is to end: what comes before that is always seen to."""
-        with self._taking:
+        """Hand a guest to the thread, unless it is about to end: what is admitted is always served."""
+        with self._admission:
             if self._closing:
                 raise InternalError("the reactor is closed")
             self._arrivals.append(task)
@@ -192,29 +174,30 @@ class Reactor:
     def _take_arrivals(self) -> None:
         for _ in range(len(self._arrivals)):
             task = self._arrivals.popleft()
-            if self._enter(task):
+            if task.over:  # cancelled before it began
+                continue
+            self._tasks.add(task)
+            if self._closing:
+                self._end(task, _cancelled("the runtime was closed"))
+            else:
                 self._begin(task)
 
-    def _take_calls(self) -> None:
-        for _ in range(len(self._calls)):
-            self._calls.popleft()()
-
     def _take_notifications(self) -> None:
-        for address in self._inbox.take():
-            task = self._waits.signals.take(address)
+        for address in self._completions.take():
+            task = self._waiters.devices.take(address)
             if task.gone:
                 _recycle(task)
             else:
-                self._waits.notify(task)
+                self._waiters.notify(task)
 
     def _take_timers(self) -> None:
         for number, task in self._timers.take_due():
             if task is None:
-                self._waits.signals.feel_pulse()
+                self._waiters.devices.check_devices()
             elif task.asleep == number:
-                self._waits.wake(task)
+                self._waiters.wake(task)
             elif self._check_time(task):
-                self._waits.turns.check(task)
+                self._waiters.check_turn(task)
 
     def _run_some(self) -> None:
         until_ns = time.monotonic_ns() + BATCH_NS
@@ -226,59 +209,32 @@ class Reactor:
     # ---------------------------------------------------------------- a guest's life
 
     def _begin(self, task: Task) -> None:
-        """Let a guest go on that began elsewhere; have others stand in line: their sandboxes are made in their turn.
+        """Resume a guest that began elsewhere; queue a new one, whose sandbox is made in its turn.
 
-        One that no timer can end in time does not begin on this thread, which all others need.
+        One that is long, or that no timer can end in time, does not begin on this thread.
         """
         if task.fiber is not None:
             task.fiber.enter_thread()
-            task.fiber.wait.queue = self._inbox.address
+            task.fiber.wait.queue = self._completions.address
             self._proceed(task, task.fiber)
-        elif not self._belongs_elsewhere(task) or not self._send_away(task):
+        elif not (task.long or not task.job.light) or not self._send_away(task):
             self._ready.append(task)
-
-    def _belongs_elsewhere(self, task: Task) -> bool:
-        return task.job.roams and (task.long or not task.job.light)
-
-    def _make(self, task: Task) -> Sandbox | None:
-        """Return a guest's sandbox, None if it cannot be made."""
-        try:
-            return self._open(task)
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
-            self._end(task, error)
-            return None
 
     def _open(self, task: Task) -> Sandbox:
         """Make a guest's sandbox, on the thread that is to run it."""
         fiber = task.fiber = task.job.begin()
-        fiber.wait.queue = self._inbox.address
+        fiber.wait.queue = self._completions.address
         return fiber
-
-    def _enter(self, task: Task) -> bool:
-        """Count a guest as one of ours; return whether it is to run."""
-        if task.over:  # cancelled before it began
-            return False
-        self._tasks.add(task)
-        if self._closing:
-            self._end(task, _cancelled("the runtime was closed"))
-        return not task.over
-
-    def _keep(self, task: Task, fiber: Sandbox) -> None:
-        """See that the deadline finds a guest. Those that end within their first slice need no timer."""
-        if not task.timed and fiber.state.deadline_ns is not None:
-            task.timed = True
-            self._timers.add(fiber.state.deadline_ns, task)
 
     def _run(self, task: Task) -> None:
         if task.over:
             return
-        fiber = task.fiber or self._make(task)
-        if fiber is None:
-            return
-        self._polls += 1
+        ended = False
         try:
+            fiber = task.fiber or self._open(task)
+            self._polls += 1
             ended = run_first_slice(fiber, briefly=task.job.light) if task.job.roams else fiber.run()
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+        except BaseException as error:  # noqa: BLE001 - it reaches the caller as the outcome
             self._end(task, error)
             return
         if ended:
@@ -287,33 +243,34 @@ class Reactor:
             self._proceed(task, fiber)
 
     def _proceed(self, task: Task, fiber: Sandbox) -> None:
-        """See to it that a guest which has been suspended goes on."""
-        self._keep(task, fiber)
+        """Arrange for a suspended guest to go on, and for its deadline; one that ends sooner needs no timer."""
+        if not task.timed and fiber.state.deadline_ns is not None:
+            task.timed = True
+            self._timers.add(fiber.state.deadline_ns, task)
         if fiber.waits:
-            self._waits.start(task, fiber)
+            self._waiters.start(task, fiber)
         elif self._check_time(task) and not self._send_away(task):
             self._ready.append(task)
 
     def _send_away(self, task: Task) -> bool:
-        """Have other threads run a guest that may be run by any; return whether they will.
+        """Have other threads run a guest that roams; return whether they will.
 
-        Those that no timer can end in time have threads of their own: a few of them, each in one instruction over much
-        memory, would keep all threads from the others for seconds.
+        Guests that no timer can end in time have their own: a few in long instructions would block the others.
         """
-        task.away = task.job.roams and self._crew_of(task).take(task)
+        task.away = task.job.roams and self._workers_of(task).take(task)
         return task.away
 
-    def _crew_of(self, task: Task) -> CpuWorkers:
-        return self._crew if task.job.light else self._heavy
+    def _workers_of(self, task: Task) -> CpuWorkers:
+        return self._light_workers if task.job.light else self._heavy_workers
 
     def _give_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - see `CpuWorkers`
-        self._call(partial(self._come_back, task, ended, error))
+        self._call(partial(self._take_back, task, ended, error))
 
-    def _come_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - likewise
-        self._crew_of(task).count_back()
+    def _take_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - likewise
+        self._workers_of(task).count_returned()
         task.away, fiber = False, task.fiber
         if task.over:
-            self._leave(task)
+            self._unwind(task)
         elif ended or error is not None or fiber is None:
             self._end(task, error)
         else:
@@ -321,7 +278,7 @@ class Reactor:
             self._proceed(task, fiber)
 
     def _go_on(self, task: Task) -> None:
-        """Run a guest again whose host function has answered."""
+        """Queue a guest whose host function has answered."""
         if self._check_time(task):
             self._ready.append(task)
 
@@ -331,7 +288,7 @@ class Reactor:
             return False
         try:
             task.fiber.state.check()
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+        except BaseException as error:  # noqa: BLE001 - it reaches the caller as the outcome
             self._end(task, error)
             return False
         return True
@@ -339,17 +296,17 @@ class Reactor:
     # ---------------------------------------------------------------- the end
 
     def _end(self, task: Task, error: BaseException | None) -> None:
-        """The guest runs no more. Its sandbox goes once no other thread is at work in its memory."""
+        """Stop running a guest. Its sandbox is closed once no other thread works in its memory."""
         if task.over:
             return
         task.over, task.error = True, error
         if task.timed:
             self._timers.count_stale()
-        self._waits.end(task)
+        self._waiters.end(task)
         if not task.away:
-            self._leave(task)
+            self._unwind(task)
 
-    def _leave(self, task: Task) -> None:
+    def _unwind(self, task: Task) -> None:
         """Unwind a guest that no thread runs."""
         if task.fiber is not None:
             task.fiber.stop()
@@ -365,8 +322,8 @@ class Reactor:
 
     def _finish(self, task: Task) -> None:
         blocks = task.job.blocks
-        if blocks or (task.fiber is not None and task.fiber.long):  # it may have as much memory, or output, to be freed
-            self._errands.end(partial(self._close_sandbox, task), alone=blocks and task.job.lingers)
+        if blocks or (task.fiber is not None and task.fiber.long):  # freeing its memory or output may take as long
+            self._blocking_pool.end(partial(self._close_sandbox, task), alone=blocks and task.job.lingers)
         else:
             self._close_sandbox(task)
 

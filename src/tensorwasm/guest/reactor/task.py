@@ -1,11 +1,11 @@
-"""What a reactor runs: a job of somebody's, how far its guest has come, and how many there are."""
+"""What a reactor runs: a job, and how far its guest has come."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tensorwasm.guest.imports.suspension import Signal, Steps, Turn
+from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait, Steps
 from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.suspended_call import WaitingFunction
@@ -15,7 +15,7 @@ Sandbox = Fiber | OneShotFiber
 
 
 class Job(Protocol):
-    """What somebody wants a reactor to run. Its methods are called once each; what they raise is logged."""
+    """A call for a reactor to run. Its methods are called once each; what they raise is logged."""
 
     @property
     def blocks(self) -> bool:
@@ -27,14 +27,14 @@ class Job(Protocol):
 
     @property
     def light(self) -> bool:
-        """Whether everything that the guest does is short, or a timer can end it: it may keep the GIL for a slice."""
+        """Whether the guest's operations are all short or a timer can end them: it may keep the GIL for a slice."""
 
     @property
     def lingers(self) -> bool:
-        """Whether `finish` may wait for long, so that the thread is to be its own; asked if it blocks."""
+        """Whether a `finish` that blocks may wait for long, and needs a thread of its own."""
 
     def begin(self) -> Sandbox:
-        """Return the sandbox; called on the reactor's thread, or on the one that is to run the guest if any may."""
+        """Return the sandbox; called on the reactor's thread, or on the thread that is to run a guest that roams."""
 
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Take the outcome and close the sandbox.
@@ -44,64 +44,40 @@ class Job(Protocol):
             error: how the call ended, None if it returned.
 
         Returns:
-            Whether nothing but the reactor may still reach the sandbox's pad.
+            Whether nothing but the reactor may still reach the sandbox's session layout.
         """
 
 
+@dataclass(slots=True, eq=False)
 class Task:
-    """A job on a reactor. Opaque to everybody else.
+    """A job on a reactor. Opaque to other packages.
 
     Attributes:
-        fiber: the sandbox, once it is made.
-        error: how the call ended; the first one counts.
-        steps: of the host function that the guest waits for, and that function.
-        signal: what the guest waits for, if that is a notification.
-        notified_at: address that a device will be told, 0 while none will be; it outlives the guest.
+        error: how the call ended; the first error counts.
+        notified_at: address that a device will notify, 0 if none; it outlives the guest.
         asleep: number of the timer that ends a sleep, 0 without.
-        turn: what the guest waits for, if that is its turn.
-        long: it is known to take long.
-        limit_ns: when it last had a timer to give up on its turn, on the monotonic clock.
-        timed: it has a timer for its deadline.
-        working: another thread takes a step.
+        limit_ns: its last timer to give up on its turn, on the monotonic clock.
+        working: another thread runs a blocking call for it.
         away: another thread runs the guest.
         over: the guest will not run again.
-        gone: its sandbox is closed, and nothing but a notification may still reach its pad.
+        gone: its sandbox is closed, and nothing but a notification may still reach its session layout.
     """
 
-    __slots__ = (
-        "asleep",
-        "away",
-        "error",
-        "fiber",
-        "gone",
-        "job",
-        "limit_ns",
-        "long",
-        "notified_at",
-        "over",
-        "signal",
-        "steps",
-        "timed",
-        "turn",
-        "working",
-    )
-
-    def __init__(self, job: Job, *, long: bool = False) -> None:
-        self.job = job
-        self.long = long
-        self.fiber: Sandbox | None = None
-        self.error: BaseException | None = None
-        self.steps: tuple[WaitingFunction, Steps] | None = None
-        self.signal: Signal | None = None
-        self.notified_at = 0
-        self.asleep = 0
-        self.turn: Turn | None = None
-        self.limit_ns: int | None = None
-        self.timed = False
-        self.working = False
-        self.away = False
-        self.over = False
-        self.gone = False
+    job: Job
+    long: bool = field(default=False, kw_only=True)
+    fiber: Sandbox | None = None
+    error: BaseException | None = None
+    steps: tuple[WaitingFunction, Steps] | None = None
+    signal: DeviceWait | None = None
+    notified_at: int = 0
+    asleep: int = 0
+    turn: QueueWait | None = None
+    limit_ns: int | None = None
+    timed: bool = False
+    working: bool = False
+    away: bool = False
+    over: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +85,14 @@ class FiberStatistics:
     """A snapshot of a reactor.
 
     Attributes:
-        running: guests that can go on.
-        waiting: guests that wait: for a device, a time, their turn, or work on another thread.
-        on_device: those of them that a device will notify, or will be asked to when there is room.
-        in_line: those of them that wait for their turn.
-        wakes: how often the reactor's thread was woken.
-        polls: how often a guest was run.
-        notifications: how often a device told that a guest's work had ended.
-        orphans: pads that wait for a notification which outlives their guests.
-        away: guests that run on other threads, or wait for their turn there; they are running too.
+        running: guests that can go on, those on other threads included.
+        waiting: guests that wait for a device, a time, their turn, or a blocking call.
+        on_device: of those, guests that a device will notify, or will be asked to when there is room.
+        in_line: of those, guests that wait for their turn.
+        wakes: of the reactor's thread.
+        polls: runs of guests.
+        orphans: session layouts that wait for a notification which outlives their guests.
+        away: guests that other threads run or will run.
     """
 
     running: int = 0

@@ -11,15 +11,13 @@ from typing import Final
 from tensorwasm.guest.reactor.task import Task
 
 MAX_STALE: Final = 1024
-"""Timers of guests that have ended are swept out when there are more, and as many as all others."""
+"""Timers of guests that have ended are removed when there are more, and as many as all others."""
 
 _LONGEST_S: Final = 1e9
 
 
 class Timers:
-    """Timers, each with a number and a guest, or none. Not safe from several threads."""
-
-    __slots__ = ("_heap", "_numbers", "_stale")
+    """Timers, each with a number and optionally a guest. Not safe from several threads."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Task | None]] = []
@@ -31,12 +29,7 @@ class Timers:
         return len(self._heap)
 
     def add(self, at_ns: int, task: Task | None) -> int:
-        """Return the number of a new timer, never 0.
-
-        Args:
-            at_ns: when, on the monotonic clock.
-            task: whose it is.
-        """
+        """Return the number, never 0, of a new timer at a time on the monotonic clock."""
         if self._stale > max(MAX_STALE, len(self._heap) // 2):
             self._heap = [timer for timer in self._heap if timer[2] is None or not timer[2].over]
             heapq.heapify(self._heap)
@@ -46,20 +39,20 @@ class Timers:
         return number
 
     def add_in(self, seconds: float, task: Task | None) -> int:
-        """Return the number of a new timer that goes off so many seconds from now."""
+        """Return the number of a new timer so many seconds from now."""
         return self.add(time.monotonic_ns() + int(min(seconds, _LONGEST_S) * 1e9), task)
 
     def count_stale(self) -> None:
-        """Say that a guest has ended that has a timer."""
+        """Count a timer whose guest has ended."""
         self._stale += 1
 
     def take_due(self) -> Iterator[tuple[int, Task | None]]:
-        """Return number and guest of each timer whose time has come."""
+        """Remove the timers that are due; return number and guest of each."""
         now_ns = time.monotonic_ns()
         while self._heap and self._heap[0][0] <= now_ns:
             _, number, task = heapq.heappop(self._heap)
             yield number, task
 
-    def patience_s(self) -> float | None:
-        """Return in how many seconds the next one goes off, None without one."""
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the next timer, None without one."""
         return max(0.0, (self._heap[0][0] - time.monotonic_ns()) / 1e9) if self._heap else None

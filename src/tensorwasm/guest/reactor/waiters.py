@@ -1,8 +1,7 @@
-"""What guests of a reactor wait for: the steps of host functions, taken off the fiber until there is an answer.
+"""Guests of a reactor that wait: the steps of host functions, run off the fiber until there is an answer.
 
-Steps that wait for a device are resumed by the device's own notification (`tensorwasm.guest.reactor.gpu_completions`),
-those that stand in line by whoever makes room (`tensorwasm.guest.reactor.gate_waiters`), sleeps by a timer; work that
-takes long is left to others.
+A wait for a device ends with its notification (`tensorwasm.guest.reactor.gpu_completions`), a wait in a queue when
+another guest makes room or the time is over, a sleep with a timer, and a blocking call on another thread.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tensorwasm.guest.imports.suspension import Signal, Sleep, Turn, Wait, Work
+from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Sleep, Wait
 from tensorwasm.guest.reactor.blocking_pool import BlockingPool
-from tensorwasm.guest.reactor.gate_waiters import GateWaiters
 from tensorwasm.guest.reactor.gpu_completions import GpuCompletions
 from tensorwasm.guest.reactor.task import Sandbox, Task
 from tensorwasm.guest.reactor.timers import Timers
@@ -21,19 +19,12 @@ from tensorwasm.guest.sandbox.state import as_raised
 
 
 class FiberWaiters:
-    """Takes steps for guests that are suspended. For the reactor's thread only.
-
-    Attributes:
-        signals: those that wait for a device.
-        turns: those that stand in line.
-    """
-
-    __slots__ = ("_call", "_end", "_errands", "_finish", "_go_on", "_starters", "_timers", "signals", "turns")
+    """Runs the steps of suspended guests. For the reactor's thread only."""
 
     def __init__(
         self,
         timers: Timers,
-        errands: BlockingPool,
+        blocking_pool: BlockingPool,
         complete: int,
         *,
         call: Callable[[Callable[[], None]], None],
@@ -41,43 +32,42 @@ class FiberWaiters:
         end: Callable[[Task, BaseException | None], None],
         finish: Callable[[Task], None],
     ) -> None:
-        """Begin with nobody.
+        """Start with no guests.
 
         Args:
             timers: of the reactor.
-            errands: does what takes long.
-            complete: as in `tensorwasm.guest.reactor.gpu_completions.GpuCompletions`.
-            call: has a function called on the reactor's thread; for any thread.
+            blocking_pool: runs blocking calls.
+            complete: as in `GpuCompletions`, like ``call``.
+            call: runs a function on the reactor's thread.
             go_on: runs a guest whose host function has answered.
             end: ends a guest.
-            finish: closes the sandbox of a guest that ended while another thread worked for it.
+            finish: closes the sandbox of a guest that ended during a blocking call.
         """
         self._timers = timers
-        self._errands = errands
+        self._blocking_pool = blocking_pool
         self._call = call
         self._go_on = go_on
         self._end = end
         self._finish = finish
-        self.signals = GpuCompletions(call, timers, self.step, complete)
-        self.turns = GateWaiters(call, timers, self.step)
+        self.devices = GpuCompletions(call, timers, self.step, complete)
         self._starters: Mapping[type, Callable[[Task, Any], bool]] = {
-            Signal: self.signals.start,
+            DeviceWait: self.devices.start,
             Sleep: self._sleep,
-            Turn: self.turns.start,
-            Work: self._work,
+            QueueWait: self._join,
+            BlockingCall: self._work,
         }
 
     def start(self, task: Task, fiber: Sandbox) -> None:
-        """Take the first steps of the host function that a guest waits for."""
+        """Run the first steps of the host function that a guest waits for."""
         try:
             task.steps = fiber.steps()
-        except BaseException as error:  # noqa: BLE001 - it reaches whoever wants the outcome
+        except BaseException as error:  # noqa: BLE001 - it reaches the caller as the outcome
             self._end(task, error)
             return
         self.step(task, None)
 
     def step(self, task: Task, value: Any, error: BaseException | None = None) -> None:
-        """Take steps until one has to wait, or the host function has answered or failed."""
+        """Run steps until one has to wait, or the host function has answered or failed."""
         fiber, steps = task.fiber, task.steps
         if fiber is None or steps is None or task.over:
             return
@@ -99,32 +89,69 @@ class FiberWaiters:
         self._go_on(task)
 
     def notify(self, task: Task) -> None:
-        """Let a guest go on whose device has notified it, unless it waits for that no more."""
+        """Resume a guest whose device has notified it, unless it no longer waits for that."""
         if not task.over and task.signal is not None:
             task.signal = None
             self.step(task, True)
 
     def wake(self, task: Task) -> None:
-        """Let a guest go on that has slept for long enough."""
+        """Resume a guest whose sleep is over."""
         task.asleep = 0
         self.step(task, None)
 
+    def check_turn(self, task: Task) -> None:
+        """Resume a guest whose time in a queue is over, unless its turn has come just now."""
+        wait = task.turn
+        if wait is None or not wait.until.expired():
+            return
+        task.turn = None
+        error: Exception | None = None
+        try:
+            wait.line.give_up()
+        except Exception as raised:  # noqa: BLE001 - the steps decide what it means
+            error = raised
+        self.step(task, None, error)
+
     def end(self, task: Task) -> None:
-        """Have a guest that has ended wait for nothing."""
-        self.turns.end(task)
-        self.signals.end(task)
+        """End all waits of a guest that has ended."""
+        wait, task.turn = task.turn, None
+        if wait is not None:
+            wait.line.abandon()
+        if task.limit_ns is not None:
+            self._timers.count_stale()
+        self.devices.end(task)
+
+    def _join(self, task: Task, wait: QueueWait) -> bool:
+        """Queue a guest; return whether it has to wait. Raises what the queue does."""
+        task.turn = wait
+        waits = False
+        try:
+            waits = wait.line.join(partial(self._call, partial(self._take_turn, task, wait)), wait.until)
+        finally:
+            if not waits:
+                task.turn = None
+        # The limit is the same for every wait of one call: it needs no second timer.
+        if waits and wait.until.at_ns is not None and wait.until.at_ns != task.limit_ns:
+            task.limit_ns = wait.until.at_ns
+            self._timers.add(task.limit_ns, task)
+        return waits
+
+    def _take_turn(self, task: Task, wait: QueueWait) -> None:
+        if task.turn is wait:  # it may have given this one up just as its turn came
+            task.turn = None
+            self.step(task, None)
 
     def _sleep(self, task: Task, wait: Sleep) -> bool:
         task.asleep = self._timers.add_in(wait.seconds, task)
         return True
 
-    def _work(self, task: Task, wait: Work) -> bool:
+    def _work(self, task: Task, wait: BlockingCall) -> bool:
         task.working = True
-        self._errands.work(partial(self._do, task, wait))
+        self._blocking_pool.work(partial(self._do, task, wait))
         return True
 
-    def _do(self, task: Task, wait: Work) -> None:
-        """Do a guest's work, on a thread that is not the reactor's."""
+    def _do(self, task: Task, wait: BlockingCall) -> None:
+        """Run a guest's blocking call, on a thread of the pool."""
         try:
             value = wait.function()
         except BaseException as raised:  # noqa: BLE001 - the steps decide what it means

@@ -22,8 +22,8 @@ from tensorwasm.gpu.native.layout import SessionLayout, Wait
 from tensorwasm.guest.engine import capi, codec
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.module import INITIALISE, PLAIN, CallPlan, check_declared
-from tensorwasm.guest.imports.suspension import Kind, Steps
-from tensorwasm.guest.native.session_layouts import recycle_pad, scratch_address
+from tensorwasm.guest.imports.suspension import Steps, SuspensionKind
+from tensorwasm.guest.native.session_layouts import return_layout, scratch_address
 from tensorwasm.guest.sandbox import stack, wasi
 from tensorwasm.guest.sandbox.interrupts import shielded
 from tensorwasm.guest.sandbox.linker import LinkedModule
@@ -127,7 +127,7 @@ class SuspendableSandbox(ABC):
     @property
     def waits(self) -> bool:
         """Whether the suspended guest needs the answer of a host function before it can go on."""
-        return self.wait.kind != Kind.NOTHING and not self.wait.done
+        return self.wait.kind != SuspensionKind.NOTHING and not self.wait.done
 
     def enter_thread(self) -> None:
         """Prepare for running the guest on the calling thread; it may have run on another one before."""
@@ -294,7 +294,7 @@ class Fiber(SuspendableSandbox):
     def recycle(self) -> None:
         """Recycle the session layout; the sandbox is closed, so nothing reaches it any more."""
         if self.state.layout is not None:
-            recycle_pad(self.state.layout)
+            return_layout(self.state.layout)
 
     def _open(self, limits: Limits, wasi_config: WasiConfig, deadline: Deadline) -> None:
         state, frame = self.state, ctypes.addressof(self._frame)

@@ -16,7 +16,7 @@ from tensorwasm.guest.engine import capi, codec
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.module import INITIALISE, CallPlan, check_declared
 from tensorwasm.guest.memory.linear_memory import GuestMemory
-from tensorwasm.guest.native.session_layouts import recycle_pad
+from tensorwasm.guest.native.session_layouts import return_layout
 from tensorwasm.guest.sandbox import stack, wasi
 from tensorwasm.guest.sandbox.exports import Exports
 from tensorwasm.guest.sandbox.interrupts import shielded
@@ -89,7 +89,7 @@ class Instance:
             self._admit(services, pad)
         except BaseException:
             if pad is not None and (drain is None or drain()):
-                recycle_pad(pad)
+                return_layout(pad)
             raise
         try:
             self._store = open_store(self._state, self.limits)
@@ -262,7 +262,7 @@ class Instance:
                 close_store(store, self._spent_ns)
             self.module.engine.release_slot()
             if self._state.layout is not None:
-                recycle_pad(self._state.layout)
+                return_layout(self._state.layout)
             if self._state.error is not None:  # a signal's handler raised it while the store was deleted
                 raise self._state.error
 

@@ -15,8 +15,9 @@ from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.imports.suspension import WaitingCode
-from tensorwasm.guest.native.environment import (
+from tensorwasm.guest.imports.suspension import SuspensionCode
+from tensorwasm.guest.native.structures import (
+    INTERPRETER,
     NO_ENTRIES,
     Entries,
     Environment,
@@ -24,7 +25,6 @@ from tensorwasm.guest.native.environment import (
     address_of,
     make_environment,
 )
-from tensorwasm.guest.native.interpreter import INTERPRETER
 from tensorwasm.guest.sandbox import preview1
 from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
@@ -80,7 +80,7 @@ class Linker:
         wasi_preview1: bool = True,
         native: Entries = NO_ENTRIES,
         passage: PythonCallbacks | None = None,
-        code: WaitingCode | None = None,
+        code: SuspensionCode | None = None,
     ) -> None:
         """Define the imports.
 
@@ -186,18 +186,18 @@ class Linker:
         environment = self._make_environment(twin, finish)
         return (
             KEEPING.wasmtime_linker_define_func_unchecked,
-            entry.address if entry is not None else environment.twin,
+            entry.address if entry is not None else environment.fallback,
             ctypes.addressof(environment),
         )
 
-    def _make_environment(self, twin: Trampoline, finish: Trampoline | None) -> Environment:
+    def _make_environment(self, fallback: Trampoline, finish: Trampoline | None) -> Environment:
         if self._passage is None:
-            environment = make_environment(self._keep(twin), self._keep(finish) if finish is not None else 0)
+            environment = make_environment(self._keep(fallback), self._keep(finish) if finish is not None else 0)
         else:
-            environment = make_environment(self._passage.twin, self._passage.finish)
+            environment = make_environment(self._passage.fallback, self._passage.finish)
             environment.interpreter = ctypes.addressof(INTERPRETER)
-            environment.twin_object, environment.finish_object = id(twin), id(finish)
-            self._kept += twin, finish
+            environment.fallback_object, environment.finish_object = id(fallback), id(finish)
+            self._kept += fallback, finish
         self._kept.append(environment)
         return environment
 

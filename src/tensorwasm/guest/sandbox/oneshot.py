@@ -22,10 +22,9 @@ from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES
 from tensorwasm.guest.engine.module import check_declared
 from tensorwasm.guest.memory.images import Image
-from tensorwasm.guest.native.call_descriptor import CALLS, CallDescriptor, CallStatus, Write
-from tensorwasm.guest.native.interpreter import INTERPRETER
-from tensorwasm.guest.native.loading import load_passage, load_visit
-from tensorwasm.guest.native.session_layouts import recycle_pad
+from tensorwasm.guest.native.loading import load_callbacks, load_oneshot
+from tensorwasm.guest.native.session_layouts import return_layout
+from tensorwasm.guest.native.structures import INTERPRETER, WASMTIME, CallDescriptor, CallStatus, GlobalWrite
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.interrupts import shielded
 from tensorwasm.guest.sandbox.linker import LinkedModule
@@ -43,7 +42,7 @@ from tensorwasm.guest.sandbox.state import (
 from tensorwasm.values import Deadline, Limits
 
 _MEMORY: Final = ctypes.create_string_buffer(b"memory")
-_VALUE: Final = Write.value.offset
+_VALUE: Final = GlobalWrite.value.offset
 
 _abandoned: Final[dict[int, LinkedModule]] = {}
 """Stores whose memory a device may still reach: kept with their slots, because they can never be deleted safely."""
@@ -52,7 +51,7 @@ _abandoned: Final[dict[int, LinkedModule]] = {}
 def is_one_shot(linked: LinkedModule) -> bool:
     """Return whether one-shot sandboxes can run a module; one with compiled host functions needs compiled code."""
     plain = not linked.needs_wasi and linked.waiting is None and is_quick(linked.module)
-    able = not linked.needs_layout or load_visit() is not None
+    able = not linked.needs_layout or load_oneshot() is not None
     return plain and able and not linked.module.engine.config.host_memory
 
 
@@ -119,7 +118,7 @@ class OneShotSandbox:
             ModuleMemoryTooLarge: the module declares more than the limits.
             InternalError: it needs compiled code, and there is none.
         """
-        execute, module = load_visit(), linked.module
+        execute, module = load_oneshot(), linked.module
         if execute is None and linked.needs_layout:
             raise InternalError("a one-shot sandbox with compiled host functions needs compiled code")
         check_declared(module.preamble, limits)
@@ -192,7 +191,7 @@ class OneShotSandbox:
         """Recycle the session layout; its session must be closed. Idempotent."""
         state = STATES.pop(self._state.token, None) if not self._stuck else None
         if state is not None and state.layout is not None:
-            recycle_pad(state.layout)
+            return_layout(state.layout)
 
     def _raise_failure(self, status: int) -> None:
         if status == CallStatus.UNBOUND:
@@ -221,7 +220,7 @@ class OneShotSandbox:
         shielded(self._state, close_store, store, spent_ns)
 
     def _describe(self, export: str, initialiser: str | None, saved: SavedStart | None) -> CallDescriptor:
-        linked, callbacks = self._linked, load_passage() if self._compiled else None
+        linked, callbacks = self._linked, load_callbacks() if self._compiled else None
         first = ctypes.create_string_buffer(initialiser.encode()) if initialiser is not None else None
         descriptor, name = describe_call(linked, export, self._state, self._limits)
         writes, names = _make_writes(saved.globals if saved is not None else ())
@@ -243,7 +242,7 @@ def describe_call(
     """Return what all call descriptors of one-shot sandboxes have in common, and the name that it refers to."""
     name = ctypes.create_string_buffer(export.encode())
     descriptor = CallDescriptor(
-        calls=ctypes.addressof(CALLS),
+        calls=ctypes.addressof(WASMTIME),
         engine=state.engine.address,
         pad=state.token,
         memory_bytes=limits.memory_bytes,
@@ -278,7 +277,7 @@ def free_outcome(descriptor: CallDescriptor) -> None:
 def _make_writes(globals: tuple[tuple[str, str, int], ...]) -> tuple[Any, list[Any]]:  # noqa: A002 - what they are
     """Return the globals to set as C structures, and the names that those refer to."""
     names = [ctypes.create_string_buffer(name.encode()) for name, _, _ in globals]
-    writes = (Write * len(globals))()
+    writes = (GlobalWrite * len(globals))()
     for write, name, (_, kind, bits) in zip(writes, names, globals, strict=True):
         write.name, write.name_bytes = ctypes.addressof(name), len(name) - 1
         value_at = ctypes.addressof(write) + _VALUE
@@ -306,7 +305,9 @@ def _make_executor(descriptor: CallDescriptor, at: int) -> Callable[[int], int]:
     limit, set_callback = KEEPING.wasmtime_store_limiter, KEEPING.wasmtime_store_epoch_deadline_callback
     instantiate, find = KEEPING.wasmtime_instance_pre_instantiate, KEEPING.wasmtime_instance_export_get
     call_keeping, call_releasing = KEEPING.wasmtime_func_call_unchecked, RELEASING.wasmtime_func_call_unchecked
-    writes = tuple((Write * descriptor.write_count).from_address(descriptor.writes)) if descriptor.write_count else ()
+    writes = (
+        tuple((GlobalWrite * descriptor.write_count).from_address(descriptor.writes)) if descriptor.write_count else ()
+    )
 
     def execute(_at: int) -> int:
         descriptor.store = store = new_store(engine, layout, None)

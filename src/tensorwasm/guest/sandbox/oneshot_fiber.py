@@ -16,10 +16,10 @@ from tensorwasm.errors import InternalError
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.module import check_declared
-from tensorwasm.guest.imports.suspension import Kind
-from tensorwasm.guest.native.call_descriptor import CallStatus
-from tensorwasm.guest.native.loading import load_voyage
-from tensorwasm.guest.native.session_layouts import recycle_pad
+from tensorwasm.guest.imports.suspension import SuspensionKind
+from tensorwasm.guest.native.loading import load_oneshot_fiber
+from tensorwasm.guest.native.session_layouts import return_layout
+from tensorwasm.guest.native.structures import CallStatus
 from tensorwasm.guest.sandbox.fiber import SuspendableSandbox, ValueVector
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.oneshot import describe_call, free_outcome, raise_outcome
@@ -32,7 +32,7 @@ _DONE: Final = int(CallStatus.DONE)
 def is_one_shot_fiber(linked: LinkedModule) -> bool:
     """Return whether one-shot fibers can run a module. Imports Numba."""
     plain = linked.waiting is not None and not linked.needs_wasi and is_quick(linked.module)
-    return plain and not linked.module.engine.config.host_memory and load_voyage() is not None
+    return plain and not linked.module.engine.config.host_memory and load_oneshot_fiber() is not None
 
 
 class OneShotFiber(SuspendableSandbox):
@@ -48,7 +48,7 @@ class OneShotFiber(SuspendableSandbox):
 
         The layout, of zeros, is owned until `scrap`.
         """
-        execute, module = load_voyage(), linked.module
+        execute, module = load_oneshot_fiber(), linked.module
         if execute is None:
             raise InternalError("a one-shot fiber needs compiled code")
         check_declared(module.preamble, limits)
@@ -121,7 +121,7 @@ class OneShotFiber(SuspendableSandbox):
             if store:
                 close_store(store, self.spent_ns)
             self.state.end()
-            self.wait.kind = Kind.NOTHING
+            self.wait.kind = SuspensionKind.NOTHING
             self.state.engine.release_slot()
             self._reserved = False
         return True
@@ -137,7 +137,7 @@ class OneShotFiber(SuspendableSandbox):
         self.close()
         state = STATES.pop(self.state.token, None)
         if state is not None and state.layout is not None:
-            recycle_pad(state.layout)
+            return_layout(state.layout)
 
     def _raise_failure(self, status: int) -> None:
         raise_outcome(self._descriptor, self.state)

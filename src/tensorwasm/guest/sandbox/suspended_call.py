@@ -12,9 +12,9 @@ from tensorwasm.errors import InvalidPointer
 from tensorwasm.gpu.native.layout import Wait
 from tensorwasm.guest.engine import capi
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction
-from tensorwasm.guest.imports.suspension import Kind, Steps, Suspension, WaitingCode, Work
+from tensorwasm.guest.imports.suspension import BlockingCall, Steps, Suspension, SuspensionCode, SuspensionKind
 from tensorwasm.guest.memory.linear_memory import GuestMemory
-from tensorwasm.guest.native.environment import Entry, make_environment
+from tensorwasm.guest.native.structures import Entry, make_environment
 from tensorwasm.guest.sandbox.state import GuestState
 from tensorwasm.guest.sandbox.wasi_io import WasiState
 from tensorwasm.values import Deadline
@@ -72,7 +72,7 @@ class WaitingFunction:
 
     __slots__ = ("_environment", "_finish", "_result", "_size", "_steps", "_suspension", "_unpack", "address", "label")
 
-    def __init__(self, function: HostFunction, number: int, code: WaitingCode, entry: Entry | None) -> None:
+    def __init__(self, function: HostFunction, number: int, code: SuspensionCode, entry: Entry | None) -> None:
         """Prepare the function with that number in its linker; ``entry`` is its compiled form."""
         self.label = f"host function {function.module}.{function.name}"
         self._steps = function.steps or partial(_elsewhere, function.body)
@@ -95,7 +95,7 @@ class WaitingFunction:
     def begin(self, state: GuestState, wait: Wait) -> Steps:
         """Return the steps of a guest's call, none of them taken yet."""
         call = SuspendedCall(state, wait)
-        if wait.kind == Kind.FINISH:
+        if wait.kind == SuspensionKind.FINISH:
             return self._finish(call)
         return self._steps(call, *self._unpack(wait.cells)) if self._size else self._steps(call)
 
@@ -103,11 +103,11 @@ class WaitingFunction:
         """Write the result to where wasmtime expects it; the guest may go on."""
         if self._result is not None:
             self._result.from_address(wait.results_at + capi.VALUE_PAYLOAD_OFFSET).value = value
-        wait.kind, wait.done = Kind.NOTHING, 1
+        wait.kind, wait.done = SuspensionKind.NOTHING, 1
 
 
 def _elsewhere(body: Callable[..., Any], call: HostCall, *params: float) -> Steps:
-    answer: int | float | None = yield Work(partial(body, call, *params))
+    answer: int | float | None = yield BlockingCall(partial(body, call, *params))
     return answer
 
 

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.native.environment import NO_ENTRIES
-from tensorwasm.guest.native.loading import load_code, load_entries, load_passage
+from tensorwasm.guest.native.loading import load_callbacks, load_entries, load_suspension_code
+from tensorwasm.guest.native.structures import NO_ENTRIES
 from tensorwasm.guest.sandbox.linker import Linker
 
 
@@ -62,12 +62,12 @@ def make_linker(engine: Engine) -> Linker:
 @cache
 def _native_linker(engine: Engine) -> Linker | None:
     entries = load_entries()
-    return Linker(engine, host_functions(), native=entries, passage=load_passage()) if entries else None
+    return Linker(engine, host_functions(), native=entries, passage=load_callbacks()) if entries else None
 
 
 @cache
 def _fiber_linker(engine: Engine, native: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
-    code, entries = load_code(), load_entries() if native else NO_ENTRIES
+    code, entries = load_suspension_code(), load_entries() if native else NO_ENTRIES
     if code is None or (native and not entries):
         return None
     return Linker(engine, host_functions(), native=entries, code=code)

@@ -13,7 +13,7 @@ from tensorwasm.errors import InvalidPointer, NotSupported
 from tensorwasm.guest.engine import memory_creator
 from tensorwasm.guest.memory import huge_pages
 from tensorwasm.guest.memory.linear_memory import GuestMemory
-from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.settings.parsing import checked_memory_kind
 from tensorwasm.values import WASM_PAGE_BYTES, MemoryKind
 
@@ -102,12 +102,12 @@ def huge_pages_preferred(sandbox: MemoryOwner, limits: Limits) -> Iterator[None]
 
 def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
     """Return a session, with a memory layout for compiled code, which its sandbox returns to the pool."""
-    pad = draw_pad() if with_pad else None
+    pad = take_layout() if with_pad else None
     try:
         return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
     except BaseException:
         if pad is not None:
-            recycle_pad(pad)
+            return_layout(pad)
         raise
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, Unpack
 from tensorwasm import settings
 from tensorwasm.errors import InvalidArgs, TensorWasmError
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
-from tensorwasm.guest.native.loading import is_early, load_visit
-from tensorwasm.guest.reactor.preemption_timer import find_alarm
+from tensorwasm.guest.native.loading import is_loading, load_oneshot
+from tensorwasm.guest.reactor.preemption_timer import find_timer
 from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
 from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
@@ -93,7 +93,7 @@ CONDITIONS: Final = (
     ),
     Condition(
         "compiled code has been loaded, as far as it will be",
-        lambda asked: asked.granted.cuda or not is_early(),  # else its sandboxes would stay slow
+        lambda asked: asked.granted.cuda or not is_loading(),  # else its sandboxes would stay slow
         None,
     ),
     Condition(
@@ -241,7 +241,7 @@ class Dispatcher:
         if reactor is None:
             return fibers.run_on_thread(partial(self.call, export, args, **options))
         job, budget = self._make_job(export, args, reactor, options), slice_budget()
-        if module.long or not job.light or not budget.free or find_alarm(module.engine) is None:
+        if module.long or not job.light or not budget.free or find_timer(module.engine) is None:
             return _spawn(reactor, job, long=module.long)
         fiber, error = job.begin(), None
         try:
@@ -285,7 +285,7 @@ class Dispatcher:
     def prepare_pure(self) -> None:
         """Load the compiled code that the first `begin_pure` would wait for. Blocks."""
         if self._module.pure:
-            load_visit()
+            load_oneshot()
 
 
 def _describe_full(

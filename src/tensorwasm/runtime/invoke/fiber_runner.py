@@ -14,7 +14,7 @@ from typing import Final
 
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.native.loading import is_early, load_code
+from tensorwasm.guest.native.loading import is_loading, load_suspension_code
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.reactor.task import FiberStatistics
 from tensorwasm.guest.sandbox import stack
@@ -46,8 +46,8 @@ class FiberRunner:
             if self._closed:
                 raise InternalError("the runtime is closed")
             if self._reactor is None and (self._threads is None or self._early):
-                self._early = is_early()  # asked first: what ends in between is only asked once more
-                code = load_code()
+                self._early = is_loading()  # asked first: what ends in between is only asked once more
+                code = load_suspension_code()
                 if code is None:
                     self._threads = self._threads or ThreadPoolExecutor(
                         THREADS, thread_name_prefix="tensorwasm-submitted"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, GuestError, GuestExit, InternalError
 from tensorwasm.guest.imports import CudaService
-from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.runtime.deploy.form import Form
@@ -165,7 +165,7 @@ class FullJob:
 
     def begin(self) -> Fiber:
         """Open what the grants give, and return the sandbox. Raises what comes before a guest runs."""
-        call, pad, limits = self.call, draw_pad(), self.call.function.host.limits
+        call, pad, limits = self.call, take_layout(), self.call.function.host.limits
         supply: Callable[[], AbstractContextManager[object]] = nullcontext
         furnish: Callable[[GuestState], Callable[[], object]] | None = None
         try:
@@ -191,7 +191,7 @@ class FullJob:
             )
         except BaseException:
             if self.session is None or end_session(self.session):
-                recycle_pad(pad)
+                return_layout(pad)
             raise
 
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:

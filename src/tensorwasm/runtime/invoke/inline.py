@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, SLICE_NS, find_alarm, run_first_slice
+from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, SLICE_NS, find_timer, run_first_slice
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SliceBudget:
 
         A module whose call is ended for running long is marked as such.
         """
-        alarm, now_ns = find_alarm(module.engine, LATEST_NS), self._now_ns()
+        alarm, now_ns = find_timer(module.engine, LATEST_NS), self._now_ns()
         if alarm is None or now_ns < self._one_shot_ns or now_ns < self._free_ns:
             return None
         alarm.set(now_ns)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
-from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad
+from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
@@ -170,7 +170,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         return pooled
 
     def _open(self, shared: SharedDevice | None) -> PooledSandbox:
-        pad = draw_pad()
+        pad = take_layout()
         session: Session | None = None
         try:
             if shared is not None:
@@ -182,7 +182,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         except BaseException:
             if session is not None:
                 session.close()
-            recycle_pad(pad)
+            return_layout(pad)
             raise
 
     def _make_sandbox(self, pad: SessionLayout) -> OneShotSandbox:
@@ -222,11 +222,11 @@ class FiberPlan(_Plan[OneShotFiber]):
         """Return a sandbox, the caller's alone until it is recycled."""
         with suppress(IndexError):
             return self._idle.pop()
-        pad = draw_pad()
+        pad = take_layout()
         try:
             return OneShotFiber(self._prepared, self.export, self.limits, pad)
         except BaseException:
-            recycle_pad(pad)
+            return_layout(pad)
             raise
 
     def put(self, sandbox: OneShotFiber) -> None:

@@ -125,9 +125,7 @@ class InstanceFactory:
             return self.restore(tenant, resolved, options, snapshot, deadline)
 
     def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> Saved:
-        """Write an instance to the store, under a name; raises as
-        `tensorwasm.runtime.snapshots.stored.store_snapshot`.
-        """
+        """Write an instance to the store, under a name; raises what `store_snapshot` does."""
         view, ring = TenantView(self.store, str(tenant)), self.keys.ring(tenant)
         done = stored.store_snapshot(view, name, live, resolved.module, keys=ring)
         return Saved(done.content_hash, done.file_bytes)

@@ -10,7 +10,7 @@ from strategies.argv import around, records
 from tensorwasm.errors import InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.guest.imports.abi import ARG_TAGS
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv, parse_argv, resolve_args
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv, parse_argv, resolve_args
 
 ADDRESS = 1 << 46
 SIZES = {row.tag: 1 + row.value_bytes for row in ARG_TAGS}
@@ -38,24 +38,24 @@ def test_the_wire_format():
     )  # fmt: skip
     assert len(data) == 3 * 5 + 4 * 9 + 17
     assert parse_argv(data) == (
-        Number("i32", struct.pack("<i", -2)),
-        Number("i64", struct.pack("<q", -3)),
-        Number("f32", struct.pack("<f", 1.5)),
-        Number("f64", struct.pack("<d", 2.5)),
-        Number("u32", struct.pack("<I", 6)),
-        Number("u64", struct.pack("<Q", 7)),
-        Window(8, 9),
+        NumberArg("i32", struct.pack("<i", -2)),
+        NumberArg("i64", struct.pack("<q", -3)),
+        NumberArg("f32", struct.pack("<f", 1.5)),
+        NumberArg("f64", struct.pack("<d", 2.5)),
+        NumberArg("u32", struct.pack("<I", 6)),
+        NumberArg("u64", struct.pack("<Q", 7)),
+        WindowArg(8, 9),
         BufferOffset(10, 11),
     )
 
 
 def test_vector_adds_arguments_are_32_bytes():
-    three_windows = [Window(0, 4), Window(4, 4), Window(8, 4)]
-    assert len(encode_argv([*three_windows, Number("u32", bytes(4))])) == 32
+    three_windows = [WindowArg(0, 4), WindowArg(4, 4), WindowArg(8, 4)]
+    assert len(encode_argv([*three_windows, NumberArg("u32", bytes(4))])) == 32
 
 
 def test_a_launch_carries_128_records_and_no_more():
-    record = encode_argv([Number("u32", bytes(4))])
+    record = encode_argv([NumberArg("u32", bytes(4))])
     assert len(parse_argv(record * 128)) == 128
     with pytest.raises(KernelArgsUnsupported):
         parse_argv(record * 129)
@@ -73,7 +73,7 @@ def test_a_launch_carries_4096_bytes_and_no_more():
 @pytest.mark.parametrize("tag", [0x00, *range(0x09, 0x100)])
 def test_unknown_tags_are_refused(tag):
     with pytest.raises(InvalidKernelArgs, match="unknown tag"):
-        parse_argv(encode_argv([Window(0, 0)]) + bytes([tag]) + bytes(16))
+        parse_argv(encode_argv([WindowArg(0, 0)]) + bytes([tag]) + bytes(16))
 
 
 @given(st.lists(records, max_size=5), records, st.data())
@@ -107,7 +107,7 @@ def test_any_bytes_are_read_exactly_or_refused(data):
 @pytest.mark.rule("1-regions")
 def test_a_window_is_inside_the_memory_or_refused(offset, length, size):
     try:
-        (argument,) = resolve_args([Window(offset, length)], ADDRESS, size)
+        (argument,) = resolve_args([WindowArg(offset, length)], ADDRESS, size)
     except InvalidPointer:
         assert offset + length > size
     else:
@@ -116,7 +116,7 @@ def test_a_window_is_inside_the_memory_or_refused(offset, length, size):
 
 
 def test_numbers_and_buffers_resolve_to_themselves():
-    number, buffer = Number("u64", bytes(8)), BufferOffset(1, 2)
+    number, buffer = NumberArg("u64", bytes(8)), BufferOffset(1, 2)
     assert resolve_args([number, buffer], ADDRESS, 0) == (Scalar(bytes(8)), buffer)
 
 

@@ -27,7 +27,7 @@ from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
@@ -84,11 +84,11 @@ def wrap(value, bits):
 
 
 def u32(value):
-    return Number("u32", struct.pack("<I", value))
+    return NumberArg("u32", struct.pack("<I", value))
 
 
 def u64(value):
-    return Number("u64", struct.pack("<Q", value))
+    return NumberArg("u64", struct.pack("<Q", value))
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_variables_beyond_the_limit_are_over_quota(guest):
 
 def test_a_launch_reaches_the_device(guest):
     kernel = guest.load(VECTOR_ADD, b"vector_add")
-    args = [Window(0, 16), Window(16, 16), BufferOffset(guest.alloc(16), 0), u32(4)]
+    args = [WindowArg(0, 16), WindowArg(16, 16), BufferOffset(guest.alloc(16), 0), u32(4)]
     assert guest.launch(kernel, *args, grid=(4, 3, 2), block=(8, 4, 2), shared=64) == 0
     (launch,) = guest.device.launched
     assert (launch.config.grid, launch.config.block, launch.config.shared_bytes) == ((4, 3, 2), (8, 4, 2), 64)
@@ -293,7 +293,7 @@ BAD_ARGS_REGION = (PAGE - 3, 4)
 BAD_KERNEL = -1
 BAD_GRID = (0, 1, 1)
 BAD_TAG = b"\x09"
-WINDOW_OUTSIDE = encode_argv([Window(PAGE, 1)])
+WINDOW_OUTSIDE = encode_argv([WindowArg(PAGE, 1)])
 
 
 def test_checks_of_launch_come_in_order():
@@ -351,20 +351,20 @@ def test_kernels_that_do_not_exist(guest, kernel):
     [
         ([], -9),
         ([u32(1)], -9),
-        ([Window(0, 4), u32(1), u32(1)], -9),
+        ([WindowArg(0, 4), u32(1), u32(1)], -9),
         ([u32(1), u32(1)], -9),
-        ([Window(0, 4), u64(1)], -9),
+        ([WindowArg(0, 4), u64(1)], -9),
         ([u64(0), u32(1)], -5),
         ([u64(4096), u32(1)], -5),
         ([u64(MEMORY_ADDRESS + PAGE), u32(1)], -5),
         ([u64((1 << 64) - 8), u32(1)], -5),
-        ([Number("i64", struct.pack("<q", -8)), u32(1)], -5),
-        ([Number("f64", struct.pack("<d", 1.0)), u32(1)], -5),
-        ([Window(1, 4), u32(1)], -5),
-        ([Window(PAGE - 3, 4), u32(1)], -2),
-        ([Window((1 << 32) - 1, 1), u32(1)], -2),
-        ([Window(0, (1 << 32) - 1), u32(1)], -2),
-        ([Window(PAGE + 1, 0), u32(1)], -2),
+        ([NumberArg("i64", struct.pack("<q", -8)), u32(1)], -5),
+        ([NumberArg("f64", struct.pack("<d", 1.0)), u32(1)], -5),
+        ([WindowArg(1, 4), u32(1)], -5),
+        ([WindowArg(PAGE - 3, 4), u32(1)], -2),
+        ([WindowArg((1 << 32) - 1, 1), u32(1)], -2),
+        ([WindowArg(0, (1 << 32) - 1), u32(1)], -2),
+        ([WindowArg(PAGE + 1, 0), u32(1)], -2),
         ([BufferOffset(0, 0), u32(1)], -11),
         ([BufferOffset(2, 0), u32(1)], -11),
         ([BufferOffset(1, 64), u32(1)], -5),
@@ -381,7 +381,11 @@ def test_arguments_that_do_not_fit_never_reach_the_device(guest, args, code):
 
 @pytest.mark.parametrize(
     ("arg", "address"),
-    [(Window(PAGE, 0), 0), (Window(PAGE - 4, 4), MEMORY_ADDRESS + PAGE - 4), (Window(4, 0), MEMORY_ADDRESS + 4)],
+    [
+        (WindowArg(PAGE, 0), 0),
+        (WindowArg(PAGE - 4, 4), MEMORY_ADDRESS + PAGE - 4),
+        (WindowArg(4, 0), MEMORY_ADDRESS + 4),
+    ],
 )
 def test_windows_at_the_end_of_memory(guest, arg, address):
     assert guest.launch(guest.load(FILL, b"fill"), arg, u32(1)) == 0
@@ -537,7 +541,7 @@ def test_memory_beyond_2_gib_works(huge):
     huge.write(at, FILL)
     huge.write(at + 8192, b"fill")
     kernel = guest("load_ptx", at, len(FILL), at + 8192, 4)
-    argv = encode_argv([Window((1 << 32) - 4, 4), u32(1)])
+    argv = encode_argv([WindowArg((1 << 32) - 4, 4), u32(1)])
     end = (1 << 32) - len(argv)
     huge.write(end, argv)
     assert guest("launch", kernel, 1, 1, 1, 1, 1, 1, 0, end, len(argv)) == 0

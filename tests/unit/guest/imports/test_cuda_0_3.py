@@ -26,7 +26,7 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions, interfaces
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.values import WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
 
@@ -276,7 +276,7 @@ def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them()
 @pytest.mark.parametrize("name", ["launch", "launch_async"])
 @pytest.mark.rule("2-argv")
 def test_argument_records_are_copied_and_resolved_late(guest, monkeypatch, name):
-    argv = encode_argv([Window(16, 4), BufferOffset(2, 8), Number("u32", struct.pack("<I", 9))])
+    argv = encode_argv([WindowArg(16, 4), BufferOffset(2, 8), NumberArg("u32", struct.pack("<I", 9))])
     guest.call.memory.write(256, argv)
     resolved = []
 

@@ -15,7 +15,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, OutputStream, host_functions
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Deadline
@@ -96,11 +96,11 @@ def emulator():
 
 
 def word(value):
-    return Number("u32", struct.pack("<I", value))
+    return NumberArg("u32", struct.pack("<I", value))
 
 
 def test_a_kernel_writes_into_the_guests_memory(emulator, spawn):
-    instance = spawn(emulator, guest(FILL, b"fill", Window(RESULT_AT, 4), word(ANSWER)))
+    instance = spawn(emulator, guest(FILL, b"fill", WindowArg(RESULT_AT, 4), word(ANSWER)))
     assert instance.call("load")[0] > 0
     assert instance.call("launch") == [0]
     assert instance.call("result") == [ANSWER]
@@ -118,7 +118,7 @@ def test_a_kernel_writes_into_a_device_buffer(emulator, spawn):
 
 
 def test_a_window_may_lie_in_memory_that_grew_since(emulator, spawn):
-    instance = spawn(emulator, guest(FILL, b"fill", Window(PAGE - 4, 8), word(ANSWER)))
+    instance = spawn(emulator, guest(FILL, b"fill", WindowArg(PAGE - 4, 8), word(ANSWER)))
     instance.call("load")
     assert instance.call("launch") == [-2]
     assert instance.call("grow") == [1]

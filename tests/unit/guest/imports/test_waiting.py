@@ -12,7 +12,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.cuda import CudaService, kernels
 from tensorwasm.guest.imports.cuda import streams as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
-from tensorwasm.guest.imports.suspension import Signal, Turn
+from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait
 from tensorwasm.values import NEVER, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -54,7 +54,7 @@ def test_after_the_notification_nothing_waits_for_what_others_gave(shared, monke
         patch.setattr(device, "synchronize", lambda *_: pytest.fail("it waits for the stream"))
         patch.setattr(device.events, "synchronize_event", lambda *_: pytest.fail("it waits for an event"))
         going = steps(call_of(first), event)
-        assert isinstance(next(going), Signal)
+        assert isinstance(next(going), DeviceWait)
         with pytest.raises(StopIteration) as answered:
             going.send(True)
     assert answered.value.value == 0
@@ -70,7 +70,7 @@ def test_a_guest_waits_for_room_before_it_gives_more(shared):
         going = STEPS[bodies.event_record](call, event, 0)
         wait = next(going, None)
         given += wait is None
-    assert isinstance(wait, Signal)
+    assert isinstance(wait, DeviceWait)
     assert given == first._core.layout.pending == first._core.layout.most_pending
     with pytest.raises(StopIteration):
         going.send(True)
@@ -84,6 +84,6 @@ def test_a_guest_without_a_share_stands_in_line_for_one():
         session.share.bound()
         commons.queue_capacity.gate._capacity = 0
         wait = next(STEPS[bodies.event_record](call_of(session), session.events.open(), 0))
-        assert isinstance(wait, Turn)
+        assert isinstance(wait, QueueWait)
         assert wait.line is session.share
     assert commons.close() == []

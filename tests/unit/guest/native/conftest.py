@@ -1,4 +1,4 @@
-"""A guest that hands its arguments on to the imports, compiled functions linked to them, and their twins."""
+"""A guest that hands its arguments on to the imports, compiled functions linked to them, and their fallbacks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fakes.pads import CallbackDriver, HandPad
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.native.environment import Entry
-from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.native.session_layouts import take_layout
+from tensorwasm.guest.native.structures import Entry
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Limits, Region
@@ -24,21 +24,21 @@ numba = pytest.importorskip("numba")
 from tensorwasm.guest.native import compiled  # noqa: E402 - it imports Numba
 
 MODULE = "native"
-TWIN = -99
+FALLBACK = -99
 FINISH = -98
 
 
 @dataclass
 class Calls:
-    """Calls that went to Python: name and parameters of twins, names of what was to be finished."""
+    """Calls that went to Python: name and parameters of fallbacks, names of what was to be finished."""
 
-    twins: list[tuple[Any, ...]] = field(default_factory=list)
+    fallbacks: list[tuple[Any, ...]] = field(default_factory=list)
     finished: int = 0
 
-    def twin(self, name: str) -> Callable[..., int]:
+    def fallback(self, name: str) -> Callable[..., int]:
         def body(_call: Any, *params: int) -> int:
-            self.twins.append((name, *params))
-            return TWIN
+            self.fallbacks.append((name, *params))
+            return FALLBACK
 
         return body
 
@@ -69,7 +69,7 @@ class Bench:
 
     def reset(self) -> None:
         self.hand.reset()
-        self.calls.twins.clear()
+        self.calls.fallbacks.clear()
         self.calls.finished = 0
         self.driver.context = 0xC0_FFEE
         self.driver.kernel = lambda _values: None
@@ -86,7 +86,7 @@ class Bench:
         return answer
 
     def went_native(self) -> bool:
-        return not self.calls.twins and not self.calls.finished
+        return not self.calls.fallbacks and not self.calls.finished
 
 
 def _wat(pages: int) -> str:
@@ -128,14 +128,14 @@ def make_bench(entries) -> Iterator[Callable[[int], Bench]]:
 def _make(engine: Engine, entries: dict[str, Entry], pages: int) -> Bench:
     calls = Calls()
     functions = [
-        HostFunction(MODULE, name, entry.params, ("i32",), calls.twin(name)) for name, entry in entries.items()
+        HostFunction(MODULE, name, entry.params, ("i32",), calls.fallback(name)) for name, entry in entries.items()
     ]
     native = {
         (MODULE, name): Entry(entry.address, entry.params, calls.finish if compiled.SOURCES[name].starts else None)
         for name, entry in entries.items()
     }
     module = compile_module(engine, bytes(wat2wasm(_wat(pages))), Limits(memory_bytes=1 << 32))
-    pad = draw_pad()
+    pad = take_layout()
     prepared = Linker(engine, functions, native=native).prepare(module)
     instance = Instance(prepared, limits=Limits(memory_bytes=1 << 32), pad=pad)
     assert instance.memory.size_bytes == pages << 16

@@ -13,8 +13,8 @@ from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.native.layout import OfferRow, Scratch, SessionLayout
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
-from tensorwasm.guest.native.environment import Environment
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.native.structures import Environment
 from tensorwasm.values import KernelParam, KernelSignature
 
 numba = pytest.importorskip("numba")
@@ -54,12 +54,12 @@ class Caller:
     Attributes:
         remember: called when the function asks where the guest's memory is.
         seen: what was in the answer's place whenever something was called.
-        twins: times that Python was asked for all of it.
+        fallbacks: times that Python was asked for all of it.
     """
 
     remember: Callable[[], None] = lambda: None
     seen: list[int] = field(default_factory=list)
-    twins: int = 0
+    fallbacks: int = 0
 
     def __post_init__(self) -> None:
         self.cells = (_i64 * 32)()
@@ -75,7 +75,7 @@ class Caller:
         self.pad.memory[0] = 1
         self.pad.deadline_ns = 1 << 62
         self._kept = {
-            "twin": _HOST(self._twin),
+            "fallback": _HOST(self._fallback),
             "finish": _HOST(self._finish),
             "caller_context": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(1)),
             "context_get_data": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(ctypes.addressof(self.pad))),
@@ -131,8 +131,8 @@ class Caller:
         self.look()
         return int(ctypes.string_at(first, size_bytes) != ctypes.string_at(second, size_bytes))
 
-    def _twin(self, _env: int, _caller: int, _cells: int, _count: int) -> int:
-        self.twins += 1
+    def _fallback(self, _env: int, _caller: int, _cells: int, _count: int) -> int:
+        self.fallbacks += 1
         return 0
 
     def _finish(self, _env: int, _caller: int, _cells: int, _count: int) -> int:
@@ -187,7 +187,7 @@ def test_until_all_is_done_the_answer_is_a_failure(addresses, name):
     caller = Caller()
     put(caller)
     assert caller.call(addresses[name], *params) % (1 << 32) == answer
-    assert caller.twins == 0
+    assert caller.fallbacks == 0
     low = {seen % (1 << 32) for seen in caller.seen}
     assert low == {PRESET.get(name, FAILED) % (1 << 32)}
 
@@ -200,12 +200,12 @@ def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, nam
     put(caller)
     caller.driver.results["stream_query"] = FAULT
     assert caller.call(addresses[name], *params) % (1 << 32) == FAILED % (1 << 32)
-    assert (caller.twins, len(caller.driver.calls)) == (0, 1)
+    assert (caller.fallbacks, len(caller.driver.calls)) == (0, 1)
 
 
 END, LENGTH = 8192, 16
 """Of the guest's memory, behind which there is more that can be read; and of what lies at it."""
-NUMBERS = encode_argv([Number("u64", bytes(8))])
+NUMBERS = encode_argv([NumberArg("u64", bytes(8))])
 
 
 def put_records(caller: Caller, end: int) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ def put_records(caller: Caller, end: int) -> tuple[int, ...]:
 
 def put_window(caller: Caller, end: int) -> tuple[int, ...]:
     caller.hand.put_kernel(KERNEL, KernelSignature("k", (KernelParam("p", 8, 8, pointer=True),)), kernel_of())
-    argv = encode_argv([Window(end - LENGTH, LENGTH)])
+    argv = encode_argv([WindowArg(end - LENGTH, LENGTH)])
     ctypes.memmove(caller.memory_at, argv, len(argv))
     caller.reach()
     return KERNEL, *ONES, 0, 0, len(argv), 0
@@ -286,13 +286,13 @@ ENDS = {
 @pytest.mark.rule("1-regions", "1-twin")
 @pytest.mark.parametrize("what", ENDS)
 @pytest.mark.parametrize("beyond", [0, 1, 8])
-def test_what_ends_with_the_memory_is_taken_and_what_ends_beyond_it_is_pythons(addresses, what, beyond):
+def test_what_ends_with_the_memory_is_taken_and_what_ends_beyond_it_is_left_to_python(addresses, what, beyond):
     name, put = ENDS[what]
     caller = Caller()
     params = put(caller, END + beyond)
     caller.memory_bytes = END
     caller.call(addresses[name], *params)
-    assert caller.twins == (beyond > 0)
+    assert caller.fallbacks == (beyond > 0)
     assert not (beyond and caller.driver.calls)
 
 
@@ -302,7 +302,7 @@ def test_memory_that_changes_after_the_records_were_copied_changes_nothing(addre
     """The guest's memory lies where the function itself writes the values: whatever it reads there again is another."""
     caller, numbers = Caller(), [struct.pack("<Q", 0x0101_0101_0101_0101 * (index + 3)) for index in range(16)]
     put_kernel(caller, params=len(numbers))
-    argv = encode_argv([Number("u64", number) for number in numbers])
+    argv = encode_argv([NumberArg("u64", number) for number in numbers])
     ahead = len(argv) // len(numbers)
     caller.memory_at, caller.memory_bytes = ctypes.addressof(caller.scratch.values) - ahead, len(argv)
     caller.remember = lambda: ctypes.memmove(caller.memory_at, argv, len(argv))

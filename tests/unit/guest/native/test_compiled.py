@@ -13,19 +13,20 @@ import pytest
 from tensorwasm.gpu.native import layout as pad
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
-from tensorwasm.guest.native import compiled, fallback, layout, oneshot, oneshot_fiber, waiting
+from tensorwasm.guest.native import compiled, layout, oneshot, waiting
 from tensorwasm.guest.native.arguments import value_bytes
 
 FLOATS = re.compile(r"\b(float|double|half)\b|\bf(add|sub|mul|div|cmp)\b")
 
 
-PASSAGE = (fallback.twin_in_python, fallback.finish_in_python, fallback.on_epoch)
 FUNCTIONS = {
     **{name: (source.function,) for name, source in compiled.SOURCES.items()},
-    **{function.__name__: (function,) for function in PASSAGE},
-    **waiting._SIGNATURES,
-    "visit": (oneshot.visit, oneshot._SIGNATURE),
-    "voyage": (oneshot_fiber.voyage, oneshot_fiber._SIGNATURE),
+    **{function.__name__: (function,) for function in compiled.CALLBACKS},
+    **waiting.SIGNATURES,
+    **{
+        function.__name__: (function, compiled.ONE_ADDRESS)
+        for function in (oneshot.run_oneshot, oneshot.run_oneshot_fiber)
+    },
 }
 """Everything that is compiled: a function, and its signature unless that is a host function's."""
 
@@ -42,13 +43,12 @@ def code() -> dict[str, str]:
 @pytest.mark.rule("1-raise", "1-integers", "1-addresses")
 def test_every_function_that_is_compiled_is_looked_at(monkeypatch):
     seen = []
-    for module in (compiled, oneshot, oneshot_fiber, waiting):
-        monkeypatch.setattr(module, "compile_function", lambda function, *_: seen.append(function) or Compiled())
+    monkeypatch.setattr(compiled, "compile_function", lambda function, *_: seen.append(function) or Compiled())
     compiled.make_entries()
-    compiled.make_passage()
-    oneshot.make_visit()
-    oneshot_fiber.make_voyage()
-    waiting.make_code()
+    compiled.make_callbacks()
+    compiled.make_oneshot()
+    compiled.make_oneshot_fiber()
+    compiled.make_suspension_code()
     assert {function for function, *_ in FUNCTIONS.values()} == set(seen)
 
 

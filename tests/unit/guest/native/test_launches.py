@@ -14,7 +14,7 @@ from oracles.launches import Asked, judge
 from strategies import launches as gen
 from strategies.argv import around
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import Deadline, KernelParam, KernelSignature, LaunchConfig, Region
 
 KERNEL = 65
@@ -24,7 +24,9 @@ POINTER = KernelParam("p", 8, 8, pointer=True, access_align_bytes=4)
 COUNT = KernelParam("n", 4, 4)
 ONE = KernelSignature("k", (POINTER, COUNT))
 
-LAST = Asked(LaunchConfig((1, 1, 1), (1, 1, 1)), encode_argv([Window((1 << 32) - 4, 4), Number("u32", b"abcd")]), 0, 14)
+LAST = Asked(
+    LaunchConfig((1, 1, 1), (1, 1, 1)), encode_argv([WindowArg((1 << 32) - 4, 4), NumberArg("u32", b"abcd")]), 0, 14
+)
 """A launch on the last 4 bytes of 4 GiB."""
 
 
@@ -84,7 +86,7 @@ def test_a_launch_is_what_python_would_make_of_it_or_left_to_python(make_bench, 
     assert bench.pad.launched == len(bench.driver.calls)
     assert bench.pad.pending == (1 if expected and not own else 0)
     if not expected:
-        (seen,) = bench.calls.twins
+        (seen,) = bench.calls.fallbacks
         assert seen[1] == KERNEL  # the cell where a failure was preset
 
 
@@ -92,7 +94,7 @@ def put_simple(bench, *, offset: int = 4096, length: int = 4096) -> Asked:
     """Prepare a launch that succeeds."""
     bench.hand.put_kernel(KERNEL, ONE, kernel_of())
     bench.reach()
-    argv = encode_argv([Window(offset, length), Number("u32", struct.pack("<I", 7))])
+    argv = encode_argv([WindowArg(offset, length), NumberArg("u32", struct.pack("<I", 7))])
     bench.instance.memory.write(0, argv)
     return Asked(LaunchConfig((2, 1, 1), (32, 1, 1), 16), argv, 0, len(argv))
 
@@ -111,13 +113,13 @@ def test_a_launch_reaches_the_driver_without_python(bench):
 
 
 @pytest.mark.parametrize("kernel", [0, -1, KERNEL + 64, KERNEL - 64, 1 << 62, -(1 << 63)])
-def test_a_kernel_that_is_not_there_is_pythons_to_refuse(bench, kernel):
+def test_a_kernel_that_is_not_there_is_left_to_python_to_refuse(bench, kernel):
     assert ask(bench, put_simple(bench), kernel=kernel) == -99
     assert bench.driver.calls == []
 
 
 @pytest.mark.parametrize("stream", [1, -1, 32, 64, 1 << 32, -(1 << 63)])
-def test_a_stream_that_is_not_there_is_pythons_to_refuse(bench, stream):
+def test_a_stream_that_is_not_there_is_left_to_python_to_refuse(bench, stream):
     assert ask(bench, put_simple(bench), stream=stream) == -99
     assert bench.driver.calls == []
 
@@ -135,7 +137,7 @@ UNREADY = {
 
 
 @pytest.mark.parametrize("unready", UNREADY)
-def test_a_session_that_is_not_ready_is_pythons(bench, unready):
+def test_a_session_that_is_not_ready_is_left_to_python(bench, unready):
     asked = put_simple(bench)
     UNREADY[unready](bench)
     assert ask(bench, asked) == -99
@@ -143,7 +145,7 @@ def test_a_session_that_is_not_ready_is_pythons(bench, unready):
     assert bench.driver.calls == []
 
 
-def test_an_unknown_memory_is_pythons(bench):
+def test_an_unknown_memory_is_left_to_python(bench):
     asked = put_simple(bench)
     kept = list(bench.pad.memory)
     bench.pad.memory[:] = [0, 0, 0]
@@ -152,7 +154,7 @@ def test_an_unknown_memory_is_pythons(bench):
     assert ask(bench, asked) == 0
 
 
-def test_a_deadline_that_is_near_is_pythons(bench):
+def test_a_deadline_that_is_near_is_left_to_python(bench):
     asked = put_simple(bench)
     config = asked.config
     params = (KERNEL, *config.grid, *config.block, config.shared_bytes, asked.args_at, asked.args_len)
@@ -170,23 +172,23 @@ def test_what_the_driver_refuses_python_tries_once_more(bench):
 
 
 @pytest.mark.parametrize("result", [1, 700, 719, -1])
-def test_a_wait_that_fails_is_pythons_to_explain_and_is_not_launched_again(bench, result):
+def test_a_wait_that_fails_is_left_to_python_to_explain_and_is_not_launched_again(bench, result):
     asked = put_simple(bench)
     bench.driver.results["stream_query"] = result
     assert ask(bench, asked) == -98
-    assert bench.calls.twins == []
+    assert bench.calls.fallbacks == []
     assert len(bench.driver.calls) == 1
     assert (bench.pad.pending, bench.pad.streams[0].pending) == (1, 1)
 
 
-def test_a_wait_that_takes_long_is_pythons(bench):
+def test_a_wait_that_takes_long_is_left_to_python(bench):
     asked = put_simple(bench)
     bench.driver.results["stream_query"] = NOT_READY
     assert ask(bench, asked) == -98
-    assert (bench.calls.twins, bench.calls.finished, bench.pad.pending) == ([], 1, 1)
+    assert (bench.calls.fallbacks, bench.calls.finished, bench.pad.pending) == ([], 1, 1)
 
 
-def test_a_wait_that_is_short_is_not_pythons(bench):
+def test_a_wait_that_is_short_is_not_left_to_python(bench):
     asked = put_simple(bench)
     bench.driver.queries[:] = [NOT_READY] * 3
     assert ask(bench, asked) == 0
@@ -210,7 +212,7 @@ def test_a_kernel_without_parameters_takes_no_records(bench):
 def test_as_many_records_as_the_abi_allows(bench):
     params = (KernelParam("n", 8, 8),) * 128
     bench.hand.put_kernel(KERNEL, KernelSignature("k", params), kernel_of())
-    argv = encode_argv([Number("u64", struct.pack("<Q", index << 53)) for index in range(128)])
+    argv = encode_argv([NumberArg("u64", struct.pack("<Q", index << 53)) for index in range(128)])
     bench.instance.memory.write(0, argv)
     assert ask(bench, Asked(LaunchConfig((1, 1, 1), (1, 1, 1)), argv, 0, len(argv))) == 0
     assert bench.driver.calls[0].values == tuple(struct.pack("<Q", index << 53) for index in range(128))
@@ -235,24 +237,24 @@ def test_a_graph_is_replayed_without_python(bench):
 
 
 @pytest.mark.parametrize(("graph", "stream"), [(0, 1), (4, 1), (35, 1), (-1, 1), (3, 2), (3, 33), (3, -1), (3, 7)])
-def test_a_graph_or_stream_that_is_not_there_is_pythons(bench, graph, stream):
+def test_a_graph_or_stream_that_is_not_there_is_left_to_python(bench, graph, stream):
     bench.hand.put_graph(3, 0x6A, 100)
     bench.hand.put_stream(1, 0x11)
     bench.hand.put_stream(7, 0x77, recording=1)
     assert bench.call("wasi_cuda_graph_launch", graph, stream) == -99
     assert bench.driver.calls == []
-    assert bench.calls.twins == [("wasi_cuda_graph_launch", graph, stream)]
+    assert bench.calls.fallbacks == [("wasi_cuda_graph_launch", graph, stream)]
 
 
 @pytest.mark.parametrize("unready", sorted(set(UNREADY) - {"recording", "no stream"}))
-def test_a_graph_of_a_session_that_is_not_ready_is_pythons(bench, unready):
+def test_a_graph_of_a_session_that_is_not_ready_is_left_to_python(bench, unready):
     bench.hand.put_graph(3, 0x6A, 100)
     UNREADY[unready](bench)
     assert bench.call("wasi_cuda_graph_launch", 3, 0) == -99
     assert bench.driver.calls == []
 
 
-def test_a_replay_that_the_driver_refuses_is_pythons(bench):
+def test_a_replay_that_the_driver_refuses_is_left_to_python(bench):
     bench.hand.put_graph(3, 0x6A, 100)
     bench.driver.results["graph_launch"] = 1
     assert bench.call("wasi_cuda_graph_launch", 3, 0) == -99
@@ -264,12 +266,12 @@ def test_a_buffer_is_judged_by_its_own_row(bench):
     bench.hand.put_buffer(1, 1 << 40, 64)
     bench.hand.put_buffer(257, 1 << 41, 64)  # takes the row: the first is Python's to find
     for handle, answer in ((1, -99), (257, 0)):
-        argv = encode_argv([BufferOffset(handle, 60), Number("u32", b"\0" * 4)])
+        argv = encode_argv([BufferOffset(handle, 60), NumberArg("u32", b"\0" * 4)])
         bench.instance.memory.write(0, argv)
         assert ask(bench, Asked(LaunchConfig((1, 1, 1), (1, 1, 1)), argv, 0, len(argv))) == answer
 
 
-def test_what_there_is_no_room_for_is_pythons(bench):
+def test_what_there_is_no_room_for_is_left_to_python(bench):
     """Python waits for room where a call of the driver would wait for a kernel to end."""
     bench.hand.put_stream(34, 0x34)
     bench.hand.put_graph(3, 0x6A, 2, steps=5)

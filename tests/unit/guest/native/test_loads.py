@@ -96,7 +96,7 @@ def test_nothing_is_taken_for_something_else(make_bench, offers, data):
     ],
 )
 @pytest.mark.rule("2-text")
-def test_a_session_that_is_not_ready_is_pythons(bench, unready):
+def test_a_session_that_is_not_ready_is_left_to_python(bench, unready):
     for name, value in unready.items():
         setattr(bench.pad, name, value)
     before = books(bench)
@@ -105,19 +105,19 @@ def test_a_session_that_is_not_ready_is_pythons(bench, unready):
     assert books(bench) == before
 
 
-def test_while_a_stream_records_loads_are_pythons(bench):
+def test_while_a_stream_records_loads_are_left_to_python(bench):
     bench.pad.streams[0].recording = 1
     ask(bench)
     assert not bench.went_native()
 
 
-def test_another_context_is_pythons(bench):
+def test_another_context_is_left_to_python(bench):
     bench.driver.context = 1
     ask(bench)
     assert not bench.went_native()
 
 
-def test_a_deadline_that_is_near_is_pythons(bench):
+def test_a_deadline_that_is_near_is_left_to_python(bench):
     bench.instance.memory.write(TEXT_AT, TEXT)
     bench.instance.memory.write(ENTRY_AT, ENTRY)
     params = (TEXT_AT, len(TEXT), ENTRY_AT, len(ENTRY))
@@ -135,7 +135,7 @@ def test_a_deadline_that_is_near_is_pythons(bench):
     ],
 )
 @pytest.mark.rule("1-twin")
-def test_what_is_not_inside_the_memory_is_pythons(bench, text_at, entry_at):
+def test_what_is_not_inside_the_memory_is_left_to_python(bench, text_at, entry_at):
     bench.call(LOAD, signed(text_at), len(TEXT), signed(entry_at), len(ENTRY))
     assert not bench.went_native()
 

@@ -13,7 +13,7 @@ from fakes.pads import NOT_READY, kernel_of
 from strategies import launches as gen
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.guest.imports.argv import Number, Window, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
 from tensorwasm.values import KernelParam, KernelSignature
 
 KERNEL = 65
@@ -67,9 +67,9 @@ def kernel_over(windows, before: bytearray, seen: list):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
 @given(windows=gen.small_windows, seed=st.binary(min_size=64, max_size=64))
-@example(windows=[Window(0, 256), Window(256, 256)], seed=bytes(range(64)))  # touching
-@example(windows=[Window(10, 5), Window(10, 5), Window(12, 1)], seed=bytes(range(64)))
-@example(windows=[Window(300, 1), Window(100, 300)], seed=bytes(range(64)))
+@example(windows=[WindowArg(0, 256), WindowArg(256, 256)], seed=bytes(range(64)))  # touching
+@example(windows=[WindowArg(10, 5), WindowArg(10, 5), WindowArg(12, 1)], seed=bytes(range(64)))
+@example(windows=[WindowArg(300, 1), WindowArg(100, 300)], seed=bytes(range(64)))
 @pytest.mark.rule("4-staging")
 def test_a_kernel_sees_the_guests_memory_and_what_it_writes_comes_back(make_bench, slot, windows, seed):
     bench = make_bench(16)
@@ -96,8 +96,8 @@ def test_a_kernel_sees_the_guests_memory_and_what_it_writes_comes_back(make_benc
                 assert elsewhere - there == other.offset - one.offset  # they alias, or are side by side
 
 
-def test_a_slot_that_is_too_small_is_pythons(bench, slot):
-    windows = [Window(0, 256), Window(1024, 1)]
+def test_a_slot_that_is_too_small_is_left_to_python(bench, slot):
+    windows = [WindowArg(0, 256), WindowArg(1024, 1)]
     for size_bytes, answer in ((256, -99), (257, 0)):
         open_slot(bench, slot, size_bytes)
         assert launch(bench, windows) == answer
@@ -106,15 +106,15 @@ def test_a_slot_that_is_too_small_is_pythons(bench, slot):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(program=st.lists(gen.small_windows, min_size=1, max_size=5), left=st.integers(0, 24 << 10))
-@example(program=[[Window(0, 256)]], left=255)
-@example(program=[[Window(0, 256)], [Window(255, 1)]], left=511)
-@example(program=[[Window(0, 256)], [Window(255, 1)]], left=512)
+@example(program=[[WindowArg(0, 256)]], left=255)
+@example(program=[[WindowArg(0, 256)], [WindowArg(255, 1)]], left=511)
+@example(program=[[WindowArg(0, 256)], [WindowArg(255, 1)]], left=512)
 def test_what_is_staged_is_counted_as_python_counts_it(make_bench, slot, program, left):
     bench = make_bench(16)
     open_slot(bench, slot)
     bench.pad.stage_left = left
     for windows in program:
-        bench.calls.twins.clear()
+        bench.calls.fallbacks.clear()
         used = Placement([HostWindow(window.offset, window.length_bytes) for window in windows], 0).used_bytes
         before = bench.pad.stage_used
         assert launch(bench, windows) == (0 if used <= left else -99)
@@ -134,21 +134,21 @@ BLOCKED = {
 
 
 @pytest.mark.parametrize("blocked", BLOCKED)
-def test_what_cannot_be_staged_is_pythons(bench, slot, blocked):
+def test_what_cannot_be_staged_is_left_to_python(bench, slot, blocked):
     open_slot(bench, slot)
     BLOCKED[blocked](bench)
-    assert launch(bench, [Window(0, 16)]) == -99
+    assert launch(bench, [WindowArg(0, 16)]) == -99
     assert bench.driver.calls == []
 
 
-def test_an_empty_window_is_pythons(bench, slot):
+def test_an_empty_window_is_left_to_python(bench, slot):
     open_slot(bench, slot)
-    assert launch(bench, [Window(0, 16), Window(32, 0)]) == -99
+    assert launch(bench, [WindowArg(0, 16), WindowArg(32, 0)]) == -99
 
 
 def test_an_asynchronous_launch_is_never_staged(bench, slot):
     open_slot(bench, slot)
-    assert launch(bench, [Window(0, 16)], name="wasi_cuda_launch_async") == -99
+    assert launch(bench, [WindowArg(0, 16)], name="wasi_cuda_launch_async") == -99
     assert bench.driver.calls == []
 
 
@@ -157,7 +157,7 @@ def test_one_window_out_of_reach_stages_them_all(bench, slot):
     bench.reach(4096)
     bench.driver.kernel = lambda values: seen.extend(addresses(values))
     seen: list[int] = []
-    assert launch(bench, [Window(0, 16), Window(4096, 16)]) == 0
+    assert launch(bench, [WindowArg(0, 16), WindowArg(4096, 16)]) == 0
     assert all(slot <= at < slot + SLOT_BYTES for at in seen)
 
 
@@ -166,7 +166,7 @@ def test_windows_in_reach_stay_in_place(bench, slot):
     bench.reach(4096)
     seen: list[int] = []
     bench.driver.kernel = lambda values: seen.extend(addresses(values))
-    assert launch(bench, [Window(16, 16), Window(4000, 96)]) == 0
+    assert launch(bench, [WindowArg(16, 16), WindowArg(4000, 96)]) == 0
     assert seen == [bench.memory.address + 16, bench.memory.address + 4000]
     assert bench.pad.stage_used == 0
 
@@ -174,7 +174,7 @@ def test_windows_in_reach_stay_in_place(bench, slot):
 def test_a_staged_launch_that_takes_long_leaves_its_windows_for_python_to_copy(bench, slot):
     open_slot(bench, slot)
     bench.driver.results["stream_query"] = NOT_READY
-    assert launch(bench, [Window(512, 16), Window(10, 4)]) == -98
+    assert launch(bench, [WindowArg(512, 16), WindowArg(10, 4)]) == -98
     pad = bench.pad
     assert (pad.staged, pad.pending) == (2, 1)
     rows = [(row.offset, row.length_bytes, row.place) for row in pad.windows[:2]]
@@ -185,14 +185,14 @@ def test_a_refused_staged_launch_leaves_nothing_behind(bench, slot):
     open_slot(bench, slot)
     bench.instance.memory.write(0, b"guest")
     bench.driver.results["launch_kernel"] = 1
-    assert launch(bench, [Window(0, 5)]) == -99
+    assert launch(bench, [WindowArg(0, 5)]) == -99
     assert (bench.pad.staged, bench.pad.pending) == (0, 0)
     assert bench.instance.memory.read(0, 5) == b"guest"
 
 
 def test_as_many_windows_as_there_can_be(bench, slot):
     open_slot(bench, slot)
-    windows = [Window(index * 512 % 7919, 8) for index in range(128)]
+    windows = [WindowArg(index * 512 % 7919, 8) for index in range(128)]
     before = bytearray(8192)
     bench.instance.memory.write(0, bytes(before))
     bench.driver.kernel = kernel_over(windows, before, [])
@@ -205,7 +205,8 @@ def test_numbers_among_windows_keep_their_places(bench, slot):
     params = (KernelParam("n", 4, 4), WINDOW, KernelParam("m", 8, 8), WINDOW)
     bench.hand.put_kernel(KERNEL, KernelSignature("k", params), kernel_of())
     argv = encode_argv([
-        Number("i32", struct.pack("<i", -1)), Window(700, 8), Number("u64", struct.pack("<Q", 1 << 63)), Window(3, 8),
+        NumberArg("i32", struct.pack("<i", -1)), WindowArg(700, 8),
+        NumberArg("u64", struct.pack("<Q", 1 << 63)), WindowArg(3, 8),
     ])  # fmt: skip
     bench.instance.memory.write(ARGV_AT, argv)
     assert bench.call("wasi_cuda_launch", KERNEL, *GEOMETRY, ARGV_AT, len(argv)) == 0

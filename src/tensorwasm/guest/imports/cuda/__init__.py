@@ -1,7 +1,7 @@
-"""``wasi:cuda/host``: kernels, device memory, streams and graphs for guests, one room a subject.
+"""``wasi:cuda/host``: kernels, device memory, streams and graphs for guests.
 
-A body decodes its parameters, copies what lies in guest memory, and asks the session; everything that could harm a
-device is checked there. `grant` turns refusals into codes.
+A body decodes its parameters, copies what lies in guest memory, and calls the session, which checks everything that
+could harm a device. `grant` turns refusals into codes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1, CUDA_MODULE_0_3
-from tensorwasm.guest.imports.cuda import buffers, failures, graphs, kernels, properties, streams
+from tensorwasm.guest.imports.cuda import buffers, kernels, queries, streams
 from tensorwasm.guest.imports.cuda.grant import CODES, SERVICE, CudaService
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 
@@ -22,8 +22,8 @@ _0_2: Final[_Bodies] = {
     "wasi_cuda_load_ptx": kernels.load_ptx,
     "wasi_cuda_launch": kernels.launch,
     "wasi_cuda_sync": streams.sync,
-    "wasi_cuda_last_error_len": failures.last_error_len,
-    "wasi_cuda_last_error_copy": failures.last_error_copy,
+    "wasi_cuda_last_error_len": queries.last_error_len,
+    "wasi_cuda_last_error_copy": queries.last_error_copy,
     "wasi_cuda_alloc": buffers.alloc,
     "wasi_cuda_free": buffers.free,
     "wasi_cuda_memcpy_h2d": buffers.memcpy_h2d,
@@ -45,12 +45,12 @@ _0_3: Final[_Bodies] = {
     "wasi_cuda_stream_wait_event": streams.stream_wait_event,
     "wasi_cuda_event_sync": streams.event_sync,
     "wasi_cuda_event_query": streams.event_query,
-    "wasi_cuda_graph_begin": graphs.graph_begin,
-    "wasi_cuda_graph_end": graphs.graph_end,
-    "wasi_cuda_graph_launch": graphs.graph_launch,
-    "wasi_cuda_graph_destroy": graphs.graph_destroy,
-    "wasi_cuda_device_attribute": properties.device_attribute,
-    "wasi_cuda_device_name": properties.device_name,
+    "wasi_cuda_graph_begin": streams.graph_begin,
+    "wasi_cuda_graph_end": streams.graph_end,
+    "wasi_cuda_graph_launch": streams.graph_launch,
+    "wasi_cuda_graph_destroy": streams.graph_destroy,
+    "wasi_cuda_device_attribute": queries.device_attribute,
+    "wasi_cuda_device_name": queries.device_name,
 }
 
 BODIES: Final[Mapping[str, _Bodies]] = {

@@ -1,7 +1,7 @@
-"""The grant of CUDA to an instance, and what stands around every body: the grant, the session's health, the codes.
+"""The grant of CUDA to an instance, and what surrounds every body: the grant, the session's health, the codes.
 
-Refusals become the codes of `tensorwasm.guest.imports.abi.Code` and leave their text behind. What no code can answer
-ends the guest's call as the error it is: the deadline, a device that was lost, a bug here.
+A refusal answers a `tensorwasm.guest.imports.abi.Code` and records its text. Other errors (the deadline, a lost device,
+a bug) end the guest's call.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tensorwasm.gpu.device.output import MAX_KERNEL_OUTPUT_BYTES
 from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.suspension import Steps
+from tensorwasm.values import Region
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
@@ -59,18 +60,14 @@ _P = ParamSpec("_P")
 
 
 class CudaService:
-    """A grant of CUDA to one instance.
-
-    Args:
-        session: what the instance owns on a device. Whoever made it closes it, before the guest's pages go.
-    """
+    """A grant of CUDA to one instance, whose session its maker closes before the guest's pages go."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.last_error = b""
 
     def record(self, message: str) -> None:
-        """Remember the text of a failure, cut to 512 bytes at a character's end, with an ellipsis."""
+        """Keep the text of a failure, cut to 512 bytes at a character's end, with an ellipsis."""
         text = message.encode("utf-8", "replace")
         if len(text) > MAX_RECORDED_ERROR_BYTES:
             kept = text[: MAX_RECORDED_ERROR_BYTES - len(_ELLIPSIS.encode())]
@@ -78,29 +75,26 @@ class CudaService:
         self.last_error = text
 
 
-_Body = Callable[Concatenate[HostCall, CudaService, _P], int]
-
-
 def granted(call: HostCall) -> CudaService | None:
-    """Return the grant of the instance that calls, None without one."""
+    """Return the grant of the calling instance, None without one."""
     service = call.service(SERVICE)
     if service is not None and not isinstance(service, CudaService):
         raise InternalError("the service cuda is not a CudaService")
     return service
 
 
-def answering(body: _Body[_P]) -> Callable[Concatenate[HostCall, _P], int]:
-    """Put the grant, the health of the session and the table of codes around a body."""
+def answering(
+    body: Callable[Concatenate[HostCall, CudaService, _P], int | None],
+) -> Callable[Concatenate[HostCall, _P], int]:
+    """Add the grant, the session's health and the table of codes to a body; one that returns nothing answers 0."""
 
     @functools.wraps(body)
     def answer(call: HostCall, /, *params: _P.args, **named: _P.kwargs) -> int:
-        service = granted(call)
-        if service is None:
-            return Code.NOT_AVAILABLE
-        if service.session.failure is not None:
-            return _refuse_further(service)
+        service = _usable(call)
+        if isinstance(service, Code):
+            return service
         try:
-            return body(call, service, *params, **named)
+            return body(call, service, *params, **named) or 0
         except tuple(CODES) as error:
             return _refuse(service, error)
         finally:
@@ -112,15 +106,13 @@ def answering(body: _Body[_P]) -> Callable[Concatenate[HostCall, _P], int]:
 def answering_in_steps(
     steps: Callable[Concatenate[HostCall, CudaService, _P], Steps],
 ) -> Callable[Concatenate[HostCall, _P], Steps]:
-    """Put the same around the steps of a function that waits."""
+    """Add the same to the steps of a function that waits."""
 
     @functools.wraps(steps)
     def answer(call: HostCall, /, *params: _P.args, **named: _P.kwargs) -> Steps:
-        service = granted(call)
-        if service is None:
-            return Code.NOT_AVAILABLE
-        if service.session.failure is not None:
-            return _refuse_further(service)
+        service = _usable(call)
+        if isinstance(service, Code):
+            return service
         try:
             return (yield from steps(call, service, *params, **named))
         except tuple(CODES) as error:
@@ -131,8 +123,24 @@ def answering_in_steps(
     return answer
 
 
+def _usable(call: HostCall) -> CudaService | Code:
+    """Return the grant, or the code for none or for a session that has failed."""
+    service = granted(call)
+    if service is None:
+        return Code.NOT_AVAILABLE
+    if service.session.failure is not None:
+        service.record(f"an earlier failure ended this guest's use of the GPU: {service.session.failure}")
+        return Code.INTERNAL
+    return service
+
+
+def _refuse(service: CudaService, error: TensorWasmError) -> Code:
+    service.record(error.message)
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+
+
 def _show_output(call: HostCall, service: CudaService) -> None:
-    """Write what kernels have printed to the guest's standard output, if it has one, and what was lost to the other."""
+    """Write what kernels have printed to the guest's standard output, and a note to standard error if it was cut."""
     text, cut = service.session.kernels.take_output()
     if text and call.wasi is not None:
         call.wasi.stdout.take(text)
@@ -141,23 +149,19 @@ def _show_output(call: HostCall, service: CudaService) -> None:
             call.wasi.stderr.take(_CUT)
 
 
-def _refuse_further(service: CudaService) -> Code:
-    service.record(f"an earlier failure ended this guest's use of the GPU: {service.session.failure}")
-    return Code.INTERNAL
-
-
-def _refuse(service: CudaService, error: TensorWasmError) -> Code:
-    service.record(error.message)
-    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+def memory_of(call: HostCall) -> Region:
+    """Return the guest's memory as it is now."""
+    memory = call.memory
+    return Region(memory.address, memory.size_bytes, host=True)
 
 
 def u32(value: int) -> int:
-    """Read a Wasm i32 as the unsigned number that offsets and lengths are."""
+    """Read a Wasm i32 as unsigned."""
     return value & 0xFFFF_FFFF
 
 
 def u64(value: int) -> int:
-    """Read a Wasm i64 as the unsigned number that handles and device offsets are."""
+    """Read a Wasm i64 as unsigned."""
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 

@@ -9,11 +9,13 @@ from tensorwasm.errors import InvalidArgs, InvalidKernel, InvalidPointer, Kernel
 from tensorwasm.gpu.device.arguments import Argument
 from tensorwasm.guest.imports.abi import MAX_ENTRY_NAME_BYTES, MAX_KERNEL_ARGS_BYTES, MAX_PTX_BYTES
 from tensorwasm.guest.imports.argv import Arg, parse_argv, resolve_args
-from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u32, u64
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering, memory_of, u32, u64
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.values import LaunchConfig, Region
 
 Parse = Callable[[bytes], tuple[Arg, ...]]
+
+_OWN_STREAM: Final = 0
 
 
 @answering
@@ -34,44 +36,36 @@ def load_ptx(call: HostCall, service: CudaService, ptx_ptr: int, ptx_len: int, e
 
 
 @answering
-def unload(call: HostCall, service: CudaService, kernel_id: int) -> int:
+def unload(call: HostCall, service: CudaService, kernel_id: int) -> None:
     """Release a kernel."""
     service.session.kernels.unload(_known(kernel_id), call.deadline)
-    return 0
 
 
 @answering
-def launch_async(
-    call: HostCall,
-    service: CudaService,
-    kernel_id: int,
-    grid_x: int,
-    grid_y: int,
-    grid_z: int,
-    block_x: int,
-    block_y: int,
-    block_z: int,
-    shared_bytes: int,
-    args_ptr: int,
-    args_len: int,
-    stream: int,
-) -> int:
-    """Start a kernel."""
-    geometry = (grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes)
-    launch = decode(parse_argv, call, kernel_id, *geometry, args_ptr, args_len)
-    service.session.kernels.submit(*launch, call.deadline, stream=u64(stream))
-    return 0
+def launch_async(call: HostCall, service: CudaService, *numbers: int) -> None:
+    """Start a kernel, given the parameters of `decode` and a stream."""
+    launch = decode(parse_argv, call, *numbers[:-1])
+    service.session.kernels.submit(*launch, call.deadline, stream=u64(numbers[-1]))
 
 
 def _waiting_launch(parse: Parse) -> Callable[..., int]:
-    """Return the launch of a version of the interface, whose argument records are parsed that way."""
+    """Return the launch of an interface version whose argument records are parsed like this."""
 
     @answering
-    def launch(call: HostCall, service: CudaService, *numbers: int) -> int:
+    def launch(call: HostCall, service: CudaService, *numbers: int) -> None:
         service.session.kernels.launch(*decode(parse, call, *numbers), call.deadline)
-        return 0
 
     return launch
+
+
+@answering
+def finish_started(call: HostCall, service: CudaService) -> None:
+    """Wait for a launch or a copy that compiled code has started, and copy back the windows of a staged launch."""
+    session = service.session
+    if session.pad is not None and session.pad.staged:
+        session.kernels.finish_staged(memory_of(call), call.deadline)
+    else:
+        session.streams.synchronize(call.deadline, stream=_OWN_STREAM)
 
 
 def decode(
@@ -88,26 +82,13 @@ def decode(
     args_ptr: int,
     args_len: int,
 ) -> tuple[int, LaunchConfig, Callable[[], Sequence[Argument]], Region]:
-    """Return what a session takes to launch, but the deadline. Argument records are copied now and parsed later.
-
-    Raises:
-        InvalidPointer: the records are not inside the guest's memory.
-        InvalidKernel: no kernel can have that number.
-    """
-    arguments, memory = _arguments(call, args_ptr, args_len, parse)
-    config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
-    return _known(kernel_id), config, arguments, memory
-
-
-def _arguments(
-    call: HostCall, args_ptr: int, args_len: int, parse: Parse
-) -> tuple[Callable[[], Sequence[Argument]], Region]:
-    """Copy argument records; return what parses them once there is a place on the GPU, and the guest's memory."""
+    """Return a session's launch parameters, but the deadline. Argument records are copied now and parsed later."""
     memory = call.memory
     # One byte past the limit is enough to see that there are too many.
     argv = bytes(memory.view(u32(args_ptr), u32(args_len))[: MAX_KERNEL_ARGS_BYTES + 1])
     region = Region(memory.address, memory.size_bytes, host=True)
-    return lambda: resolve_args(parse(argv), region.address, region.size_bytes), region
+    config = LaunchConfig((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes)
+    return _known(kernel_id), config, lambda: resolve_args(parse(argv), region.address, region.size_bytes), region
 
 
 def _known(kernel_id: int) -> int:
@@ -117,11 +98,7 @@ def _known(kernel_id: int) -> int:
 
 
 def refuse_argv(argv: bytes) -> tuple[Arg, ...]:
-    """Take no argument records, as 0.1.0.
-
-    Raises:
-        KernelArgsUnsupported: there are any.
-    """
+    """Return no argument records, as 0.1.0 has none; raise `KernelArgsUnsupported` if there are any."""
     if argv:
         raise KernelArgsUnsupported("wasi:cuda/host@0.1.0 has no kernel arguments: import @0.2.0")
     return ()

@@ -1,16 +1,15 @@
-"""Streams and events. Stream 0 is the instance's own: it is always there, and what names no stream uses it."""
+"""Streams, events and graphs. Stream 0 is the instance's own: it always exists, and calls without a stream use it."""
 
 from __future__ import annotations
 
-from tensorwasm.guest.imports.cuda.grant import CudaService, answering, u64
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering, memory_of, u64
 from tensorwasm.guest.imports.host_function import HostCall
 
 
 @answering
-def sync(call: HostCall, service: CudaService) -> int:
+def sync(call: HostCall, service: CudaService) -> None:
     """Wait for all work of the instance."""
     service.session.streams.synchronize(call.deadline)
-    return 0
 
 
 @answering
@@ -20,17 +19,15 @@ def stream_create(_call: HostCall, service: CudaService) -> int:
 
 
 @answering
-def stream_destroy(call: HostCall, service: CudaService, stream: int) -> int:
+def stream_destroy(call: HostCall, service: CudaService, stream: int) -> None:
     """Wait for a stream's work and close it."""
     service.session.streams.close(u64(stream), call.deadline)
-    return 0
 
 
 @answering
-def stream_sync(call: HostCall, service: CudaService, stream: int) -> int:
+def stream_sync(call: HostCall, service: CudaService, stream: int) -> None:
     """Wait for a stream's work."""
     service.session.streams.synchronize(call.deadline, stream=u64(stream))
-    return 0
 
 
 @answering
@@ -46,34 +43,54 @@ def event_create(_call: HostCall, service: CudaService) -> int:
 
 
 @answering
-def event_destroy(_call: HostCall, service: CudaService, event: int) -> int:
+def event_destroy(_call: HostCall, service: CudaService, event: int) -> None:
     """Close an event."""
     service.session.events.close(u64(event))
-    return 0
 
 
 @answering
-def event_record(_call: HostCall, service: CudaService, event: int, stream: int) -> int:
-    """Set an event behind what a stream was given so far."""
+def event_record(_call: HostCall, service: CudaService, event: int, stream: int) -> None:
+    """Record an event behind a stream's work so far."""
     service.session.events.record(u64(event), u64(stream))
-    return 0
 
 
 @answering
-def stream_wait_event(_call: HostCall, service: CudaService, stream: int, event: int) -> int:
-    """Put what a stream is given next behind an event."""
+def stream_wait_event(_call: HostCall, service: CudaService, stream: int, event: int) -> None:
+    """Put a stream's next work behind an event."""
     service.session.events.wait(u64(stream), u64(event))
-    return 0
 
 
 @answering
-def event_sync(call: HostCall, service: CudaService, event: int) -> int:
-    """Wait for what is before an event."""
+def event_sync(call: HostCall, service: CudaService, event: int) -> None:
+    """Wait for the work before an event."""
     service.session.events.synchronize(u64(event), call.deadline)
-    return 0
 
 
 @answering
 def event_query(_call: HostCall, service: CudaService, event: int) -> int:
-    """Return 0 if what is before an event has ended, 1 if not."""
+    """Return 0 if the work before an event has ended, 1 if not."""
     return int(not service.session.events.reached(u64(event)))
+
+
+@answering
+def graph_begin(_call: HostCall, service: CudaService, stream: int) -> None:
+    """Begin to record a stream."""
+    service.session.graphs.begin(u64(stream))
+
+
+@answering
+def graph_end(_call: HostCall, service: CudaService, stream: int) -> int:
+    """End recording; return the graph's number."""
+    return service.session.graphs.end(u64(stream))
+
+
+@answering
+def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) -> None:
+    """Start everything that a graph holds."""
+    service.session.graphs.replay(u64(graph), memory_of(call), call.deadline, stream=u64(stream))
+
+
+@answering
+def graph_destroy(call: HostCall, service: CudaService, graph: int) -> None:
+    """Wait for replays of a graph and release it."""
+    service.session.graphs.close(u64(graph), call.deadline)

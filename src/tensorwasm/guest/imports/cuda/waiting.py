@@ -1,8 +1,7 @@
-"""The functions of ``wasi:cuda`` that wait, in steps, for guests that run as fibers.
+"""The functions of ``wasi:cuda`` that wait, in steps, for guests that run as fibers. They answer what their bodies do.
 
-They answer what the bodies answer that they stand beside. While work on the device goes on, its notification is
-awaited, and at a full gate the guest's turn, and no thread is held; what may wait for the driver is done on another
-thread. What gives the device work waits until there is room for it, so that no call waits in the driver for that.
+No thread is held during a wait for the device or for a full gate; a wait for the driver is a `BlockingCall`. Work is
+given to the device only when there is room in the driver's queue, so that the driver does not block.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from tensorwasm.gpu.device.limits import MOST_MOVES
 from tensorwasm.gpu.limits.permit import NoPermit
 from tensorwasm.gpu.limits.quota import patience
 from tensorwasm.guest.imports.argv import parse_argv
-from tensorwasm.guest.imports.cuda import buffers, graphs, kernels, streams
-from tensorwasm.guest.imports.cuda.finish import finish as finish_started
-from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, u64, whole
+from tensorwasm.guest.imports.cuda import buffers, kernels, streams
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u64, whole
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.guest.imports.suspension import Signal, Steps, Turn, Work
-from tensorwasm.values import Region
+from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
@@ -33,52 +30,48 @@ _ONE_PIECE: Final = 1
 _LAUNCH_PIECES: Final = 1 + MOST_MOVES
 """A kernel, and the moves of its windows on managed memory ahead of it."""
 _R = TypeVar("_R")
-_Waiting = Generator[Signal, bool, None]
-_Pieces = Callable[..., int]
-"""How much work a call gives the device: called with the session and the parameters."""
 _Before = Callable[..., list[int]]
 """Which streams have to drain before a call: called with the call, the session and the parameters."""
 
 
-def _look(session: Session, ended: Callable[[int], bool], number: int) -> bool:
-    """Return whether there is nothing to wait for on a stream or an event. Raise if the device has failed."""
+def _has_ended(session: Session, ended: Callable[[int], bool], number: int) -> bool:
+    """Return whether a stream or an event has nothing to wait for. Raise if the device has failed."""
     if session.failure is not None:
         raise DeviceLost(f"this GPU session ended with an earlier failure: {session.failure}")
     return ended(number)
 
 
-def _drained(session: Session, *numbers: int) -> _Waiting:
+def _drained(session: Session, *numbers: int) -> Generator[DeviceWait, bool, None]:
     """Wait until streams have no work of this guest.
 
-    The notification comes behind all of it, so it is counted off then, and no body has anything left to wait for: what
-    others gave to a stream that sessions share may go on for long.
+    That work is counted off with the notification behind it, so a body has nothing left to wait for on a shared stream.
     """
     for number in numbers:
-        ended = partial(_look, session, session.streams.ended, number)
-        if (yield Signal(partial(session.streams.notify, number), ended)):
+        ended = partial(_has_ended, session, session.streams.ended, number)
+        if (yield DeviceWait(partial(session.streams.notify, number), ended)):
             session.streams.conclude(number)
 
 
-def _room(call: HostCall, session: Session, pieces: int) -> Generator[Signal | Turn, Any, None]:
-    """Wait until so much more work may be given at once; while a stream records, what is given is only noted."""
+def _room(call: HostCall, session: Session, pieces: int) -> Generator[DeviceWait | QueueWait, Any, None]:
+    """Wait until so much more work may be given to the device; a recording stream needs no room."""
     with suppress(InvalidArgs):
         while not session.streams.make_room(pieces):
             if session.share.held:
                 yield from _drained(session, session.streams.busiest)
             else:
-                yield Turn(session.share, call.deadline)
+                yield QueueWait(session.share, call.deadline)
 
 
 def _placed(
     call: HostCall, session: Session, pieces: int, work: Callable[[], _R]
-) -> Generator[Signal | Turn | Work, Any, _R]:
-    """Do what may take the session's place at the gate, once that can be had, and refuse first what will be refused."""
+) -> Generator[DeviceWait | QueueWait | BlockingCall, Any, _R]:
+    """Run what may take the session's permit at the gate once that is free; what will be refused is refused first."""
     while True:
         yield from _room(call, session, pieces)
         with suppress(NoPermit):
-            done: _R = yield Work(partial(session.attempt, work))
+            done: _R = yield BlockingCall(partial(session.attempt, work))
             return done
-        yield Turn(session.place, patience(call.deadline))
+        yield QueueWait(session.place, patience(call.deadline))
 
 
 @answering_in_steps
@@ -97,23 +90,43 @@ def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
 
 @answering_in_steps
 def event_sync(_call: HostCall, service: CudaService, event: int) -> Steps:
-    """Wait for what is before an event."""
+    """Wait for the work before an event."""
     session = service.session
-    ended = partial(_look, session, session.events.reached, u64(event))
-    if (yield Signal(partial(session.events.notify, u64(event)), ended)):
-        session.events.reached(u64(event))  # raises if what was before it has failed
+    ended = partial(_has_ended, session, session.events.reached, u64(event))
+    if (yield DeviceWait(partial(session.events.notify, u64(event)), ended)):
+        session.events.reached(u64(event))  # raises if the work before it has failed
     return 0
 
 
 @answering_in_steps
 def finish(call: HostCall, service: CudaService) -> Steps:
-    """Wait for what compiled code has started."""
+    """Wait for work that compiled code has started."""
     yield from _drained(service.session, _OWN_STREAM)
-    return finish_started(call)
+    return kernels.finish_started(call)
+
+
+@answering_in_steps
+def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> Steps:
+    """Allocate device memory: on another thread if the driver has to be asked for it."""
+    session = service.session
+    yield from _room(call, session, _clearing(session))
+    if session.buffers.at_hand(whole(size_lo, size_hi)):
+        return buffers.alloc(call, size_lo, size_hi)
+    handle: int = yield BlockingCall(partial(buffers.alloc, call, size_lo, size_hi))
+    return handle
+
+
+@answering_in_steps
+def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) -> Steps:
+    """Start everything that a graph holds."""
+    session, pieces = service.session, _ONE_PIECE
+    with suppress(TensorWasmError):  # the replay reports it
+        pieces = session.graphs.steps(u64(graph))
+    return (yield from _placed(call, session, pieces, partial(streams.graph_launch, call, graph, stream)))
 
 
 def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
-    """Return the launch of a version of the interface, whose argument records are parsed that way."""
+    """Return the launch of an interface version whose argument records are parsed like this."""
 
     @answering_in_steps
     def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
@@ -132,55 +145,43 @@ def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
 
 
 def _has_windows(arguments: Callable[[], Any]) -> bool:
-    with suppress(TensorWasmError):  # the launch says what is wrong with them, after what it looks at first
+    with suppress(TensorWasmError):  # the launch reports it, after what it checks first
         return any(isinstance(argument, HostWindow) for argument in arguments())
     return False
 
 
-def _when_placed(body: Callable[..., int], pieces: _Pieces, before: _Before) -> Callable[..., Steps]:
-    """Return the steps of what starts work and does not wait for it."""
+def _when_placed(body: Callable[..., int], pieces: int, before: _Before) -> Callable[..., Steps]:
+    """Return the steps of a body that starts so many pieces of work and does not wait for them."""
 
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         session = service.session
         with suppress(InvalidArgs):  # a stream records
             yield from _drained(session, *before(call, session, *params))
-        return (yield from _placed(call, session, pieces(session, *params), partial(body, call, *params)))
+        return (yield from _placed(call, session, pieces, partial(body, call, *params)))
 
     return steps
 
 
-def _when_roomy(body: Callable[..., int], pieces: _Pieces) -> Callable[..., Steps]:
-    """Return the steps of what gives work to the device and needs no place at the gate; the driver takes it at once."""
+def _when_roomy(body: Callable[..., int]) -> Callable[..., Steps]:
+    """Return the steps of a body that gives the device one piece of work, needs no permit and never blocks."""
 
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
-        session = service.session
-        yield from _room(call, session, pieces(session, *params))
+        yield from _room(call, service.session, _ONE_PIECE)
         return body(call, *params)
 
     return steps
 
 
-@answering_in_steps
-def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> Steps:
-    """Allocate device memory: on another thread if the driver has to be asked for it."""
-    session = service.session
-    yield from _room(call, session, _clearing(session))
-    if session.buffers.at_hand(whole(size_lo, size_hi)):
-        return buffers.alloc(call, size_lo, size_hi)
-    handle: int = yield Work(partial(buffers.alloc, call, size_lo, size_hi))
-    return handle
-
-
 def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
-    """Return the steps of what waits for all work first."""
+    """Return the steps of a body that waits for all work first."""
 
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
-        with suppress(InvalidArgs):  # a stream records: the body says so, after what it looks at first
+        with suppress(InvalidArgs):  # a stream records: the body reports it, after what it checks first
             yield from _drained(service.session, *service.session.streams.numbers)
-        answer: int = yield Work(partial(body, call, *params))
+        answer: int = yield BlockingCall(partial(body, call, *params))
         return answer
 
     return steps
@@ -189,31 +190,13 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
 # ------------------------------------------------------------------------------ how much, and behind which streams
 
 
-def _one(_session: Session, *_params: int) -> int:
-    return _ONE_PIECE
-
-
-def _one_launch(_session: Session, *_params: int) -> int:
-    return _LAUNCH_PIECES
-
-
 def _clearing(session: Session) -> int:
-    """Count the zeros in new memory, the mark behind them, and that every other stream is put behind it."""
+    """Count the zeros in new memory, the mark behind them, and the wait of every other stream for that mark."""
     return len(session.streams.numbers) + 2
 
 
-def _recorded(session: Session, graph: int, *_params: int) -> int:
-    with suppress(TensorWasmError):  # the replay says what is wrong
-        return session.graphs.steps(u64(graph))
-    return _ONE_PIECE
-
-
-def _before_nothing(_call: HostCall, _session: Session, *_params: int) -> list[int]:
-    return []
-
-
 def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
-    with suppress(TensorWasmError):  # the launch says what is wrong
+    with suppress(TensorWasmError):  # the launch reports it
         _, _, arguments, memory = kernels.decode(parse_argv, call, *params[:-1])
         before = session.kernels.before_submit(memory)
         return before if before and _has_windows(arguments) else []
@@ -221,11 +204,12 @@ def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
 
 
 def _before_copy(call: HostCall, session: Session, *params: int) -> list[int]:
-    with suppress(TensorWasmError):  # the copy says what is wrong
-        memory = Region(call.memory.address, call.memory.size_bytes, host=True)
-        return session.buffers.before_copy(memory, u64(params[-1]))
+    with suppress(TensorWasmError):  # the copy reports it
+        return session.buffers.before_copy(memory_of(call), u64(params[-1]))
     return []
 
+
+_ASYNC_COPIES: Final = (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
 
 STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
     streams.sync: sync,
@@ -233,27 +217,27 @@ STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
     streams.event_sync: event_sync,
     kernels.launch: _launch(parse_argv),
     kernels.launch_0_1: _launch(kernels.refuse_argv),
-    kernels.launch_async: _when_placed(kernels.launch_async, _one_launch, _before_start),
-    graphs.graph_launch: _when_placed(graphs.graph_launch, _recorded, _before_nothing),
+    kernels.launch_async: _when_placed(kernels.launch_async, _LAUNCH_PIECES, _before_start),
+    streams.graph_launch: graph_launch,
     buffers.alloc: alloc,
-    **{body: _when_placed(body, _one, _before_copy) for body in (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)},
     **{
-        body: _when_roomy(body, _one)
-        for body in (streams.stream_create, streams.event_record, streams.stream_wait_event)
+        body: _when_placed(body, _ONE_PIECE, _before_copy)
+        for body in (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
     },
+    **{body: _when_roomy(body) for body in (streams.stream_create, streams.event_record, streams.stream_wait_event)},
     **{
         body: _when_drained(body)
         for body in (
             buffers.free,
             buffers.memcpy_h2d,
             buffers.memcpy_d2h,
-            graphs.graph_destroy,
+            streams.graph_destroy,
             kernels.unload,
             streams.stream_destroy,
         )
     },
 }
-"""Steps by the body that means the same. Bodies that are not here wait for the driver, or not at all."""
+"""Steps by the equivalent body. Bodies that are missing here wait for the driver, or not at all."""
 
 FINISH: Final = dict.fromkeys((kernels.launch, buffers.memcpy_h2d, buffers.memcpy_d2h), finish)
-"""Steps to the end of what the compiled form of a body has started."""
+"""Steps to the end of work that a body's compiled form has started."""

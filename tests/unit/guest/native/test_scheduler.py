@@ -23,7 +23,7 @@ MS = 1_000_000
 @example(name="deadline-remaining-ms", left_ns=((1 << 32) - 1) * MS)
 @example(name="deadline-remaining-ms", left_ns=1 << 53)
 @pytest.mark.rule("1-twin")
-def test_compiled_answers_lie_between_the_twins_of_before_and_after(make_bench, name, left_ns):
+def test_compiled_answers_lie_between_the_fallbacks_answers_before_and_after(make_bench, name, left_ns):
     bench = make_bench(1)
     at_ns = max(0, time.monotonic_ns() + left_ns)
     # The export sets the deadline of its own call, so the pad is set behind its back: a call that sets none.

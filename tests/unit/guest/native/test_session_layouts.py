@@ -13,8 +13,8 @@ from tensorwasm.guest.engine import capi
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.native.environment import Entry, address_of
-from tensorwasm.guest.native.session_layouts import draw_pad, recycle_pad, scratch_address
+from tensorwasm.guest.native.session_layouts import return_layout, scratch_address, take_layout
+from tensorwasm.guest.native.structures import Entry, address_of
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker, make_trampoline
 from tensorwasm.guest.sandbox.state import STATES
@@ -35,11 +35,11 @@ def prepared(wat):
 
 
 @pytest.mark.rule("4-session")
-def test_a_recycled_pad_is_all_zeros():
-    pad = draw_pad()
+def test_a_returned_layout_is_all_zeros():
+    pad = take_layout()
     ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(SessionLayout))
-    recycle_pad(pad)
-    assert bytes(draw_pad()) == bytes(ctypes.sizeof(SessionLayout))
+    return_layout(pad)
+    assert bytes(take_layout()) == bytes(ctypes.sizeof(SessionLayout))
 
 
 def test_every_thread_has_one_scratch():
@@ -51,18 +51,18 @@ def test_every_thread_has_one_scratch():
     assert seen[0] == seen[1] != other[0]
 
 
-def test_a_sandbox_is_known_by_its_pad_while_it_lives(prepared):
-    pad = draw_pad()
+def test_a_sandbox_is_known_by_its_layout_while_it_lives(prepared):
+    pad = take_layout()
     at = ctypes.addressof(pad)
     with Instance(prepared, pad=pad) as instance:
         assert STATES[at].layout is pad
         assert instance.call("f") == [2 << 16]
     assert at not in STATES
-    assert draw_pad() is pad
+    assert take_layout() is pad
 
 
 def test_a_call_arms_its_deadline_and_scratch(prepared):
-    pad = draw_pad()
+    pad = take_layout()
     with Instance(prepared, pad=pad) as instance:
         deadline = Deadline.after(5)
         instance.call("f", deadline=deadline)
@@ -77,7 +77,7 @@ def test_a_call_arms_its_deadline_and_scratch(prepared):
 
 
 def test_the_memory_is_known_once_it_was_looked_for(prepared):
-    pad = draw_pad()
+    pad = take_layout()
     with Instance(prepared, pad=pad) as instance:
         assert list(pad.memory) == [0, 0, 0]
         instance.call("f")
@@ -86,15 +86,15 @@ def test_the_memory_is_known_once_it_was_looked_for(prepared):
 
 
 @pytest.mark.rule("3-pad")
-def test_a_pad_that_something_may_still_reach_is_not_recycled(prepared):
-    pad = draw_pad()
+def test_a_layout_that_something_may_still_reach_is_not_returned(prepared):
+    pad = take_layout()
     Instance(prepared, pad=pad, drain=lambda: False).close()
     pad.launched = 7
-    assert draw_pad() is not pad
-    assert STATES.pop(ctypes.addressof(pad)).layout is pad
+    assert take_layout() is not pad
+    assert STATES.pop(ctypes.addressof(pad)).pad is pad
 
 
-def test_compiled_functions_need_a_pad(prepared):
+def test_compiled_functions_need_a_layout(prepared):
     with pytest.raises(InternalError, match="needs a session layout"):
         Instance(prepared)
 

@@ -29,8 +29,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.imports.suspension import Signal, Sleep, Turn
-from tensorwasm.guest.native.waiting import make_code
+from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait, Sleep
+from tensorwasm.guest.native.compiled import make_suspension_code
 from tensorwasm.guest.reactor import blocking_pool, gpu_completions, timers
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.sandbox.instance import Instance
@@ -57,7 +57,7 @@ SEVEN = '(module (func (export "go") (result i32) (i32.const 7)))'
 
 @pytest.fixture(scope="module")
 def code():
-    return make_code()
+    return make_suspension_code()
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def room(monkeypatch) -> gpu_completions.Room:
-    made = gpu_completions.Room(SLOTS)
-    monkeypatch.setattr(gpu_completions, "PROCESS_ROOM", made)
+def room(monkeypatch) -> gpu_completions.NotificationLimit:
+    made = gpu_completions.NotificationLimit(SLOTS)
+    monkeypatch.setattr(gpu_completions, "PROCESS_LIMIT", made)
     return made
 
 
@@ -151,7 +151,7 @@ def test_a_guest_may_wait_any_number_of_times(reactor, job, stream):
 
 def test_what_has_ended_already_does_not_wait(reactor, job):
     def steps(_call, value):
-        yield Signal(lambda _function, _argument: False, lambda: False)
+        yield DeviceWait(lambda _function, _argument: False, lambda: False)
         return value * 2
 
     function = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
@@ -199,7 +199,7 @@ def test_a_deadline_ends_a_guest_that_spins(reactor, job):
 
 
 @pytest.mark.rule("3-pad")
-def test_a_deadline_ends_a_guest_that_waits_and_its_pad_outlives_it_until_notified(reactor, job, stream):
+def test_a_deadline_ends_a_guest_that_waits_and_its_layout_outlives_it_until_notified(reactor, job, stream):
     one = job(ECHO, "go", 1, deadline=Deadline.after(0.05))
     spawn(reactor, one)
     assert isinstance(outcome(one), InvokeTimeout)
@@ -439,8 +439,8 @@ def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job
 @pytest.fixture
 def narrow(code, engine, monkeypatch) -> Iterator[Callable[[], Reactor]]:
     """Reactors of a process that asks for two notifications at a time."""
-    room, made = gpu_completions.Room(2), []
-    monkeypatch.setattr(gpu_completions, "PROCESS_ROOM", room)
+    room, made = gpu_completions.NotificationLimit(2), []
+    monkeypatch.setattr(gpu_completions, "PROCESS_LIMIT", room)
 
     def make() -> Reactor:
         made.append(Reactor(code))
@@ -505,13 +505,13 @@ def test_a_guest_that_ends_in_line_is_never_asked_for(narrow, job, stream):
 
 def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow, job, stream):
     def steps(_call, value):
-        return 10 + (yield Signal(lambda _function, _argument: False, lambda: False)) + value
+        return 10 + (yield DeviceWait(lambda _function, _argument: False, lambda: False)) + value
 
     done = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)
 
     def broken(_call, value):
         try:
-            yield Signal(lambda _function, _argument: 1 // 0, lambda: False)
+            yield DeviceWait(lambda _function, _argument: 1 // 0, lambda: False)
         except ZeroDivisionError:
             return value
 
@@ -594,7 +594,7 @@ def test_who_need_not_wait_for_a_turn_goes_on_at_once(reactor, job):
 
 
 @pytest.mark.parametrize(("error", "expected"), [(CapacityExhausted("full"), [5]), (DeviceLost("gone"), DeviceLost)])
-def test_a_line_that_takes_nobody_tells_the_steps(reactor, job, error, expected):
+def test_a_queue_that_admits_none_informs_the_steps(reactor, job, error, expected):
     def refuse(_tell, _until):
         raise error
 
@@ -663,7 +663,7 @@ def test_a_guest_needs_one_timer_however_often_it_waits_for_its_turn(reactor, jo
 
     def steps(_call, value):
         for _ in range(50):
-            yield Turn(line, line.until)
+            yield QueueWait(line, line.until)
         return value
 
     function = HostFunction(HOST, "wait", ("i32",), ("i32",), print, waits=True, steps=steps)

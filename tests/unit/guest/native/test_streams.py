@@ -64,7 +64,7 @@ def test_a_copy_is_made_when_both_ends_hold_it(make_bench, kind, pages, handle, 
     if not fits:
         halves = (signed(handle & 0xFFFF_FFFF), signed(handle >> 32))
         order = (*halves, signed(offset)) if kind == "h2d" else (signed(offset), *halves)
-        assert bench.calls.twins == [(f"wasi_cuda_memcpy_{kind}", *order, signed(length))]
+        assert bench.calls.fallbacks == [(f"wasi_cuda_memcpy_{kind}", *order, signed(length))]
 
 
 def put_buffer(bench) -> None:
@@ -83,7 +83,7 @@ UNREADY = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unready", UNREADY)
-def test_a_copy_that_would_have_to_wait_or_be_refused_is_pythons(bench, kind, unready):
+def test_a_copy_that_would_have_to_wait_or_be_refused_is_left_to_python(bench, kind, unready):
     put_buffer(bench)
     UNREADY[unready](bench)
     assert copy(bench, kind, BUFFER, 0, 8) == -99
@@ -99,7 +99,7 @@ def test_a_copy_goes_behind_the_work_of_its_own_stream(bench, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_that_the_driver_refuses_is_pythons(bench, kind):
+def test_a_copy_that_the_driver_refuses_is_left_to_python(bench, kind):
     put_buffer(bench)
     bench.driver.results[f"memcpy_{'htod' if kind == 'h2d' else 'dtoh'}_async"] = 1
     assert copy(bench, kind, BUFFER, 0, 8) == -99
@@ -108,11 +108,11 @@ def test_a_copy_that_the_driver_refuses_is_pythons(bench, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("result", [NOT_READY, 700])
-def test_a_copy_that_does_not_end_well_or_soon_is_pythons_to_finish(bench, kind, result):
+def test_a_copy_that_does_not_end_well_or_soon_is_left_to_python_to_finish(bench, kind, result):
     put_buffer(bench)
     bench.driver.results["stream_query"] = result
     assert copy(bench, kind, BUFFER, 0, 8) == -98
-    assert (bench.calls.twins, bench.calls.finished) == ([], 1)
+    assert (bench.calls.fallbacks, bench.calls.finished) == ([], 1)
     assert len(bench.driver.calls) == 1
     assert bench.pad.pending == 1
 
@@ -148,7 +148,7 @@ def test_sync_leaves_a_stream_that_lost_its_row_to_python(bench):
     assert bench.pad.pending == 1
 
 
-def test_sync_while_recording_is_pythons(bench):
+def test_sync_while_recording_is_left_to_python(bench):
     bench.hand.put_stream(3, 0x33, recording=1)
     assert bench.call("wasi_cuda_sync") == -99
 
@@ -175,15 +175,15 @@ def test_an_idle_stream_is_not_asked(bench):
 
 
 @pytest.mark.parametrize("number", [1, -1, 35, 1 << 32, 7])
-def test_a_stream_that_is_not_there_or_records_is_pythons(bench, number):
+def test_a_stream_that_is_not_there_or_records_is_left_to_python(bench, number):
     bench.hand.put_stream(3, 0x33, pending=4)
     bench.hand.put_stream(7, 0x77, recording=1)
     assert bench.call("wasi_cuda_stream_sync", number) == -99
-    assert bench.calls.twins == [("wasi_cuda_stream_sync", number)]
+    assert bench.calls.fallbacks == [("wasi_cuda_stream_sync", number)]
 
 
 @pytest.mark.parametrize("result", [NOT_READY, 700])
-def test_a_stream_that_does_not_end_is_pythons(bench, result):
+def test_a_stream_that_does_not_end_is_left_to_python(bench, result):
     bench.hand.put_stream(3, 0x33, pending=4)
     bench.driver.results["stream_query"] = result
     assert bench.call("wasi_cuda_stream_sync", 3) == -99
@@ -191,7 +191,7 @@ def test_a_stream_that_does_not_end_is_pythons(bench, result):
 
 
 @pytest.mark.parametrize("name", ["wasi_cuda_sync", "wasi_cuda_stream_sync"])
-def test_waits_of_a_session_that_is_not_ready_are_pythons(bench, name):
+def test_waits_of_a_session_that_is_not_ready_are_left_to_python(bench, name):
     args = (0,) if name == "wasi_cuda_stream_sync" else ()
     bench.pad.armed = 0
     assert bench.call(name, *args) == -99

@@ -15,7 +15,7 @@ from tensorwasm.errors import DeviceLost, GuestTrap, InvokeTimeout
 from tensorwasm.gpu.native.layout import DriverTable
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
-from tensorwasm.guest.native.session_layouts import draw_pad
+from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
 from tensorwasm.guest.sandbox.state import STATES
@@ -72,25 +72,25 @@ def engine():
 
 
 @pytest.fixture
-def make_visit(engine):
+def make_oneshot(engine):
     made = []
 
     def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> OneShotSandbox:
         prepared = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(WAT))))
         assert is_one_shot(prepared)
-        pad = draw_pad()
+        pad = take_layout()
         if contexts is not None:
             pad.driver = ctypes.addressof(contexts.table)
-        made.append(visit := OneShotSandbox(prepared, export, Limits(), pad, brief=brief))
-        return visit
+        made.append(sandbox := OneShotSandbox(prepared, export, Limits(), pad, brief=brief))
+        return sandbox
 
     yield make
-    for visit in made:
-        visit.close()
+    for sandbox in made:
+        sandbox.close()
 
 
-def call(visit: OneShotSandbox, deadline: Deadline | None = None, drain=None):
-    return list(visit.call((), {}, deadline, drain))
+def call(sandbox: OneShotSandbox, deadline: Deadline | None = None, drain=None):
+    return list(sandbox.call((), {}, deadline, drain))
 
 
 def settled(engine):
@@ -119,41 +119,41 @@ def other_thread(no_switches):
     thread.join()
 
 
-def test_short_guests_keep_the_gil(make_visit, other_thread):
-    (start, ran), visit = other_thread, make_visit()
+def test_short_guests_keep_the_gil(make_oneshot, other_thread):
+    (start, ran), sandbox = other_thread, make_oneshot()
     start()
     for _ in range(10):
-        assert call(visit) == [1]
+        assert call(sandbox) == [1]
     assert ran == []
 
 
-def test_a_guest_that_outlives_a_tick_lets_go_of_the_gil(make_visit, other_thread):
-    (start, ran), visit = other_thread, make_visit("spin")
+def test_a_guest_that_outlives_a_tick_releases_the_gil(make_oneshot, other_thread):
+    (start, ran), sandbox = other_thread, make_oneshot("spin")
     start()
     with pytest.raises(InvokeTimeout):
-        call(visit, Deadline.after(0.1))
+        call(sandbox, Deadline.after(0.1))
     assert ran == [1]
-    assert visit._order.thread == 0
+    assert sandbox._order.thread == 0
 
 
 @pytest.mark.parametrize("kind", ["with a device", "with instructions that take long"])
-def test_some_guests_never_have_the_gil(make_visit, other_thread, kind):
+def test_some_guests_never_have_the_gil(make_oneshot, other_thread, kind):
     (start, ran), long = other_thread, kind == "with instructions that take long"
-    visit = make_visit(contexts=None if long else Contexts(), brief=not long)
+    sandbox = make_oneshot(contexts=None if long else Contexts(), brief=not long)
     start()
     while not ran:
-        assert call(visit) == [1]
+        assert call(sandbox) == [1]
 
 
-def test_endless_guests_run_side_by_side(make_visit):
-    visits, ended = [make_visit("spin") for _ in range(4)], []
+def test_endless_guests_run_side_by_side(make_oneshot):
+    sandboxes, ended = [make_oneshot("spin") for _ in range(4)], []
 
-    def run(visit: OneShotSandbox) -> None:
+    def run(sandbox: OneShotSandbox) -> None:
         with pytest.raises(InvokeTimeout):
-            call(visit, Deadline.after(0.15))
+            call(sandbox, Deadline.after(0.15))
         ended.append(time.monotonic())
 
-    threads = [threading.Thread(target=run, args=(visit,)) for visit in visits]
+    threads = [threading.Thread(target=run, args=(sandbox,)) for sandbox in sandboxes]
     started = time.monotonic()
     for thread in threads:
         thread.start()
@@ -163,75 +163,75 @@ def test_endless_guests_run_side_by_side(make_visit):
 
 
 @pytest.mark.parametrize("stack", [[], [OTHER], [CONTEXT, OTHER]])
-def test_the_context_is_current_for_the_call_and_not_after_it(make_visit, stack):
+def test_the_context_is_current_for_the_call_and_not_after_it(make_oneshot, stack):
     contexts = Contexts(*stack)
-    assert call(make_visit(contexts=contexts)) == [1]
+    assert call(make_oneshot(contexts=contexts)) == [1]
     assert contexts.calls == ["push", "pop"]
     assert contexts.stack == stack
 
 
-def test_a_context_that_is_current_is_left_alone(make_visit):
+def test_a_context_that_is_current_is_left_alone(make_oneshot):
     contexts = Contexts(CONTEXT)
-    assert call(make_visit(contexts=contexts)) == [1]
+    assert call(make_oneshot(contexts=contexts)) == [1]
     assert contexts.calls == []
 
 
 @pytest.mark.parametrize("stack", [[], [CONTEXT]])
-def test_a_context_that_is_another_by_now_is_a_lost_device(make_visit, engine, stack):
+def test_a_context_that_is_another_by_now_is_a_lost_device(make_oneshot, engine, stack):
     slots = settled(engine)
-    visit = make_visit(contexts=Contexts(*stack, number=NUMBER + 1))
+    sandbox = make_oneshot(contexts=Contexts(*stack, number=NUMBER + 1))
     with pytest.raises(DeviceLost):
-        call(visit)
+        call(sandbox)
     assert engine.free_slots == slots
 
 
 @pytest.mark.parametrize("failing", ["id", "push"])
-def test_a_driver_that_refuses_is_a_lost_device(make_visit, failing):
+def test_a_driver_that_refuses_is_a_lost_device(make_oneshot, failing):
     contexts = Contexts(OTHER)
     contexts.results[failing] = 201
     with pytest.raises(DeviceLost):
-        call(make_visit(contexts=contexts))
+        call(make_oneshot(contexts=contexts))
     assert contexts.stack == [OTHER]
 
 
 @pytest.mark.parametrize(("export", "error"), [("trap", GuestTrap), ("spin", InvokeTimeout)])
-def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_visit, engine, export, error):
+def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_oneshot, engine, export, error):
     contexts, drained = Contexts(OTHER), []
-    slots, visit = settled(engine), make_visit(export, contexts)
+    slots, sandbox = settled(engine), make_oneshot(export, contexts)
     with pytest.raises(error):
-        call(visit, Deadline.after(0.05), lambda: drained.append(1) or True)
+        call(sandbox, Deadline.after(0.05), lambda: drained.append(1) or True)
     assert (drained, contexts.stack, engine.free_slots) == ([1], [OTHER], slots)
 
 
 @pytest.mark.rule("3-memory")
-def test_memory_that_may_still_be_reached_is_drained_first(make_visit, engine):
-    visit, drained = make_visit(), []
-    pad = visit._state.layout
+def test_memory_that_may_still_be_reached_is_drained_first(make_oneshot, engine):
+    sandbox, drained = make_oneshot(), []
+    pad = sandbox._state.layout
     for field in ("pending", "reach_bytes"):
         setattr(pad, field, 1)
-        assert call(visit, drain=lambda: drained.append(1) or True) == [1]
+        assert call(sandbox, drain=lambda: drained.append(1) or True) == [1]
         setattr(pad, field, 0)
-    assert call(visit, drain=lambda: drained.append(1) or True) == [1]
+    assert call(sandbox, drain=lambda: drained.append(1) or True) == [1]
     assert drained == [1, 1]
 
 
 @pytest.mark.rule("3-memory", "3-pad")
-def test_memory_that_is_never_let_go_keeps_its_slot_and_its_pad(make_visit, engine):
-    visit, slots = make_visit(), engine.free_slots
-    pad = visit._state.layout
+def test_memory_that_is_never_let_go_keeps_its_slot_and_its_layout(make_oneshot, engine):
+    sandbox, slots = make_oneshot(), engine.free_slots
+    pad = sandbox._state.layout
     pad.pending = 1
-    assert call(visit, drain=lambda: False) == [1]
-    visit.close()
+    assert call(sandbox, drain=lambda: False) == [1]
+    sandbox.close()
     assert engine.free_slots == slots - 1
-    assert STATES[ctypes.addressof(pad)] is visit._state
+    assert STATES[ctypes.addressof(pad)] is sandbox._state
 
 
 @pytest.mark.rule("4-staging")
-def test_what_a_slot_was_used_for_is_cleared(make_visit):
-    visit, slot = make_visit(), ctypes.create_string_buffer(b"x" * 64, 64)
-    pad = visit._state.layout
+def test_what_a_slot_was_used_for_is_cleared(make_oneshot):
+    sandbox, slot = make_oneshot(), ctypes.create_string_buffer(b"x" * 64, 64)
+    pad = sandbox._state.layout
     pad.stage_at, pad.stage_bytes, pad.stage_used = ctypes.addressof(slot), 64, 40
-    assert call(visit) == [1]
+    assert call(sandbox) == [1]
     assert slot.raw == bytes(40) + b"x" * 24
     assert pad.stage_used == 0
 

@@ -12,7 +12,7 @@ from numba.core import config
 
 from tensorwasm import settings
 from tensorwasm.guest.engine import folders
-from tensorwasm.guest.native import cache, compiled
+from tensorwasm.guest.native import compiled
 
 
 @pytest.fixture
@@ -29,24 +29,24 @@ def use(monkeypatch):
 @pytest.mark.rule("11-cache")
 def test_the_folder_is_for_its_owner_alone(tmp_path, use):
     use(tmp_path / "new")
-    folder = cache.open_folder(["a", 1])
+    folder = compiled.open_folder(["a", 1])
     assert folder.parent == tmp_path / "new" / "native"
     assert [path.stat().st_mode & 0o777 for path in (folder.parent.parent, folder.parent, folder)] == [0o700] * 3
-    assert cache.open_folder(["a", 1]) == folder
+    assert compiled.open_folder(["a", 1]) == folder
 
 
 def test_another_number_is_another_folder(tmp_path, use):
     use(tmp_path)
-    assert cache.open_folder([("ARMED", 8)]) != cache.open_folder([("ARMED", 16)])
+    assert compiled.open_folder([("ARMED", 8)]) != compiled.open_folder([("ARMED", 16)])
 
 
 def test_the_user_has_a_cache(tmp_path, monkeypatch, use):
     use("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.open_folder([]).parent == tmp_path / "tensor-wasm" / "native"
+    assert compiled.open_folder([]).parent == tmp_path / "tensor-wasm" / "native"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.open_folder([]).parent == tmp_path / ".cache" / "tensor-wasm" / "native"
+    assert compiled.open_folder([]).parent == tmp_path / ".cache" / "tensor-wasm" / "native"
 
 
 def link(tmp_path):
@@ -68,14 +68,14 @@ def a_file(tmp_path):
 
 
 def inner_link(tmp_path):
-    folder = cache.open_folder([])
+    folder = compiled.open_folder([])
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.rmdir()
     folder.symlink_to(tmp_path / "elsewhere")
 
 
 def inner_open_to_others(_tmp_path):
-    cache.open_folder([]).chmod(0o770)
+    compiled.open_folder([]).chmod(0o770)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_folder_that_others_could_write_to_is_refused(tmp_path, use, damage, r
     use(tmp_path)
     damage(tmp_path)
     with pytest.raises(OSError, match=reason):
-        cache.open_folder([])
+        compiled.open_folder([])
 
 
 @pytest.mark.rule("11-cache")
@@ -103,7 +103,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(OSError, match="belongs to somebody else"):
-        cache.open_folder([])
+        compiled.open_folder([])
 
 
 @pytest.mark.rule("11-cache")
@@ -113,7 +113,7 @@ def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
     monkeypatch.setattr(folders, "_ROOT", -1)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(OSError, match=f"{re.escape(str(tmp_path.resolve() / 'mine'))} belongs to somebody else"):
-        cache.open_folder([])
+        compiled.open_folder([])
 
 
 @pytest.mark.rule("11-cache")
@@ -122,13 +122,13 @@ def test_nor_may_anybody_move_a_folder_further_up(tmp_path, use):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(OSError, match="open can be written by others"):
-        cache.open_folder([])
+        compiled.open_folder([])
 
 
 def test_a_parent_with_the_sticky_bit_keeps_what_is_ours(tmp_path, use):
     use(tmp_path)
     tmp_path.chmod(0o1777)
-    assert cache.open_folder([]).is_dir()
+    assert compiled.open_folder([]).is_dir()
 
 
 def test_without_a_folder_things_are_compiled_and_not_kept(tmp_path, use, caplog):

@@ -1,23 +1,23 @@
-"""Compiled code that calls Python: the twins of host functions, and the epoch callback of visits.
+"""Compiled code that calls Python: the fallbacks of host functions, and the epoch callback of one-shot calls.
 
-What Python raises before it can catch anything is left with the thread during a visit, which ends with it; anywhere
-else it is reported as ctypes would, and the guest ends with a trap all the same.
+An exception that Python code could not catch stays with the thread during a one-shot call, which ends with it; outside
+one it is reported as by ctypes. The guest ends with a trap in both cases.
 """
 
 from __future__ import annotations
 
 from numba import int32
 
-from tensorwasm.guest.native.checks import compiled, find_context, find_pad
+from tensorwasm.guest.native.checks import compiled, find_context, find_session
 from tensorwasm.guest.native.intrinsics import call_i32, call_u64, call_void, load_u64, store_u64
-from tensorwasm.guest.native.layout import ENV, INTERPRETER, ONE, ORDER, PAD, ZERO
+from tensorwasm.guest.native.layout import CALL, ENV, INTERPRETER, ONE, SESSION, ZERO
 
 FOUR = ONE + ONE + ONE + ONE
 
 
 @compiled
 def put(interpreter: int, arguments: int, index: int, value: int) -> bool:
-    """Set an item of a new tuple to a number. Return whether that could be made."""
+    """Set an item of a new tuple to a number. Return whether memory sufficed."""
     made = call_u64(load_u64(interpreter + INTERPRETER.to_object), (value,))
     if made == ZERO:
         return False
@@ -43,7 +43,7 @@ def pack(interpreter: int, first: int, second: int, third: int, fourth: int) -> 
 
 
 @compiled
-def call(interpreter: int, function: int, first: int, second: int, third: int, fourth: int) -> tuple[bool, int]:
+def call_python(interpreter: int, function: int, first: int, second: int, third: int, fourth: int) -> tuple[bool, int]:
     """Call a Python function with four numbers, holding the GIL. Return whether it returned, and its number."""
     forget = load_u64(interpreter + INTERPRETER.forget)
     arguments = pack(interpreter, first, second, third, fourth)
@@ -61,56 +61,55 @@ def call(interpreter: int, function: int, first: int, second: int, third: int, f
 
 
 @compiled
-def refuse(env: int, caller: int, interpreter: int, function: int) -> int:
-    """Return a trap for what could not even begin."""
-    if load_u64(find_pad(env, find_context(env, caller)) + PAD.visited) == ZERO:
+def make_trap(env: int, caller: int, interpreter: int, function: int) -> int:
+    """Return the trap of a Python function that raised; report its exception outside a one-shot call."""
+    if load_u64(find_session(env, find_context(env, caller)) + SESSION.visited) == ZERO:
         call_void(load_u64(interpreter + INTERPRETER.report), (function,))
     text, text_bytes = load_u64(interpreter + INTERPRETER.text), load_u64(interpreter + INTERPRETER.text_bytes)
     return call_u64(load_u64(interpreter + INTERPRETER.trap_new), (text, text_bytes))
 
 
 @compiled
-def enter(env: int, function: int, caller: int, cells: int, count: int) -> int:
-    """Call a trampoline. Return its trap."""
+def call_trampoline(env: int, function: int, caller: int, cells: int, count: int) -> int:
+    """Call a Python trampoline with the GIL. Return its trap."""
     interpreter = load_u64(env + ENV.interpreter)
     held = call_i32(load_u64(interpreter + INTERPRETER.ensure), ())
-    returned, trap = call(interpreter, function, env, caller, cells, count)
+    returned, trap = call_python(interpreter, function, env, caller, cells, count)
     if not returned:
-        trap = refuse(env, caller, interpreter, function)
+        trap = make_trap(env, caller, interpreter, function)
     call_void(load_u64(interpreter + INTERPRETER.release), (int32(held),))
     return trap
 
 
-def twin_in_python(env: int, caller: int, cells: int, count: int) -> int:
-    """Be a host function that Python is."""
-    return enter(env, load_u64(env + ENV.twin_object), caller, cells, count)
+def fallback_in_python(env: int, caller: int, cells: int, count: int) -> int:
+    """Run a host function in Python."""
+    return call_trampoline(env, load_u64(env + ENV.fallback_object), caller, cells, count)
 
 
 def finish_in_python(env: int, caller: int, cells: int, count: int) -> int:
-    """Wait in Python for what compiled code has started."""
-    return enter(env, load_u64(env + ENV.finish_object), caller, cells, count)
+    """Wait in Python for work that compiled code has started."""
+    return call_trampoline(env, load_u64(env + ENV.finish_object), caller, cells, count)
 
 
 @compiled
-def let_go(order: int) -> None:
-    """Give the GIL up for the rest of a visit, which takes it back when it has ended."""
-    store_u64(order + ORDER.thread, call_u64(load_u64(load_u64(order + ORDER.interpreter) + INTERPRETER.save), ()))
+def release_gil(call: int) -> None:
+    """Release the GIL for the rest of a one-shot call, which takes it back at its end."""
+    store_u64(call + CALL.thread, call_u64(load_u64(load_u64(call + CALL.interpreter) + INTERPRETER.save), ()))
 
 
-def on_epoch(context: int, order: int, delta: int, kind: int) -> int:
-    """Ask Python whether a visit goes on. What Python raises before it can catch anything ends it.
+def on_epoch(context: int, call: int, delta: int, kind: int) -> int:
+    """Ask Python whether a one-shot call goes on; an exception ends it.
 
-    A guest that is still there after a tick goes on without the GIL. So a short one pays nothing for it: beside a busy
-    thread of Python's, winning it back takes a thousand times as long as the guest.
+    A guest that still runs goes on without the GIL; taking that back costs a thousand times a shorter guest.
     """
-    interpreter = load_u64(order + ORDER.interpreter)
+    interpreter = load_u64(call + CALL.interpreter)
     held = call_i32(load_u64(interpreter + INTERPRETER.ensure), ())
-    pad, function = load_u64(order + ORDER.pad), load_u64(order + ORDER.on_epoch_object)
-    returned, error = call(interpreter, function, context, pad, delta, kind)
+    session, function = load_u64(call + CALL.pad), load_u64(call + CALL.on_epoch_object)
+    returned, error = call_python(interpreter, function, context, session, delta, kind)
     if not returned:
         text = load_u64(interpreter + INTERPRETER.text)
         error = call_u64(load_u64(interpreter + INTERPRETER.error_new), (text,))
     call_void(load_u64(interpreter + INTERPRETER.release), (int32(held),))
-    if load_u64(order + ORDER.thread) == ZERO:
-        let_go(order)
+    if load_u64(call + CALL.thread) == ZERO:
+        release_gil(call)
     return error

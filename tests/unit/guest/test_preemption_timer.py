@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensorwasm.errors import TickerNotRunning
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.ticker import timer_library
-from tensorwasm.guest.reactor import preemption_timer as alarms
+from tensorwasm.guest.reactor import preemption_timer
 from tensorwasm.guest.reactor.preemption_timer import SLICE_NS, PreemptionTimer
 
 pytestmark = pytest.mark.skipif(timer_library() is None, reason="POSIX timers are Linux's")
@@ -52,12 +52,12 @@ def test_where_guests_are_rare_it_does_not_go_off(engine):
 
 
 def test_each_thread_has_one_of_its_own_which_ends_with_it(engine):
-    mine, theirs = alarms.find_alarm(engine), []
-    thread = threading.Thread(target=lambda: theirs.append(id(alarms.find_alarm(engine))))
+    mine, theirs = preemption_timer.find_timer(engine), []
+    thread = threading.Thread(target=lambda: theirs.append(id(preemption_timer.find_timer(engine))))
     thread.start()
     thread.join()
     gc.collect()
-    assert mine is alarms.find_alarm(engine)
+    assert mine is preemption_timer.find_timer(engine)
     assert theirs != [id(mine)]
 
 
@@ -65,7 +65,7 @@ def test_without_timers_a_slice_is_a_tick(monkeypatch):
     def refuse(*_: object) -> None:
         raise TickerNotRunning("no timer")
 
-    monkeypatch.setattr(alarms, "PreemptionTimer", refuse)
+    monkeypatch.setattr(preemption_timer, "PreemptionTimer", refuse)
     runs: list[bool] = []
     fiber: Any = SimpleNamespace(
         state=SimpleNamespace(engine=SimpleNamespace(address=1), check=lambda: None),
@@ -74,6 +74,6 @@ def test_without_timers_a_slice_is_a_tick(monkeypatch):
         long=False,
     )
     ticks = iter(range(0, 10 * SLICE_NS, SLICE_NS // 2))
-    assert not alarms.run_first_slice(fiber, clock_ns=lambda: next(ticks))
+    assert not preemption_timer.run_first_slice(fiber, clock_ns=lambda: next(ticks))
     assert (runs, fiber.long) == ([False], True)
-    alarms._of_thread.alarms.pop((1, SLICE_NS))
+    preemption_timer._of_thread.timers.pop((1, SLICE_NS))

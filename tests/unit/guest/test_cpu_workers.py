@@ -1,4 +1,4 @@
-"""The crew, with guests whose slices are written down in advance."""
+"""The workers, with guests whose slices are written down in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.guest.reactor import cpu_workers as crews
+from tensorwasm.guest.reactor import cpu_workers
 from tensorwasm.guest.reactor.cpu_workers import NEWCOMERS, CpuWorkers
 from tensorwasm.guest.reactor.task import Task
 
@@ -66,12 +66,12 @@ class FakeFiber:
 
 
 @pytest.fixture(autouse=True)
-def without_alarms(monkeypatch):
-    monkeypatch.setattr(crews, "run_first_slice", lambda fiber: fiber.run())
+def without_timers(monkeypatch):
+    monkeypatch.setattr(cpu_workers, "run_first_slice", lambda fiber: fiber.run())
 
 
 class Returns:
-    """What a crew gave back."""
+    """What a workers gave back."""
 
     def __init__(self) -> None:
         self.found: list[tuple[Task, bool, BaseException | None]] = []
@@ -105,63 +105,63 @@ def tasks_of(fibers: list[FakeFiber]) -> list[Task]:
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(HOW)), max_size=30), st.integers(1, 3))
 def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run_it(wanted, threads):
     fibers, returns = [FakeFiber(*each) for each in wanted], Returns()
-    crew = CpuWorkers(threads, returns, make)
+    workers = CpuWorkers(threads, returns, make)
     tasks = tasks_of(fibers)
-    assert all(crew.take(task) for task in tasks)
+    assert all(workers.take(task) for task in tasks)
     returns.wait_for(len(tasks))
-    assert crew.aboard == len(tasks)
+    assert workers.guest_count == len(tasks)
     for _ in tasks:
-        crew.count_back()
-    crew.close()
+        workers.count_returned()
+    workers.close()
     assert sorted(map(id, tasks)) == sorted(id(task) for task, _, _ in returns.found)
     for task, ended, error in returns.found:
         fiber: Any = task.fiber
         assert fiber.runs == fiber.slices
         assert ended == (fiber.how == "ends")
         assert isinstance(error, _LateError) == (fiber.how in {"raises", "is late"})
-    assert (crew.aboard, crew.turns <= sum(fiber.runs for fiber in fibers)) == (0, True)
+    assert (workers.guest_count, workers.turns <= sum(fiber.runs for fiber in fibers)) == (0, True)
 
 
 def test_a_guest_that_has_been_ended_meanwhile_runs_no_more():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = CpuWorkers(1, returns, make)
+    workers = CpuWorkers(1, returns, make)
     first, second = tasks_of([FakeFiber(1000, log=log, gate=gate), FakeFiber(log=log)])
-    crew.take(first)
-    crew.take(second)
+    workers.take(first)
+    workers.take(second)
     first.over = second.over = True
     gate.set()
     returns.wait_for(2)
-    crew.close()
+    workers.close()
     assert len(log) <= 1
     assert all((ended, error) == (False, None) for _, ended, error in returns.found)
 
 
 def test_new_guests_go_first_but_not_for_ever():
     returns, log, gate = Returns(), [], threading.Event()
-    crew = CpuWorkers(1, returns, make)
+    workers = CpuWorkers(1, returns, make)
     old = [FakeFiber(3, log=log, gate=gate), FakeFiber(3, log=log)]
     new = [FakeFiber(log=log) for _ in range(3 * NEWCOMERS)]
     for task in tasks_of([*old, *new]):
-        crew.take(task)
+        workers.take(task)
     gate.set()
     returns.wait_for(len(old) + len(new))
-    crew.close()
+    workers.close()
     places = [place for place, fiber in enumerate(log) if fiber in old]
     gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(places)]
     assert max(gaps) == NEWCOMERS
     assert places[2] == NEWCOMERS  # the two old ones were new once
 
 
-def test_a_crew_without_threads_takes_nobody(monkeypatch):
+def test_without_threads_no_guest_is_taken(monkeypatch):
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    crew = CpuWorkers(2, Returns(), make)
+    workers = CpuWorkers(2, Returns(), make)
     (task,) = tasks_of([FakeFiber()])
-    assert not crew.take(task)
-    assert crew.aboard == 0
-    crew.close()
+    assert not workers.take(task)
+    assert workers.guest_count == 0
+    workers.close()
 
 
 def test_a_guest_that_has_no_sandbox_gets_it_on_the_thread_that_is_to_run_it_or_comes_back_with_the_error():
@@ -173,12 +173,12 @@ def test_a_guest_that_has_no_sandbox_gets_it_on_the_thread_that_is_to_run_it_or_
         return fiber
 
     for maker, ended in ((open_one, True), (make, False)):
-        crew = CpuWorkers(1, returns, maker)  # type: ignore[arg-type]
-        assert crew.take(Task(None))  # type: ignore[arg-type]
+        workers = CpuWorkers(1, returns, maker)  # type: ignore[arg-type]
+        assert workers.take(Task(None))  # type: ignore[arg-type]
         returns.wait_for(1)
         task, *how = returns.found.pop()
         assert how[0] is ended
         assert isinstance(how[1], _LateError) is not ended
         assert task.fiber is None or task.fiber.entered == made[0]
-        crew.count_back()
-        crew.close()
+        workers.count_returned()
+        workers.close()

@@ -1,6 +1,6 @@
-"""The functions that ``wasi:cuda/host@0.3.0`` has beyond those of 0.2.0.
+"""The functions of ``wasi:cuda/host``: those of 0.2.0, which are also those of 0.1.0, and what 0.3.0 adds.
 
-Handles, numbers and device offsets are whole i64s here.
+In 0.3.0's own functions handles, numbers and device offsets are whole i64s.
 """
 
 from __future__ import annotations
@@ -9,50 +9,140 @@ from typing import Final
 
 from tensorwasm.guest.imports.abi import Code
 from tensorwasm.guest.imports.host_function import ValType
-from tensorwasm.guest.imports.signatures import DESTINATION, Function, Param, handles, source, u32
+from tensorwasm.guest.imports.signatures import DESTINATION, ImportParam, ImportSignature, handles, source, u32
 
 _C_TYPES: Final[dict[ValType, str]] = {"i32": "int32_t", "i64": "int64_t"}
 _DONE: Final = "result<_, abi-error>"
-_OFFSET: Final = Param("offset", "i64", "uint64_t")
+_HALVES: Final = u32("handle_lo", "handle_hi")
+_OFFSET: Final = ImportParam("offset", "i64", "uint64_t")
 _STREAM: Final = handles("stream")
-_GEOMETRY: Final = u32("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_mem")
+_LAUNCH: Final = (
+    *handles("kernel"),
+    *u32("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_mem"),
+    source("args"),
+    *u32("args_len"),
+)
+_LAUNCH_WIT: Final = (
+    "kernel: kernel-id, grid: tuple<u32, u32, u32>, block: tuple<u32, u32, u32>, shared-mem: u32, args: list<u8>"
+)
+_LAUNCH_CODES: Final = tuple(code for code in Code if code is not Code.MALFORMED_PTX)
+_COPY_CODES: Final = (
+    Code.INVALID_POINTER,
+    Code.LAUNCH_FAILED,
+    Code.QUOTA_EXCEEDED,
+    Code.INVALID_ARGS,
+    Code.INVALID_HANDLE,
+)
 
 
 def _function(
     name: str,
-    params: tuple[Param, ...],
+    params: tuple[ImportParam, ...],
     wit: str,
     doc: str,
     *errors: Code,
     result: ValType = "i32",
     waits: bool = False,
-) -> Function:
-    """Return a function whose names in Wasm, C and WIT follow from one.
+) -> ImportSignature:
+    """Return a function whose names in Wasm, C and WIT follow from one, after ``wasi_cuda_``.
 
-    Args:
-        name: after ``wasi_cuda_``.
-        params: of the import.
-        wit: its type in WIT after ``func``.
-        doc: what it does and answers.
-        errors: codes it may answer besides those that every function may.
-        result: Wasm type of the result.
-        waits: it may wait for the device.
+    ``wit`` is its type after ``func``; ``errors`` are codes besides those of every function.
     """
-    codes = sorted({Code.NOT_AVAILABLE, Code.INTERNAL, *errors}, reverse=True)
+    codes = tuple(sorted({Code.NOT_AVAILABLE, Code.INTERNAL, *errors}, reverse=True))
+    names = (name.replace("_", "-"), f"func{wit}")
     head = f"{_C_TYPES[result]} wasi_cuda_{name}"
-    return Function(
-        f"wasi_cuda_{name}", params, result, head, (name.replace("_", "-"), f"func{wit}"), doc, tuple(codes), waits
-    )
+    return ImportSignature(f"wasi_cuda_{name}", params, result, head, names, doc, codes, waits)
 
 
-KERNELS: Final = (
+FUNCTIONS_0_2: Final = (
+    _function(
+        "load_ptx",
+        (source("ptx"), *u32("ptx_len"), source("entry", "const char *"), *u32("entry_len")),
+        "(ptx: list<u8>, entry: string) -> result<kernel-id, abi-error>",
+        "Load a kernel of a PTX text. Answers its id, which is positive.",
+        Code.INVALID_POINTER,
+        Code.INVALID_KERNEL,
+        Code.MALFORMED_PTX,
+        Code.QUOTA_EXCEEDED,
+        Code.INVALID_ARGS,
+        result="i64",
+        waits=True,
+    ),
+    _function(
+        "launch",
+        _LAUNCH,
+        f"({_LAUNCH_WIT}) -> {_DONE}",
+        "Run a kernel and wait for it.",
+        *_LAUNCH_CODES,
+        waits=True,
+    ),
+    _function("sync", (), f"() -> {_DONE}", "Wait for all work of this instance.", Code.LAUNCH_FAILED, waits=True),
+    ImportSignature(
+        "wasi_cuda_last_error_len",
+        (),
+        "i32",
+        "int32_t wasi_cuda_last_error_len",
+        None,
+        "Answer the length of the last failure's text, 0 if nothing has failed.",
+        (Code.NOT_AVAILABLE,),
+    ),
+    ImportSignature(
+        "wasi_cuda_last_error_copy",
+        (DESTINATION, *u32("dst_len")),
+        "i32",
+        "int32_t wasi_cuda_last_error_copy",
+        ("last-error", "func() -> string"),
+        "Copy the last failure's text, UTF-8 without a NUL. Answers how many bytes were copied.",
+        (Code.NOT_AVAILABLE, Code.INVALID_POINTER),
+    ),
+    _function(
+        "alloc",
+        u32("size_lo", "size_hi"),
+        "(size: u64) -> result<device-handle, abi-error>",
+        "Allocate zeroed device memory. Answers its handle, which is positive.",
+        Code.QUOTA_EXCEEDED,
+        Code.INVALID_ARGS,
+        result="i64",
+        waits=True,
+    ),
+    _function(
+        "free",
+        _HALVES,
+        f"(handle: device-handle) -> {_DONE}",
+        "Release device memory, once the work that could reach it has ended.",
+        Code.INVALID_HANDLE,
+        waits=True,
+    ),
+    _function(
+        "memcpy_h2d",
+        (*_HALVES, source("src"), *u32("len")),
+        f"(handle: device-handle, src: list<u8>) -> {_DONE}",
+        "Copy guest memory to the start of device memory.",
+        Code.INVALID_POINTER,
+        Code.INVALID_ARGS,
+        Code.INVALID_HANDLE,
+        waits=True,
+    ),
+    _function(
+        "memcpy_d2h",
+        (DESTINATION, *_HALVES, *u32("len")),
+        "(handle: device-handle, len: u32) -> result<list<u8>, abi-error>",
+        "Copy the start of device memory to guest memory.",
+        Code.INVALID_POINTER,
+        Code.INVALID_ARGS,
+        Code.INVALID_HANDLE,
+        waits=True,
+    ),
+)
+"""In the order of the documents."""
+
+ADDED_IN_0_3: Final = (
     _function(
         "launch_async",
-        (*handles("kernel"), *_GEOMETRY, source("args"), *u32("args_len"), *_STREAM),
-        "(kernel: kernel-id, grid: tuple<u32, u32, u32>, block: tuple<u32, u32, u32>, shared-mem: u32, "
-        f"args: list<u8>, stream: stream-id) -> {_DONE}",
+        (*_LAUNCH, *_STREAM),
+        f"({_LAUNCH_WIT}, stream: stream-id) -> {_DONE}",
         "Start a kernel behind what the stream was given so far.",
-        *(code for code in Code if code is not Code.MALFORMED_PTX),
+        *_LAUNCH_CODES,
         waits=True,
     ),
     _function(
@@ -65,16 +155,6 @@ KERNELS: Final = (
         Code.INVALID_ARGS,
         waits=True,
     ),
-)
-
-_COPY_CODES: Final = (
-    Code.INVALID_POINTER,
-    Code.LAUNCH_FAILED,
-    Code.QUOTA_EXCEEDED,
-    Code.INVALID_ARGS,
-    Code.INVALID_HANDLE,
-)
-COPIES: Final = (
     _function(
         "memcpy_h2d_async",
         (*handles("handle"), _OFFSET, source("src"), *u32("len"), *_STREAM),
@@ -91,9 +171,6 @@ COPIES: Final = (
         *_COPY_CODES,
         waits=True,
     ),
-)
-
-STREAMS: Final = (
     _function(
         "stream_create",
         (),
@@ -133,9 +210,6 @@ STREAMS: Final = (
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
     ),
-)
-
-EVENTS: Final = (
     _function(
         "event_create",
         (),
@@ -190,9 +264,6 @@ EVENTS: Final = (
         Code.INVALID_ARGS,
         Code.INVALID_HANDLE,
     ),
-)
-
-GRAPHS: Final = (
     _function(
         "graph_begin",
         _STREAM,
@@ -234,12 +305,9 @@ GRAPHS: Final = (
         Code.INVALID_HANDLE,
         waits=True,
     ),
-)
-
-PROPERTIES: Final = (
     _function(
         "device_attribute",
-        (Param("attribute", "i32", "int32_t"),),
+        (ImportParam("attribute", "i32", "int32_t"),),
         "(attribute: attribute) -> result<u64, abi-error>",
         "Answer a property of the device.",
         Code.INVALID_ARGS,
