@@ -21,7 +21,7 @@ from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.native.waiting import make_code
+from tensorwasm.guest.native.compiled import make_suspension_code as make_code
 
 code, stream, engine = make_code(), FakeStream(), Engine(EngineConfig(slots=64, fibers=True))
 text = '(module (import "host" "wait" (func $w (param i32) (result i32))) (memory (export "memory") 1)'
