@@ -91,7 +91,7 @@ def test_a_layout_that_something_may_still_reach_is_not_returned(prepared):
     Instance(prepared, pad=pad, drain=lambda: False).close()
     pad.launched = 7
     assert take_layout() is not pad
-    assert STATES.pop(ctypes.addressof(pad)).pad is pad
+    assert STATES.pop(ctypes.addressof(pad)).layout is pad
 
 
 def test_compiled_functions_need_a_layout(prepared):
