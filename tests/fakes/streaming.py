@@ -11,7 +11,7 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.http.routing import HttpRequest
-from tensorwasm.service.invocations.streaming import StreamOutcomes
+from tensorwasm.service.invocations.streaming import StreamEndings
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.values import NEVER
@@ -99,7 +99,7 @@ def fake_call(invocations, *, body=None, headers=None, quotas=None, again=None, 
         invocations=invocations,
         functions=SimpleNamespace(resolve=_resolve),
         models=FakeModels({"m": FUNCTION}),
-        outcomes=StreamOutcomes(),
+        outcomes=StreamEndings(),
         quotas=Quotas(),
         identities=SimpleNamespace(policy=lambda _tenant: SimpleNamespace(quotas=quotas or {}, weight=1)),
         settings=ServiceSettings.from_environment(environment or {}),

@@ -91,6 +91,7 @@ from tensorwasm.errors.edge import (
     BodyTooLarge,
     Conflict,
     DigestMismatch,
+    EndpointMissing,
     HostDenied,
     IdempotencyMismatch,
     InstanceNotFound,
@@ -108,8 +109,10 @@ from tensorwasm.errors.edge import (
     PublishDisabled,
     PublisherNotAllowed,
     PublishScopeRequired,
+    Refused,
     RequestTimeout,
     ScopeDenied,
+    ServerUnreachable,
     SessionElsewhere,
     TenantScopeDenied,
     TooManyArgs,
@@ -148,7 +151,6 @@ from tensorwasm.errors.host import (
     TickerNotRunning,
     UnsafeFile,
 )
-from tensorwasm.errors.remote import EndpointMissing, Refused, ServerUnreachable
 
 __all__ = [
     "MAX_MESSAGE",

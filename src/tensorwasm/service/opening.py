@@ -40,14 +40,14 @@ from tensorwasm.service.admission.instance_queue import InstanceQueue, host_byte
 from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Loader
-from tensorwasm.service.functions.models import Models, parse_map
+from tensorwasm.service.functions.models import ModelNames, parse_map
 from tensorwasm.service.functions.modules import Modules
 from tensorwasm.service.functions.options import Ceilings
 from tensorwasm.service.gauges import COUNT_S, Gauges
 from tensorwasm.service.idempotency import Idempotency
 from tensorwasm.service.identity.identity import Identity, open_identity
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.service.invocations.streaming import StreamOutcomes
+from tensorwasm.service.invocations.streaming import StreamEndings
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.jobs.jobs import Jobs, open_jobs
 from tensorwasm.service.kernels.kernels import Kernels
@@ -313,8 +313,8 @@ def _assemble(
         sessions=sessions,
         snapshots=snapshots,
         kernels=base.kernels,
-        models=Models(functions, parse_map(base.settings.openai_models)),
-        outcomes=StreamOutcomes(base.clock.monotonic_s),
+        models=ModelNames(functions, parse_map(base.settings.openai_models)),
+        outcomes=StreamEndings(base.clock.monotonic_s),
         readiness=Readiness({"database": partial(base.database.read, read_revision), "data folder": storage.require}),
         stack=stack.pop_all(),
     )

@@ -12,13 +12,13 @@ from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.functions import Functions
-from tensorwasm.service.functions.models import Models
+from tensorwasm.service.functions.models import ModelNames
 from tensorwasm.service.idempotency import Idempotency
 from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.identity.tenants import Tenants
 from tensorwasm.service.identity.tokens import NewToken, Tokens
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.service.invocations.streaming import StreamOutcomes
+from tensorwasm.service.invocations.streaming import StreamEndings
 from tensorwasm.service.jobs.jobs import Jobs
 from tensorwasm.service.kernels.kernels import Kernels
 from tensorwasm.service.readiness import Readiness
@@ -65,8 +65,8 @@ class Service:
     sessions: Sessions
     snapshots: Snapshots
     kernels: Kernels
-    models: Models
-    outcomes: StreamOutcomes
+    models: ModelNames
+    outcomes: StreamEndings
     readiness: Readiness
     stack: AsyncExitStack = field(repr=False)
 

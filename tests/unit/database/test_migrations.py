@@ -5,8 +5,7 @@ import threading
 import pytest
 from sqlalchemy import insert, inspect, select, text
 
-from tensorwasm.database.engine.migrations import STEPS, VERSION_KEY, MigrationStep, migrate
-from tensorwasm.database.engine.opening import open_database
+from tensorwasm.database.engine.opening import STEPS, VERSION_KEY, MigrationStep, migrate, open_database
 from tensorwasm.database.schema import META, METADATA
 from tensorwasm.errors import DatabaseUnavailable, SchemaTooNew
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tensorwasm.errors import InvalidArgs, ModelNotFound, NotFound
-from tensorwasm.service.functions.models import KEPT, KEPT_S, Models, parse_map
+from tensorwasm.service.functions.models import KEPT, KEPT_S, ModelNames, parse_map
 
 
 class FakeFunctions:
@@ -61,7 +61,7 @@ FUNCTIONS = {
 
 
 def find(model, tenant=1, mapped=None):
-    return asyncio.run(Models(FakeFunctions(**FUNCTIONS), mapped or {}).find(tenant, model))
+    return asyncio.run(ModelNames(FakeFunctions(**FUNCTIONS), mapped or {}).find(tenant, model))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_operator_s_name_of_another_tenant_s_function_falls_back_to_one_s_own
 def test_a_name_is_cached_for_a_time():
     async def story():
         now_s, functions = [0.0], FakeFunctions(**FUNCTIONS)
-        models = Models(functions, {}, lambda: now_s[0])
+        models = ModelNames(functions, {}, lambda: now_s[0])
         for _ in range(3):
             assert await models.find(1, "llm") == "llm"
         assert functions.asked == 1
@@ -134,7 +134,7 @@ def test_a_name_is_cached_for_a_time():
 def test_the_cache_of_names_is_bounded():
     async def story():
         functions = FakeFunctions(**{f"f{at}": (1, f"n{at}", True) for at in range(KEPT + 5)})
-        models = Models(functions, {})
+        models = ModelNames(functions, {})
         for at in range(KEPT + 5):
             await models.find(1, f"f{at}")
         assert len(models._cached) == KEPT
@@ -144,7 +144,7 @@ def test_the_cache_of_names_is_bounded():
 
 def test_a_tenants_models_are_listed_once_each():
     async def story():
-        models = Models(FakeFunctions(**FUNCTIONS), {"short": "f1@live", "shared": "g2"})
+        models = ModelNames(FakeFunctions(**FUNCTIONS), {"short": "f1@live", "shared": "g2"})
         assert {name: record.id for name, record in (await models.list(1)).items()} == {
             "short": "f1",
             "odd@name": "f3",

@@ -15,8 +15,8 @@ from tensorwasm.service.invocations.streaming import (
     KEPT_S,
     TENANTS,
     Channel,
-    StreamOutcome,
-    StreamOutcomes,
+    StreamEnding,
+    StreamEndings,
 )
 from tensorwasm.values import NEVER, Deadline
 
@@ -103,9 +103,9 @@ def test_put_after_the_loop_has_closed_is_no_error():
 
 
 def test_an_outcome_is_visible_to_its_tenant_only():
-    outcomes = StreamOutcomes()
-    outcomes.put(1, StreamOutcome("a", "f", "running"))
-    outcomes.put(1, StreamOutcome("a", "f", "done"))
+    outcomes = StreamEndings()
+    outcomes.put(1, StreamEnding("a", "f", "running"))
+    outcomes.put(1, StreamEnding("a", "f", "done"))
     assert outcomes.get(1, "a").status == "done"
     with pytest.raises(NotFound):
         outcomes.get(2, "a")
@@ -115,8 +115,8 @@ def test_an_outcome_is_visible_to_its_tenant_only():
 
 def test_an_outcome_expires():
     now_s = [0.0]
-    outcomes = StreamOutcomes(lambda: now_s[0])
-    outcomes.put(1, StreamOutcome("a", "f", "done"))
+    outcomes = StreamEndings(lambda: now_s[0])
+    outcomes.put(1, StreamEnding("a", "f", "done"))
     now_s[0] = KEPT_S - 1
     assert outcomes.get(1, "a").status == "done"
     now_s[0] = KEPT_S
@@ -125,10 +125,10 @@ def test_an_outcome_expires():
 
 
 def test_outcomes_beyond_the_limit_of_a_tenant_drop_its_oldest():
-    outcomes = StreamOutcomes()
-    outcomes.put(2, StreamOutcome("other", "f", "done"))
+    outcomes = StreamEndings()
+    outcomes.put(2, StreamEnding("other", "f", "done"))
     for at in range(KEPT + 1):
-        outcomes.put(1, StreamOutcome(str(at), "f", "done"))
+        outcomes.put(1, StreamEnding(str(at), "f", "done"))
     assert outcomes.get(2, "other").status == "done"
     assert outcomes.get(1, "1").status == "done"
     with pytest.raises(NotFound):
@@ -136,11 +136,11 @@ def test_outcomes_beyond_the_limit_of_a_tenant_drop_its_oldest():
 
 
 def test_outcomes_beyond_the_total_limit_drop_the_least_recent_tenant():
-    outcomes = StreamOutcomes()
+    outcomes = StreamEndings()
     for tenant in range(ALL // KEPT + 1):
         for at in range(KEPT):
-            outcomes.put(tenant, StreamOutcome(str(at), "f", "running"))
-            outcomes.put(tenant, StreamOutcome(str(at), "f", "done"))
+            outcomes.put(tenant, StreamEnding(str(at), "f", "running"))
+            outcomes.put(tenant, StreamEnding(str(at), "f", "done"))
     assert sum(map(len, outcomes._tenants.values())) <= ALL
     assert outcomes.get(1, "0").status == outcomes.get(tenant, str(KEPT - 1)).status == "done"
     with pytest.raises(NotFound):
@@ -148,11 +148,11 @@ def test_outcomes_beyond_the_total_limit_drop_the_least_recent_tenant():
 
 
 def test_tenants_beyond_the_limit_drop_the_least_recent_tenant():
-    outcomes = StreamOutcomes()
+    outcomes = StreamEndings()
     for tenant in range(TENANTS):
-        outcomes.put(tenant, StreamOutcome("a", "f", "running"))
-    outcomes.put(0, StreamOutcome("a", "f", "done"))
-    outcomes.put(TENANTS, StreamOutcome("a", "f", "running"))
+        outcomes.put(tenant, StreamEnding("a", "f", "running"))
+    outcomes.put(0, StreamEnding("a", "f", "done"))
+    outcomes.put(TENANTS, StreamEnding("a", "f", "running"))
     assert outcomes.get(0, "a").status == "done"
     with pytest.raises(NotFound):
         outcomes.get(1, "a")

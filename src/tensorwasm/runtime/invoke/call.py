@@ -67,7 +67,7 @@ class Chunks:
         """Do nothing: chunks are not buffered."""
 
 
-class CapturedOutput(NamedTuple):
+class WrittenOutput(NamedTuple):
     """What a guest wrote to its captured output streams."""
 
     stdout: bytes = b""
@@ -98,7 +98,7 @@ class Call:
         return self.function.initialisers(self.export)
 
     def outcome(
-        self, values: Sequence[codec.Number], exit_code: int, written: CapturedOutput, session: Session | None
+        self, values: Sequence[codec.Number], exit_code: int, written: WrittenOutput, session: Session | None
     ) -> Invocation:
         """Return the invocation of a guest that ended well."""
         return Invocation(
@@ -187,9 +187,9 @@ def call_export(
         raise
 
 
-def written(instance: Instance | Sandbox) -> CapturedOutput:
+def written(instance: Instance | Sandbox) -> WrittenOutput:
     """Return what a guest wrote, nothing for one without WASI."""
     out, err = instance.stdout, instance.stderr
     if out is None or err is None:
-        return CapturedOutput()
-    return CapturedOutput(out.captured, err.captured, out.truncated, err.truncated)
+        return WrittenOutput()
+    return WrittenOutput(out.captured, err.captured, out.truncated, err.truncated)

@@ -17,7 +17,7 @@ from tensorwasm.server.http.results import encode_result, require_success
 from tensorwasm.server.http.routing import SendChunk, StreamedReply, StreamEnd
 from tensorwasm.server.http.schemas import Left, Output, encode, left_by
 from tensorwasm.server.streaming import sse
-from tensorwasm.service.invocations.streaming import StreamOutcome
+from tensorwasm.service.invocations.streaming import StreamEnding
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.invoke.invocation import Invocation
@@ -72,7 +72,7 @@ class StreamedCall:
         self._stream = stream
         self._first = first
         self._put = partial(request.service.outcomes.put, request.tenant)
-        self._outcome = partial(StreamOutcome, request.request_id, reference)
+        self._outcome = partial(StreamEnding, request.request_id, reference)
         self._ended = False
 
     @classmethod
@@ -114,7 +114,7 @@ class StreamedCall:
         self._record(self._outcome("done"))
         return outcome
 
-    def _record(self, outcome: StreamOutcome) -> None:
+    def _record(self, outcome: StreamEnding) -> None:
         if not self._ended:
             self._ended = True
             self._put(outcome)

@@ -1,4 +1,4 @@
-"""`Models`: finds functions by model names, as clients of OpenAI's API use them."""
+"""`ModelNames`: finds functions by model names, as clients of OpenAI's API use them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse_map(text: str) -> dict[str, str]:
     return found
 
 
-class Models:
+class ModelNames:
     """The models of all tenants; `mapped` has the operator's names and their references. For one event loop."""
 
     def __init__(

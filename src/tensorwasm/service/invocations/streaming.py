@@ -196,7 +196,7 @@ class GuestStream:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOutcome:
+class StreamEnding:
     """How the stream of a request (UUID) ended, or that it still runs; reason is the error's kind, or empty."""
 
     request_id: str
@@ -206,15 +206,15 @@ class StreamOutcome:
     message: str = ""
 
 
-class StreamOutcomes:
+class StreamEndings:
     """Recent outcomes, for clients that lost their connection before the end. For one event loop."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._tenants: OrderedDict[int, OrderedDict[str, tuple[float, StreamOutcome]]] = OrderedDict()
+        self._tenants: OrderedDict[int, OrderedDict[str, tuple[float, StreamEnding]]] = OrderedDict()
         self._count = 0
 
-    def put(self, tenant: int, outcome: StreamOutcome) -> None:
+    def put(self, tenant: int, outcome: StreamEnding) -> None:
         """Keep an outcome, instead of an earlier one of the same request."""
         kept = self._tenants.setdefault(tenant, OrderedDict())
         self._tenants.move_to_end(tenant)
@@ -227,7 +227,7 @@ class StreamOutcomes:
         while len(self._tenants) > TENANTS or self._count > ALL:
             self._count -= len(self._tenants.popitem(last=False)[1])
 
-    def get(self, tenant: int, request_id: str) -> StreamOutcome:
+    def get(self, tenant: int, request_id: str) -> StreamEnding:
         """Return the outcome of a tenant's stream; raise NotFound if the tenant had no such stream lately."""
         kept = self._tenants.get(tenant)
         found = kept.get(request_id) if kept is not None else None

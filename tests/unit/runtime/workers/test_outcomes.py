@@ -36,7 +36,7 @@ def is_of_the_service(kind):
 
     What a room keeps to itself is none of the tree's either, whether or not a test before this one has imported it.
     """
-    service = {"tensorwasm.errors.edge", "tensorwasm.errors.remote"}
+    service = {"tensorwasm.errors.edge"}
     return kind.__module__ in service or not kind.__module__.startswith("tensorwasm.errors.")
 
 
