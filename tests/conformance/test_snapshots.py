@@ -211,16 +211,14 @@ def state(live: LiveInstance) -> object:
 @pytest.mark.rule("7-handles")
 @settings(max_examples=25, deadline=None)
 @given(before=st.lists(steps, max_size=25), after=st.lists(steps, max_size=12))
-def test_an_instance_goes_on_in_another_runtime(
-    runtime, elsewhere, function, fallback, tmp_path_factory, before, after
-):
+def test_an_instance_goes_on_in_another_runtime(runtime, elsewhere, function, twin, tmp_path_factory, before, after):
     path = tmp_path_factory.mktemp("snapshots") / "gpu.tws"
     with function.open(grants=["cuda"]) as live:
         player = Player(live)
         for name, *args in [("load_ptx",), ("alloc", 64), *before]:
             player.play(name, *args)
         runtime.snapshot(live, path, keys=RING)
-        with elsewhere.restore(path, fallback, grants=["cuda"], keys=RING) as restored:
+        with elsewhere.restore(path, twin, grants=["cuda"], keys=RING) as restored:
             assert state(restored) == state(live)
             other = Player(restored, tuple(player.kernels))
             for name, *args in after:
@@ -255,7 +253,7 @@ def random_step(source: random.Random) -> tuple[object, ...]:
     )
 
 
-def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, function, fallback):
+def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, function, twin):
     source = random.Random(20261121)
     program = [("load_ptx",), ("alloc", 64), *(random_step(source) for _ in range(1000))]
     with function.open(grants=["cuda"]) as live:
@@ -263,7 +261,7 @@ def test_a_program_of_a_thousand_calls_stopped_every_fifty(runtime, elsewhere, f
         for number, (name, *args) in enumerate(program):
             assert mover.play(name, *args) == player.play(name, *args), (number, name)
             if number % 50 == 49:
-                host, module = (elsewhere, fallback) if number % 100 == 49 else (runtime, function)
+                host, module = (elsewhere, twin) if number % 100 == 49 else (runtime, function)
                 with runtime.snapshot(mover.live) as snapshot:
                     mover.live.close()
                     mover.live = host.restore(snapshot, module, grants=["cuda"])
@@ -329,8 +327,8 @@ with Runtime(device=sys.argv[1], limits=LIMITS) as runtime:
     function = runtime.load(GUEST, "gpu")
     with runtime.restore(Path(sys.argv[2]), function, grants=["cuda"], keys=RING) as live:
         player = Player(live, (int(sys.argv[3]),))
-        from conformance.test_snapshots import Buffer, Window
-        print([player.launch(0, Buffer(1, 4), Window(33000, 4), 7), player.d2h(33000, 1, 64), player.load(33004)])
+        from conformance.test_snapshots import Buffer, WindowArg
+        print([player.launch(0, Buffer(1, 4), WindowArg(33000, 4), 7), player.d2h(33000, 1, 64), player.load(33004)])
 """
 
 

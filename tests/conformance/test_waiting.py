@@ -71,7 +71,7 @@ def test_a_call_comes_once_and_not_before_the_work_is_over(device):
         session.streams.synchronize(Deadline.after(SOON_S))
         # Only now: behind a closed gate a driver may make no stream, and have no queue left for memory.
         with closing(StreamGate(device)) as gate:
-            gate.hold(session._work.find(0).stream)
+            gate.hold(session._core.work.find(0).stream)
             session.buffers.allocate(64)
             assert session.streams.notify(0, bell.address, 2)
             assert not session.streams.ended(0)
@@ -94,7 +94,7 @@ def test_an_event_is_told_whatever_comes_behind_it_in_its_stream(device):
         block, flag = rig.host()
         session.buffers.allocate(64)
         session.events.record(event, 0)
-        rig.hold(session._work.find(0).stream, flag)
+        rig.hold(session._core.work.find(0).stream, flag)
         if session.events.notify(event, bell.address, 2):  # the work before it may be over by now
             bell.await_ring(2)
         session.events.synchronize(event, Deadline.after(SOON_S))

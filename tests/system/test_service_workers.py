@@ -81,7 +81,7 @@ def test_streams_cross_the_border_whole_in_order_and_as_fast_as_they_are_taken(t
             assert (
                 await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
             ).stdout == b"hi"
-            await asyncio.to_thread(stream._ticket.exception, SOON_S)
+            await asyncio.to_thread(stream._pending.exception, SOON_S)
             assert len([chunk async for chunk in stream]) <= 100
             with pytest.raises(InvokeTimeout):
                 _ = stream.outcome
@@ -89,7 +89,7 @@ def test_streams_cross_the_border_whole_in_order_and_as_fast_as_they_are_taken(t
             service.admission.admit_tenant(1), made.id, InvocationRequest("count", (1 << 30,))
         ) as stream:
             await anext(stream)
-        assert stream._ticket.done()
+        assert stream._pending.done()
 
     tell(tmp_path, runtime, story)
 

@@ -7,7 +7,6 @@ import mmap
 import os
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -193,6 +192,8 @@ def scratch() -> Iterator[BinaryIO]:
 
     OSError within the context, such as for want of space, becomes StoreUnavailable.
     """
+    import tempfile  # noqa: PLC0415 - a call of a function needs none
+
     with store_errors("written"), tempfile.TemporaryFile() as file:
         yield file
 
