@@ -34,7 +34,7 @@ def compile_for(name, wasm):
 
 @pytest.mark.rule("6-uploaded")
 def test_precompiled_code_is_refused(engine, wat):
-    with pytest.raises(InvalidWasm, match=r"precompiled code, which is taken from nobody: give the \.wasm"):
+    with pytest.raises(InvalidWasm, match=r"precompiled code, which is not accepted: give the \.wasm"):
         precompiled.refuse(precompiled.serialize(compile_module(engine, wat(SUM))))
     precompiled.refuse(wat(SUM))
     precompiled.refuse(b"")

@@ -13,7 +13,7 @@ from tensorwasm.errors import GuestExit, GuestTrap, InvokeTimeout
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke import inline
+from tensorwasm.runtime.invoke import dispatch, inline
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0
@@ -227,3 +227,17 @@ def test_a_module_without_one_takes_the_short_ways(runtime):
     if may_have_fibers():
         submit(function, "get")
         assert function.dispatch.fiber_plans["get"] is not None
+
+
+def test_a_plan_that_was_made_before_an_initialiser_was_set_is_not_kept(runtime, monkeypatch):
+    function, plan_one_shot = runtime.load(PURE, "pure"), dispatch.plan_one_shot
+
+    def plan(asked):
+        made = plan_one_shot(asked)
+        if function.initialiser is None:
+            function.warm(0, initialiser="reset")  # as another thread may, at this very moment
+        return made
+
+    monkeypatch.setattr(dispatch, "plan_one_shot", plan)
+    assert function.invoke("get").values == (11,)
+    assert function.invoke("get").values == (101,)

@@ -369,3 +369,17 @@ def test_host_memory_leaves_a_reserve_and_the_compilers_part(whole):
 
 def test_a_group_of_3_gib_holds_seven_instances_of_usual_size():
     assert host_bytes(3072 * MIB) // (256 * MIB) == 7
+
+
+def test_a_tenant_over_its_own_share_evicts_no_session_of_others():
+    async def story(quotas, queue):
+        queue.idle = sessions = IdleSessions(quotas, 30 * MIB, 30 * MIB)
+        first = queue.try_hold(1, {}, 500 * MIB)
+        with pytest.raises(InvokeTimeout):
+            await queue.hold(1, {}, 300 * MIB, Deadline.after(0.01))
+        assert len(sessions.held) == 2
+        queue.release(1, first)
+        for held in sessions.held:
+            held.release()
+
+    run(story, host_bytes=1200 * MIB)

@@ -30,7 +30,7 @@ _HANDLES: Final = Path("/proc/self/fd")
 def refuse(wasm: bytes) -> None:
     """Raise `InvalidWasm` if this is precompiled code."""
     if wasm[: len(MAGIC)] == MAGIC:
-        raise InvalidWasm("this is precompiled code, which is taken from nobody: give the .wasm that it was made from")
+        raise InvalidWasm("this is precompiled code, which is not accepted: give the .wasm that it was made from")
 
 
 def serialize(module: CompiledModule) -> bytes:

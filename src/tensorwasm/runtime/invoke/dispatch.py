@@ -11,6 +11,7 @@ one-shot call of a module without imports starts anew elsewhere, and every other
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -139,13 +140,17 @@ class Dispatcher:
     def __init__(self, module: DeployedModule) -> None:
         self._module = module
         self._prepared: set[tuple[bool, MemoryKind | None]] = set()
+        self._lock = threading.Lock()
+        self._generation = 0  # of what plans rest on: one that was made of an earlier one is used once, and not kept
         self.plans: dict[tuple[str | None, bool, str, MemoryKind | None], OneShotPlan] = {}
         self.fiber_plans: dict[str | None, FiberPlan | None] = {}
 
     def forget(self) -> None:
         """Drop all plans: what they rest on has changed."""
-        self.plans.clear()
-        self.fiber_plans.clear()
+        with self._lock:
+            self._generation += 1
+            self.plans.clear()
+            self.fiber_plans.clear()
 
     # ---------------------------------------------------------------- on the caller's thread
 
@@ -178,12 +183,13 @@ class Dispatcher:
         key = export, granted.cuda, tenant, memory_kind
         plan = self.plans.get(key)
         if plan is None or plan.settings is not settings.current():
-            target = self._module.choose(export)
+            generation, target = self._generation, self._module.choose(export)
             plan = plan_one_shot(Question(self._module, target, granted, tenant, resolve_memory_kind(memory_kind)))
-            if plan is not None:
-                if len(self.plans) >= _MAX_PLANS:
-                    self.plans.clear()
-                self.plans[key] = plan
+            with self._lock:
+                if plan is not None and generation == self._generation:
+                    if len(self.plans) >= _MAX_PLANS:
+                        self.plans.clear()
+                    self.plans[key] = plan
         return plan
 
     # ---------------------------------------------------------------- as a fiber
@@ -219,10 +225,14 @@ class Dispatcher:
         try:
             return self.fiber_plans[export]
         except KeyError:
+            generation = self._generation
             asked = Question(self._module, self._module.choose(export), granted, "", "staged")
             short = all(row.as_fiber is None or row.as_fiber(asked) for row in CONDITIONS)
             prepared = self._module.form(Form(fibers=True))
-            plan = self.fiber_plans[export] = FiberPlan(self._module, prepared, asked.export) if short else None
+            plan = FiberPlan(self._module, prepared, asked.export) if short else None
+            with self._lock:
+                if generation == self._generation:
+                    self.fiber_plans[export] = plan
             return plan
 
     # ---------------------------------------------------------------- on an event loop's thread

@@ -76,7 +76,7 @@ class HttpRequest:
         """What holds for the tenant.
 
         Raises:
-            InternalError: the route is open: nobody was admitted.
+            InternalError: the route is open: no call was admitted.
         """
         if self.admission is None:
             raise InternalError("a route that is open to everybody acts for a tenant")

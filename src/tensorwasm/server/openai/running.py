@@ -28,7 +28,14 @@ QUIET: Final = Piece()
 async def find(request: HttpRequest, model: str) -> str:
     """Return the reference of the function that a model names; raise `ModelNotFound` if the tenant has none."""
     models = request.service.models
-    return models.known(request.tenant, model) or await models.find(request.tenant, model)
+    found = models.known(request.tenant, model)
+    if found:
+        return found
+    permit = await request.admitted.permit(request.service.admission.gates["openai"], request.deadline)
+    try:  # names that are not known are looked up in the database: a tenant's flood of them waits for its own
+        return await models.find(request.tenant, model)
+    finally:
+        permit.release(None)
 
 
 class ModelRun:

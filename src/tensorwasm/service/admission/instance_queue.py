@@ -76,6 +76,7 @@ class InstanceQueue:
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
+        self._machine_short: set[asyncio.Future[QuotaHold]] = set()  # waiting calls for which the machine is too full
         self._evicting: set[asyncio.Task[None]] = set()
         self.idle: IdleInstances | None = None
         self.waits = 0
@@ -159,6 +160,7 @@ class InstanceQueue:
                 self.release(wanted.tenant, granted.result())
             raise
         finally:
+            self._machine_short.discard(granted)
             if not granted.done():
                 del self._waiting[granted]
                 self._serve()
@@ -169,8 +171,8 @@ class InstanceQueue:
         return self._hold(wanted)
 
     def _evict_idle(self, granted: asyncio.Future[QuotaHold], wanted: _Wanted) -> None:
-        """Evict idle instances while a call waits, if that helps it."""
-        tenant = wanted.tenant if "memory_bytes" in wanted.limits else None
+        """Evict idle instances while a call waits: any if the machine is too full, else the tenant's own alone."""
+        tenant = None if granted in self._machine_short else wanted.tenant
         if self.idle is not None and self.idle.any_idle(tenant):
             task = asyncio.get_running_loop().create_task(self._evict(self.idle, granted, tenant))
             self._evicting.add(task)
@@ -193,6 +195,7 @@ class InstanceQueue:
                 if self._will_be_free(wanted, short):
                     if isinstance(short, CapacityExhausted):
                         first = first or wanted
+                        self._machine_short.add(granted)
                     continue
                 granted.set_exception(short)
             else:
@@ -221,14 +224,17 @@ class InstanceQueue:
         """Return whether only memory is short, and running guests or idle instances will release some of it."""
         tenant, limits, memory_bytes, instances = wanted
         if isinstance(short, CapacityExhausted):
-            return self._any_releases() and memory_bytes <= (self._quotas.host_bytes or memory_bytes)
+            return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
+                bool(self._running) or self._any_idle(None)
+            )
         held = self._quotas.usage(tenant)["instances"] + instances
         if held > limits.get("instances", held):
             return False
         if "memory_bytes" in limits:
-            idle_own = self.idle is not None and self.idle.any_idle(tenant)
-            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or idle_own)
-        return self._any_releases() and memory_bytes <= (self._quotas.most_bytes or memory_bytes)
+            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
+        return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
+            bool(self._running) or self._any_idle(tenant)
+        )
 
-    def _any_releases(self) -> bool:
-        return bool(self._running) or (self.idle is not None and self.idle.any_idle(None))
+    def _any_idle(self, tenant: int | None) -> bool:
+        return self.idle is not None and self.idle.any_idle(tenant)
