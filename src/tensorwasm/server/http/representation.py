@@ -94,9 +94,9 @@ def accepts_gzip(header: str | None) -> bool:
     return next((weights[name] for name in ("gzip", "x-gzip", "*") if name in weights), False)
 
 
-def is_compressible(content_type: str, size_bytes: int) -> bool:
-    """Return whether compressing a reply is worthwhile."""
-    return size_bytes >= GZIP_BYTES and content_type.startswith(("application/json", "text/"))
+def is_compressible(content_type: str) -> bool:
+    """Return whether replies of this type, of at least `GZIP_BYTES`, are worth compressing."""
+    return content_type.startswith(("application/json", "text/"))
 
 
 async def deflate(body: bytes) -> bytes:
