@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from tensorwasm.errors import MissingTenant
-from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
+from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
 from tensorwasm.server.http.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
@@ -36,7 +36,7 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
     given = headers.get("authorization") if exchange.method != WEBSOCKET else authorization(headers)
     principal = admission.authenticator.authenticate(given)
     if principal is None:
-        await ASIDE
+        await BECOME_TASK
         principal = await admission.authenticator.authenticate_slowly(given)
     exchange.principal = principal
     named = headers.get_all("x-tensorwasm-tenant")

@@ -4,8 +4,8 @@ In this order: host, route, length of the body, caller, tenant, scope, rate, whe
 itself, the tenant's quota of requests, a slot of the route's class, the handler, the reply, metrics and audit. Nothing
 is looked up before the caller is known to be allowed to: a refusal does not reveal what exists.
 
-Most requests never wait: `Pipeline.start` runs one until it must wait, and only then makes it a task. Before `ASIDE` is
-awaited no step may wait, or need a current task.
+Most requests never wait: `Pipeline.start` runs one until it must wait, and only then makes it a task. Before
+`BECOME_TASK` is awaited no step may wait, or need a current task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
 from tensorwasm.server.admission import admit
-from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
+from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.access_log import AccessLog
 from tensorwasm.server.http.decoding import decoder
@@ -190,7 +190,7 @@ class Pipeline:
 
     async def _read(self, exchange: Exchange) -> None:
         """Read a body that was not read ahead."""
-        await ASIDE
+        await BECOME_TASK
         exchange.held = reader = bodies.BodyReader(
             exchange.chunks(), self.budget, self._rules.max_body_bytes, exchange.tenant
         )
@@ -261,7 +261,7 @@ class Pipeline:
                 return await self._handle(exchange, route, call, begun)
             permit = admitted.try_permit(gate)
             if permit is None:
-                await ASIDE
+                await BECOME_TASK
                 permit = await admitted.permit(gate, call.deadline, 1.0)
             try:
                 return await self._handle(exchange, route, call, begun)
@@ -278,11 +278,11 @@ class Pipeline:
         answer: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
         if isinstance(answer, Reply):
             return answer
-        await ASIDE
+        await BECOME_TASK
         task = asyncio.current_task()
         if route.kind not in CANCELLED or task is None:
             return await answer
-        departure = Departure(exchange.proto, task)
+        departure = DisconnectWatcher(exchange.proto, task)
         try:
             return await answer
         finally:
@@ -291,7 +291,7 @@ class Pipeline:
 
     async def _converse(self, exchange: Exchange, route: Route, call: HttpRequest) -> None:
         """Accept a WebSocket, and close it when the handler returns."""
-        await ASIDE
+        await BECOME_TASK
         if route.scope is not None:
             required = self._rules.tenant_required
             call.again = partial(admit, exchange, route, self._admission, tenant_required=required)

@@ -288,7 +288,9 @@ class Dispatcher:
         """Open the device and compile what fibers need, if that was not done before, or raise why it fails. Blocks."""
         module = self._module
         if module.fibers.open() is not None:
-            form = _fiber_form(module.host.share() if granted.cuda else None, resolve_memory_kind(memory))
+            form = Form(fibers=True)
+            if granted.cuda:
+                form = _fiber_form(module.host.share(), resolve_memory_kind(memory))
             is_one_shot_fiber(module.form(form))  # compiled code is loaded now, and not on the first caller's thread
         self._prepared.add((granted.cuda, memory))
 
