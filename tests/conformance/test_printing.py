@@ -11,7 +11,7 @@ from wasmtime import wat2wasm
 from conformance.launcher import Launcher
 from tensorwasm import Runtime
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.gpu.device.output import MAX_KERNEL_OUTPUT_BYTES, KernelOutput
+from tensorwasm.gpu.device.port import MAX_KERNEL_OUTPUT_BYTES, KernelOutput
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3

@@ -6,8 +6,7 @@ import pytest
 
 from strategies.kernels import VECTOR_ADD
 from tensorwasm.errors import QuotaExceeded
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig

@@ -10,8 +10,7 @@ import pytest
 from strategies.kernels import VECTOR_ADD
 from tensorwasm.errors import LaunchRefused, NotSupported, QuotaExceeded
 from tensorwasm.gpu.device.protocols import Advice
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.memory import BufferPool, UnifiedBuffer
 from tensorwasm.gpu.memory.backings import KINDS
 from tensorwasm.gpu.opening import open_device

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers import child

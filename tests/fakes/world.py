@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
 from tensorwasm.gpu.emulator.device import EmulatorDevice
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import BUFFER_ROWS, DriverTable, KernelHead, SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, LaunchConfig

@@ -17,7 +17,8 @@ from fakes.device import FakeDevice
 from fakes.guest import FakeCall
 from strategies.kernels import FILL, VECTOR_ADD
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3, Code

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from fakes.pads import FUNCTION, Started
 from tensorwasm.errors import CallerError, InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
-from tensorwasm.gpu.device.arguments import HostWindow, Scalar, bind, check_fit, check_geometry
+from tensorwasm.gpu.device.arguments import HostWindow, RegionTable, Scalar, bind, check_fit, check_geometry
 from tensorwasm.gpu.device.protocols import NativeKernel
-from tensorwasm.gpu.device.regions import RegionTable
 from tensorwasm.guest.imports.argv import parse_argv, resolve_args
 from tensorwasm.values import DeviceInfo, KernelSignature, LaunchConfig, Region
 

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.device.arguments import HostWindow
-from tensorwasm.gpu.device.port import Device, Stream
-from tensorwasm.gpu.device.regions import RegionTable
-from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.device.arguments import HostWindow, RegionTable
+from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES, Prefetch
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter

@@ -9,7 +9,7 @@ from typing import Self
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.device.port import Device, DeviceStatistics
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, AccountStatistics
-from tensorwasm.gpu.limits.quota import PROCESS_GATE, Gate
+from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session

@@ -15,8 +15,7 @@ from typing import Final
 from tensorwasm.errors import CapacityExhausted, LaunchRefused
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import STAGE_SLOT_BYTES, STAGE_SLOTS
-from tensorwasm.gpu.device.port import Device
-from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.values import Region
 
 BLOCK_BYTES: Final = 256

@@ -11,14 +11,13 @@ from contextlib import suppress
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.device.arguments import Argument, HostWindow
+from tensorwasm.gpu.device.arguments import Argument, HostWindow, RegionTable
 from tensorwasm.gpu.device.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES
-from tensorwasm.gpu.device.regions import RegionTable
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.reach import Reach
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
-from tensorwasm.gpu.state.graphs import GraphTable
+from tensorwasm.gpu.state.numbered import GraphTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, MemoryKind, Region
 

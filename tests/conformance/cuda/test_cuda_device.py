@@ -13,7 +13,7 @@ import pytest
 from conformance.cuda.child import run_child
 from conformance.cuda.kernels import COUNT, POLL
 from tensorwasm.errors import InvalidDimensions, LaunchRefused, MalformedPtx
-from tensorwasm.gpu.cuda.driver.binding import load_driver
+from tensorwasm.gpu.cuda.driver.calls import load_driver
 from tensorwasm.gpu.cuda.opening import open_cuda, open_with
 from tensorwasm.ptx.model import Function, Instruction, Module
 from tensorwasm.ptx.parser import parse
@@ -245,7 +245,7 @@ expect(DeviceUnavailable, open_cuda)
 def test_another_librarys_reset_is_survived_with_nothing_held_and_noticed_with_something(then):
     run_child(
         """
-from tensorwasm.gpu.cuda.driver.binding import load_driver
+from tensorwasm.gpu.cuda.driver.calls import load_driver
 def reset():
     load_driver().call("cuDevicePrimaryCtxReset", load_driver().call("cuDeviceGet", 0))
 device.free(address)

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.cuda.kernels import COUNT, SMID
 from tensorwasm.errors import InvokeTimeout, LaunchRefused
-from tensorwasm.gpu.cuda.driver.binding import load_driver
+from tensorwasm.gpu.cuda.driver.calls import load_driver
 from tensorwasm.gpu.cuda.opening import open_cuda
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig, Region

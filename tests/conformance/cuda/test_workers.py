@@ -14,7 +14,7 @@ from conformance.cuda.kernels import SMID
 from tensorwasm import settings
 from tensorwasm.errors import DeviceFault, DeviceUnavailable
 from tensorwasm.gpu.cuda.assembler import find_assembler
-from tensorwasm.gpu.cuda.driver.binding import load_driver
+from tensorwasm.gpu.cuda.driver.calls import load_driver
 from tensorwasm.gpu.cuda.driver.versions import cuda_version
 from tensorwasm.guest.imports.argv import WindowArg, encode_argv
 from tensorwasm.runtime import Grants

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.doctor import DIAGNOSES, diagnose
-from tensorwasm.gpu.cuda.driver.results import MEANINGS, DriverFailure, describe
+from tensorwasm.gpu.cuda.driver.calls import MEANINGS, DriverFailure, describe
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "doctor" / "diagnoses"
 CUT = "\n" + "-" * 80 + "\n"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
-from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts, MemoryLedger, MemoryLedgerStatistics
 
 NOTHING = MemoryLedgerStatistics(0, 0)
 

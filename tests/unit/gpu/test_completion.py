@@ -9,7 +9,7 @@ import pytest
 from fakes.device import INFO, FakeDevice
 from strategies.kernels import NOTHING
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.gpu.state.work import CLOSE_GRACE_S

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fakes.gate import Sitter
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.values import NEVER, Deadline
 
 PEOPLE = 7

@@ -7,7 +7,7 @@ import pytest
 from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import FILL
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, SessionLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.gpu.shared_device import SharedDevice

@@ -7,8 +7,8 @@ import pytest
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, NOTHING, VECTOR_ADD, padded, with_global, with_variable
 from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, MalformedPtx, QuotaExceeded
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest
 from tensorwasm.gpu.shared_device import SharedDevice

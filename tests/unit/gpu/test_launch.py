@@ -16,8 +16,15 @@ from tensorwasm.errors import (
     LaunchRefused,
     TensorWasmError,
 )
-from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar, bind, check_fit, check_geometry
-from tensorwasm.gpu.device.regions import RegionTable
+from tensorwasm.gpu.device.arguments import (
+    BufferOffset,
+    HostWindow,
+    RegionTable,
+    Scalar,
+    bind,
+    check_fit,
+    check_geometry,
+)
 from tensorwasm.values import KernelParam, KernelSignature, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))

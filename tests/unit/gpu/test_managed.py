@@ -11,7 +11,8 @@ from fakes.device import INFO, FakeDevice, Step
 from strategies.kernels import FILL
 from tensorwasm.errors import DeviceLost, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.arguments import HostWindow, Scalar
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.memory.prefetch import PREFETCH_BYTES
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.session import Session

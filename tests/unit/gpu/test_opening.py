@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from fakes.driver import FakeDriver
 from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, QuotaExceeded, UnsupportedPtx
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.opening import CHOICES, open_device, open_emulator, parse_choice
 from tensorwasm.ptx import parse

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tensorwasm.gpu.limits.quota
+import tensorwasm.gpu.limits.gate
 from fakes.gate import Sitter
 from tensorwasm.errors import CapacityExhausted, QuotaExceeded
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics, patience
+from tensorwasm.gpu.limits.accounts import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import Gate, patience
 from tensorwasm.values import NEVER, Deadline
 
 SOON_S = 20.0
@@ -136,7 +137,7 @@ def test_near_the_deadline_a_full_gate_refuses_without_waiting(seconds):
 
 
 def test_a_wait_ends_before_the_deadline_is_near(monkeypatch):
-    monkeypatch.setattr(tensorwasm.gpu.limits.quota, "DEADLINE_NEAR_S", SOON_S)
+    monkeypatch.setattr(tensorwasm.gpu.limits.gate, "DEADLINE_NEAR_S", SOON_S)
     gate, _ = full_gate()
     deadline = Deadline.after(SOON_S + 0.2)
     with pytest.raises(CapacityExhausted):

@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fakes.pools import FakePools
 from tensorwasm.errors import DeviceLost, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.limits.accounts import Accounts, Reservation
-from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics, Reservation
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.values import MIB, Region
 

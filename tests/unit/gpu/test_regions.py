@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.device.regions import RegionTable
+from tensorwasm.gpu.device.arguments import RegionTable
 from tensorwasm.values import Region
 
 EDGES = [0, 1 << 31, 1 << 32, 1 << 53, 1 << 63, (1 << 64) - 64]

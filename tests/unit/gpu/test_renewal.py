@@ -16,7 +16,7 @@ from tensorwasm.errors import DeviceLost, KernelFault, TensorWasmError
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, SessionLayout
 from tensorwasm.gpu.resources.device_resources import MAX_PARKED, SessionPool
 from tensorwasm.gpu.shared_device import SharedDevice

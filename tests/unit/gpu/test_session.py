@@ -27,7 +27,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.limits.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import PROCESS_LEDGER, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.session import Session, SessionStatistics
 from tensorwasm.values import MIB, Deadline, LaunchConfig, Region
 

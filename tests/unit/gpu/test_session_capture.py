@@ -21,7 +21,7 @@ from tensorwasm.errors import (
     NotCapturable,
 )
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.session.capture import RunCollector
+from tensorwasm.gpu.session.snapshots import RunCollector
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import NEVER, Deadline
 
@@ -70,9 +70,9 @@ def collect(content, pages, base=()):
     return collector.finish()
 
 
-def test_a_buffer_of_several_chunks_is_read_whole(world, monkeypatch):
-    monkeypatch.setattr("tensorwasm.gpu.session.capture.CHUNK_BYTES", 2 * PAGE_BYTES)
-    monkeypatch.setattr("tensorwasm.gpu.session.restore.CHUNK_BYTES", PAGE_BYTES)
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_buffer_of_several_chunks_is_read_whole(world, monkeypatch, pages):
+    monkeypatch.setattr("tensorwasm.gpu.session.snapshots.CHUNK_BYTES", pages * PAGE_BYTES)
     content = bytes(range(256)) * 30 + bytes(9000) + b"end"
     with world.open() as session:
         handle = session.buffers.allocate(len(content))

@@ -26,8 +26,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import WASM_PAGE_BYTES, Deadline, LaunchConfig, Region

@@ -20,8 +20,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES, STAGE_SLOT_BYTES, STAGE_SLOTS
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, KernelHead, SessionLayout
 from tensorwasm.gpu.resources import device_resources as module
 from tensorwasm.gpu.resources.device_resources import DeviceResources

@@ -21,7 +21,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region

@@ -13,8 +13,8 @@ from strategies.kernels import FILL
 from tensorwasm.errors import CallerError, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.arguments import HostWindow, Scalar
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region

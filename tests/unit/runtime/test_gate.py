@@ -10,13 +10,13 @@ from concurrent.futures import wait
 import pytest
 from wasmtime import wat2wasm
 
-import tensorwasm.gpu.limits.quota
+import tensorwasm.gpu.limits.gate
 import tensorwasm.runtime.invoke.dispatch
 from fakes.gate import Sitter
 from tensorwasm import Runtime
 from tensorwasm.bench.device.waiting import GatedHost
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.gpu.limits.quota import Gate, patience
+from tensorwasm.gpu.limits.gate import Gate, patience
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.reactor.blocking_pool import THREADS
@@ -183,9 +183,7 @@ def test_two_hundred_guests_go_through_a_gate_for_four_on_no_threads_of_their_ow
 
 @pytest.mark.parametrize("start", STARTS)
 def test_at_the_limit_a_guest_is_refused_and_goes_on(world, start, monkeypatch):
-    monkeypatch.setattr(
-        tensorwasm.gpu.limits.quota, "DEADLINE_NEAR_S", SOON_S
-    )  # to go on in, on a machine that is busy
+    monkeypatch.setattr(tensorwasm.gpu.limits.gate, "DEADLINE_NEAR_S", SOON_S)  # to go on in, on a machine that is busy
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     deadline = Deadline.after(SOON_S + 0.4)

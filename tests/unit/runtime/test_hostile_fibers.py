@@ -14,7 +14,7 @@ from tensorwasm import Runtime
 from tensorwasm.bench.device.waiting import GatedHost
 from tensorwasm.gpu.emulator.streams import queues
 from tensorwasm.gpu.limits import queue_credits
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.api.function import Function

@@ -17,8 +17,7 @@ from typing import Final
 from tensorwasm.bench.figures import Figure, Report, sampled
 from tensorwasm.errors import InternalError, QuotaExceeded
 from tensorwasm.gpu.device.protocols import Pool, Pools
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.memory.suballocator import GRAIN_BYTES, Suballocator
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.values import MIB, Region

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,12 +96,11 @@ class Assembler:
 
     def _run(self, options: list[str], folder: str, log: Path, deadline: Deadline) -> int | None:
         """Return the child's exit status, negative for a signal, None past the time limit or the deadline."""
-        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603 - the operator's own ptxas, without a shell
                 [self.path, *options],
                 cwd=folder,
-                env=environment,
+                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -124,11 +124,9 @@ class Assembler:
             resource.RLIMIT_FSIZE: _CUBIN_BYTES,
             resource.RLIMIT_CORE: 0,
         }
-        try:
+        with suppress(ProcessLookupError):  # it has ended already
             for kind, most in limits.items():
                 resource.prlimit(pid, kind, (most, most))
-        except ProcessLookupError:
-            return  # it has ended already
 
 
 def find_assembler(preferred: str, environment: Mapping[str, str]) -> Assembler | None:
@@ -145,8 +143,7 @@ def find_assembler(preferred: str, environment: Mapping[str, str]) -> Assembler 
 
 def summarize(log: bytes) -> str:
     """Return the first meaningful lines of a compiler's log, joined by ``; ``: short, plain ASCII, no paths."""
-    text = log.split(b"\0", 1)[0].decode("ascii", "replace")
-    lines = [_clean(line) for line in text.splitlines()]
+    lines = map(_clean, log.split(b"\0", 1)[0].decode("ascii", "replace").splitlines())
     return "; ".join([line for line in lines if line not in {"", _ABORTED}][:_SUMMARY_LINES])[:_SUMMARY_CHARACTERS]
 
 

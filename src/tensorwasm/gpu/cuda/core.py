@@ -22,9 +22,8 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.cuda import delays
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import SUCCESS, Driver, DriverFailure, FailureScope, describe, meaning, translate
 from tensorwasm.gpu.cuda.driver.contexts import Context, ContextBinding
-from tensorwasm.gpu.cuda.driver.results import SUCCESS, DriverFailure, FailureScope, describe, meaning, translate
 from tensorwasm.gpu.cuda.handles import CudaStream, LiveHandles, LiveRanges, LiveResources
 from tensorwasm.gpu.cuda.streams.device_streams import DeviceStreams
 from tensorwasm.gpu.device.protocols import Stream

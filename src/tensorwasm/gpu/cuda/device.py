@@ -21,19 +21,15 @@ from tensorwasm.errors import (
     QuotaExceeded,
 )
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure
 from tensorwasm.gpu.cuda.driver.contexts import Context, bound
-from tensorwasm.gpu.cuda.driver.results import DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaStream, LiveHandles, LiveRanges
-from tensorwasm.gpu.cuda.memory.pools import CudaPools, DeviceAllocator
-from tensorwasm.gpu.cuda.memory.traits import MemoryTraits
+from tensorwasm.gpu.cuda.memory.pools import CudaPools, DeviceAllocator, MemoryTraits
 from tensorwasm.gpu.cuda.memory.unified import CudaUnified
 from tensorwasm.gpu.cuda.modules import CudaModule, LaunchLimits, PtxCompiler
 from tensorwasm.gpu.cuda.native import CudaNative
-from tensorwasm.gpu.cuda.streams.events import CudaEvents
-from tensorwasm.gpu.cuda.streams.graphs import CudaGraphs
-from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.device.port import DeviceStatistics
+from tensorwasm.gpu.cuda.streams.events_graphs import CudaEvents, CudaGraphs
+from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput
 from tensorwasm.gpu.device.protocols import LoadedModule, Stream
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region

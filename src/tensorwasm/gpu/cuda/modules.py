@@ -17,8 +17,7 @@ from typing import Any, Final
 from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs, MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.assembler import Assembler, summarize
-from tensorwasm.gpu.cuda.driver.binding import Driver
-from tensorwasm.gpu.cuda.driver.results import DriverFailure, meaning
+from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure, meaning
 from tensorwasm.gpu.device.protocols import NativeKernel
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, DeviceInfo, Dim3, KernelSignature, LaunchConfig

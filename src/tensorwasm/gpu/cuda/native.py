@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.driver.results import SUCCESS, DriverFailure
+from tensorwasm.gpu.cuda.driver.calls import SUCCESS, DriverFailure
 from tensorwasm.gpu.cuda.modules import LaunchLimits
 from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.values import Deadline, Region
@@ -101,9 +101,9 @@ class CudaNative:
         deadline: Deadline,  # noqa: ARG002 - nor a clock: `started` says when work must have stopped
     ) -> None:
         """See `Native.confine`. Puts the stream behind the clearing of all memory that there is now."""
-        core, own = self._core, self._core.live.streams.require(stream)
-        with core.calling:
-            core.streams.order(own)
+        own = self._core.live.streams.require(stream)
+        with self._core.calling:
+            self._core.streams.order(own)
 
     def started(self, stream: Stream, deadline: Deadline) -> None:
         """See `Native.started`."""

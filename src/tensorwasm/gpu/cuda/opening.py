@@ -13,9 +13,8 @@ from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
 from tensorwasm.gpu.cuda.device import CudaDevice
-from tensorwasm.gpu.cuda.driver.binding import Driver, load_driver
+from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure, describe, load_driver, translate
 from tensorwasm.gpu.cuda.driver.contexts import Context, bound, open_green_context, primary_context
-from tensorwasm.gpu.cuda.driver.results import DriverFailure, describe, translate
 from tensorwasm.gpu.cuda.driver.versions import (
     MINIMUM_CAPABILITY,
     MINIMUM_CUDA,
@@ -24,7 +23,7 @@ from tensorwasm.gpu.cuda.driver.versions import (
     parse_version,
     spell_version,
 )
-from tensorwasm.gpu.cuda.memory.traits import describe_memory
+from tensorwasm.gpu.cuda.memory.pools import describe_memory
 from tensorwasm.gpu.cuda.modules import LaunchLimits, PtxCompiler
 from tensorwasm.values import DeviceInfo, Dim3, SmPlacement
 

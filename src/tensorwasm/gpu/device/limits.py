@@ -22,11 +22,6 @@ MAX_PROCESS_ALLOCATIONS: Final = 16384
 MAX_CONCURRENT_OPERATIONS: Final = 256
 DEADLINE_NEAR_S: Final = 0.050
 
-MAX_STREAMS: Final = 16
-MAX_EVENTS: Final = 256
-MAX_GRAPHS: Final = 32
-MAX_GRAPH_LAUNCHES: Final = 4096
-
 STAGE_SLOTS: Final = 64
 STAGE_SLOT_BYTES: Final = 256 << 10
 PIN_PRICE_BYTES: Final = 5 * MIB // 2
@@ -61,7 +56,7 @@ class SessionLimits:
     allocation_bytes: int = 256 * MIB
     allocations: int = 4096
     device_bytes: int = 4 * GIB
-    streams: int = MAX_STREAMS
-    events: int = MAX_EVENTS
-    graphs: int = MAX_GRAPHS
-    graph_launches: int = MAX_GRAPH_LAUNCHES
+    streams: int = 16
+    events: int = 256
+    graphs: int = 32
+    graph_launches: int = 4096

@@ -5,16 +5,47 @@ What holds for all methods is stated in `tensorwasm.gpu.device`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tensorwasm.gpu.device.output import KernelOutput
 from tensorwasm.gpu.device.protocols import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 if TYPE_CHECKING:
     from tensorwasm.ptx.model import Module
+
+MAX_KERNEL_OUTPUT_BYTES: Final = 1 << 20
+"""Most that is kept between two calls of `KernelOutput.take`; the default size of a GPU's own buffer."""
+
+
+class KernelOutput:
+    """A bounded buffer. Any thread may write; only the one that runs the guest takes, or clears ``truncated``."""
+
+    __slots__ = ("_lock", "_text", "truncated")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._text = bytearray()
+        self.truncated = False
+
+    def write(self, text: bytes) -> None:
+        """Append a text, or as much of it as fits."""
+        with self._lock:
+            room = MAX_KERNEL_OUTPUT_BYTES - len(self._text)
+            self._text += text[:room]
+            self.truncated = self.truncated or len(text) > room
+
+    def take(self) -> tuple[bytes, bool]:
+        """Return and clear the text, and whether some was dropped since the last call."""
+        if not self._text and not self.truncated:
+            return b"", False
+        with self._lock:
+            text, cut = bytes(self._text), self.truncated
+            self._text.clear()
+            self.truncated = False
+        return text, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +212,12 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Release everything. Idempotent."""
+
+
+def attempt(release: Callable[[Any], object], thing: object) -> list[Exception]:
+    """Release one thing; return what that raised, if anything."""
+    try:
+        release(thing)
+    except Exception as error:  # noqa: BLE001 - a device that breaks its contract must not stop the other releases
+        return [error]
+    return []

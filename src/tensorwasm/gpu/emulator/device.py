@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tensorwasm.gc_pause import gc_paused
-from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.device.port import DeviceStatistics, LoadedModule, Stream
+from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput, LoadedModule, Stream
 from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.kernels import LANES, KernelRunner
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.errors import InvalidDimensions, InvalidKernel, InvalidKernelArgs, KernelFault
-from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import KernelOutput
 from tensorwasm.gpu.device.protocols import LoadedModule
 from tensorwasm.gpu.emulator.execution.machine import Launch, SimtMachine
 from tensorwasm.gpu.emulator.execution.scheduler import run

@@ -10,17 +10,62 @@ import re
 import threading
 import weakref
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
-from tensorwasm.gpu.limits.quota import PROCESS_LEDGER, MemoryLedger
+from tensorwasm.gpu.device.limits import MAX_PROCESS_ALLOCATIONS, MAX_PROCESS_DEVICE_BYTES
 
 DEFAULT_TENANT: Final = "default"
 MAX_CAP_BYTES: Final = 1 << 63
 _TENANT: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedgerStatistics:
+    """Live allocations and their bytes."""
+
+    allocations: int
+    device_bytes: int
+
+
+class MemoryLedger:
+    """Counts device memory over many sessions, up to a number of bytes and of allocations. Thread-safe."""
+
+    def __init__(
+        self, max_bytes: int = MAX_PROCESS_DEVICE_BYTES, max_allocations: int = MAX_PROCESS_ALLOCATIONS
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_allocations = max_allocations
+        self._bytes = self._allocations = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, size_bytes: int, allocations: int = 1) -> None:
+        """Charge memory before it is allocated.
+
+        Raises:
+            QuotaExceeded: over a limit; nothing is charged.
+        """
+        with self._lock:
+            if self._bytes + size_bytes > self._max_bytes:
+                raise QuotaExceeded(f"{size_bytes} bytes more would exceed this process's {self._max_bytes} bytes")
+            if self._allocations + allocations > self._max_allocations:
+                raise QuotaExceeded(f"this process already holds {self._allocations} device allocations")
+            self._bytes += size_bytes
+            self._allocations += allocations
+
+    def release(self, size_bytes: int, allocations: int = 1) -> None:
+        """Refund exactly what one `reserve` charged."""
+        with self._lock:
+            self._bytes -= size_bytes
+            self._allocations -= allocations
+
+    def statistics(self) -> MemoryLedgerStatistics:
+        """Return what is charged now."""
+        with self._lock:
+            return MemoryLedgerStatistics(self._allocations, self._bytes)
+
+
+PROCESS_LEDGER: Final = MemoryLedger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +87,6 @@ class AccountStatistics:
     peak_bytes: int = 0
     peak_pinned_bytes: int = 0
     refusals: int = 0
-
-
-class _State(Enum):
-    RESERVED = auto()
-    COMMITTED = auto()
-    RELEASED = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,35 +154,35 @@ class Reservation:
         self.size_bytes = size_bytes
         self.allocations = allocations
         self._memory = memory
-        self._state = _State.RESERVED
+        self._state: Literal["reserved", "committed", "released"] = "reserved"
 
     def commit(self) -> None:
         """Keep the memory charged until `release`: it is allocated now."""
         with self._memory.lock:
-            if self._state is not _State.RESERVED:
-                raise InternalError(f"a reservation that is {self._state.name.lower()} cannot be committed")
-            self._state = _State.COMMITTED
+            if self._state != "reserved":
+                raise InternalError(f"a reservation that is {self._state} cannot be committed")
+            self._state = "committed"
 
     def release(self) -> None:
         """Refund it once, committed or not."""
         with self._memory.lock:
-            if self._state is _State.RELEASED:
+            if self._state == "released":
                 raise InternalError("a reservation is released once")
-            self._state = _State.RELEASED
-            self._memory.refund(self.size_bytes, self.allocations)
+            self._refund()
 
     def __enter__(self) -> Self:
         """Return the reservation."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release what was neither committed nor released."""
         with self._memory.lock:
-            if self._state is _State.RESERVED:
-                self._state = _State.RELEASED
-                self._memory.refund(self.size_bytes, self.allocations)
+            if self._state == "reserved":
+                self._refund()
+
+    def _refund(self) -> None:
+        self._state = "released"
+        self._memory.refund(self.size_bytes, self.allocations)
 
 
 class Account:
@@ -172,8 +211,7 @@ class Account:
     @property
     def charged(self) -> bool:
         """Whether anything is charged."""
-        kinds = (self._device, self._pinned)
-        return any(kind.charged_bytes or kind.allocations for kind in kinds)
+        return any(kind.charged_bytes or kind.allocations for kind in (self._device, self._pinned))
 
     def reserve(self, size_bytes: int, allocations: int = 1) -> Reservation:
         """Charge device memory, here and in the process's ledger, before it is allocated.
@@ -254,15 +292,16 @@ class Accounts:
         Raises:
             InvalidArgs: no such tenant can be, or a cap is out of range.
         """
-        _check(tenant, max_bytes, max_pinned_bytes)
+        check_tenant(tenant)
+        for cap_bytes in (max_bytes, max_pinned_bytes or 0):
+            if not 0 <= cap_bytes <= MAX_CAP_BYTES:
+                raise InvalidArgs(f"a cap is 0 to {MAX_CAP_BYTES} bytes, not {cap_bytes}")
         with self._lock:
             self._forget_drained()
             account = self._known.get(tenant)
             if account is None:
-                pinned_bytes = MAX_PROCESS_DEVICE_BYTES if max_pinned_bytes is None else max_pinned_bytes
-                account = self._known[tenant] = Account(tenant, max_bytes, pinned_bytes, self._ledger)
-            else:
-                account.admit(max_bytes, max_pinned_bytes)
+                account = self._known[tenant] = Account(tenant, 0, MAX_PROCESS_DEVICE_BYTES, self._ledger)
+            account.admit(max_bytes, max_pinned_bytes)
             self._kept[tenant] = account
             return account
 
@@ -300,10 +339,3 @@ def check_tenant(tenant: str) -> None:
     """Check a tenant's name; raises `InvalidArgs`."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidArgs(f"a tenant is 1 to 64 characters of A-Z a-z 0-9 . _ -, not {tenant[:64]!r}")
-
-
-def _check(tenant: str, max_bytes: int, max_pinned_bytes: int | None) -> None:
-    check_tenant(tenant)
-    for cap_bytes in (max_bytes, max_pinned_bytes or 0):
-        if not 0 <= cap_bytes <= MAX_CAP_BYTES:
-            raise InvalidArgs(f"a cap is 0 to {MAX_CAP_BYTES} bytes, not {cap_bytes}")

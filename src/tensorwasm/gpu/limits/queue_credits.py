@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tensorwasm.gpu.limits.quota import Gate, Holder
+from tensorwasm.gpu.limits.gate import Gate, Holder
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
 
@@ -130,7 +130,7 @@ class QueueCredits:
     # ------------------------------------------------------------------------------------ without a thread
 
     def join(self, tell: Callable[[], object], until: Deadline) -> bool:
-        """Queue for a share, for a `take` to find; see `tensorwasm.gpu.limits.quota.Gate.join`."""
+        """Queue for a share, for a `take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
         return self._capacity.gate.join(self, tell, until)
 
     def give_up(self) -> None:

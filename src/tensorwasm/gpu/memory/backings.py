@@ -133,8 +133,7 @@ class PinnedPages(_PartedBacking):
 
     def __init__(self, device: Device, size_bytes: int, capacity_bytes: int) -> None:
         self._device = device
-        address = pages.acquire(pages.rounded(capacity_bytes, pages.PAGE_BYTES))
-        super().__init__(address, pages.PAGE_BYTES, size_bytes)
+        super().__init__(pages.acquire(pages.rounded(capacity_bytes, pages.PAGE_BYTES)), pages.PAGE_BYTES, size_bytes)
 
     @property
     def borders(self) -> Sequence[int]:
@@ -201,7 +200,7 @@ class KindTraits:
         open: makes a backing of a device, a size and a capacity.
         reserve: charges an account for bytes of it.
         held_bytes: what is charged for a device, a size and a capacity.
-        limit_bytes: the most at once on a device.
+        limit_bytes: the most at once on a device; of host memory, the process's own limit.
         available: whether a device has the kind.
         host, grows, hints: as in `Capabilities`.
     """
@@ -209,7 +208,7 @@ class KindTraits:
     open: Callable[[Device, int, int], BufferBacking]
     reserve: Callable[[Account, int], Reservation]
     held_bytes: Callable[[Device, int, int], int]
-    limit_bytes: Callable[[Device], int]
+    limit_bytes: Callable[[Device], int] = lambda _: MAX_PROCESS_DEVICE_BYTES
     available: Callable[[Device], bool] = lambda _: True
     host: bool = True
     grows: bool = True
@@ -220,7 +219,7 @@ KINDS: Final[Mapping[BufferKind, KindTraits]] = MappingProxyType(
     {
         "device": KindTraits(
             open=DeviceBacking,
-            reserve=lambda account, size_bytes: account.reserve(size_bytes),
+            reserve=Account.reserve,
             held_bytes=lambda _, size_bytes, _capacity: size_bytes,
             limit_bytes=lambda device: device.info.memory_bytes,
             host=False,
@@ -228,13 +227,12 @@ KINDS: Final[Mapping[BufferKind, KindTraits]] = MappingProxyType(
         ),
         "pinned": KindTraits(
             open=PinnedPages,
-            reserve=lambda account, size_bytes: account.reserve_pinned(size_bytes),
+            reserve=Account.reserve_pinned,
             held_bytes=lambda _, size_bytes, _capacity: pages.rounded(size_bytes, pages.PAGE_BYTES),
-            limit_bytes=lambda _: MAX_PROCESS_DEVICE_BYTES,
         ),
         "managed": KindTraits(
             open=ManagedMemory,
-            reserve=lambda account, size_bytes: account.reserve(size_bytes),
+            reserve=Account.reserve,
             held_bytes=lambda _device, _size, capacity_bytes: capacity_bytes,
             limit_bytes=lambda device: device.info.memory_bytes,
             available=lambda device: device.unified.managed,
@@ -242,9 +240,8 @@ KINDS: Final[Mapping[BufferKind, KindTraits]] = MappingProxyType(
         ),
         "vmm": KindTraits(
             open=MappedRange,
-            reserve=lambda account, size_bytes: account.reserve_pinned(size_bytes),
+            reserve=Account.reserve_pinned,
             held_bytes=lambda device, size_bytes, _: pages.rounded(size_bytes, device.unified.granularity_bytes),
-            limit_bytes=lambda _: MAX_PROCESS_DEVICE_BYTES,
             available=lambda device: device.unified.growable,
         ),
     }

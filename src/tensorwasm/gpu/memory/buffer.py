@@ -127,14 +127,13 @@ class UnifiedBuffer:
         """The usable bytes as launches take them: in parts where pinned memory was registered in parts."""
         with self._lock:
             whole = self.region
-            edges = (whole.address, *self._backing.borders, whole.end)
-            return tuple(Region(start, end - start, host=whole.host) for start, end in pairwise(edges))
+            edges = pairwise((whole.address, *self._backing.borders, whole.end))
+            return tuple(Region(start, end - start, host=whole.host) for start, end in edges)
 
     @property
     def device_id(self) -> str:
         """Kind and ordinal of its device: ``cuda:0``, ``emulator:0``."""
-        info = self._device.info
-        return f"{info.kind}:{info.ordinal}"
+        return f"{self._device.info.kind}:{self._device.info.ordinal}"
 
     @property
     def is_uvm_backed(self) -> bool:
@@ -178,22 +177,18 @@ class UnifiedBuffer:
         """Copy bytes into the buffer. Blocks until done."""
         source = memoryview(data).cast("B")
         with self._within(offset_bytes, len(source)) as address:
-            if not source:
-                return
             if self._traits.host:
                 memoryview(pages.array_at(address, len(source))).cast("B")[:] = source
-            else:
+            elif source:
                 self._device.write(address, source, self._own_stream())
 
     def read(self, into: bytearray | memoryview, offset_bytes: int = 0) -> None:
         """Fill a writable buffer with bytes from an offset on. Blocks until done."""
         target = memoryview(into).cast("B")
         with self._within(offset_bytes, len(target)) as address:
-            if not target:
-                return
             if self._traits.host:
                 target[:] = memoryview(pages.array_at(address, len(target))).cast("B")
-            else:
+            elif target:
                 self._device.read(address, target, self._own_stream())
 
     def clear(self, offset_bytes: int, size_bytes: int) -> None:
@@ -312,8 +307,8 @@ class UnifiedBuffer:
 
     def _prefetch(self, stream: Stream, *, to_host: bool) -> bool:
         with self._within(0, self._size_bytes) as address:
-            prefetch = self._device.unified.prefetch
-            return self.capabilities.hints and prefetch(address, self._size_bytes, stream, to_host=to_host)
+            unified = self._device.unified
+            return self.capabilities.hints and unified.prefetch(address, self._size_bytes, stream, to_host=to_host)
 
     def _own_stream(self) -> Stream:
         if self._stream is None:

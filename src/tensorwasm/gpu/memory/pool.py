@@ -61,10 +61,8 @@ class BufferPool:
 
     def __init__(self, buffer: UnifiedBuffer) -> None:
         self._buffer = buffer
-        self._next_bytes = 0
-        self._issued = 0
+        self._next_bytes = self._issued = self.live = 0
         self.lock = threading.RLock()
-        self.live = 0
 
     def allocate(self, size_bytes: int, align_bytes: int = DEFAULT_ALIGN_BYTES) -> Slice:
         """Return a slice of zeros. Blocks until they are there.
@@ -86,8 +84,7 @@ class BufferPool:
             self._next_bytes = start + size_bytes
             self._issued += 1
             self.live += 1
-            region = Region(address + start, size_bytes, host=self._buffer.capabilities.host)
-            return Slice(self, region, start)
+            return Slice(self, Region(address + start, size_bytes, host=self._buffer.capabilities.host), start)
 
     def reset(self) -> None:
         """Take back every byte at once; refused with `InternalError` while a slice is live."""

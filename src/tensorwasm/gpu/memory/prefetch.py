@@ -70,11 +70,9 @@ class Prefetch:
         It is a hint: one that is refused is logged, and the pages move when they are touched. A lost device and a
         kernel's fault are raised.
         """
-        unified = self._device.unified
+        move = self._device.unified.prefetch
         try:
-            self.effective = all(
-                unified.prefetch(span.address, span.size_bytes, stream, to_host=False) for span in spans
-            )
+            self.effective = all(move(span.address, span.size_bytes, stream, to_host=False) for span in spans)
         except _REFUSALS as refused:
             _log.info("managed memory was not moved ahead of a kernel: %s", refused)
         if not self.effective:

@@ -9,16 +9,94 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tensorwasm.errors import InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.gpu.device.protocols import Pool, Pools
 from tensorwasm.gpu.limits.accounts import Account, Reservation
-from tensorwasm.gpu.memory.free_list import Chunk, FreeList
 from tensorwasm.values import MIB, Region
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A range of addresses that is handed out in pieces.
+
+    Attributes:
+        address: first byte.
+        size_bytes: length.
+        used_bytes: handed out.
+        sizes: free spans, start to size.
+        starts: free spans, end to start.
+    """
+
+    address: int
+    size_bytes: int
+    used_bytes: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+
+
+class FreeList:
+    """The free spans of some chunks. Not safe from several threads.
+
+    Chunks may lie side by side: spans are joined within a chunk only. A search takes log n steps; adding and removing a
+    span moves the n pointers behind it, which is less than the search for any n that limits allow.
+    """
+
+    def __init__(self) -> None:
+        self._by_size: list[tuple[int, int, Chunk]] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk, all of it free."""
+        self._insert(chunk, chunk.address, chunk.size_bytes)
+
+    def remove(self, chunk: Chunk) -> None:
+        """Remove a chunk, all of which is free."""
+        self._extract(chunk, chunk.address)
+
+    def take(self, size_bytes: int) -> tuple[int, Chunk] | None:
+        """Return the start of the smallest span that is long enough, of several the lowest, and its chunk; or None."""
+        at = bisect_left(self._by_size, (size_bytes,))
+        if at == len(self._by_size):
+            return None
+        span_bytes, address, chunk = self._by_size[at]
+        self._extract(chunk, address)
+        if span_bytes > size_bytes:
+            self._insert(chunk, address + size_bytes, span_bytes - size_bytes)
+        chunk.used_bytes += size_bytes
+        return address, chunk
+
+    def put(self, chunk: Chunk, address: int, size_bytes: int) -> None:
+        """Take back a piece from `take`, all of it."""
+        chunk.used_bytes -= size_bytes
+        end = address + size_bytes
+        if end in chunk.sizes:
+            size_bytes += self._extract(chunk, end)
+        if address in chunk.starts:
+            before = chunk.starts[address]
+            size_bytes += self._extract(chunk, before)
+            address = before
+        self._insert(chunk, address, size_bytes)
+
+    def longest_bytes(self) -> int:
+        """Return the bytes of the longest span, 0 without any."""
+        return self._by_size[-1][0] if self._by_size else 0
+
+    def _insert(self, chunk: Chunk, address: int, size_bytes: int) -> None:
+        chunk.sizes[address] = size_bytes
+        chunk.starts[address + size_bytes] = address
+        insort(self._by_size, (size_bytes, address, chunk))
+
+    def _extract(self, chunk: Chunk, address: int) -> int:
+        size_bytes = chunk.sizes.pop(address)
+        del chunk.starts[address + size_bytes]
+        del self._by_size[bisect_left(self._by_size, (size_bytes, address))]
+        return size_bytes
+
 
 GRAIN_BYTES: Final = 256
 """Sizes are rounded up to it: the alignment that a device's own allocations have."""
@@ -245,12 +323,11 @@ class Suballocator:
         own = taken_bytes * _PIECES_PER_CHUNK >= standard_bytes and self._account.max_bytes > _WHOLE_CAP_BYTES
         for source in self._sources:
             room_bytes = source.max_bytes - source.held_bytes
-            if room_bytes < taken_bytes:
-                continue
             shared_bytes = min(standard_bytes, room_bytes)
             if not own and shared_bytes > taken_bytes:
                 yield shared_bytes, source
-            yield taken_bytes, source
+            if room_bytes >= taken_bytes:
+                yield taken_bytes, source
 
     def _standard_bytes(self) -> int:
         cap_bytes = self._account.max_bytes
@@ -261,8 +338,8 @@ class Suballocator:
     def _fit_pools(self) -> None:
         """Open pools up to the account's cap in all; if nothing is allocated from any, one alone."""
         cap_bytes = _rounded(self._account.max_bytes)
-        fits = [source.max_bytes for source in self._sources] == [cap_bytes]
-        if not fits and not any(source.held_bytes for source in self._sources):
+        sizes = [source.max_bytes for source in self._sources]
+        if sizes != [cap_bytes] and not any(source.held_bytes for source in self._sources):
             self._close_pools()
         max_bytes = cap_bytes - sum(source.max_bytes for source in self._sources)
         if max_bytes > 0:
@@ -280,9 +357,9 @@ class Suballocator:
     def _give_back_surplus(self) -> None:
         """Return chunks to their pools; one that its pool does not take is not used again, and counts as held."""
         with self._tables:
-            surplus, self._surplus = self._surplus, []
-            sources = [self._chunks.pop(chunk) for chunk in surplus]
-        for chunk, source in zip(surplus, sources, strict=True):
+            surplus = [(chunk, self._chunks.pop(chunk)) for chunk in self._surplus]
+            self._surplus.clear()
+        for chunk, source in surplus:
             if self._attempt(self._pools.pool_free, source.pool, chunk.address):
                 source.held_bytes -= chunk.size_bytes
 

@@ -144,27 +144,25 @@ class SessionLayoutWriter:
 
     def forget_staged(self) -> None:
         """Set that no staged launch is in flight."""
-        self.words[_AT.staged] = 0
+        self.staged = 0
 
     # ----------------------------------------------------------------------------------- offered kernels
 
     def show_offer(self, index: int, values: tuple[int, int, int, int, int]) -> None:
         """Enter an offered kernel, in the order of `OfferRow`; what it points to stays alive until it is replaced."""
-        row = _AT.offers + index % OFFER_ROWS * _OFFER
-        for at, value in enumerate(values):
-            self.words[row + at] = value
+        for at, value in enumerate(values, _AT.offers + index % OFFER_ROWS * _OFFER):
+            self.words[at] = value
 
     def hide_offers(self) -> None:
         """Remove all offered kernels."""
-        self.words[_AT.budget] = 0
+        self.budget = 0
         self._clear(_AT.offers, _AT.streams)
 
     def take_loads(self) -> list[tuple[int, int]]:
         """Return ids and offers of the kernels that compiled code has loaded, and forget them."""
-        words, count = self.words, self.loads
-        first = words[_AT.next_kernel] - count
-        words[_AT.loads] = words[_AT.loaded_bytes] = 0
-        return [(first + index, words[_AT.loaded + index]) for index in range(count)]
+        count, first = self.loads, self.next_kernel - self.loads
+        self.loads = self.loaded_bytes = 0
+        return [(first + index, self.words[_AT.loaded + index]) for index in range(count)]
 
     def begin_anew(self, next_kernel: int) -> None:
         """Remove what compiled code has loaded from the table, and count what it does from here.
@@ -173,11 +171,9 @@ class SessionLayoutWriter:
             next_kernel: id of the kernel that is loaded next.
         """
         words = self.words
-        loads, end = words[_AT.loads], words[_AT.next_kernel]
-        if loads:
-            for kernel_id in range(end - loads, end):
+        if words[_AT.loads]:
+            for kernel_id, _ in self.take_loads():
                 self.hide_kernel(kernel_id)
-            words[_AT.loads] = words[_AT.loaded_bytes] = 0
         words[_AT.next_kernel] = next_kernel
         self._first = words[_AT.launched], words[_AT.replayed], words[_AT.refusals]
 
@@ -191,8 +187,7 @@ class SessionLayoutWriter:
         """Enter a stream, whose handle is not 0; return its row for the methods below."""
         self._used = True
         row, words = int(_AT.streams + number % STREAM_ROWS * _STREAM), self.words
-        words[row], words[row + _GIVEN], words[row + _RECORDING] = number, 0, 0
-        words[row + _HANDLE] = handle
+        words[row], words[row + _GIVEN], words[row + _RECORDING], words[row + _HANDLE] = number, 0, 0, handle
         return row
 
     def close_stream(self, row: int) -> None:
@@ -256,9 +251,8 @@ class SessionLayoutWriter:
 
     def wipe(self) -> None:
         """Leave nothing of the session in the layout but the counters: it may serve another session now."""
-        words = self.words
         for at in _WIPED:
-            words[at] = 0
+            self.words[at] = 0
         if self._used:
             self._clear(_AT.offers, _AT.buffers)
         if self._buffers_used:

@@ -6,15 +6,14 @@ import ctypes
 import logging
 import threading
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.device.protocols import Event
 from tensorwasm.gpu.limits.accounts import Account, Accounts
+from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.limits.queue_credits import QueueCapacity
-from tensorwasm.gpu.limits.quota import PROCESS_GATE, Gate
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
 from tensorwasm.gpu.resources.kernel_cache import KernelCache
@@ -60,7 +59,7 @@ class SessionPool:
         """Add a session that is as good as new; it may be closed from now on, until `take`."""
         self._sessions[session] = None
         if self._closed:
-            self._drop_all()
+            self.close()
         elif len(self._sessions) > self._most:
             self.drop()
 
@@ -80,9 +79,6 @@ class SessionPool:
     def close(self) -> None:
         """Close all sessions, and any that is put later."""
         self._closed = True
-        self._drop_all()
-
-    def _drop_all(self) -> None:
         while self.drop():
             pass
 
@@ -125,11 +121,6 @@ class DeviceResources:
         self._lock = threading.Lock()
         self._tenancies: dict[str, TenantResources] = {}
         self._driver: DriverTable | None = None
-
-    @cached_property
-    def architecture(self) -> tuple[int, int]:
-        """Compute capability of the device."""
-        return self.device.info.compute_capability
 
     def driver_at(self) -> int:
         """Return the address of the device's functions for compiled code, valid as long as this object."""

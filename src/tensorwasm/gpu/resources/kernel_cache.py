@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm import ptx
-from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.device.port import Device, LoadedModule
-from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
@@ -68,36 +66,26 @@ class SharedKernel:
         "_image",
         "_lock",
         "device_bytes",
+        "entry",
         "holders",
         "key",
         "loaded",
         "private",
         "signature",
         "text",
+        "text_bytes",
         "writable",
     )
 
     def __init__(self, loaded: LoadedModule, draft: Draft, key: Key) -> None:
         self.loaded = loaded
-        self.signature = draft.signature
-        self.device_bytes = draft.device_bytes
-        self.private = draft.private
-        self.writable = draft.writable
-        self.text = draft.text
         self.key = key
+        self.signature, self.entry = draft.signature, draft.signature.entry
+        self.text, self.text_bytes, self.device_bytes = draft.text, len(draft.text), draft.device_bytes
+        self.private, self.writable = draft.private, draft.writable
         self.holders = 1
         self._image: KernelImage | None = None
         self._lock = threading.Lock()
-
-    @property
-    def entry(self) -> str:
-        """Its name in the module."""
-        return self.signature.entry
-
-    @property
-    def text_bytes(self) -> int:
-        """Length of its text."""
-        return len(self.text)
 
     def image(self, device: Device, deadline: Deadline) -> KernelImage:
         """Return what compiled code launches; lives as long as the kernel."""
@@ -125,7 +113,7 @@ class KernelCache:
         self._device = device
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._shared: dict[Key, SharedKernel] = {}
         self._idle: OrderedDict[Key, SharedKernel] = OrderedDict()
         self._idle_bytes = 0
@@ -147,33 +135,38 @@ class KernelCache:
     def find(self, key: Key) -> SharedKernel | None:
         """Return a cached kernel, held until `release`; None if it has to be loaded."""
         with self._lock:
-            kernel = self._shared.get(key)
-            if kernel is not None:
-                self._hold(kernel)
+            if (kernel := self._shared.get(key)) is not None:
+                self.hold(kernel)
             return kernel
 
     def hold(self, kernel: SharedKernel) -> None:
         """Hold a shared kernel once more; `release` gives it back."""
         with self._lock:
-            self._hold(kernel)
+            if not kernel.holders:
+                del self._idle[kernel.key]
+                self._idle_bytes -= kernel.text_bytes
+            kernel.holders += 1
 
     def draft(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
         """Parse and check a text; raises what `SessionKernels.load` does."""
         with self._lock:
-            draft = self._drafts.get(key)
-        if draft is not None:
-            return draft
+            if (draft := self._drafts.get(key)) is not None:
+                return draft
         _, _, entry, architecture = key
-        variants = ptx.parse_variants(text, deadline)
-        chosen = ptx.select(variants, architecture, self._device.info.ptx_version)
+        chosen = ptx.select(ptx.parse_variants(text, deadline), architecture, self._device.info.ptx_version)
         module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
-        size_bytes = sum(map(variable_bytes, variables))
-        writable = bool(variables) and ptx.may_write(module, entry, deadline)
         prints = ptx.find_printf(module) is not None
-        private = prints or bool(variables)
-        draft = Draft(module, signature, text, size_bytes, private=private, writable=writable, prints=prints)
+        draft = Draft(
+            module,
+            signature,
+            text,
+            device_bytes=sum(map(variable_bytes, variables)),
+            private=prints or bool(variables),
+            writable=bool(variables) and ptx.may_write(module, entry, deadline),
+            prints=prints,
+        )
         if draft.private and len(text) <= MAX_DRAFT_BYTES:
             with self._lock:
                 self._drafts[key] = draft
@@ -191,17 +184,24 @@ class KernelCache:
         return kernel if kernel.private else self._share(kernel)
 
     def release(self, kernel: SharedKernel) -> None:
-        """Give back a kernel that the session's streams no longer run; if a private one fails to unload, it is held."""
+        """Give back a kernel that the session's streams no longer run; if a private one fails to unload, it is held.
+
+        Kernels that are idle for longest are unloaded until the rest is within the limits.
+        """
         if kernel.private:
             self._device.unload(kernel.loaded)
             return
+        surplus = []
         with self._lock:
             kernel.holders -= 1
             if kernel.holders:
                 return
             self._idle[kernel.key] = kernel
             self._idle_bytes += kernel.text_bytes
-            surplus = self._surplus()
+            while len(self._idle) > self._max_idle or self._idle_bytes > self._max_idle_bytes:
+                key, oldest = self._idle.popitem(last=False)
+                self._idle_bytes -= oldest.text_bytes
+                surplus.append(self._shared.pop(key))
         self._unload(surplus)
 
     def close(self) -> list[Exception]:
@@ -219,8 +219,7 @@ class KernelCache:
         """Unload kernels that no session holds; what fails is tried again by `close`."""
         failures = []
         for kernel in kernels:
-            failed = attempt(self._device.unload, kernel.loaded)
-            if failed:
+            if failed := attempt(self._device.unload, kernel.loaded):
                 self._stuck.append(kernel)
                 failures += failed
         return failures
@@ -230,29 +229,11 @@ class KernelCache:
             other = self._shared.setdefault(kernel.key, kernel)
             if other is kernel:
                 return kernel
-            self._hold(other)
-        failures = self._unload([kernel])
-        if failures:
+            self.hold(other)
+        if failures := self._unload([kernel]):
             self.release(other)
             raise failures[0]
         return other
-
-    def _hold(self, kernel: SharedKernel) -> None:
-        """Count one more holder; the caller has the lock."""
-        if not kernel.holders:
-            del self._idle[kernel.key]
-            self._idle_bytes -= kernel.text_bytes
-        kernel.holders += 1
-
-    def _surplus(self) -> list[SharedKernel]:
-        """Remove the kernels that are idle for longest until the rest is within the limits, and return them."""
-        surplus = []
-        while len(self._idle) > self._max_idle or self._idle_bytes > self._max_idle_bytes:
-            key, kernel = self._idle.popitem(last=False)
-            self._idle_bytes -= kernel.text_bytes
-            del self._shared[key]
-            surplus.append(kernel)
-        return surplus
 
 
 def digest(text: bytes) -> bytes:

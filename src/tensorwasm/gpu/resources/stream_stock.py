@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tensorwasm.errors import QuotaExceeded, TensorWasmError
-from tensorwasm.gpu.device.port import Stream
-from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.device.port import Stream, attempt
 
 _Item = TypeVar("_Item")
 
@@ -54,8 +53,8 @@ class Stock(Generic[_Item]):
         return [error for item in idle for error in attempt(self._destroy, item)]
 
 
-class StreamStock:
-    """The streams of a device, lent to sessions. Thread-safe. Methods raise what making or destroying a stream raises.
+class StreamStock(Stock[Stream]):
+    """The streams of a device, lent to sessions.
 
     A device with a fixed number of streams has all made here, at once, because a driver may make no further one while a
     kernel runs. When all are in use, sessions share them, and their work runs in turn.
@@ -70,21 +69,18 @@ class StreamStock:
     def __init__(
         self, make: Callable[[], Stream], destroy: Callable[[Stream], None], most_idle: int, most: int = 0
     ) -> None:
-        self._make = make
-        self._destroy = destroy
-        self._most_idle = max(most_idle, most)
+        super().__init__(make, destroy, max(most_idle, most))
         self._alive = 0
         self._lock = threading.Lock()
         self._users: dict[int, int] = {}
         self._announcers: dict[int, list[Callable[[], None]]] = {}
         self._condemned: set[int] = set()
-        self._idle: list[Stream] = []
         self._lent: deque[Stream] = deque()
         with suppress(TensorWasmError):  # those made are enough; with none at all, `take` raises
             for _ in range(most):
                 self._idle.append(make())
                 self._alive += 1
-        self._most = self._alive or most
+        self._limit = self._alive or most
 
     def take(self, *, alone: bool = False) -> Stream:
         """Return an idle stream, or a new one, or one that other sessions use too, unless it is to be used alone.
@@ -95,9 +91,9 @@ class StreamStock:
         with self._lock:
             if self._idle:
                 return self._lend(self._idle.pop(), alone)
-            if self._most and self._alive >= self._most:
+            if self._limit and self._alive >= self._limit:
                 if alone or not self._lent:
-                    raise QuotaExceeded(f"all {self._most} streams of the device are in use")
+                    raise QuotaExceeded(f"all {self._limit} streams of the device are in use")
                 self._lent.rotate(-1)
                 self._users[id(self._lent[0])] += 1
                 return self._lent[0]
@@ -111,18 +107,33 @@ class StreamStock:
         with self._lock:
             return self._lend(stream, alone)
 
-    def give(self, stream: Stream) -> None:
-        """Give back a drained stream."""
-        self._return(stream, condemned=False)
+    def give(self, stream: Stream, *, condemned: bool = False) -> None:
+        """Give back a drained stream; one that is condemned is destroyed when its last user has left."""
+        key = id(stream)
+        with self._lock:
+            self._users[key] -= 1
+            if condemned:
+                self._condemned.add(key)
+            if stream in self._lent and (condemned or not self._users[key]):
+                self._lent.remove(stream)
+            if self._users[key]:
+                return
+            del self._users[key]
+            if key not in self._condemned and len(self._idle) < self._most:
+                self._idle.append(stream)
+                return
+            self._condemned.discard(key)
+            self._alive -= 1
+        self._destroy(stream)
 
     def discard(self, stream: Stream) -> None:
-        """Give back a stream that must not be used again: it is destroyed when its last user has left."""
-        self._return(stream, condemned=True)
+        """Give back a stream that must not be used again."""
+        self.give(stream, condemned=True)
 
     @property
     def fixed(self) -> bool:
         """Whether the device has a fixed number of streams."""
-        return self._most > 0
+        return self._limit > 0
 
     def shared(self, stream: Stream) -> bool:
         """Return whether a stream that was taken has several users."""
@@ -130,13 +141,13 @@ class StreamStock:
 
     def join(self, stream: Stream, announce: Callable[[], None]) -> None:
         """Register, until `part`, what informs the device of a user's work before others wait behind it."""
-        if self._most:
+        if self._limit:
             with self._lock:
                 self._announcers.setdefault(id(stream), []).append(announce)
 
     def part(self, stream: Stream, announce: Callable[[], None]) -> None:
         """Undo `join`."""
-        if self._most:
+        if self._limit:
             with self._lock:
                 self._announcers[id(stream)].remove(announce)
                 if not self._announcers[id(stream)]:
@@ -149,31 +160,8 @@ class StreamStock:
         for announce in announcers:
             announce()
 
-    def close(self) -> list[Exception]:
-        """Destroy what is kept; return what the device raised."""
-        idle, self._idle = self._idle, []
-        return [error for stream in idle for error in attempt(self._destroy, stream)]
-
     def _lend(self, stream: Stream, alone: bool) -> Stream:  # noqa: FBT001 - two callers, above
         self._users[id(stream)] = 1
-        if self._most and not alone:
+        if self._limit and not alone:
             self._lent.append(stream)
         return stream
-
-    def _return(self, stream: Stream, *, condemned: bool) -> None:
-        key = id(stream)
-        with self._lock:
-            self._users[key] -= 1
-            if condemned:
-                self._condemned.add(key)
-            if stream in self._lent and (condemned or not self._users[key]):
-                self._lent.remove(stream)
-            if self._users[key]:
-                return
-            del self._users[key]
-            if key not in self._condemned and len(self._idle) < self._most_idle:
-                self._idle.append(stream)
-                return
-            self._condemned.discard(key)
-            self._alive -= 1
-        self._destroy(stream)

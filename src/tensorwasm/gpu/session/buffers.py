@@ -6,26 +6,17 @@ import ctypes
 
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow
 from tensorwasm.gpu.device.port import Stream
-from tensorwasm.gpu.session.core import REFUSALS, SessionCore, in_turn
-from tensorwasm.gpu.session.graphs import SessionGraphs
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.session.core import REFUSALS, in_turn
+from tensorwasm.gpu.session.graphs import RecordingPart
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.windows import require_inside
 from tensorwasm.values import Deadline, Region
 
 
-class SessionBuffers:
-    """The buffers of one session, by their handles. Thread-safe; errors as in `tensorwasm.gpu.session`.
+class SessionBuffers(RecordingPart):
+    """The buffers of one session, by their handles. Thread-safe; errors as in `tensorwasm.gpu.session`."""
 
-    Args:
-        core: of the session.
-        graphs: record copies.
-    """
-
-    __slots__ = ("_core", "_graphs")
-
-    def __init__(self, core: SessionCore, graphs: SessionGraphs) -> None:
-        self._core = core
-        self._graphs = graphs
+    __slots__ = ()
 
     @in_turn()
     def allocate(self, size_bytes: int) -> int:
@@ -50,9 +41,9 @@ class SessionBuffers:
     def free(self, handle: int, deadline: Deadline) -> None:
         """Release a buffer, once all work has ended. Graphs that use it can be replayed no more."""
         core = self._core
-        core.table.buffer(handle)
+        core.table.buffers.require(handle)
         core.work.drain(deadline)
-        core.graphs.forget_buffer(handle)
+        core.graphs.forget(buffer=handle)
         core.table.free(handle)
         core.work.confine()
 
@@ -79,38 +70,27 @@ class SessionBuffers:
             InvalidArgs: more bytes than the buffer has there.
         """
         core = self._core
-        region = core.table.buffer(handle, len(data), offset_bytes)
+        address = core.table.place(handle, offset_bytes, len(data))
         core.work.drain(deadline)
         if data:
             core.windows.prefer(memory, len(data), deadline)
-            core.device.write(region.address + offset_bytes, data, None, deadline)
+            core.device.write(address, data, None, deadline)
 
     @in_turn()
     def read(
-        self,
-        handle: int,
-        into: memoryview,
-        deadline: Deadline,
-        offset_bytes: int = 0,
-        memory: Region | None = None,
+        self, handle: int, into: memoryview, deadline: Deadline, offset_bytes: int = 0, memory: Region | None = None
     ) -> None:
         """Fill writable bytes from an offset in a buffer; otherwise as `write`."""
         core = self._core
-        region = core.table.buffer(handle, len(into), offset_bytes)
+        address = core.table.place(handle, offset_bytes, len(into))
         core.work.drain(deadline)
         if into:
             core.windows.prefer(memory, len(into), deadline)
-            core.device.read(region.address + offset_bytes, into, None, deadline)
+            core.device.read(address, into, None, deadline)
 
     @in_turn(recording=True)
     def copy_in(
-        self,
-        handle: int,
-        offset_bytes: int,
-        window: HostWindow,
-        memory: Region,
-        deadline: Deadline,
-        stream: int = OWN,
+        self, handle: int, offset_bytes: int, window: HostWindow, memory: Region, deadline: Deadline, stream: int = OWN
     ) -> None:
         """Start copying guest memory to an offset in a buffer; memory that is staged waits for the stream first.
 
@@ -134,13 +114,7 @@ class SessionBuffers:
 
     @in_turn(recording=True)
     def copy_out(
-        self,
-        window: HostWindow,
-        memory: Region,
-        handle: int,
-        offset_bytes: int,
-        deadline: Deadline,
-        stream: int = OWN,
+        self, window: HostWindow, memory: Region, handle: int, offset_bytes: int, deadline: Deadline, stream: int = OWN
     ) -> None:
         """Start copying from an offset in a buffer to guest memory; otherwise as `copy_in`."""
         self._copy(window, memory, BufferOffset(handle, offset_bytes), deadline, stream, inward=False)
@@ -160,14 +134,13 @@ class SessionBuffers:
     ) -> None:
         core, work = self._core, self._core.work
         work.streams.require(stream)
-        region = core.table.buffer(place.handle, window.length_bytes, place.offset_bytes)
+        address = core.table.place(place.handle, place.offset_bytes, window.length_bytes)
         require_inside(window, memory)
         if not window.length_bytes:
             return
-        address = region.address + place.offset_bytes
         if core.graphs.recording is not None:
-            recorder = self._graphs.begin_step(stream, memory, deadline)
-            self._graphs.require_reached([window])
+            recorder = self._begin_step(stream, memory, deadline)
+            self._require_reached([window])
             self._start(window, address, recorder, inward=inward)
             core.graphs.recording.uses.add((window, place), None, core.windows.reach.region)
             return

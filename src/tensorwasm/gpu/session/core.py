@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from tensorwasm.errors import CallerError, DeviceLost, InvalidArgs, LimitError, QuotaExceeded
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.limits.permit import NoPermit
+from tensorwasm.gpu.limits.gate import NoPermit
+from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.state.graphs import GraphTable
+from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
@@ -29,6 +30,7 @@ class SessionCore:
     For the arguments see `tensorwasm.gpu.session.Session`.
 
     Attributes:
+        share: credits for work pending on the device.
         lock: held by one method at a time.
         failure: what poisoned the session, or None.
         closed: whether it is closed.
@@ -42,6 +44,7 @@ class SessionCore:
     __slots__ = (
         "closed",
         "device",
+        "events",
         "failure",
         "graphs",
         "launched",
@@ -51,6 +54,7 @@ class SessionCore:
         "refused",
         "replayed",
         "resources",
+        "share",
         "staged",
         "table",
         "tenancy",
@@ -73,14 +77,24 @@ class SessionCore:
         self.limits = limits
         self.tenancy = tenancy = resources.tenancy(tenant)
         self.layout = writer = SessionLayoutWriter(layout, resources.driver_at() if layout is not None else 0)
-        self.table = table = ResourceTable(resources, tenancy, limits, writer, architecture or resources.architecture)
+        self.table = table = ResourceTable(
+            resources, tenancy, limits, writer, architecture or device.info.compute_capability
+        )
         self.work = work = SessionWork(resources, writer, table.regions, limits.streams)
-        self.graphs = graphs = GraphTable(device, writer, limits.graphs)
+        self.share = QueueCredits(resources.queue_capacity, writer, IdleCheck(device, work.streams, writer))
+        self.events = EventTable()
+        self.graphs = graphs = GraphTable(device, writer)
         self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind)
         self.lock = threading.RLock()
         self.failure: BaseException | None = None
         self.closed = self.used = False
         self.refused = self.launched = self.staged = self.replayed = 0
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nothing with a number, kernels apart, was ever there, and no work is on the device."""
+        numbered = self.table.buffers, self.events, self.graphs
+        return all(things.next_number == 1 for things in numbered) and self.work.renewable
 
     def begin(self, recording: bool) -> None:  # noqa: FBT001 - one caller, on every path of every guest
         """Begin a method; the lock is held.
@@ -111,13 +125,16 @@ class SessionCore:
         self.layout.disarm()
 
 
-class _Part(Protocol):
-    """A part of a session."""
+class SessionPart:
+    """A part of a session, whose methods take turns (`in_turn`)."""
 
-    _core: SessionCore
+    __slots__ = ("_core",)
+
+    def __init__(self, core: SessionCore) -> None:
+        self._core = core
 
 
-_S = TypeVar("_S", bound=_Part)
+_S = TypeVar("_S", bound=SessionPart)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Method = Callable[Concatenate[_S, _P], _R]

@@ -7,21 +7,55 @@ from contextlib import suppress
 
 from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.arguments import HostWindow
-from tensorwasm.gpu.device.port import Stream
-from tensorwasm.gpu.device.releases import attempt
-from tensorwasm.gpu.session.core import SessionCore, in_turn
-from tensorwasm.gpu.state.graphs import Recording
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.device.port import Stream, attempt
+from tensorwasm.gpu.session.core import SessionPart, in_turn
+from tensorwasm.gpu.state.numbered import OWN, RecordedGraph, Recording
 from tensorwasm.values import Deadline, Region
 
 
-class SessionGraphs:
+class RecordingPart(SessionPart):
+    """A part of a session whose work a stream can record. The session's lock is held."""
+
+    __slots__ = ()
+
+    def _require_recording(self, stream: int) -> Recording:
+        """Return what records in the place of a stream."""
+        recording = self._core.graphs.recording
+        self._core.work.streams.require(stream)
+        if recording is None or recording.source.number != stream:
+            raise InvalidArgs(f"stream {stream} does not record")
+        return recording
+
+    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Stream:
+        """Return the device's stream that a launch or a copy on a stream that records is given to.
+
+        Raises:
+            QuotaExceeded: the graph is full.
+        """
+        core, recording = self._core, self._require_recording(stream)
+        if recording.uses.steps >= core.limits.graph_launches:
+            raise QuotaExceeded(f"a graph holds at most {core.limits.graph_launches} launches and copies")
+        if not recording.capturing:
+            if memory is not None:
+                # Only now: a stream that records lets no memory be registered. Work without windows needs none.
+                with suppress(QuotaExceeded, LaunchRefused):
+                    core.windows.extend(memory, deadline)
+                core.work.permit.settle()
+            core.device.graphs.begin_capture(recording.stream)
+            recording.capturing = True
+        return recording.stream
+
+    def _require_reached(self, windows: Sequence[HostWindow]) -> None:
+        """Check that the device reaches windows in place, of which a graph keeps the addresses."""
+        holds = self._core.windows.reach.holds
+        if not all(holds(window.address, window.length_bytes) for window in windows if window.length_bytes):
+            raise InvalidArgs("while a stream records, the device reaches only memory that it reached before")
+
+
+class SessionGraphs(RecordingPart):
     """The graphs of one session, by their numbers. Thread-safe; errors as in `tensorwasm.gpu.session`."""
 
-    __slots__ = ("_core",)
-
-    def __init__(self, core: SessionCore) -> None:
-        self._core = core
+    __slots__ = ()
 
     @in_turn()
     def begin(self, stream: int) -> None:
@@ -34,7 +68,7 @@ class SessionGraphs:
         """
         core = self._core
         core.work.known(stream)
-        core.graphs.require_room()
+        core.graphs.require_room(core.limits.graphs)
         core.graphs.recording = Recording(core.work.find(stream), core.resources.streams.take(alone=True))
         self._show_recording(recording=True)
 
@@ -46,7 +80,7 @@ class SessionGraphs:
             InvalidArgs: the stream does not record.
             LaunchRefused: what was recorded cannot be replayed. The stream records no longer.
         """
-        core, recording = self._core, self.require_recording(stream)
+        core, recording = self._core, self._require_recording(stream)
         core.graphs.recording = None
         self._show_recording(recording=False)
         try:
@@ -57,7 +91,7 @@ class SessionGraphs:
             core.resources.streams.discard(recording.stream)
             raise
         core.resources.streams.give(recording.stream)
-        number = core.graphs.add(graph, recording.uses)
+        number = core.graphs.add(RecordedGraph(graph, recording.uses))
         core.graphs.show(core.windows.reach.region)
         return number
 
@@ -95,50 +129,14 @@ class SessionGraphs:
     @in_turn()
     def close(self, graph: int, deadline: Deadline) -> None:
         """Release a graph, once all work has ended."""
-        self._core.graphs.find(graph)
+        self._core.graphs.require(graph)
         self._core.work.drain(deadline)
         self._core.graphs.close(graph)
 
     @in_turn(recording=True)
     def steps(self, graph: int) -> int:
         """Return how many launches and copies a graph holds."""
-        return self._core.graphs.find(graph).uses.steps
-
-    # ---------------------------------------------------------------------- for launches and copies, lock held
-
-    def require_recording(self, stream: int) -> Recording:
-        """Return what records in the place of a stream."""
-        recording = self._core.graphs.recording
-        self._core.work.streams.require(stream)
-        if recording is None or recording.source.number != stream:
-            raise InvalidArgs(f"stream {stream} does not record")
-        return recording
-
-    def begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Stream:
-        """Return the device's stream that a launch or a copy on a stream that records is given to.
-
-        Raises:
-            QuotaExceeded: the graph is full.
-        """
-        core, recording = self._core, self.require_recording(stream)
-        if recording.uses.steps >= core.limits.graph_launches:
-            raise QuotaExceeded(f"a graph holds at most {core.limits.graph_launches} launches and copies")
-        if not recording.capturing:
-            if memory is not None:
-                # Only now: a stream that records lets no memory be registered. Work without windows needs none.
-                with suppress(QuotaExceeded, LaunchRefused):
-                    core.windows.extend(memory, deadline)
-                core.work.permit.settle()
-            core.device.graphs.begin_capture(recording.stream)
-            recording.capturing = True
-        return recording.stream
-
-    def require_reached(self, windows: Sequence[HostWindow]) -> None:
-        """Check that the device reaches windows in place, of which a graph keeps the addresses."""
-        reach = self._core.windows.reach
-        for window in windows:
-            if window.length_bytes and not reach.holds(window.address, window.length_bytes):
-                raise InvalidArgs("while a stream records, the device reaches only memory that it reached before")
+        return self._core.graphs[graph].uses.steps
 
     def stop(self) -> list[Exception]:
         """Stop recording at the end of a session and drop what was recorded; return what the device raised."""
@@ -146,8 +144,7 @@ class SessionGraphs:
         recording, core.graphs.recording = core.graphs.recording, None
         if recording is None:
             return []
-        graphs, streams = core.device.graphs, core.resources.streams
-        failures = []
+        graphs, streams, failures = core.device.graphs, core.resources.streams, []
         if recording.capturing:
             failures = attempt(lambda stream: graphs.close_graph(graphs.end_capture(stream)), recording.stream)
         return failures + attempt(streams.discard if failures else streams.give, recording.stream)

@@ -6,34 +6,23 @@ from collections.abc import Callable, Sequence
 
 from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
-from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.resources.kernel_cache import SharedKernel
-from tensorwasm.gpu.session.core import SessionCore, in_turn
-from tensorwasm.gpu.session.graphs import SessionGraphs
+from tensorwasm.gpu.session.core import in_turn
+from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.values import Deadline, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
 
 
-class SessionKernels:
+class SessionKernels(RecordingPart):
     """The kernels of one session, by their ids. Thread-safe; errors as in `tensorwasm.gpu.session`.
 
     The order of a launch's checks is part of the ABI (docs/abi.md, "Launching").
-
-    Args:
-        core: of the session.
-        graphs: record launches.
-        queue_credits: of the session.
     """
 
-    __slots__ = ("_core", "_credits", "_graphs")
-
-    def __init__(self, core: SessionCore, graphs: SessionGraphs, queue_credits: QueueCredits) -> None:
-        self._core = core
-        self._graphs = graphs
-        self._credits = queue_credits
+    __slots__ = ()
 
     @in_turn(InvokeTimeout, DeviceUnavailable)
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
@@ -59,7 +48,7 @@ class SessionKernels:
         kernel_id = core.table.load(text, entry, deadline)
         if not core.layout.placed:
             core.work.permit.offer()
-        self._credits.offer()
+        core.share.offer()
         core.windows.offer()
         return kernel_id
 
@@ -71,9 +60,9 @@ class SessionKernels:
     def unload(self, kernel_id: int, deadline: Deadline) -> None:
         """Release a kernel, once all work has ended. Graphs that use it can be replayed no more."""
         core = self._core
-        core.table.kernel(kernel_id)
+        core.table.kernels.require(kernel_id)
         core.work.drain(deadline)
-        core.graphs.forget_kernel(kernel_id)
+        core.graphs.forget(kernel=kernel_id)
         core.table.unload(kernel_id)
 
     @in_turn()
@@ -195,12 +184,8 @@ class SessionKernels:
         """Start a kernel on the instance's own stream; return where its windows are staged, if they are."""
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         placing = self._core.windows
-        placement: Placement | None = None
-        if memory is not None and windows:
-            placement = placing.place(windows, memory, deadline)
-        if placement is not None:
-            bound = placing.locate(placement, bound)
-        values = self._bind(kernel, bound)
+        placement = placing.place(windows, memory, deadline) if memory is not None and windows else None
+        values = self._bind(kernel, bound if placement is None else placing.locate(placement, bound))
         if placement is not None:
             placing.copy_in(placement, deadline)
         self._start(kernel, config, values, windows, OWN, deadline)
@@ -222,24 +207,24 @@ class SessionKernels:
         deadline: Deadline,
         stream: int,
     ) -> None:
-        core, uses = self._core, self._graphs.require_recording(stream).uses
+        core, uses = self._core, self._require_recording(stream).uses
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
-        recorder = self._graphs.begin_step(stream, memory, deadline)
-        self._graphs.require_reached(windows)
-        values = self._bind(kernel, bound)
-        regions = core.table.regions.snapshot()
-        core.device.launch(kernel.loaded, kernel.signature.entry, config, values, regions, recorder, deadline)
+        recorder = self._begin_step(stream, memory, deadline)
+        self._require_reached(windows)
+        values, regions = self._bind(kernel, bound), core.table.regions.snapshot()
+        core.device.launch(kernel.loaded, kernel.entry, config, values, regions, recorder, deadline)
         reached = core.windows.reach.region
         uses.add(bound, kernel_id, reached)
         if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
             # A number may be the address of anything that the session has: the graph needs all of it.
-            uses.add_all(core.table.buffers, reached)
+            uses.buffers.update(core.table.buffers)
+            uses.memory = reached
 
     def _resolve(
         self, kernel_id: int, config: LaunchConfig, arguments: Arguments
     ) -> tuple[SharedKernel, Sequence[Argument], list[HostWindow]]:
         bound = arguments()
-        kernel = self._core.table.kernel(kernel_id)
+        kernel = self._core.table.kernels[kernel_id].shared
         check_fit(config, kernel.signature, self._core.device.info)
         return kernel, bound, [argument for argument in bound if isinstance(argument, HostWindow)]
 

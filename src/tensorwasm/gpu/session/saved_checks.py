@@ -11,8 +11,7 @@ from typing import Final
 from tensorwasm.errors import InvalidSnapshot
 from tensorwasm.gpu.native.layout import STREAM_ROWS
 from tensorwasm.gpu.session.core import SessionCore
-from tensorwasm.gpu.session.events import SessionEvents
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import MEMORY_KINDS
 
@@ -23,18 +22,22 @@ MAX_NUMBER: Final = (1 << 63) - (1 << 16)
 MAX_SIZE_BYTES: Final = (1 << 63) - 1
 
 
-def next_numbers(core: SessionCore, events: SessionEvents) -> dict[str, int]:
+def next_numbers(core: SessionCore) -> dict[str, int]:
     """Return the numbers that a session gives out next, by `NAMES`; that of kernels is 0 while none was ever loaded."""
-    table, streams, graphs = core.table, core.work.streams, core.graphs
-    numbers = table.next_handle, core.layout.next_kernel, streams.next_number, events.next_number, graphs.next_number
-    return dict(zip(NAMES, numbers, strict=True))
+    return {
+        "handle": core.table.buffers.next_number,
+        "kernel": core.layout.next_kernel,
+        "stream": core.work.streams.next_number,
+        "event": core.events.next_number,
+        "graph": core.graphs.next_number,
+    }
 
 
-def set_numbers(core: SessionCore, events: SessionEvents, numbers: Mapping[str, int]) -> None:
+def set_numbers(core: SessionCore, numbers: Mapping[str, int]) -> None:
     """Change the next numbers that are named; none of them is taken, nor any after it."""
-    now = {**next_numbers(core, events), **numbers}
-    core.table.next_handle, core.layout.next_kernel = now["handle"], now["kernel"]
-    core.work.streams.next_number, events.next_number = now["stream"], now["event"]
+    now = {**next_numbers(core), **numbers}
+    core.table.buffers.next_number, core.layout.next_kernel = now["handle"], now["kernel"]
+    core.work.streams.next_number, core.events.next_number = now["stream"], now["event"]
     core.graphs.next_number = now["graph"]
 
 
@@ -48,9 +51,13 @@ def check_session(saved: SavedSession) -> dict[str, int]:
     """
     _require(isinstance(saved, SavedSession), "the session")
     check_buffers(saved.buffers)
-    _check_kernels(saved.kernels)
-    _check_numbers(_sorted(saved.streams, "stream"), "stream")
-    _check_numbers(_sorted(saved.events, "event"), "event")
+    _check_all(saved.kernels, SavedKernel, "kernel")
+    _check_numbers([kernel.kernel_id for kernel in saved.kernels], "kernel")
+    texts = all(isinstance(kernel.text, bytes) and isinstance(kernel.entry, str) for kernel in saved.kernels)
+    _require(texts, "a kernel")
+    for what, numbers in (("stream", saved.streams), ("event", saved.events)):
+        _check_all(numbers, int, what)
+        _check_numbers(sorted(numbers), what)
     rows = [number % STREAM_ROWS for number in saved.streams]
     _require(OWN not in rows and len(set(rows)) == len(rows), "two streams in one place")
     _require(saved.memory_kind in MEMORY_KINDS, "the kind of memory")
@@ -78,12 +85,6 @@ def _check_runs(runs: Sequence[SavedRun], size_bytes: int, what: str) -> None:
         end = run.offset_bytes + len(run.data)
         whole = not run.offset_bytes % PAGE_BYTES and (not end % PAGE_BYTES or end == size_bytes)
         _require(whole and run.offset_bytes < end <= size_bytes, f"the length of bytes of {what}")
-
-
-def _check_kernels(kernels: Sequence[SavedKernel]) -> None:
-    _check_all(kernels, SavedKernel, "kernel")
-    _check_numbers([kernel.kernel_id for kernel in kernels], "kernel")
-    _require(all(isinstance(kernel.text, bytes) and isinstance(kernel.entry, str) for kernel in kernels), "a kernel")
 
 
 def _next_numbers(saved: SavedSession) -> dict[str, int]:
@@ -116,11 +117,6 @@ def _check_numbers(numbers: Iterable[int], what: str) -> None:
     for number in numbers:
         _check_integer(number, before + 1, MAX_NUMBER - 1, f"the number of a {what}")
         before = number
-
-
-def _sorted(numbers: Sequence[int], what: str) -> list[int]:
-    _check_all(numbers, int, what)
-    return sorted(numbers)
 
 
 def _check_integer(value: object, least: int, most: int, what: str) -> None:

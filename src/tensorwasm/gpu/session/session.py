@@ -9,24 +9,18 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.device.port import Device
-from tensorwasm.gpu.device.releases import attempt
-from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
-from tensorwasm.gpu.limits.permit import GatePermit
-from tensorwasm.gpu.limits.queue_credits import QueueCredits
-from tensorwasm.gpu.limits.quota import PROCESS_GATE, PROCESS_LEDGER, Gate, MemoryLedger
+from tensorwasm.gpu.device.port import Device, attempt
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, PROCESS_LEDGER, Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session.buffers import SessionBuffers
-from tensorwasm.gpu.session.capture import Capture
 from tensorwasm.gpu.session.core import SessionCore
-from tensorwasm.gpu.session.events import SessionEvents
 from tensorwasm.gpu.session.graphs import SessionGraphs
 from tensorwasm.gpu.session.kernels import SessionKernels
-from tensorwasm.gpu.session.restore import Restore
-from tensorwasm.gpu.session.streams import SessionStreams
+from tensorwasm.gpu.session.snapshots import SessionSnapshots
+from tensorwasm.gpu.session.streams import SessionEvents, SessionStreams
 from tensorwasm.gpu.state.resource_table import ResourceTable
-from tensorwasm.gpu.state.streams import IdleCheck
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -115,14 +109,13 @@ class Session:
         if resources is None:
             self._own_resources = resources = DeviceResources(device, Accounts(ledger), gate)
         self._core = core = SessionCore(resources, tenant, limits or _LIMITS, architecture, memory_kind, pad)
-        idle = IdleCheck(device, core.work.streams, core.layout)
-        self.share = QueueCredits(resources.queue_capacity, core.layout, idle)
+        self.share = core.share
         self.graphs = SessionGraphs(core)
-        self.buffers = SessionBuffers(core, self.graphs)
-        self.kernels = SessionKernels(core, self.graphs, self.share)
-        self.streams = SessionStreams(core, self.share)
+        self.buffers = SessionBuffers(core)
+        self.kernels = SessionKernels(core)
+        self.streams = SessionStreams(core)
         self.events = SessionEvents(core)
-        self.place: GatePermit = core.work.permit
+        self.place = core.work.permit
         self.pad = pad
         self.abandoned = False
         self._native = 0, 0, 0
@@ -188,7 +181,7 @@ class Session:
             InvalidSnapshot: the parent contradicts itself, or is another session's.
             InvokeTimeout: the work did not end in time; the session goes on as before.
         """
-        return Capture(self._core, self.events).take(deadline, parent)
+        return SessionSnapshots(self._core).take(deadline, parent)
 
     def restore(self, saved: SavedSession, deadline: Deadline) -> None:
         """Make a new session what a saved one was, charged to this one's tenant and limits. Blocks.
@@ -204,7 +197,7 @@ class Session:
             InvalidArgs: the session is not new.
             InvokeTimeout: the deadline for all of it passed.
         """
-        Restore(self._core, self.events).put(saved, deadline)
+        SessionSnapshots(self._core).put(saved, deadline)
 
     def statistics(self) -> SessionStatistics:
         """Return a snapshot."""
@@ -227,7 +220,7 @@ class Session:
             replays=core.replayed + replayed,
             quota_refusals=core.refused + refused,
             streams=work.streams.count,
-            events=len(self.events.numbers),
+            events=len(core.events),
             graphs=len(core.graphs),
         )
 
@@ -243,7 +236,9 @@ class Session:
             return False
         if core.used:
             with core.lock:
-                if not self._renewable() or attempt(ResourceTable.renew, core.table):
+                idle = core.failure is None and core.graphs.recording is None and not core.layout.staged
+                unreached = core.pristine and core.windows.reach.region is None
+                if not (idle and unreached) or attempt(ResourceTable.renew, core.table):
                     return False
                 core.launched = core.staged = core.replayed = core.refused = 0
                 core.used = False
@@ -299,23 +294,13 @@ class Session:
         """Close the session."""
         self.close()
 
-    def _renewable(self) -> bool:
-        core = self._core
-        if core.failure is not None or core.graphs.recording is not None or core.layout.staged:
-            return False
-        unnumbered = self.events.next_number == core.graphs.next_number == core.table.next_handle == 1
-        return unnumbered and core.work.renewable and core.windows.reach.region is None
-
     def _release(self, failures: list[Exception], *, trusted: bool) -> None:
         core = self._core
         # Where streams are made once, a deadline that passed leaves them as they were, now that the work has ended.
         late = isinstance(core.failure, InvokeTimeout) and core.resources.streams.fixed
         healthy = trusted and not failures and (core.failure is None or late)
-        failures += core.graphs.release()
-        failures += core.table.release()
-        failures += core.windows.release(trusted=trusted)
-        failures += self.events.release()
-        failures += core.work.release(healthy=healthy)
+        failures += core.graphs.release() + core.table.release() + core.windows.release(trusted=trusted)
+        failures += self.events.release() + core.work.release(healthy=healthy)
         if self._own_resources is not None:
             failures += self._own_resources.close()
         self._release_failures = len(failures)

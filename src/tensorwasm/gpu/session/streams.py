@@ -1,25 +1,21 @@
-"""Streams of a guest: opened, closed and waited for."""
+"""Streams of a guest, and events: points in its streams that other streams, and the guest itself, wait for."""
 
 from __future__ import annotations
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.limits.queue_credits import QueueCredits
-from tensorwasm.gpu.session.core import SessionCore, in_turn
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.gpu.device.port import attempt
+from tensorwasm.gpu.session.core import SessionPart, in_turn
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.values import Deadline
 
 
-class SessionStreams:
+class SessionStreams(SessionPart):
     """The streams of one session, by their numbers; 0 is the instance's own. Thread-safe.
 
     Errors as in `tensorwasm.gpu.session`.
     """
 
-    __slots__ = ("_core", "_credits")
-
-    def __init__(self, core: SessionCore, queue_credits: QueueCredits) -> None:
-        self._core = core
-        self._credits = queue_credits
+    __slots__ = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -44,8 +40,7 @@ class SessionStreams:
         """
         if number == OWN:
             raise InvalidArgs("the instance's own stream stays open")
-        stream = self._core.work.known(number)
-        if stream is not None:
+        if (stream := self._core.work.known(number)) is not None:
             self._core.work.close(stream, deadline)
 
     @in_turn()
@@ -86,10 +81,9 @@ class SessionStreams:
 
         Never waits: on a stream that sessions share, work of others may go on.
         """
-        known = self._core.work.known(stream)
-        if known is not None:
+        if (known := self._core.work.known(stream)) is not None:
             self._core.work.conclude(known)
-            self._credits.settle()
+            self._core.share.settle()
 
     @in_turn()
     def make_room(self, pieces: int) -> bool:
@@ -98,15 +92,90 @@ class SessionStreams:
         If not, the session either has no credits yet (`Session.share`) and can join the queue for them, or there is
         work to wait for, that of the `busiest` stream.
         """
-        if self._credits.fits(pieces):
+        share, work = self._core.share, self._core.work
+        if share.fits(pieces):
             return True
-        streams = self._core.work.streams
-        for stream in streams:
-            self._core.work.ended(stream)
-        return self._credits.take(pieces) or (self._credits.held and streams.busiest is None)
+        for stream in work.streams:
+            work.ended(stream)
+        return share.take(pieces) or (share.held and work.streams.busiest is None)
 
     @property
     def busiest(self) -> int:
         """Number of the stream that was given most since it was seen drained."""
         stream = self._core.work.streams.busiest
         return OWN if stream is None else stream.number
+
+
+class SessionEvents(SessionPart):
+    """The events of one session, by their numbers. Thread-safe; errors as in `tensorwasm.gpu.session`.
+
+    An event of the device that was used before is as good as new when it is recorded.
+    """
+
+    __slots__ = ()
+
+    @in_turn()
+    def open(self) -> int:
+        """Return the number of a new event, which counts as reached until it is recorded.
+
+        Raises:
+            QuotaExceeded: the session has as many as it may.
+        """
+        return self.add()
+
+    def add(self) -> int:
+        """Open an event while the session's lock is held."""
+        self._core.events.require_room(self._core.limits.events)
+        return self._core.events.add(None)
+
+    @in_turn()
+    def close(self, number: int) -> None:
+        """Release an event; streams that wait for it go on waiting for what was recorded."""
+        self._core.events.require(number)
+        if (event := self._core.events.pop(number)) is not None:
+            # Another session may record it before this one's work has ended: streams that wait keep the old point.
+            self._core.resources.events.give(event)
+
+    @in_turn()
+    def record(self, event: int, stream: int) -> None:
+        """Set an event behind the work that a stream was given so far."""
+        found, target = self._core.events[event], self._core.work.find(stream)
+        if found is None:
+            found = self._core.events[event] = self._core.resources.events.take()
+        self._core.work.record(target, found)
+
+    @in_turn()
+    def wait(self, stream: int, event: int) -> None:
+        """Put what a stream is given next behind an event."""
+        found, work = self._core.events[event], self._core.work
+        work.known(stream)
+        if found is not None:
+            work.put_behind(work.find(stream), found)
+
+    @in_turn()
+    def synchronize(self, event: int, deadline: Deadline) -> None:
+        """Wait for the work before an event."""
+        if (found := self._core.events[event]) is not None:
+            self._core.device.events.synchronize_event(found, deadline)
+
+    @in_turn()
+    def notify(self, event: int, function: int, argument: int) -> bool:
+        """Have a C function called when the work before an event is over; as `SessionStreams.notify`."""
+        found = self._core.events[event]
+        if found is None or self._core.device.events.event_reached(found):
+            return False
+        self._core.work.notify_behind(found, function, argument)
+        return True
+
+    @in_turn()
+    def reached(self, event: int) -> bool:
+        """Return whether the work before an event has ended; never waits."""
+        found = self._core.events[event]
+        return found is None or self._core.device.events.event_reached(found)
+
+    def release(self) -> list[Exception]:
+        """Give all back at the session's end; return what the device raised."""
+        events, give = self._core.events, self._core.resources.events.give
+        failures = [error for event in events.values() if event is not None for error in attempt(give, event)]
+        events.clear()
+        return failures

@@ -10,16 +10,16 @@ import ctypes
 import random
 from typing import Final, NamedTuple
 
-from tensorwasm.errors import InvalidArgs, InvalidHandle, InvalidKernel, InvokeTimeout, QuotaExceeded
+from tensorwasm.errors import InvalidArgs, InvalidKernel, InvokeTimeout, QuotaExceeded
+from tensorwasm.gpu.device.arguments import RegionTable
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.device.regions import RegionTable
-from tensorwasm.gpu.device.releases import attempt
+from tensorwasm.gpu.device.port import KernelOutput, attempt
 from tensorwasm.gpu.limits.accounts import Reservation
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, KernelImage
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.resources.kernel_cache import KernelCache, SharedKernel, digest
+from tensorwasm.gpu.state.numbered import Numbered
 from tensorwasm.values import NEVER, Deadline, Region
 
 MAX_OFFER_BYTES: Final = 64 << 10
@@ -58,8 +58,7 @@ class ReusableKernels:
         self._cache = cache
         self._layout = layout
         self._offers: dict[int, ReusableKernel] = {}
-        self._next = 0
-        self.longest_bytes = 0
+        self._next = self.longest_bytes = 0
 
     def __getitem__(self, row: int) -> SharedKernel:
         """Return the kernel that a row of the layout offers."""
@@ -82,11 +81,10 @@ class ReusableKernels:
 
     def release(self) -> None:
         """Withdraw all offers."""
-        offers, self._offers = self._offers, {}
-        if offers:
+        if self._offers:
             self._layout.hide_offers()
-        for offer in offers.values():
-            self._cache.release(offer.shared)
+        for row in list(self._offers):
+            self._cache.release(self._offers.pop(row).shared)
 
 
 class HeldKernel(NamedTuple):
@@ -94,6 +92,19 @@ class HeldKernel(NamedTuple):
 
     shared: SharedKernel
     reservation: Reservation | None
+
+
+class BufferTable(Numbered[Region]):
+    """The buffers of one session."""
+
+    what = "device buffer"
+
+
+class KernelTable(Numbered[HeldKernel]):
+    """The kernels of one session."""
+
+    what = "kernel"
+    refusal = InvalidKernel
 
 
 class ResourceTable:
@@ -106,7 +117,6 @@ class ResourceTable:
 
     Attributes:
         regions: every address that the session's kernels may touch.
-        next_handle: of the buffer that is allocated next; 1 if there never was one.
         device_bytes: charged for buffers and for the variables of modules.
         ptx_bytes: text charged for kernels.
     """
@@ -119,13 +129,11 @@ class ResourceTable:
         layout: SessionLayoutWriter,
         architecture: tuple[int, int],
     ) -> None:
-        self.buffers: dict[int, Region] = {}
-        self.kernels: dict[int, HeldKernel] = {}
+        self.buffers = BufferTable()
+        self.kernels = KernelTable()
         self.regions = RegionTable()
         self.output = KernelOutput()
-        self.next_handle = 1
-        self.device_bytes = 0
-        self.ptx_bytes = 0
+        self.device_bytes = self.ptx_bytes = 0
         self._resources = resources
         self._tenancy = tenancy
         self._limits = limits
@@ -139,15 +147,12 @@ class ResourceTable:
         """Return the handle and the region of a new buffer, whose contents are undefined; see `SessionBuffers`."""
         if size_bytes < 1:
             raise InvalidArgs("a device buffer has at least 1 byte")
-        if len(self.buffers) >= self._limits.allocations:
-            raise QuotaExceeded(f"the guest already holds {len(self.buffers)} device buffers")
+        self.buffers.require_room(self._limits.allocations)
         self._check_bytes(size_bytes)
         region = self._tenancy.suballocator.allocate(size_bytes)
-        handle, self.next_handle = self.next_handle, self.next_handle + 1
-        self.buffers[handle] = region
         self.device_bytes += size_bytes
         self.regions.add(region)
-        return handle, region
+        return self.buffers.add(region), region
 
     def at_hand(self, size_bytes: int) -> bool:
         """Return whether so much memory is available without asking the device."""
@@ -157,24 +162,18 @@ class ResourceTable:
         """Let compiled code use a buffer, whose contents are defined now."""
         self._layout.show_buffer(handle, self.buffers[handle])
 
-    def buffer(self, handle: int, length_bytes: int = 0, offset_bytes: int = 0) -> Region:
-        """Return a buffer that has at least that many bytes from that offset.
-
-        Raises:
-            InvalidArgs: it is shorter.
-        """
-        region = self.buffers.get(handle)
-        if region is None:
-            raise InvalidHandle(f"no device buffer {handle}")
+    def place(self, handle: int, offset_bytes: int, length_bytes: int) -> int:
+        """Return the address of an offset in a buffer; raise `InvalidArgs` if it has not that many bytes from there."""
+        region = self.buffers[handle]
         if offset_bytes < 0 or length_bytes < 0 or offset_bytes + length_bytes > region.size_bytes:
             raise InvalidArgs(
                 f"{length_bytes} bytes at {offset_bytes} do not fit buffer {handle} of {region.size_bytes} bytes"
             )
-        return region
+        return region.address + offset_bytes
 
     def free(self, handle: int) -> None:
         """Release a buffer."""
-        region = self.buffer(handle)
+        region = self.buffers[handle]
         self._layout.hide_buffer(handle)
         del self.buffers[handle]
         self.regions.remove(region)
@@ -185,13 +184,16 @@ class ResourceTable:
 
     def load(self, text: bytes, entry: str, deadline: Deadline) -> int:
         """Return the id of a kernel of a PTX text; see `SessionKernels.load`."""
-        self._check_text(len(text))
+        if len(text) > self._limits.ptx_bytes:
+            raise QuotaExceeded(f"{len(text)} bytes of PTX: at most {self._limits.ptx_bytes}")
+        self.kernels.require_room(self._limits.kernels)
+        if self.ptx_bytes + len(text) > self._limits.total_ptx_bytes:
+            raise QuotaExceeded(f"{len(text)} bytes more would exceed {self._limits.total_ptx_bytes} bytes of PTX")
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the PTX was loaded")
         kernel = self._acquire(text, entry, deadline)
         try:
-            compiled = self._layout.layout is not None
-            image = kernel.shared.image(self._resources.device, deadline) if compiled else None
+            image = kernel.shared.image(self._resources.device, deadline) if self._layout.layout is not None else None
         except BaseException:
             self._give_back(kernel)
             raise
@@ -227,25 +229,14 @@ class ResourceTable:
                 self._offers.add(kernel.shared, kernel.shared.image(self._resources.device, NEVER))
             self.unload(kernel_id)
 
-    def kernel(self, kernel_id: int) -> SharedKernel:
-        """Return a loaded kernel.
-
-        Raises:
-            InvalidKernel: no such kernel.
-        """
-        kernel = self.kernels.get(kernel_id)
-        if kernel is None:
-            raise InvalidKernel(f"no kernel {kernel_id}")
-        return kernel.shared
-
     def unload(self, kernel_id: int) -> None:
         """Give a kernel back; if the device raises, it is still held."""
-        shared = self.kernel(kernel_id)
-        self._give_back(self.kernels[kernel_id])
+        kernel = self.kernels[kernel_id]
+        self._give_back(kernel)
         self._layout.hide_kernel(kernel_id)
         del self.kernels[kernel_id]
-        self.ptx_bytes -= shared.text_bytes
-        self.device_bytes -= shared.device_bytes
+        self.ptx_bytes -= kernel.shared.text_bytes
+        self.device_bytes -= kernel.shared.device_bytes
         self._allow_loads()
 
     def release(self) -> list[Exception]:
@@ -255,14 +246,14 @@ class ResourceTable:
         """
         failures: list[Exception] = []
         self._offers.release()
-        kernels, self.kernels = self.kernels, {}
-        for kernel in kernels.values():
+        for kernel in self.kernels.values():
             failures += attempt(self._resources.kernels.release, kernel.shared)
             if kernel.reservation is not None:
                 kernel.reservation.release()
-        buffers, self.buffers = self.buffers, {}
-        for region in buffers.values():
+        for region in self.buffers.values():
             failures += attempt(self._tenancy.suballocator.free, region)
+        self.kernels.clear()
+        self.buffers.clear()
         self.device_bytes = self.ptx_bytes = 0
         return failures
 
@@ -299,14 +290,6 @@ class ResourceTable:
             raise QuotaExceeded(f"{size_bytes} bytes at once: at most {self._limits.allocation_bytes}")
         if self.device_bytes + size_bytes > self._limits.device_bytes:
             raise QuotaExceeded(f"{size_bytes} bytes more would exceed the guest's {self._limits.device_bytes} bytes")
-
-    def _check_text(self, text_bytes: int) -> None:
-        if text_bytes > self._limits.ptx_bytes:
-            raise QuotaExceeded(f"{text_bytes} bytes of PTX: at most {self._limits.ptx_bytes}")
-        if len(self.kernels) >= self._limits.kernels:
-            raise QuotaExceeded(f"the guest already holds {len(self.kernels)} kernels")
-        if self.ptx_bytes + text_bytes > self._limits.total_ptx_bytes:
-            raise QuotaExceeded(f"{text_bytes} bytes more would exceed {self._limits.total_ptx_bytes} bytes of PTX")
 
 
 def _first_id() -> int:

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Final, ParamSpec
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
+from tensorwasm.gpu.device.arguments import RegionTable
+from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
-from tensorwasm.gpu.device.regions import RegionTable
-from tensorwasm.gpu.device.releases import attempt
-from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.gate import GatePermit
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.state.streams import OWN, IdleCheck, SessionStream, StreamTable
+from tensorwasm.gpu.state.numbered import OWN, IdleCheck, SessionStream, StreamTable
 from tensorwasm.values import Deadline, Region
 
 CLOSE_GRACE_S: Final = 1.0
@@ -213,20 +213,16 @@ class SessionWork:
         for stream in self.streams:
             try:
                 self._await_end(stream, limit)
-            except KernelFault:
-                self._failed = True
-                self.streams.count_drained(stream)
-            except DeviceLost:
-                # Nothing is left to wait for, and no answer on what still runs can be trusted.
-                self.streams.count_drained(stream)
+                continue
+            except DeviceLost:  # nothing is left to wait for, and no answer on what still runs can be trusted
                 trusted = False
-            except Exception:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its contract
-                if self._broke_off(stream):
-                    self._failed = True
-                    self.streams.count_drained(stream)
-                else:
+            except Exception as error:  # noqa: BLE001 - the end of a session raises nothing, even if the device breaks its contract
+                if not (isinstance(error, KernelFault) or self._broke_off(stream)):
                     _log.exception("work on the GPU outlived its session: what it can reach is abandoned")
                     ended = False
+                    continue
+                self._failed = True
+            self.streams.count_drained(stream)
         if ended:
             self.permit.leave()
         else:
@@ -235,9 +231,9 @@ class SessionWork:
 
     def release(self, *, healthy: bool) -> list[Exception]:
         """Give the drained streams back; return what the device raised."""
-        failures = [error for stream in self.streams for error in self._forget(stream)]
         streams, events = self._resources.streams, self._resources.events
         healthy = healthy and (not self._failed or streams.fixed)
+        failures = [error for stream in self.streams for error in self._forget(stream)]
         failures += self.streams.release(healthy=healthy)
         if self._clearing is not None:
             failures += attempt(events.give if healthy else events.discard, self._clearing)
@@ -252,13 +248,11 @@ class SessionWork:
         until = self._patience(stream, limit) if self.streams.busy(stream) else limit
         while True:
             try:
-                self.wait(stream, until)
+                return self.wait(stream, until)
             except InvokeTimeout:
                 if not self._device.delayed(stream.stream):
                     raise
                 until = Deadline.after(CLOSE_GRACE_S)
-            else:
-                return
 
     def _broke_off(self, stream: SessionStream) -> bool:
         """Return whether a stream has nothing running although it cannot be waited for."""

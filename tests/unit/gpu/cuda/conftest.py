@@ -3,7 +3,7 @@
 import pytest
 
 from fakes.driver import FakeDriver
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, LaunchConfig

@@ -4,8 +4,7 @@ import pytest
 
 from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda.driver.binding import Driver
-from tensorwasm.gpu.cuda.driver.results import UNKNOWN, DriverFailure
+from tensorwasm.gpu.cuda.driver.calls import UNKNOWN, Driver, DriverFailure
 
 
 @pytest.mark.parametrize("error", [KeyError(77), ValueError("77 is not a valid CUresult")])

@@ -20,7 +20,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse

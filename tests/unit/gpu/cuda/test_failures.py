@@ -19,7 +19,7 @@ import tensorwasm.gpu.cuda
 from fakes.driver import ENTRY_POINTS, FakeDriver
 from fakes.driver_memory import GRANULARITY
 from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, LimitError, TensorWasmError
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.cuda.streams import device_streams
 from tensorwasm.gpu.device.protocols import Advice

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceLost, DeviceUnavailable, InvalidArgs, LaunchRefused
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.ptx.parser import parse

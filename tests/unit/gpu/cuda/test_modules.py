@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fakes.driver import FakeDriver, Handle
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.assembler import Assembler
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.modules import CudaKernel, PtxCompiler
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.ptx import extract, parse

@@ -7,8 +7,8 @@ from fakes.driver import FakeDriver
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.assembler import Assembler
-from tensorwasm.gpu.cuda.driver import binding
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver import calls
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 
 
@@ -98,10 +98,10 @@ def test_an_absent_driver_is_named():
 
 def test_absent_bindings_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    binding.load_driver.cache_clear()
+    calls.load_driver.cache_clear()
     with pytest.raises(DeviceUnavailable, match="cuda-bindings"):
-        binding.load_driver()
-    binding.load_driver.cache_clear()
+        calls.load_driver()
+    calls.load_driver.cache_clear()
 
 
 def test_importing_the_package_imports_no_bindings_and_opening_names_what_is_missing():

@@ -2,7 +2,7 @@ import pytest
 
 from fakes.driver import FakeDriver
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import MIB, NEVER

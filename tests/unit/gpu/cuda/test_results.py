@@ -14,7 +14,7 @@ from tensorwasm.errors import (
     TensorWasmError,
     UnsupportedPtx,
 )
-from tensorwasm.gpu.cuda.driver.results import MEANINGS, DriverFailure, FailureScope, describe, meaning, translate
+from tensorwasm.gpu.cuda.driver.calls import MEANINGS, DriverFailure, FailureScope, describe, meaning, translate
 
 
 @given(

@@ -6,7 +6,7 @@ from fakes.driver import FakeDriver
 from fakes.driver_memory import DIRT
 from fakes.driver_memory import GRANULARITY as GRAIN
 from tensorwasm.errors import InvalidHandle, InvalidPointer, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.gpu.device.protocols import Advice

@@ -11,7 +11,7 @@ import pytest
 from fakes.emulation import kernel
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, LaunchRefused
 from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import Gate
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region

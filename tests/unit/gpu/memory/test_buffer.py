@@ -22,8 +22,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.device.protocols import Advice
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.memory import UnifiedBuffer, pages
 from tensorwasm.gpu.memory.backings import KINDS
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.gpu.memory.free_list import Chunk, FreeList
+from tensorwasm.gpu.memory.suballocator import Chunk, FreeList
 
 CHUNKS = ((1000, 100), (1100, 60), (2000, 100))  # two of them side by side
 

@@ -7,8 +7,7 @@ import pytest
 
 from fakes.pools import FakePools
 from tensorwasm.errors import DeviceLost, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.gpu.limits.quota import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.memory.suballocator import GRAIN_BYTES, Suballocator
 from tensorwasm.values import MIB, Region
 

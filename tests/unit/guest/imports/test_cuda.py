@@ -24,7 +24,8 @@ from tensorwasm.errors import (
     UnsupportedPtx,
 )
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger
+from tensorwasm.gpu.limits.accounts import MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv

@@ -9,7 +9,8 @@ from fakes.device import FakeDevice
 from strategies.kernels import FILL, FOREVER
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, UnknownImport
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.limits.quota import Gate, MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.accounts import MemoryLedger, MemoryLedgerStatistics
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.engine.engine import Engine, EngineConfig

@@ -10,7 +10,7 @@ from strategies.kernels import NOTHING
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.cuda import CudaService, kernels
-from tensorwasm.guest.imports.cuda import streams as bodies
+from tensorwasm.guest.imports.cuda import resources as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait
 from tensorwasm.values import NEVER, LaunchConfig

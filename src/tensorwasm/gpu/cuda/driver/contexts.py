@@ -27,8 +27,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.gpu.cuda.driver.binding import Driver
-from tensorwasm.gpu.cuda.driver.results import DriverFailure, FailureScope, describe, meaning
+from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure, FailureScope, describe, meaning
 from tensorwasm.values import SmPlacement
 
 GREEN_CONTEXTS_CUDA: Final = (12, 5)

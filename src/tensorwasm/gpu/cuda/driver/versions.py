@@ -114,8 +114,7 @@ def isa_version(cuda: Version) -> tuple[int, int]:
 
     A release newer than the table gets the newest entry, which it accepts at least; one older gets (6, 0).
     """
-    known = [isa for release, isa in ISA_BY_CUDA.items() if release <= cuda]
-    return max(known, default=(6, 0))
+    return max((isa for release, isa in ISA_BY_CUDA.items() if release <= cuda), default=(6, 0))
 
 
 def driver_floor(cuda: Version, *, windows: bool = False) -> Version:

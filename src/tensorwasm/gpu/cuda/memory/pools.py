@@ -1,26 +1,124 @@
-"""Device memory from pools of the driver: the device's own, and those of tenants, whose cap the driver enforces.
+"""What a GPU and its driver can do with memory, and device memory from pools of the driver.
 
-``cuMemFree`` waits for every kernel on the device, other tenants' included. Memory of a pool is freed in the order of a
-stream instead: the one on which memory is cleared, or the one on which tenants' pools work. No kernel is ever in front
-of either, so a free waits for nothing, and an allocation is there as soon as the stream has drained, which is at once.
+The pools are the device's own, and those of tenants, whose cap the driver enforces. ``cuMemFree`` waits for every
+kernel on the device, other tenants' included. Memory of a pool is freed in the order of a stream instead: the one on
+which memory is cleared, or the one on which tenants' pools work. No kernel is ever in front of either, so a free waits
+for nothing, and an allocation is there as soon as the stream has drained, which is at once.
 
-Source: CUDA Driver API, "Stream Ordered Memory Allocator", CUmemPoolProps.maxSize (CUDA 12.2); "Memory Management".
+Source: CUDA Driver API, "Device Management", CUdevice_attribute; "Virtual Memory Management"; "Memory Management";
+"Stream Ordered Memory Allocator". CUmemPoolProps.maxSize, host locations and hints by location came with CUDA 12.2.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.driver.binding import Driver
-from tensorwasm.gpu.cuda.driver.results import OUT_OF_MEMORY, DriverFailure
+from tensorwasm.gpu.cuda.driver.calls import OUT_OF_MEMORY, SUCCESS, Driver, DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaPool, CudaStream
-from tensorwasm.gpu.cuda.memory.traits import MemoryTraits
 from tensorwasm.gpu.device.protocols import Pool
+from tensorwasm.gpu.memory import pages
 from tensorwasm.values import MIB, Deadline
+
+_LOCATIONS_CUDA: Final = (12, 2)
+"""First release with caps for pools, host locations, and hints that take a location."""
+
+_HOSTS: Final = {
+    "HOST_NUMA": "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "HOST": "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+}
+"""Where host memory behind a reserved range may lie, the first that the device supports, with its attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLocation:
+    """A location of memory, as the driver names it.
+
+    Attributes:
+        kind: ``DEVICE``, ``HOST``, ``HOST_NUMA``.
+        number: the device's ordinal or the host's NUMA node.
+    """
+
+    kind: str
+    number: int
+
+    def spell(self, api: Any) -> Any:
+        """Return the driver's structure."""
+        location = api.CUmemLocation()
+        location.type = getattr(api.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{self.kind}")
+        location.id = self.number
+        return location
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraits:
+    """What can be done with memory.
+
+    Attributes:
+        device: the device's own memory.
+        pools: whether there are memory pools.
+        capped: whether they enforce a cap.
+        managed: whether there is managed memory.
+        hints: how advice and prefetches name a location; None where they have no effect.
+        host: where memory behind reserved ranges lies; None where host and device cannot share it.
+        granularity_bytes: what is mapped there at a time; 0 without `host`.
+    """
+
+    device: MemoryLocation
+    pools: bool
+    capped: bool
+    managed: bool
+    hints: Literal["ordinal", "location"] | None
+    host: MemoryLocation | None
+    granularity_bytes: int
+
+
+def describe_memory(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, int]) -> MemoryTraits:
+    """Return what a device can do with memory. Its context must be bound."""
+    located = cuda >= _LOCATIONS_CUDA
+    host = _host_location(driver, device) if located else None
+    granularity_bytes = 0
+    if host is not None:
+        option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        code, size_bytes = driver.attempt("cuMemGetAllocationGranularity", host_property(driver, host), option)
+        granularity_bytes = int(size_bytes) if code == SUCCESS else 0  # else there is no such memory after all
+    hints: Literal["ordinal", "location"] | None = None
+    if driver.supports(device, "CONCURRENT_MANAGED_ACCESS"):
+        if located:
+            hints = "location"
+        elif hasattr(driver.api, "cuMemAdvise_v2"):  # bindings 13 know locations only
+            hints = "ordinal"
+    pools = driver.supports(device, "MEMORY_POOLS_SUPPORTED")
+    return MemoryTraits(
+        device=MemoryLocation("DEVICE", ordinal),
+        pools=pools,
+        capped=pools and located,
+        managed=driver.supports(device, "MANAGED_MEMORY"),
+        hints=hints,
+        host=host if granularity_bytes else None,
+        granularity_bytes=granularity_bytes,
+    )
+
+
+def host_property(driver: Driver, host: MemoryLocation) -> Any:
+    """Return the driver's description of host memory that can be mapped."""
+    wanted = driver.api.CUmemAllocationProp()
+    wanted.type = driver.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location = host.spell(driver.api)
+    return wanted
+
+
+def _host_location(driver: Driver, device: Any) -> MemoryLocation | None:
+    if driver.supports(device, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+        for kind, attribute in _HOSTS.items():
+            if driver.supports(device, attribute):
+                node = driver.attribute(device, "HOST_NUMA_ID") if kind == "HOST_NUMA" else 0
+                return MemoryLocation(kind, max(0, node))  # the driver says -1 on a host that is one node
+    return None
+
 
 _KEEP_ALL: Final = (1 << 64) - 1
 _TRIM_LIMIT_S: Final = 0.1
@@ -137,10 +235,9 @@ class CudaPools:
         core = self._core
         if not self._traits.pools:
             raise LaunchRefused("this device has no memory pools")
-        grains = -(-min(max(max_bytes, 1), self._device_bytes) // _GRAIN_BYTES)
+        cap_bytes = pages.rounded(min(max(max_bytes, 1), self._device_bytes), _GRAIN_BYTES) if self.capped else 0
         with core.calling:
-            handle = _create_pool(core.driver, self._traits, grains * _GRAIN_BYTES if self.capped else 0)
-            return core.live.pools.enter(CudaPool(handle))
+            return core.live.pools.enter(CudaPool(_create_pool(core.driver, self._traits, cap_bytes)))
 
     def pool_allocate(self, pool: Pool, size_bytes: int) -> int:
         """See `Pools.pool_allocate`.

@@ -12,19 +12,9 @@ from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.memory.pools import DeviceAllocator
-from tensorwasm.gpu.cuda.memory.traits import MemoryLocation, MemoryTraits, host_property
+from tensorwasm.gpu.cuda.memory.pools import DeviceAllocator, MemoryLocation, MemoryTraits, host_property
 from tensorwasm.gpu.device.protocols import Advice, Stream
 from tensorwasm.gpu.memory import pages
-
-_ADVICE: Final[dict[Advice, str]] = {
-    Advice.READ_MOSTLY: "SET_READ_MOSTLY",
-    Advice.UNSET_READ_MOSTLY: "UNSET_READ_MOSTLY",
-    Advice.PREFERRED_LOCATION: "SET_PREFERRED_LOCATION",
-    Advice.UNSET_PREFERRED_LOCATION: "UNSET_PREFERRED_LOCATION",
-    Advice.ACCESSED_BY: "SET_ACCESSED_BY",
-    Advice.UNSET_ACCESSED_BY: "UNSET_ACCESSED_BY",
-}
 
 _HOST: Final = MemoryLocation("HOST", 0)
 _HOST_ORDINAL: Final = -1
@@ -89,7 +79,8 @@ class CudaUnified:
     def advise(self, address: int, size_bytes: int, advice: Advice) -> bool:
         """See `UnifiedMemory.advise`."""
         self._require_managed(address, size_bytes)
-        kind = getattr(self._core.driver.api.CUmem_advise, f"CU_MEM_ADVISE_{_ADVICE[advice]}")
+        name = advice.name if advice.name.startswith("UNSET_") else f"SET_{advice.name}"
+        kind = getattr(self._core.driver.api.CUmem_advise, f"CU_MEM_ADVISE_{name}")
         return self._hint("cuMemAdvise", (address, size_bytes, kind), self._traits.device)
 
     def prefetch(self, address: int, size_bytes: int, stream: Stream, *, to_host: bool) -> bool:
@@ -125,14 +116,11 @@ class CudaUnified:
         the copy of a module's data or by the guest that asked for it.
         """
         core = self._core
-        if not size_bytes:
-            return
         if self._traits.hints is not None:
             pages.clear(address, size_bytes)
-            return
-        stream = core.streams.own("pooling")
-        core.driver.call("cuMemsetD8Async", address, 0, size_bytes, stream.handle)
-        core.drain_pools()
+        elif size_bytes:
+            core.driver.call("cuMemsetD8Async", address, 0, size_bytes, core.streams.own("pooling").handle)
+            core.drain_pools()
 
     def _require_managed(self, address: int, size_bytes: int) -> None:
         if not self._core.live.managed.holds(address, size_bytes):

@@ -23,9 +23,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Literal, get_args
 
-from tensorwasm.gpu.cuda.driver.binding import Driver
+from tensorwasm.gpu.cuda.driver.calls import NOT_READY, SUCCESS, Driver, DriverFailure
 from tensorwasm.gpu.cuda.driver.contexts import Context, bound
-from tensorwasm.gpu.cuda.driver.results import NOT_READY, SUCCESS, DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaStream
 from tensorwasm.values import Deadline
 

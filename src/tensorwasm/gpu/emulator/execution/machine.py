@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import DeviceLost, InvokeTimeout
-from tensorwasm.gpu.device.output import KernelOutput
+from tensorwasm.gpu.device.port import KernelOutput
 from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, BatchGeometry, Indices, Selection, indices, narrow
 from tensorwasm.gpu.emulator.memory.spaces import BatchMemory
 from tensorwasm.ptx.model import Instruction

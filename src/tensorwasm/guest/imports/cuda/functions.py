@@ -26,13 +26,9 @@ _LAUNCH_WIT: Final = (
     "kernel: kernel-id, grid: tuple<u32, u32, u32>, block: tuple<u32, u32, u32>, shared-mem: u32, args: list<u8>"
 )
 _LAUNCH_CODES: Final = tuple(code for code in Code if code is not Code.MALFORMED_PTX)
-_COPY_CODES: Final = (
-    Code.INVALID_POINTER,
-    Code.LAUNCH_FAILED,
-    Code.QUOTA_EXCEEDED,
-    Code.INVALID_ARGS,
-    Code.INVALID_HANDLE,
-)
+_HANDLE_CODES: Final = (Code.INVALID_ARGS, Code.INVALID_HANDLE)
+_WORK_CODES: Final = (Code.LAUNCH_FAILED, *_HANDLE_CODES)
+_COPY_CODES: Final = (Code.INVALID_POINTER, Code.QUOTA_EXCEEDED, *_WORK_CODES)
 
 
 def _function(
@@ -42,7 +38,7 @@ def _function(
     doc: str,
     *errors: Code,
     result: ValType = "i32",
-    waits: bool = False,
+    waits: bool = True,
 ) -> ImportSignature:
     """Return a function whose names in Wasm, C and WIT follow from one, after ``wasi_cuda_``.
 
@@ -66,17 +62,9 @@ FUNCTIONS_0_2: Final = (
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         result="i64",
-        waits=True,
     ),
-    _function(
-        "launch",
-        _LAUNCH,
-        f"({_LAUNCH_WIT}) -> {_DONE}",
-        "Run a kernel and wait for it.",
-        *_LAUNCH_CODES,
-        waits=True,
-    ),
-    _function("sync", (), f"() -> {_DONE}", "Wait for all work of this instance.", Code.LAUNCH_FAILED, waits=True),
+    _function("launch", _LAUNCH, f"({_LAUNCH_WIT}) -> {_DONE}", "Run a kernel and wait for it.", *_LAUNCH_CODES),
+    _function("sync", (), f"() -> {_DONE}", "Wait for all work of this instance.", Code.LAUNCH_FAILED),
     ImportSignature(
         "wasi_cuda_last_error_len",
         (),
@@ -103,7 +91,6 @@ FUNCTIONS_0_2: Final = (
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         result="i64",
-        waits=True,
     ),
     _function(
         "free",
@@ -111,7 +98,6 @@ FUNCTIONS_0_2: Final = (
         f"(handle: device-handle) -> {_DONE}",
         "Release device memory, once the work that could reach it has ended.",
         Code.INVALID_HANDLE,
-        waits=True,
     ),
     _function(
         "memcpy_h2d",
@@ -119,9 +105,7 @@ FUNCTIONS_0_2: Final = (
         f"(handle: device-handle, src: list<u8>) -> {_DONE}",
         "Copy guest memory to the start of device memory.",
         Code.INVALID_POINTER,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_HANDLE_CODES,
     ),
     _function(
         "memcpy_d2h",
@@ -129,9 +113,7 @@ FUNCTIONS_0_2: Final = (
         "(handle: device-handle, len: u32) -> result<list<u8>, abi-error>",
         "Copy the start of device memory to guest memory.",
         Code.INVALID_POINTER,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_HANDLE_CODES,
     ),
 )
 """In the order of the documents."""
@@ -143,7 +125,6 @@ ADDED_IN_0_3: Final = (
         f"({_LAUNCH_WIT}, stream: stream-id) -> {_DONE}",
         "Start a kernel behind what the stream was given so far.",
         *_LAUNCH_CODES,
-        waits=True,
     ),
     _function(
         "unload",
@@ -153,7 +134,6 @@ ADDED_IN_0_3: Final = (
         Code.INVALID_KERNEL,
         Code.LAUNCH_FAILED,
         Code.INVALID_ARGS,
-        waits=True,
     ),
     _function(
         "memcpy_h2d_async",
@@ -161,7 +141,6 @@ ADDED_IN_0_3: Final = (
         f"(handle: device-handle, offset: u64, src: address, len: u32, stream: stream-id) -> {_DONE}",
         "Start copying guest memory to a place in device memory.",
         *_COPY_CODES,
-        waits=True,
     ),
     _function(
         "memcpy_d2h_async",
@@ -169,7 +148,6 @@ ADDED_IN_0_3: Final = (
         f"(dst: address, handle: device-handle, offset: u64, len: u32, stream: stream-id) -> {_DONE}",
         "Start copying from a place in device memory to guest memory.",
         *_COPY_CODES,
-        waits=True,
     ),
     _function(
         "stream_create",
@@ -179,36 +157,22 @@ ADDED_IN_0_3: Final = (
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         result="i64",
-        waits=True,
     ),
     _function(
         "stream_destroy",
         _STREAM,
         f"(stream: stream-id) -> {_DONE}",
         "Wait for a stream's work and close it.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_WORK_CODES,
     ),
-    _function(
-        "stream_sync",
-        _STREAM,
-        f"(stream: stream-id) -> {_DONE}",
-        "Wait for a stream's work.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
-    ),
+    _function("stream_sync", _STREAM, f"(stream: stream-id) -> {_DONE}", "Wait for a stream's work.", *_WORK_CODES),
     _function(
         "stream_query",
         _STREAM,
         "(stream: stream-id) -> result<bool, abi-error>",
         "Answer 0 if a stream's work has ended, 1 if it still runs.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
+        waits=False,
     ),
     _function(
         "event_create",
@@ -218,51 +182,44 @@ ADDED_IN_0_3: Final = (
         Code.QUOTA_EXCEEDED,
         Code.INVALID_ARGS,
         result="i64",
+        waits=False,
     ),
     _function(
         "event_destroy",
         handles("event"),
         f"(event: event-id) -> {_DONE}",
         "Close an event. Streams that wait for it go on waiting for what it marked.",
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_HANDLE_CODES,
+        waits=False,
     ),
     _function(
         "event_record",
         (*handles("event"), *_STREAM),
         f"(event: event-id, stream: stream-id) -> {_DONE}",
         "Set an event behind what the stream was given so far.",
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_HANDLE_CODES,
     ),
     _function(
         "stream_wait_event",
         (*_STREAM, *handles("event")),
         f"(stream: stream-id, event: event-id) -> {_DONE}",
         "Put what the stream is given next behind an event. Does not wait itself.",
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_HANDLE_CODES,
     ),
     _function(
         "event_sync",
         handles("event"),
         f"(event: event-id) -> {_DONE}",
         "Wait for the work before an event.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_WORK_CODES,
     ),
     _function(
         "event_query",
         handles("event"),
         "(event: event-id) -> result<bool, abi-error>",
         "Answer 0 if the work before an event has ended, 1 if it still runs.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
+        waits=False,
     ),
     _function(
         "graph_begin",
@@ -270,40 +227,31 @@ ADDED_IN_0_3: Final = (
         f"(stream: stream-id) -> {_DONE}",
         "Record what the stream is given from now on instead of running it.",
         Code.QUOTA_EXCEEDED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_HANDLE_CODES,
+        waits=False,
     ),
     _function(
         "graph_end",
         _STREAM,
         "(stream: stream-id) -> result<graph-id, abi-error>",
         "End recording. Answers the graph's number, which is positive.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
         result="i64",
+        waits=False,
     ),
     _function(
         "graph_launch",
         (*handles("graph"), *_STREAM),
         f"(graph: graph-id, stream: stream-id) -> {_DONE}",
         "Start all that a graph holds behind what the stream was given so far.",
-        Code.INVALID_POINTER,
-        Code.LAUNCH_FAILED,
-        Code.QUOTA_EXCEEDED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_COPY_CODES,
     ),
     _function(
         "graph_destroy",
         handles("graph"),
         f"(graph: graph-id) -> {_DONE}",
         "Release a graph, once its replays have ended.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        *_WORK_CODES,
     ),
     _function(
         "device_attribute",
@@ -312,6 +260,7 @@ ADDED_IN_0_3: Final = (
         "Answer a property of the device.",
         Code.INVALID_ARGS,
         result="i64",
+        waits=False,
     ),
     _function(
         "device_name",
@@ -319,5 +268,6 @@ ADDED_IN_0_3: Final = (
         "() -> result<string, abi-error>",
         "Copy the device's name, UTF-8 without a NUL. Answers how many bytes were copied.",
         Code.INVALID_POINTER,
+        waits=False,
     ),
 )

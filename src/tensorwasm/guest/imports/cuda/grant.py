@@ -26,7 +26,7 @@ from tensorwasm.errors import (
     MalformedPtx,
     TensorWasmError,
 )
-from tensorwasm.gpu.device.output import MAX_KERNEL_OUTPUT_BYTES
+from tensorwasm.gpu.device.port import MAX_KERNEL_OUTPUT_BYTES
 from tensorwasm.guest.imports.abi import MAX_RECORDED_ERROR_BYTES, Code
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.suspension import Steps

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import MOST_MOVES
-from tensorwasm.gpu.limits.permit import NoPermit
-from tensorwasm.gpu.limits.quota import patience
+from tensorwasm.gpu.limits.gate import NoPermit, patience
 from tensorwasm.guest.imports.argv import parse_argv
-from tensorwasm.guest.imports.cuda import buffers, kernels, streams
+from tensorwasm.guest.imports.cuda import kernels, resources
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u64, whole
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps
@@ -78,14 +77,14 @@ def _placed(
 def sync(call: HostCall, service: CudaService) -> Steps:
     """Wait for all work of the instance."""
     yield from _drained(service.session, *service.session.streams.numbers)
-    return streams.sync(call)
+    return resources.sync(call)
 
 
 @answering_in_steps
 def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
     """Wait for a stream's work."""
     yield from _drained(service.session, u64(stream))
-    return streams.stream_sync(call, stream)
+    return resources.stream_sync(call, stream)
 
 
 @answering_in_steps
@@ -109,10 +108,11 @@ def finish(call: HostCall, service: CudaService) -> Steps:
 def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> Steps:
     """Allocate device memory: on another thread if the driver has to be asked for it."""
     session = service.session
-    yield from _room(call, session, _clearing(session))
+    # The zeros in new memory, the mark behind them, and the wait of every other stream for that mark.
+    yield from _room(call, session, len(session.streams.numbers) + 2)
     if session.buffers.at_hand(whole(size_lo, size_hi)):
-        return buffers.alloc(call, size_lo, size_hi)
-    handle: int = yield BlockingCall(partial(buffers.alloc, call, size_lo, size_hi))
+        return resources.alloc(call, size_lo, size_hi)
+    handle: int = yield BlockingCall(partial(resources.alloc, call, size_lo, size_hi))
     return handle
 
 
@@ -122,7 +122,7 @@ def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) 
     session, pieces = service.session, _ONE_PIECE
     with suppress(TensorWasmError):  # the replay reports it
         pieces = session.graphs.steps(u64(graph))
-    return (yield from _placed(call, session, pieces, partial(streams.graph_launch, call, graph, stream)))
+    return (yield from _placed(call, session, pieces, partial(resources.graph_launch, call, graph, stream)))
 
 
 def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
@@ -187,14 +187,6 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
     return steps
 
 
-# ------------------------------------------------------------------------------ how much, and behind which streams
-
-
-def _clearing(session: Session) -> int:
-    """Count the zeros in new memory, the mark behind them, and the wait of every other stream for that mark."""
-    return len(session.streams.numbers) + 2
-
-
 def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
     with suppress(TensorWasmError):  # the launch reports it
         _, _, arguments, memory = kernels.decode(parse_argv, call, *params[:-1])
@@ -209,35 +201,36 @@ def _before_copy(call: HostCall, session: Session, *params: int) -> list[int]:
     return []
 
 
-_ASYNC_COPIES: Final = (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
-
 STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
-    streams.sync: sync,
-    streams.stream_sync: stream_sync,
-    streams.event_sync: event_sync,
+    resources.sync: sync,
+    resources.stream_sync: stream_sync,
+    resources.event_sync: event_sync,
     kernels.launch: _launch(parse_argv),
     kernels.launch_0_1: _launch(kernels.refuse_argv),
     kernels.launch_async: _when_placed(kernels.launch_async, _LAUNCH_PIECES, _before_start),
-    streams.graph_launch: graph_launch,
-    buffers.alloc: alloc,
+    resources.graph_launch: graph_launch,
+    resources.alloc: alloc,
     **{
         body: _when_placed(body, _ONE_PIECE, _before_copy)
-        for body in (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
+        for body in (resources.memcpy_d2h_async, resources.memcpy_h2d_async)
     },
-    **{body: _when_roomy(body) for body in (streams.stream_create, streams.event_record, streams.stream_wait_event)},
+    **{
+        body: _when_roomy(body)
+        for body in (resources.stream_create, resources.event_record, resources.stream_wait_event)
+    },
     **{
         body: _when_drained(body)
         for body in (
-            buffers.free,
-            buffers.memcpy_h2d,
-            buffers.memcpy_d2h,
-            streams.graph_destroy,
+            resources.free,
+            resources.memcpy_h2d,
+            resources.memcpy_d2h,
+            resources.graph_destroy,
             kernels.unload,
-            streams.stream_destroy,
+            resources.stream_destroy,
         )
     },
 }
 """Steps by the equivalent body. Bodies that are missing here wait for the driver, or not at all."""
 
-FINISH: Final = dict.fromkeys((kernels.launch, buffers.memcpy_h2d, buffers.memcpy_d2h), finish)
+FINISH: Final = dict.fromkeys((kernels.launch, resources.memcpy_h2d, resources.memcpy_d2h), finish)
 """Steps to the end of work that a body's compiled form has started."""

@@ -1,24 +1,33 @@
-"""A session read into plain values, between two calls of its guest."""
+"""A session read into plain values between two calls of its guest, and made what it was before its guest runs."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from io import BytesIO
 from typing import Final
 
-from tensorwasm.errors import InvalidSnapshot, InvokeTimeout, NotCapturable
-from tensorwasm.gpu.session.core import SessionCore, in_turn
-from tensorwasm.gpu.session.events import SessionEvents
-from tensorwasm.gpu.session.saved_checks import check_buffers, next_numbers
-from tensorwasm.gpu.state.streams import OWN
+from tensorwasm.errors import (
+    DeviceUnavailable,
+    InvalidArgs,
+    InvalidSnapshot,
+    InvokeTimeout,
+    MalformedPtx,
+    NotCapturable,
+    UnsupportedPtx,
+)
+from tensorwasm.gpu.session.core import SessionPart, in_turn
+from tensorwasm.gpu.session.saved_checks import check_buffers, check_session, next_numbers, set_numbers
+from tensorwasm.gpu.session.streams import SessionEvents
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
-from tensorwasm.values import MIB, Deadline, Region
+from tensorwasm.values import MIB, NEVER, Deadline, Region
 
 CHUNK_BYTES: Final = 16 * MIB
-"""Host memory that device memory is read through."""
+"""Host memory that device memory is read through, and most that is written between two looks at the deadline."""
 _FIRST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 5e-3
 _BLOCK_BYTES: Final = 16 * PAGE_BYTES
@@ -26,14 +35,10 @@ _BLOCK_BYTES: Final = 16 * PAGE_BYTES
 _ZEROS: Final = bytes(_BLOCK_BYTES)
 
 
-class Capture:
-    """Reads one session. Thread-safe, while the guest does not run."""
+class SessionSnapshots(SessionPart):
+    """Reads one session, and makes a new one what was read. Thread-safe, while the guest does not run."""
 
-    __slots__ = ("_core", "_events")
-
-    def __init__(self, core: SessionCore, events: SessionEvents) -> None:
-        self._core = core
-        self._events = events
+    __slots__ = ()
 
     def take(self, deadline: Deadline, parent: SavedSession | None) -> SavedSession:
         """See `tensorwasm.gpu.session.Session.capture`."""
@@ -82,8 +87,8 @@ class Capture:
             kernels=self._kernels(),
             buffers=self._buffers(parent, deadline),
             streams=tuple(sorted(stream.number for stream in core.work.streams if stream.number != OWN)),
-            events=self._events.numbers,
-            next_numbers=tuple(next_numbers(core, self._events).items()),
+            events=tuple(core.events),
+            next_numbers=tuple(next_numbers(core).items()),
             memory_kind=core.windows.kind,
         )
 
@@ -97,15 +102,14 @@ class Capture:
         return tuple(saved)
 
     def _buffers(self, parent: dict[int, SavedBuffer], deadline: Deadline) -> tuple[SavedBuffer, ...]:
-        buffers = self._core.table.buffers
+        buffers, saved = self._core.table.buffers, []
         largest = max((region.size_bytes for region in buffers.values()), default=0)
         stage = memoryview(bytearray(min(largest, CHUNK_BYTES)))
-        saved = []
         for handle, region in buffers.items():
             old = parent.get(handle)
             if old is not None and old.size_bytes != region.size_bytes:
                 raise InvalidSnapshot(f"the parent is of another session: its buffer {handle} has another size")
-            runs = self._runs(region, stage, () if old is None else old.runs, deadline)
+            runs = self._runs(region, stage, old.runs if old is not None else (), deadline)
             saved.append(SavedBuffer(handle, region.size_bytes, runs))
         return tuple(saved)
 
@@ -118,6 +122,72 @@ class Capture:
             self._core.device.read(region.address + offset, chunk, None, deadline)
             collector.add(offset, chunk)
         return collector.finish()
+
+    # ---------------------------------------------------------------------------------------- restoring
+
+    def put(self, saved: SavedSession, deadline: Deadline) -> None:
+        """See `tensorwasm.gpu.session.Session.restore`."""
+        numbers = check_session(saved)
+        with self._core.lock:
+            self._take(saved, numbers, deadline)
+            try:
+                self._fill(saved.buffers, deadline)
+            except BaseException as error:
+                # Even if it was a refusal: buffers are half filled, and the device may be at work on them.
+                self._core.fail(error)
+                raise
+
+    @in_turn(InvokeTimeout, DeviceUnavailable)
+    def _take(self, saved: SavedSession, numbers: dict[str, int], deadline: Deadline) -> None:
+        """Take all that the session needs, or nothing. No work is given to the device yet."""
+        core, events = self._core, SessionEvents(self._core)
+        if core.table.kernels or not core.pristine:
+            raise InvalidArgs("only a new session can be restored into")
+        with ExitStack() as undo:
+            undo.callback(set_numbers, core, next_numbers(core))
+            for buffer in saved.buffers:
+                core.table.buffers.next_number = buffer.handle
+                undo.callback(core.table.free, core.table.allocate(buffer.size_bytes)[0])
+            if saved.buffers:
+                core.work.find(OWN)
+            for number in saved.streams:
+                core.work.streams.next_number = number
+                undo.callback(core.work.close, core.work.open(), NEVER)
+            for number in saved.events:
+                core.events.next_number = number
+                undo.callback(events.close, events.add())
+            for kernel in saved.kernels:
+                core.layout.next_kernel = kernel.kernel_id
+                undo.callback(core.table.unload, self._load(kernel, deadline))
+            set_numbers(core, numbers)
+            undo.pop_all()
+
+    def _fill(self, buffers: Sequence[SavedBuffer], deadline: Deadline) -> None:
+        """Bring the contents back, and only then let compiled code see them."""
+        table, work = self._core.table, self._core.work
+        for buffer in buffers:
+            own, region = work.find(OWN), table.buffers[buffer.handle]
+            work.give(own, 1, self._core.device.fill, region.address, region.size_bytes, own.stream)
+        work.drain(deadline)
+        for buffer in buffers:
+            self._write(buffer, table.buffers[buffer.handle].address, deadline)
+            table.show(buffer.handle)
+        work.confine()
+
+    def _load(self, kernel: SavedKernel, deadline: Deadline) -> int:
+        try:
+            return self._core.table.load(kernel.text, kernel.entry, deadline)
+        except UnsupportedPtx as error:
+            raise UnsupportedPtx(f"the saved kernel {shown(kernel.entry)} cannot run here: {error.message}") from error
+        except MalformedPtx as error:
+            raise MalformedPtx(f"the saved kernel {shown(kernel.entry)}: {error.message}") from error
+
+    def _write(self, buffer: SavedBuffer, address: int, deadline: Deadline) -> None:
+        for run in buffer.runs:
+            data = memoryview(run.data)
+            for start in range(0, len(data), CHUNK_BYTES):
+                at = address + run.offset_bytes + start
+                self._core.device.write(at, data[start : start + CHUNK_BYTES], None, deadline)
 
 
 class RunCollector:

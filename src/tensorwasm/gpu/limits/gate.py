@@ -1,70 +1,20 @@
-"""What all sessions of a process share: the device-memory ledger and the gate on concurrent GPU work."""
+"""The gate on concurrent GPU work, which all sessions of a process share, and one session's permit at it."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-from tensorwasm.errors import CapacityExhausted, QuotaExceeded
-from tensorwasm.gpu.device.limits import (
-    DEADLINE_NEAR_S,
-    MAX_CONCURRENT_OPERATIONS,
-    MAX_PROCESS_ALLOCATIONS,
-    MAX_PROCESS_DEVICE_BYTES,
-)
+from tensorwasm.errors import CapacityExhausted, LimitError
+from tensorwasm.gpu.device.limits import DEADLINE_NEAR_S, MAX_CONCURRENT_OPERATIONS
+from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
 
 _ASK_S: Final = 0.005
 """How often a full gate asks the holders of its permits."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLedgerStatistics:
-    """Live allocations and their bytes."""
-
-    allocations: int
-    device_bytes: int
-
-
-class MemoryLedger:
-    """Counts device memory over many sessions, up to a number of bytes and of allocations. Thread-safe."""
-
-    def __init__(
-        self, max_bytes: int = MAX_PROCESS_DEVICE_BYTES, max_allocations: int = MAX_PROCESS_ALLOCATIONS
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._max_allocations = max_allocations
-        self._bytes = 0
-        self._allocations = 0
-        self._lock = threading.Lock()
-
-    def reserve(self, size_bytes: int, allocations: int = 1) -> None:
-        """Charge memory before it is allocated.
-
-        Raises:
-            QuotaExceeded: over a limit; nothing is charged.
-        """
-        with self._lock:
-            if self._bytes + size_bytes > self._max_bytes:
-                raise QuotaExceeded(f"{size_bytes} bytes more would exceed this process's {self._max_bytes} bytes")
-            if self._allocations + allocations > self._max_allocations:
-                raise QuotaExceeded(f"this process already holds {self._allocations} device allocations")
-            self._bytes += size_bytes
-            self._allocations += allocations
-
-    def release(self, size_bytes: int, allocations: int = 1) -> None:
-        """Refund exactly what one `reserve` charged."""
-        with self._lock:
-            self._bytes -= size_bytes
-            self._allocations -= allocations
-
-    def statistics(self) -> MemoryLedgerStatistics:
-        """Return what is charged now."""
-        with self._lock:
-            return MemoryLedgerStatistics(self._allocations, self._bytes)
 
 
 class Holder(Protocol):
@@ -233,12 +183,142 @@ def _start_asking(gate: Gate) -> bool:
 
 
 def _keep_asking(gate: Gate) -> None:
-    pause = threading.Event()
-    while True:
-        pause.wait(_ASK_S)
-        if not gate.ask():
-            return
+    time.sleep(_ASK_S)
+    while gate.ask():
+        time.sleep(_ASK_S)
 
 
-PROCESS_LEDGER: Final = MemoryLedger()
 PROCESS_GATE: Final = Gate()
+
+
+_R = TypeVar("_R")
+
+
+class NoPermit(Exception):
+    """There is no permit now, and the caller does not wait on its thread. All is as before: to be tried again."""
+
+
+class GatePermit:
+    """A permit, held from before a launch's arguments are read until the streams have drained.
+
+    With compiled code it is kept longer, between launches, until another session needs it or the guest's call ends.
+
+    A guest that holds no thread while it waits does its work with `attempt`; if there is no permit, it joins the queue,
+    and attempts the same again once notified. The session's lock is held, except for `join`, `give_up` and `abandon`:
+    they are called while the guest is suspended.
+
+    Args:
+        gate: of the process.
+        layout: has the count of pending work, and shows compiled code the permit.
+        idle: returns whether the session has nothing on the device.
+
+    Attributes:
+        rejected: how often there was none.
+    """
+
+    __slots__ = ("_gate", "_idle", "_layout", "_needed", "_patient", "rejected")
+
+    def __init__(self, gate: Gate, layout: SessionLayoutWriter, idle: Callable[[], bool]) -> None:
+        self._gate = gate
+        self._idle = idle
+        self._layout = layout
+        self._needed = False
+        self._patient = True
+        self.rejected = 0
+
+    def take(self, deadline: Deadline) -> None:
+        """Take the permit until `settle`; raises as `Gate.enter`, and `NoPermit` instead of waiting in an `attempt`."""
+        # Set before the gate looks, so that it does not take the permit back any more.
+        self._needed = True
+        try:
+            self._enter(deadline)
+        except BaseException as error:
+            self._refuse(error)
+            raise
+        self._layout.placed = True
+
+    def offer(self) -> None:
+        """Take a free permit, if there is one, for compiled code to find; the gate may take it back."""
+        self._needed = True  # as in `take`
+        if self._gate.offer(self):
+            self._layout.placed = True
+        self._needed = False
+
+    def renew(self) -> None:
+        """Prepare for another guest of the session."""
+        self.rejected = 0
+        if not self._layout.placed:
+            self.offer()
+
+    def settle(self) -> None:
+        """Give the permit back unless work is pending; with compiled code keep it until another session needs it."""
+        self._needed = False
+        if not self._layout.pending and self._layout.layout is None:
+            self.leave()
+
+    def leave(self) -> None:
+        """Give the permit back, also one that came by `join` and was not taken."""
+        came, self._needed = self._needed, False
+        if came or self._layout.placed:
+            self._layout.placed = False
+            self._gate.leave(self)
+
+    def keep(self) -> None:
+        """Keep the permit for good: work that never ends is on the GPU."""
+        self._needed = True
+
+    def vacate(self) -> bool:
+        """See `tensorwasm.gpu.limits.gate.Holder`."""
+        if self._needed or not self._idle():
+            return False
+        self._layout.placed = False
+        return True
+
+    # ------------------------------------------------------------------------------------ without a thread
+
+    def attempt(self, work: Callable[[], _R]) -> _R:
+        """Do what may take the permit, without waiting for it.
+
+        Raises:
+            NoPermit: there is none now, and nothing has been done.
+        """
+        self._patient = False
+        try:
+            return work()
+        finally:
+            self._patient = True
+            if not self._layout.placed:  # one that came by `join` was not taken after all
+                self.abandon()
+
+    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
+        """Queue for a permit, for an `attempt` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
+        self._needed = True  # as in `take`
+        try:
+            return self._gate.join(self, tell, until)
+        except BaseException as error:
+            self._refuse(error)
+            raise
+
+    def give_up(self) -> None:
+        """Leave the queue; a permit that came before stays for an `attempt` to find. See `Gate.give_up`."""
+        try:
+            self._gate.give_up(self)
+        except LimitError as error:
+            self._refuse(error)
+            raise
+
+    def abandon(self) -> None:
+        """Leave the queue; if the permit came before, give it back."""
+        self._needed = False
+        self._gate.leave(self)
+
+    def _enter(self, deadline: Deadline) -> None:
+        if self._patient:
+            self._gate.enter(deadline, self)
+        elif not self._gate.request(self):
+            raise NoPermit
+
+    def _refuse(self, error: BaseException) -> None:
+        self.rejected += isinstance(error, LimitError)
+        if not self._layout.placed:
+            self.abandon()
