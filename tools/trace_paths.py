@@ -44,7 +44,7 @@ COMPILED: Final = {
 """Compiled functions by the Python function that enters them."""
 
 
-LAUNCH: Final = ("guest/imports/cuda/kernels.py", "launch")
+LAUNCH: Final = ("guest/imports/cuda/bodies.py", "launch")
 """File and function with which a launch begins: the host function that the guest calls."""
 
 

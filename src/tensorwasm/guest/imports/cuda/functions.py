@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tensorwasm.guest.imports.abi import Code
+from tensorwasm.guest.imports.abi import DESTINATION, Code, ImportParam, ImportSignature, handles, source, u32
 from tensorwasm.guest.imports.host_function import ValType
-from tensorwasm.guest.imports.signatures import DESTINATION, ImportParam, ImportSignature, handles, source, u32
 
 _C_TYPES: Final[dict[ValType, str]] = {"i32": "int32_t", "i64": "int64_t"}
 _DONE: Final = "result<_, abi-error>"
@@ -26,13 +25,9 @@ _LAUNCH_WIT: Final = (
     "kernel: kernel-id, grid: tuple<u32, u32, u32>, block: tuple<u32, u32, u32>, shared-mem: u32, args: list<u8>"
 )
 _LAUNCH_CODES: Final = tuple(code for code in Code if code is not Code.MALFORMED_PTX)
-_COPY_CODES: Final = (
-    Code.INVALID_POINTER,
-    Code.LAUNCH_FAILED,
-    Code.QUOTA_EXCEEDED,
-    Code.INVALID_ARGS,
-    Code.INVALID_HANDLE,
-)
+_WORK_CODES: Final = (Code.LAUNCH_FAILED, Code.INVALID_ARGS, Code.INVALID_HANDLE)
+_WINDOW_CODES: Final = (Code.INVALID_POINTER, Code.INVALID_ARGS, Code.INVALID_HANDLE)
+_COPY_CODES: Final = (Code.INVALID_POINTER, Code.QUOTA_EXCEEDED, *_WORK_CODES)
 
 
 def _function(
@@ -69,12 +64,7 @@ FUNCTIONS_0_2: Final = (
         waits=True,
     ),
     _function(
-        "launch",
-        _LAUNCH,
-        f"({_LAUNCH_WIT}) -> {_DONE}",
-        "Run a kernel and wait for it.",
-        *_LAUNCH_CODES,
-        waits=True,
+        "launch", _LAUNCH, f"({_LAUNCH_WIT}) -> {_DONE}", "Run a kernel and wait for it.", *_LAUNCH_CODES, waits=True
     ),
     _function("sync", (), f"() -> {_DONE}", "Wait for all work of this instance.", Code.LAUNCH_FAILED, waits=True),
     ImportSignature(
@@ -118,9 +108,7 @@ FUNCTIONS_0_2: Final = (
         (*_HALVES, source("src"), *u32("len")),
         f"(handle: device-handle, src: list<u8>) -> {_DONE}",
         "Copy guest memory to the start of device memory.",
-        Code.INVALID_POINTER,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WINDOW_CODES,
         waits=True,
     ),
     _function(
@@ -128,9 +116,7 @@ FUNCTIONS_0_2: Final = (
         (DESTINATION, *_HALVES, *u32("len")),
         "(handle: device-handle, len: u32) -> result<list<u8>, abi-error>",
         "Copy the start of device memory to guest memory.",
-        Code.INVALID_POINTER,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WINDOW_CODES,
         waits=True,
     ),
 )
@@ -186,29 +172,18 @@ ADDED_IN_0_3: Final = (
         _STREAM,
         f"(stream: stream-id) -> {_DONE}",
         "Wait for a stream's work and close it.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
         waits=True,
     ),
     _function(
-        "stream_sync",
-        _STREAM,
-        f"(stream: stream-id) -> {_DONE}",
-        "Wait for a stream's work.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
-        waits=True,
+        "stream_sync", _STREAM, f"(stream: stream-id) -> {_DONE}", "Wait for a stream's work.", *_WORK_CODES, waits=True
     ),
     _function(
         "stream_query",
         _STREAM,
         "(stream: stream-id) -> result<bool, abi-error>",
         "Answer 0 if a stream's work has ended, 1 if it still runs.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
     ),
     _function(
         "event_create",
@@ -250,9 +225,7 @@ ADDED_IN_0_3: Final = (
         handles("event"),
         f"(event: event-id) -> {_DONE}",
         "Wait for the work before an event.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
         waits=True,
     ),
     _function(
@@ -260,9 +233,7 @@ ADDED_IN_0_3: Final = (
         handles("event"),
         "(event: event-id) -> result<bool, abi-error>",
         "Answer 0 if the work before an event has ended, 1 if it still runs.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
     ),
     _function(
         "graph_begin",
@@ -278,9 +249,7 @@ ADDED_IN_0_3: Final = (
         _STREAM,
         "(stream: stream-id) -> result<graph-id, abi-error>",
         "End recording. Answers the graph's number, which is positive.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
         result="i64",
     ),
     _function(
@@ -288,11 +257,7 @@ ADDED_IN_0_3: Final = (
         (*handles("graph"), *_STREAM),
         f"(graph: graph-id, stream: stream-id) -> {_DONE}",
         "Start all that a graph holds behind what the stream was given so far.",
-        Code.INVALID_POINTER,
-        Code.LAUNCH_FAILED,
-        Code.QUOTA_EXCEEDED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_COPY_CODES,
         waits=True,
     ),
     _function(
@@ -300,9 +265,7 @@ ADDED_IN_0_3: Final = (
         handles("graph"),
         f"(graph: graph-id) -> {_DONE}",
         "Release a graph, once its replays have ended.",
-        Code.LAUNCH_FAILED,
-        Code.INVALID_ARGS,
-        Code.INVALID_HANDLE,
+        *_WORK_CODES,
         waits=True,
     ),
     _function(

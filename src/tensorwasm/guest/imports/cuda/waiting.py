@@ -17,15 +17,14 @@ from tensorwasm.gpu.device.limits import MOST_MOVES
 from tensorwasm.gpu.limits.permit import NoPermit
 from tensorwasm.gpu.limits.quota import patience
 from tensorwasm.guest.imports.argv import parse_argv
-from tensorwasm.guest.imports.cuda import buffers, kernels, streams
+from tensorwasm.guest.imports.cuda import bodies
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u64, whole
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps
+from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps, elsewhere
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
 
-_OWN_STREAM: Final = 0
 _ONE_PIECE: Final = 1
 _LAUNCH_PIECES: Final = 1 + MOST_MOVES
 """A kernel, and the moves of its windows on managed memory ahead of it."""
@@ -69,7 +68,7 @@ def _placed(
     while True:
         yield from _room(call, session, pieces)
         with suppress(NoPermit):
-            done: _R = yield BlockingCall(partial(session.attempt, work))
+            done: _R = yield from elsewhere(session.attempt, work)
             return done
         yield QueueWait(session.place, patience(call.deadline))
 
@@ -78,14 +77,14 @@ def _placed(
 def sync(call: HostCall, service: CudaService) -> Steps:
     """Wait for all work of the instance."""
     yield from _drained(service.session, *service.session.streams.numbers)
-    return streams.sync(call)
+    return bodies.sync(call)
 
 
 @answering_in_steps
 def stream_sync(call: HostCall, service: CudaService, stream: int) -> Steps:
     """Wait for a stream's work."""
     yield from _drained(service.session, u64(stream))
-    return streams.stream_sync(call, stream)
+    return bodies.stream_sync(call, stream)
 
 
 @answering_in_steps
@@ -101,8 +100,8 @@ def event_sync(_call: HostCall, service: CudaService, event: int) -> Steps:
 @answering_in_steps
 def finish(call: HostCall, service: CudaService) -> Steps:
     """Wait for work that compiled code has started."""
-    yield from _drained(service.session, _OWN_STREAM)
-    return kernels.finish_started(call)
+    yield from _drained(service.session, bodies.OWN_STREAM)
+    return bodies.finish_started(call)
 
 
 @answering_in_steps
@@ -111,9 +110,8 @@ def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> S
     session = service.session
     yield from _room(call, session, _clearing(session))
     if session.buffers.at_hand(whole(size_lo, size_hi)):
-        return buffers.alloc(call, size_lo, size_hi)
-    handle: int = yield BlockingCall(partial(buffers.alloc, call, size_lo, size_hi))
-    return handle
+        return bodies.alloc(call, size_lo, size_hi)
+    return (yield from elsewhere(bodies.alloc, call, size_lo, size_hi))
 
 
 @answering_in_steps
@@ -122,22 +120,22 @@ def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) 
     session, pieces = service.session, _ONE_PIECE
     with suppress(TensorWasmError):  # the replay reports it
         pieces = session.graphs.steps(u64(graph))
-    return (yield from _placed(call, session, pieces, partial(streams.graph_launch, call, graph, stream)))
+    return (yield from _placed(call, session, pieces, partial(bodies.graph_launch, call, graph, stream)))
 
 
-def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
+def _launch(parse: bodies.Parse) -> Callable[..., Steps]:
     """Return the launch of an interface version whose argument records are parsed like this."""
 
     @answering_in_steps
     def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
-        session, launch = service.session, kernels.decode(parse, call, *numbers)
+        session, launch = service.session, bodies.decode(parse, call, *numbers)
         _, _, arguments, memory = launch
         before = session.kernels.before_launch(memory)
         if before and _has_windows(arguments):
             yield from _drained(session, *before)
         begin = partial(session.kernels.begin_launch, *launch, call.deadline)
         placement = yield from _placed(call, session, _LAUNCH_PIECES, begin)
-        yield from _drained(session, _OWN_STREAM)
+        yield from _drained(session, bodies.OWN_STREAM)
         session.kernels.end_launch(placement, call.deadline)
         return 0
 
@@ -181,8 +179,7 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         with suppress(InvalidArgs):  # a stream records: the body reports it, after what it checks first
             yield from _drained(service.session, *service.session.streams.numbers)
-        answer: int = yield BlockingCall(partial(body, call, *params))
-        return answer
+        return (yield from elsewhere(body, call, *params))
 
     return steps
 
@@ -197,7 +194,7 @@ def _clearing(session: Session) -> int:
 
 def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
     with suppress(TensorWasmError):  # the launch reports it
-        _, _, arguments, memory = kernels.decode(parse_argv, call, *params[:-1])
+        _, _, arguments, memory = bodies.decode(parse_argv, call, *params[:-1])
         before = session.kernels.before_submit(memory)
         return before if before and _has_windows(arguments) else []
     return []
@@ -209,35 +206,31 @@ def _before_copy(call: HostCall, session: Session, *params: int) -> list[int]:
     return []
 
 
-_ASYNC_COPIES: Final = (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
-
 STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
-    streams.sync: sync,
-    streams.stream_sync: stream_sync,
-    streams.event_sync: event_sync,
-    kernels.launch: _launch(parse_argv),
-    kernels.launch_0_1: _launch(kernels.refuse_argv),
-    kernels.launch_async: _when_placed(kernels.launch_async, _LAUNCH_PIECES, _before_start),
-    streams.graph_launch: graph_launch,
-    buffers.alloc: alloc,
-    **{
-        body: _when_placed(body, _ONE_PIECE, _before_copy)
-        for body in (buffers.memcpy_d2h_async, buffers.memcpy_h2d_async)
-    },
-    **{body: _when_roomy(body) for body in (streams.stream_create, streams.event_record, streams.stream_wait_event)},
+    bodies.sync: sync,
+    bodies.stream_sync: stream_sync,
+    bodies.event_sync: event_sync,
+    bodies.launch: _launch(parse_argv),
+    bodies.launch_0_1: _launch(bodies.refuse_argv),
+    bodies.launch_async: _when_placed(bodies.launch_async, _LAUNCH_PIECES, _before_start),
+    bodies.graph_launch: graph_launch,
+    bodies.alloc: alloc,
+    bodies.memcpy_d2h_async: _when_placed(bodies.memcpy_d2h_async, _ONE_PIECE, _before_copy),
+    bodies.memcpy_h2d_async: _when_placed(bodies.memcpy_h2d_async, _ONE_PIECE, _before_copy),
+    **{body: _when_roomy(body) for body in (bodies.stream_create, bodies.event_record, bodies.stream_wait_event)},
     **{
         body: _when_drained(body)
         for body in (
-            buffers.free,
-            buffers.memcpy_h2d,
-            buffers.memcpy_d2h,
-            streams.graph_destroy,
-            kernels.unload,
-            streams.stream_destroy,
+            bodies.free,
+            bodies.memcpy_h2d,
+            bodies.memcpy_d2h,
+            bodies.graph_destroy,
+            bodies.unload,
+            bodies.stream_destroy,
         )
     },
 }
 """Steps by the equivalent body. Bodies that are missing here wait for the driver, or not at all."""
 
-FINISH: Final = dict.fromkeys((kernels.launch, buffers.memcpy_h2d, buffers.memcpy_d2h), finish)
+FINISH: Final = dict.fromkeys((bodies.launch, bodies.memcpy_h2d, bodies.memcpy_d2h), finish)
 """Steps to the end of work that a body's compiled form has started."""
