@@ -28,9 +28,9 @@ enum {
 
 // What a function of wasi:tensor answers instead of a result.
 enum {
-    TW_STREAM_STREAMING_OFF = -1, // Nobody listens to this invocation's stream.
+    TW_STREAM_STREAMING_OFF = -1, // No client listens to this invocation's stream.
     TW_STREAM_REFUSED = -2, // The region is not inside the guest's memory, or the chunk is over a limit.
-    TW_STREAM_CLIENT_GONE = -3, // Whoever listened has gone.
+    TW_STREAM_CLIENT_GONE = -3, // The client that listened has gone.
 };
 
 // What tw_yield advises.

@@ -8,9 +8,9 @@ import pytest
 
 from conformance.puppet import Puppet, strings
 from conformance.work import WORD_AT, Work, u64
+from fakes.argv import encode_argv
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.imports.argv import encode_argv
 from tensorwasm.values import Deadline
 
 BUSY_S = 0.8

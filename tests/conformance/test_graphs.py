@@ -10,10 +10,11 @@ import pytest
 
 from conformance.puppet import ARGV_AT, PAGES, Puppet, strings
 from conformance.work import NOBODYS, WORD, WORD_AT, Work, chain, u32
+from fakes.argv import encode_argv
 from strategies.kernels import NOTHING, VECTOR_ADD
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.imports.argv import WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg
 
 ENOUGH_S = 0.15
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from conformance.puppet import PAGES, TEXT_AT, Puppet
+from fakes.argv import encode_argv
 from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import Deadline
 from timing import costs_less
 

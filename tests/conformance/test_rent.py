@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conformance.puppet import PAGES, Puppet
+from fakes.argv import encode_argv
 from strategies.kernels import VECTOR_ADD
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES, STAGE_SLOT_BYTES
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import WASM_PAGE_BYTES
 
 FIRST = 2048

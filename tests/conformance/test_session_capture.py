@@ -9,13 +9,13 @@ import pytest
 
 from conformance.puppet import Puppet
 from conformance.work import WORD, Work, chain, u32
+from fakes.argv import encode_argv
 from oracles.sessions import assert_sparse, contents, flattened
 from strategies.kernels import AFFINE, COUNT, LOOKUP, NOTHING
 from tensorwasm.errors import InvokeTimeout, NotCapturable, QuotaExceeded, UnsupportedPtx
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.argv import encode_argv
 from tensorwasm.saved import PAGE_BYTES, SavedBuffer, SavedKernel, SavedRun, SavedSession
 from tensorwasm.values import NEVER, Deadline
 

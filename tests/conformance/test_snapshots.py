@@ -15,11 +15,12 @@ from wasmtime import wat2wasm
 
 from conformance.rig import PTX
 from conformance.work import u64
+from fakes.argv import encode_argv
 from strategies.kernels import NAP
 from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.errors import GuestTrap, InvokeTimeout, NotCapturable, QuotaExceeded
 from tensorwasm.gpu.device.arguments import BufferOffset as Buffer
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.saved import SavedInstance

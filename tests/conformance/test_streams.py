@@ -9,11 +9,12 @@ import pytest
 
 from conformance.puppet import ARGV_AT, PAGES, Puppet, strings
 from conformance.work import NOBODYS, WORD, WORD_AT, Work, chain, u32, u64
+from fakes.argv import encode_argv
 from strategies.kernels import ASTRAY, VECTOR_ADD
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
-from tensorwasm.guest.imports.argv import WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg
 
 END = PAGES << 16
 STEPS = [(3, 1), (5, 2), (7, 3), (1, 100), (11, 4)]

@@ -8,9 +8,10 @@ import struct
 import pytest
 
 from conformance.puppet import Puppet
+from fakes.argv import encode_argv
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.argv import WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg
 from tensorwasm.values import Deadline
 
 AT = 2048

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from functools import cached_property
 
+from fakes.argv import encode_argv
 from strategies.kernels import AFFINE, ASTRAY, NAP
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 
 WORD_AT = 1 << 16
 """Where a word of guest memory lies that no helper of the puppet touches."""

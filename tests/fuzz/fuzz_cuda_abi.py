@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from fakes.argv import encode_argv
 from fakes.device import FakeDevice
 from fakes.guest import FakeCall
 from strategies.kernels import FILL, VECTOR_ADD
@@ -22,7 +23,7 @@ from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3, Code
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import Deadline
 
 FUNCTIONS = {

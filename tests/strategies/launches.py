@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from strategies.argv import around, records
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import Arg, NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import Arg, NumberArg, WindowArg
 from tensorwasm.values import KernelParam, KernelSignature, LaunchConfig
 
 BUFFERS = {1: 64, 2: 1 << 20, 257: 1 << 33, (1 << 63) - 1: 8, 1 << 32: 4096}

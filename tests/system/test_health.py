@@ -12,12 +12,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from conformance.puppet import PAGES, Puppet
+from fakes.argv import encode_argv
 from strategies.kernels import VECTOR_ADD
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc shows; Linux only")

@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.inventory import RecordCounts, count_records
-from tensorwasm.runtime.warm.pool import WarmStatistics
+from tensorwasm.runtime.warm import WarmStatistics
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.telemetry.metrics import Metrics, MetricSource

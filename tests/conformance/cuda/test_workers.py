@@ -11,12 +11,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from conformance.cuda.kernels import SMID
+from fakes.argv import encode_argv
 from tensorwasm import settings
 from tensorwasm.errors import DeviceFault, DeviceUnavailable
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.calls import load_driver
 from tensorwasm.gpu.cuda.driver.versions import cuda_version
-from tensorwasm.guest.imports.argv import WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import WindowArg
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.pool import WorkerExecutor

@@ -11,7 +11,7 @@ pytest.importorskip("numba")
 
 from tensorwasm.gpu.native.layout import Wait
 from tensorwasm.guest.native.compiled import make_suspension_code
-from tensorwasm.guest.reactor.completion_queue import CompletionQueue
+from tensorwasm.guest.reactor.notifications import CompletionQueue
 
 CODE = make_suspension_code()
 COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(CODE.complete)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.guest.reactor import cpu_workers
-from tensorwasm.guest.reactor.cpu_workers import NEWCOMERS, CpuWorkers
+from tensorwasm.guest.reactor import threads
 from tensorwasm.guest.reactor.task import Task
+from tensorwasm.guest.reactor.threads import NEWCOMERS, CpuWorkers
 
 SOON_S = 20.0
 HOW = ("ends", "waits", "raises", "is late")
@@ -67,7 +67,7 @@ class FakeFiber:
 
 @pytest.fixture(autouse=True)
 def without_timers(monkeypatch):
-    monkeypatch.setattr(cpu_workers, "run_first_slice", lambda fiber: fiber.run())
+    monkeypatch.setattr(threads, "run_first_slice", lambda fiber: fiber.run())
 
 
 class Returns:
@@ -111,7 +111,7 @@ def test_every_guest_comes_back_once_after_all_its_slices_and_no_two_threads_run
     returns.wait_for(len(tasks))
     assert workers.guest_count == len(tasks)
     for _ in tasks:
-        workers.count_returned()
+        workers.guest_count -= 1
     workers.close()
     assert sorted(map(id, tasks)) == sorted(id(task) for task, _, _ in returns.found)
     for task, ended, error in returns.found:
@@ -180,5 +180,5 @@ def test_a_guest_that_has_no_sandbox_gets_it_on_the_thread_that_is_to_run_it_or_
         assert how[0] is ended
         assert isinstance(how[1], _LateError) is not ended
         assert task.fiber is None or task.fiber.entered == made[0]
-        workers.count_returned()
+        workers.guest_count -= 1
         workers.close()

@@ -14,8 +14,7 @@ from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.sandbox import wasi_io
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.preview1 import MODULE
-from tensorwasm.guest.sandbox.wasi import WasiConfig
+from tensorwasm.guest.sandbox.wasi import MODULE, WasiConfig
 from tensorwasm.guest.sandbox.wasi_io import Directory
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and modes as POSIX has them")

@@ -31,7 +31,8 @@ from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait, Sleep
 from tensorwasm.guest.native.compiled import make_suspension_code
-from tensorwasm.guest.reactor import blocking_pool, gpu_completions, timers
+from tensorwasm.guest.reactor import notifications, threads
+from tensorwasm.guest.reactor import task as tasks
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
@@ -66,9 +67,9 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def room(monkeypatch) -> gpu_completions.NotificationLimit:
-    made = gpu_completions.NotificationLimit(SLOTS)
-    monkeypatch.setattr(gpu_completions, "PROCESS_LIMIT", made)
+def room(monkeypatch) -> notifications.NotificationLimit:
+    made = notifications.NotificationLimit(SLOTS)
+    monkeypatch.setattr(notifications, "PROCESS_LIMIT", made)
     return made
 
 
@@ -417,7 +418,7 @@ def test_a_sandbox_is_kept_until_work_in_its_memory_is_done(reactor, job):
 
 
 def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job, stream, monkeypatch):
-    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
+    monkeypatch.setattr(notifications, "PULSE_S", 0.02)
     reactor = Reactor(code)
     healthy = FakeStream()
     fine = job(ECHO, "go", 1, functions=(healthy.function(),))
@@ -439,8 +440,8 @@ def test_a_failed_device_ends_the_waits_that_it_will_never_end(code, engine, job
 @pytest.fixture
 def narrow(code, engine, monkeypatch) -> Iterator[Callable[[], Reactor]]:
     """Reactors of a process that asks for two notifications at a time."""
-    room, made = gpu_completions.NotificationLimit(2), []
-    monkeypatch.setattr(gpu_completions, "PROCESS_LIMIT", room)
+    room, made = notifications.NotificationLimit(2), []
+    monkeypatch.setattr(notifications, "PROCESS_LIMIT", room)
 
     def make() -> Reactor:
         made.append(Reactor(code))
@@ -528,7 +529,7 @@ def test_a_guest_in_line_whose_work_has_ended_leaves_its_room_to_the_next(narrow
 
 
 def test_a_guest_in_line_behind_long_work_is_not_kept_once_its_own_has_ended(narrow, job, stream, monkeypatch):
-    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
+    monkeypatch.setattr(notifications, "PULSE_S", 0.02)
     reactor, short = narrow(), FakeStream()
     long = [job(ECHO, "go", number) for number in range(3)]
     quick = [job(ECHO, "go", number, functions=(short.function(),)) for number in range(2)]
@@ -543,7 +544,7 @@ def test_a_guest_in_line_behind_long_work_is_not_kept_once_its_own_has_ended(nar
 
 
 def test_a_failed_device_ends_the_waits_in_line_too_and_frees_the_room(narrow, job, stream, monkeypatch):
-    monkeypatch.setattr(gpu_completions, "PULSE_S", 0.02)
+    monkeypatch.setattr(notifications, "PULSE_S", 0.02)
     reactor, healthy = narrow(), FakeStream()
     lost = [job(ECHO, "go", number) for number in range(4)]
     fine = job(ECHO, "go", 1, functions=(healthy.function(),))
@@ -725,12 +726,12 @@ def test_the_end_of_a_guest_that_ran_long_is_not_on_the_reactors_thread(reactor,
     assert one.finished_on != reactor._thread.ident
 
 
-@pytest.mark.parametrize("threads", ["there are", "there are none"])
-def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, threads):
+@pytest.mark.parametrize("spare", ["there are", "there are none"])
+def test_ends_that_wait_for_others_hold_up_no_other_end(code, job, monkeypatch, spare):
     reactor, go_on = Reactor(code), threading.Event()
-    count = 2 * blocking_pool.THREADS if threads == "there are" else 2
-    if threads == "there are none":
-        monkeypatch.setattr(blocking_pool, "_on_own_thread", lambda _function: False)
+    count = 2 * threads.THREADS if spare == "there are" else 2
+    if spare == "there are none":
+        monkeypatch.setattr(threads, "_on_own_thread", lambda _function: False)
     late = [job(ECHO, "spin", deadline=Deadline.after(0.02), blocks=True, lingers=True) for _ in range(count)]
     for one in late:
         one.drain = lambda: go_on.wait(SOON_S)
@@ -763,7 +764,7 @@ def test_output_reaches_its_sink_and_one_that_raises_ends_the_call(reactor, job)
 
 
 def test_stale_timers_are_swept_out(code, engine, job, monkeypatch):
-    monkeypatch.setattr(timers, "MAX_STALE", 8)
+    monkeypatch.setattr(tasks, "MAX_STALE", 8)
     reactor = Reactor(code)
     first = job('(module (func (export "go")))')
     jobs = [first, *(FakeJob(first.prepared) for _ in range(99))]
@@ -775,7 +776,7 @@ def test_stale_timers_are_swept_out(code, engine, job, monkeypatch):
 
 
 def test_stale_timers_of_guests_that_stood_in_line_are_swept_out(code, engine, job, monkeypatch):
-    monkeypatch.setattr(timers, "MAX_STALE", 8)
+    monkeypatch.setattr(tasks, "MAX_STALE", 8)
     reactor, line = Reactor(code), FakeLine(until=Deadline.after(60))
     for _ in range(100):
         ((one, _),) = lined_up(reactor, job, line, ("go", 1))

@@ -11,7 +11,7 @@ from oracles.guest import typed_error_of
 from strategies.live import GUEST
 from tensorwasm.errors import InvalidSnapshot, NotCapturable
 from tensorwasm.guest.saved.instrumented import instrument
-from tensorwasm.guest.saved.restoring import make_plan
+from tensorwasm.guest.saved.transfer import make_plan
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.snapshots.live import InstanceOptions

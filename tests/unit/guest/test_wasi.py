@@ -9,7 +9,7 @@ import pytest
 
 from tensorwasm.errors import GuestExit, GuestTrap, InternalError, InvalidArgs, InvalidPointer, InvokeTimeout
 from tensorwasm.guest.engine.module import compile_module
-from tensorwasm.guest.sandbox import preview1
+from tensorwasm.guest.sandbox import wasi
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.sandbox.wasi import WasiConfig
@@ -106,10 +106,10 @@ def now(instance: Instance, clock_id: int) -> int:
 
 def test_every_name_of_preview1_exists_in_the_engine(engine, wat):
     for name, signature in SIGNATURES.items():
-        module = compile_module(engine, wat(f'(module (import "{preview1.MODULE}" "{name}" (func {signature})))'))
+        module = compile_module(engine, wat(f'(module (import "{wasi.MODULE}" "{name}" (func {signature})))'))
         assert Linker(engine).prepare(module).needs_wasi
-    assert set(SIGNATURES) <= preview1.FUNCTIONS
-    assert len(preview1.FUNCTIONS) == 46
+    assert set(SIGNATURES) <= wasi.FUNCTIONS
+    assert len(wasi.FUNCTIONS) == 46
 
 
 def test_output_is_captured(guest):

@@ -19,7 +19,7 @@ from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.limits.gate import Gate, patience
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.guest.reactor.blocking_pool import THREADS
+from tensorwasm.guest.reactor.threads import THREADS
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke import dispatch

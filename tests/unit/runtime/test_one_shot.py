@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
+from fakes.argv import encode_argv
 from strategies.kernels import FILL, FOREVER
 from tensorwasm import Runtime, settings
 from tensorwasm.errors import (
@@ -28,7 +29,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.limits import PIN_PRICE_BYTES
 from tensorwasm.gpu.emulator.streams.native import EmulatedNative
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.native import session_layouts
 from tensorwasm.guest.sandbox import linker, state
 from tensorwasm.guest.sandbox.state import STATES

@@ -27,8 +27,15 @@ from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.warm.pool import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, MAX_AGE_S, ROOM, WarmPool
-from tensorwasm.runtime.warm.specification import UnavailableServices, WarmSpecification
+from tensorwasm.runtime.warm import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    MAX_AGE_S,
+    ROOM,
+    UnavailableServices,
+    WarmPool,
+    WarmSpecification,
+)
 from tensorwasm.values import Deadline
 
 SOON_S = 60.0

@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from tensorwasm.errors import EngineMismatch
@@ -23,42 +23,15 @@ from tensorwasm.errors import EngineMismatch
 WASMTIME_VERSION: Final = "50.0.1"
 
 # name -> (result, arguments). p pointer, z size_t, b bool, B u8, I u32, i i32, L u64, l i64, v nothing.
-_CONFIG_FLAGS: Final = (
-    "concurrency_support",
-    "cranelift_nan_canonicalization",
-    "epoch_interruption",
-    "gc_support",
-    "memory_init_cow",
-    "memory_may_move",
-    "parallel_compilation",
-    "shared_memory",
-    "wasm_branch_hinting",
-    "wasm_bulk_memory",
-    "wasm_compact_imports",
-    "wasm_component_model",
-    "wasm_component_model_accessors",
-    "wasm_component_model_async",
-    "wasm_component_model_async_stackful",
-    "wasm_component_model_canonical_names",
-    "wasm_component_model_implements",
-    "wasm_component_model_map",
-    "wasm_component_model_more_async_builtins",
-    "wasm_custom_page_sizes",
-    "wasm_exceptions",
-    "wasm_function_references",
-    "wasm_gc",
-    "wasm_memory64",
-    "wasm_multi_memory",
-    "wasm_multi_value",
-    "wasm_reference_types",
-    "wasm_relaxed_simd",
-    "wasm_relaxed_simd_deterministic",
-    "wasm_simd",
-    "wasm_stack_switching",
-    "wasm_tail_call",
-    "wasm_threads",
-    "wasm_wide_arithmetic",
-)
+_CONFIG_FLAGS: Final = """
+concurrency_support cranelift_nan_canonicalization epoch_interruption gc_support memory_init_cow memory_may_move
+parallel_compilation shared_memory wasm_branch_hinting wasm_bulk_memory wasm_compact_imports wasm_component_model
+wasm_component_model_accessors wasm_component_model_async wasm_component_model_async_stackful
+wasm_component_model_canonical_names wasm_component_model_implements wasm_component_model_map
+wasm_component_model_more_async_builtins wasm_custom_page_sizes wasm_exceptions wasm_function_references wasm_gc
+wasm_memory64 wasm_multi_memory wasm_multi_value wasm_reference_types wasm_relaxed_simd
+wasm_relaxed_simd_deterministic wasm_simd wasm_stack_switching wasm_tail_call wasm_threads wasm_wide_arithmetic
+"""
 _POOL_NUMBERS: Final = {
     "async_stack_keep_resident": "z",
     "linear_memory_keep_resident": "z",
@@ -75,7 +48,7 @@ _POOL_NUMBERS: Final = {
     "total_tables": "I",
 }
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
-    **{f"wasmtime_config_{flag}_set": ("v", "pb") for flag in _CONFIG_FLAGS},
+    **{f"wasmtime_config_{flag}_set": ("v", "pb") for flag in _CONFIG_FLAGS.split()},
     **{f"wasmtime_pooling_allocation_config_{name}_set": ("v", "p" + code) for name, code in _POOL_NUMBERS.items()},
     "wasi_config_delete": ("v", "p"),
     "wasi_config_inherit_stderr": ("v", "p"),
@@ -170,7 +143,7 @@ CALLBACKS: Final[dict[str, tuple[str, int | str, str, str]]] = {
     "continuation": ("wasmtime_async_continuation_t", "callback", "b", "p"),
     "host function": ("wasmtime_linker_define_func_unchecked", 6, "z", "pppz"),
     "epoch": ("wasmtime_store_epoch_deadline_callback", 1, "z", "pppp"),
-    "output": ("wasi_config_set_stdout_custom", 1, "i64", "ppz"),
+    "output": ("wasi_config_set_stdout_custom", 1, "l", "ppz"),
 }
 # Structures: bytes, and the offset of a member where one is read.
 SIZES: Final = {
@@ -209,9 +182,6 @@ _CTYPES: Final[dict[str, Any]] = {
     "l": ctypes.c_int64,
     "v": None,
 }
-_KINDS: Final = {"p": "ptr", "z": "u64", "b": "bool", "B": "u8", "I": "u32", "L": "u64", "l": "i64", "v": "void"}
-_UNSIGNED: Final = frozenset("BHILQ")
-_SIGNED: Final = frozenset("bhilq")
 
 HOST_FUNCTION: Final = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
@@ -232,8 +202,8 @@ def describe_type(kind: Any) -> str:
     code = getattr(kind, "_type_", None)
     if code == "?":
         return "bool"
-    if isinstance(code, str) and code in _UNSIGNED | _SIGNED:
-        return f"{'u' if code in _UNSIGNED else 'i'}{ctypes.sizeof(kind) * 8}"
+    if isinstance(code, str) and code in "BHILQbhilq":
+        return f"{'u' if code.isupper() else 'i'}{ctypes.sizeof(kind) * 8}"
     return "ptr"
 
 
@@ -242,30 +212,26 @@ def find_mismatches(bindings: Any) -> list[str]:
     return [*_function_mismatches(bindings), *_callback_mismatches(bindings), *_size_mismatches(bindings)]
 
 
-def _function_mismatches(bindings: Any) -> list[str]:
-    found = []
+def _function_mismatches(bindings: Any) -> Iterator[str]:
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(bindings, "_" + name, None)
         if function is None:
-            found.append(f"{name} is missing")
-            continue
-        expected = [_KINDS[code] for code in result + arguments]
-        actual = [describe_type(kind) for kind in (function.restype, *function.argtypes)]
-        if expected != actual:
-            found.append(f"{name} is {_spell(actual)}, not {_spell(expected)}")
-    return found
+            yield f"{name} is missing"
+        else:
+            yield from _compare(name, result + arguments, (function.restype, *function.argtypes))
 
 
-def _callback_mismatches(bindings: Any) -> list[str]:
-    found = []
+def _callback_mismatches(bindings: Any) -> Iterator[str]:
     for name, (owner, place, result, arguments) in CALLBACKS.items():
         callback = _declared(bindings, owner, place)
-        expected = [_KINDS.get(result, result), *(_KINDS[code] for code in arguments)]
         kinds = (getattr(callback, "_restype_", None), *getattr(callback, "_argtypes_", ()))
-        actual = [describe_type(kind) for kind in kinds]
-        if expected != actual:
-            found.append(f"the {name} callback is {_spell(actual)}, not {_spell(expected)}")
-    return found
+        yield from _compare(f"the {name} callback", result + arguments, kinds)
+
+
+def _compare(name: str, codes: str, kinds: Iterable[Any]) -> Iterator[str]:
+    expected, actual = [describe_type(_CTYPES[code]) for code in codes], [describe_type(kind) for kind in kinds]
+    if expected != actual:
+        yield f"{name} is {_spell(actual)}, not {_spell(expected)}"
 
 
 def _declared(bindings: Any, owner: str, place: int | str) -> Any:
@@ -275,18 +241,15 @@ def _declared(bindings: Any, owner: str, place: int | str) -> Any:
     return argtypes[place] if len(argtypes) > place else None
 
 
-def _size_mismatches(bindings: Any) -> list[str]:
-    found = []
+def _size_mismatches(bindings: Any) -> Iterator[str]:
     for name, size in SIZES.items():
         structure = getattr(bindings, name, None)
         actual = ctypes.sizeof(structure) if structure is not None else 0
         if actual != size:
-            found.append(f"{name} has {actual} bytes, not {size}")
+            yield f"{name} has {actual} bytes, not {size}"
     for name, offset in {"wasmtime_extern_t": EXTERN_PAYLOAD_OFFSET, "wasmtime_val_t": VALUE_PAYLOAD_OFFSET}.items():
-        payload = getattr(getattr(bindings, name, None), "of", None)
-        if getattr(payload, "offset", -1) != offset:
-            found.append(f"{name} has its payload elsewhere than at {offset}")
-    return found
+        if getattr(getattr(getattr(bindings, name, None), "of", None), "offset", -1) != offset:
+            yield f"{name} has its payload elsewhere than at {offset}"
 
 
 def _spell(kinds: list[str]) -> str:

@@ -231,7 +231,7 @@ class Compiler:
         """Compile within a limit of memory, again if the process was killed by something else."""
         for _ in range(_TRIES):
             response = self._run(wasm, settings, memory_bytes, stop)
-            if stop is not None and stop.stopped:
+            if _is_stopped(stop):
                 raise CancelledError
             if not response.killed:
                 return response
@@ -261,13 +261,13 @@ class Compiler:
         cpu_s = int(self._limits.wall_s * _threads()) + 1
         kinds = {name: capi.FUNCTIONS[f"wasmtime_config_{name}_set"][1][1] for name in settings}
         spelled = [f"{name}:{kinds[name]}={int(value)}" for name, value in settings.items()]
-        arguments = [capi.LIBRARY, os.getpid(), memory_bytes, cpu_s, *spelled]
+        arguments = map(str, (capi.LIBRARY, os.getpid(), memory_bytes, cpu_s, *spelled))
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         # An arena takes 64 MiB of address space, which is what is limited.
         environment |= {"RAYON_NUM_THREADS": str(_threads()), "MALLOC_ARENA_MAX": str(_threads())}
         try:
             return subprocess.Popen(  # noqa: S603 - our own interpreter and file, without a shell
-                [sys.executable, "-I", "-S", compiler_process.__file__, *map(str, arguments)],
+                [sys.executable, "-I", "-S", compiler_process.__file__, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -53,16 +53,12 @@ _AUTOGROUP_TRIES: Final = 50
 _AUTOGROUP_PAUSE_S: Final = 0.05
 
 
-class _Library:
-    def __init__(self, path: str) -> None:
-        self._library = ctypes.CDLL(path)
-
-    def call(self, name: str, *arguments: object, prototype: tuple[str, str] | None = None) -> Any:
-        result, kinds = prototype or PROTOTYPES[name]
-        function = self._library[name]
-        function.restype = _KINDS[result]
-        function.argtypes = [_KINDS[kind] for kind in kinds]
-        return function(*arguments)
+def _call(library: ctypes.CDLL, name: str, *arguments: object, prototype: tuple[str, str] | None = None) -> Any:
+    result, kinds = prototype or PROTOTYPES[name]
+    function = library[name]
+    function.restype = _KINDS[result]
+    function.argtypes = [_KINDS[kind] for kind in kinds]
+    return function(*arguments)
 
 
 def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
@@ -70,14 +66,14 @@ def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
     path, parent, memory_bytes, cpu_s, *settings = arguments
     _confine(int(parent), int(memory_bytes), int(cpu_s))
     _step_back()
-    library = _Library(path)
-    engine = library.call("wasm_engine_new_with_config", _configure(library, settings))
+    library = ctypes.CDLL(path)
+    engine = _call(library, "wasm_engine_new_with_config", _configure(library, settings))
     wasm = source.read()
     module, answer = ctypes.c_void_p(), (ctypes.c_size_t * 2)()
-    error = library.call("wasmtime_module_new", engine, wasm, len(wasm), ctypes.byref(module))
-    error = error or library.call("wasmtime_module_serialize", module, answer)
+    error = _call(library, "wasmtime_module_new", engine, wasm, len(wasm), ctypes.byref(module))
+    error = error or _call(library, "wasmtime_module_serialize", module, answer)
     if error:
-        library.call("wasmtime_error_message", error, answer)
+        _call(library, "wasmtime_error_message", error, answer)
     sink.write(REFUSED if error else CODE)
     sink.write((ctypes.c_char * answer[0]).from_address(answer[1]))
     sink.flush()
@@ -121,13 +117,13 @@ def _set_group() -> bool:
     return True
 
 
-def _configure(library: _Library, settings: Iterable[str]) -> int:
+def _configure(library: ctypes.CDLL, settings: Iterable[str]) -> int:
     """Return the address of a configuration; a setting is ``name:kind=value``."""
-    config: int = library.call("wasm_config_new")
+    config: int = _call(library, "wasm_config_new")
     for setting in settings:
         name, _, rest = setting.partition(":")
         kind, _, value = rest.partition("=")
-        library.call(f"wasmtime_config_{name}_set", config, int(value), prototype=("v", "p" + kind))
+        _call(library, f"wasmtime_config_{name}_set", config, int(value), prototype=("v", "p" + kind))
     return config
 
 

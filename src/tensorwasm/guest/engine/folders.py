@@ -40,7 +40,7 @@ def _require_kept(folder: Path, others: int) -> None:
         raise PermissionError(f"{folder} can be written by others")
     # The owner of the root folder can do so anyway; in a container that may be an unknown user.
     if found.st_uid not in {os.geteuid(), _ROOT} and folder != folder.parent:
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 def _require_own(folder: Path) -> None:
@@ -48,6 +48,6 @@ def _require_own(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{folder} is a link, or no folder")
     if found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     if stat.S_IMODE(found.st_mode) != _OWNER_ONLY:
         raise PermissionError(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}, not 700")

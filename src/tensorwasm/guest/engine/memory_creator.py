@@ -139,30 +139,29 @@ class _Creator(ctypes.Structure):
 def _new_memory(
     _env: int, _type: int, size_bytes: int, maximum_bytes: int, _reserved: int, _guard: int, record_at: int
 ) -> int:
-    provider = _supply.provider
-    if provider is None:
-        _supply.error = InternalError("this engine's memories come from a provider, and none is there")
-        return _refusal()
-    if _supply.asked:  # a heap for exceptions comes before the one memory that a module can have
-        _supply.error = NotSupported("a module with exceptions cannot have its memory from the host")
-        return _refusal()
-    _supply.asked = True
-    if _supply.size_bytes > maximum_bytes:
-        _supply.error = InternalError("a memory is to be longer than its module lets it be")
-        return _refusal()
-    size_bytes = max(size_bytes, _supply.size_bytes)
-    capacity_bytes = max(size_bytes, min(maximum_bytes, _supply.capacity_bytes, MEMORY_BYTES))
+    number = next(_numbers)
     try:
-        memory = _LinearMemory(provider(size_bytes, capacity_bytes), size_bytes, capacity_bytes)
+        _live[number] = _make_memory(size_bytes, maximum_bytes)
     except BaseException as error:  # noqa: BLE001 - nothing may escape into C; `supplying` raises it
         _supply.error = _as_ours(error)
         return _refusal()
-    number = next(_numbers)
-    _live[number] = memory
     record = _LinearMemoryRecord.from_address(record_at)
     record.env = number
     record.get_memory, record.grow_memory, record.finalizer = _ENTRIES
     return 0
+
+
+def _make_memory(size_bytes: int, maximum_bytes: int) -> _LinearMemory:
+    if _supply.provider is None:
+        raise InternalError("this engine's memories come from a provider, and none is there")
+    if _supply.asked:  # a heap for exceptions comes before the one memory that a module can have
+        raise NotSupported("a module with exceptions cannot have its memory from the host")
+    _supply.asked = True
+    if _supply.size_bytes > maximum_bytes:
+        raise InternalError("a memory is to be longer than its module lets it be")
+    size_bytes = max(size_bytes, _supply.size_bytes)
+    capacity_bytes = max(size_bytes, min(maximum_bytes, _supply.capacity_bytes, MEMORY_BYTES))
+    return _LinearMemory(_supply.provider(size_bytes, capacity_bytes), size_bytes, capacity_bytes)
 
 
 def _get_memory(number: int, size_at: int, capacity_at: int) -> int:
@@ -205,8 +204,7 @@ def _as_ours(error: BaseException) -> TensorWasmError:
 
 
 def _refusal() -> int:
-    refused: int = KEEPING.wasmtime_error_new(b"no memory")
-    return refused
+    return int(KEEPING.wasmtime_error_new(b"no memory"))
 
 
 _callbacks: Final = (

@@ -90,10 +90,9 @@ def take_trap(trap: int, context: int) -> GuestTrap:
         name, text = OTHER, "the guest stopped"
     stack = _read_stack(trap)
     KEEPING.wasm_trap_delete(trap)
-    where = ""
     if stack:
-        where = f", in function {stack[0].function}" + (f" ({stack[0].name})" if stack[0].name else "")
-    error = GuestTrap(f"{name}: {text}{where}", name)
+        text += f", in function {stack[0].function}" + (f" ({stack[0].name})" if stack[0].name else "")
+    error = GuestTrap(f"{name}: {text}", name)
     error.backtrace = stack
     return error
 
@@ -101,10 +100,10 @@ def take_trap(trap: int, context: int) -> GuestTrap:
 def drop_exception(context: int) -> bool:
     """Free the exception that a call of this store context did not catch; return whether there was one."""
     exception = _Exception()
-    if not KEEPING.wasmtime_context_take_exception(context, exception):
-        return False
-    KEEPING.wasmtime_exnref_unroot(exception)
-    return True
+    found = bool(KEEPING.wasmtime_context_take_exception(context, exception))
+    if found:
+        KEEPING.wasmtime_exnref_unroot(exception)
+    return found
 
 
 def _read_stack(trap: int) -> tuple[Frame, ...]:
@@ -125,9 +124,7 @@ def _read_stack(trap: int) -> tuple[Frame, ...]:
 
 
 def _read_name(name: int | None) -> str:
-    if not name:
-        return ""
-    size, data = (ctypes.c_size_t * 2).from_address(name)
+    size, data = (ctypes.c_size_t * 2).from_address(name) if name else (0, 0)
     text = ctypes.string_at(data, min(size, _MAX_TEXT)).decode("utf-8", "replace") if size else ""
     return clean(text)[:MAX_NAME]
 

@@ -85,9 +85,7 @@ def yield_gil_on_foreign_thread() -> None:
 def yield_gil() -> None:
     """Sleep briefly if it is due, on a thread that has called `begin_yielding`."""
     due_ns = getattr(_of_thread, "due_ns", None)
-    if due_ns is None:
-        return
-    if time.monotonic_ns() >= due_ns:
+    if due_ns is not None and time.monotonic_ns() >= due_ns:
         if due_ns:
             time.sleep(MOMENT_S)
         _of_thread.due_ns = time.monotonic_ns() + EVERY_NS

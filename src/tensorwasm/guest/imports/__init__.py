@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tensorwasm.guest.imports import cuda, interfaces, scheduler, tensor
+from tensorwasm.guest.imports import call, cuda, interfaces
+from tensorwasm.guest.imports.call import ChunkSink, OutputStream
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.imports.tensor import ChunkSink, OutputStream
 
 __all__ = ["ChunkSink", "CudaService", "OutputStream", "host_functions"]
 
 _BODIES: Final[Mapping[str, Mapping[str, Callable[..., int]]]] = {
     **cuda.BODIES,
-    **dict.fromkeys(interfaces.TENSOR.modules, tensor.BODIES),
-    **dict.fromkeys(interfaces.SCHEDULER.modules, scheduler.BODIES),
+    **dict.fromkeys((*interfaces.TENSOR.modules, *interfaces.SCHEDULER.modules), call.BODIES),
 }
 
 

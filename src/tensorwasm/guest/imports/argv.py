@@ -34,7 +34,6 @@ class NumberArg:
 Arg = NumberArg | WindowArg | BufferOffset
 
 _TAGS: Final = {row.tag: row for row in ARG_TAGS}
-_TAG_OF: Final = {row.name: bytes([row.tag]) for row in ARG_TAGS}
 _WINDOW: Final = struct.Struct("<II")
 _BUFFER: Final = struct.Struct("<QQ")
 
@@ -42,9 +41,7 @@ _BUFFER: Final = struct.Struct("<QQ")
 def parse_argv(data: bytes) -> tuple[Arg, ...]:
     """Return the records.
 
-    Raises:
-        KernelArgsUnsupported: too many bytes or records.
-        InvalidKernelArgs: an unknown tag, or the last record is cut short.
+    Raises `KernelArgsUnsupported` for too many, and `InvalidKernelArgs` for an unknown tag or a last one cut short.
     """
     if len(data) > MAX_KERNEL_ARGS_BYTES:
         raise KernelArgsUnsupported(f"more than {MAX_KERNEL_ARGS_BYTES} bytes of kernel arguments")
@@ -62,11 +59,6 @@ def parse_argv(data: bytes) -> tuple[Arg, ...]:
         args.append(_decode(row.name, value))
         at += 1 + row.value_bytes
     return tuple(args)
-
-
-def encode_argv(args: Iterable[Arg]) -> bytes:
-    """Return the bytes that `parse_argv` reads back as these records."""
-    return b"".join(_encode(arg) for arg in args)
 
 
 def resolve_args(args: Iterable[Arg], address: int, size_bytes: int) -> tuple[Argument, ...]:
@@ -91,16 +83,6 @@ def _decode(kind: str, value: bytes) -> Arg:
             return BufferOffset(*_BUFFER.unpack(value))
         case _:
             return NumberArg(kind, value)
-
-
-def _encode(arg: Arg) -> bytes:
-    match arg:
-        case WindowArg(offset, length_bytes):
-            return _TAG_OF["ptr"] + _WINDOW.pack(offset, length_bytes)
-        case BufferOffset(handle, offset_bytes):
-            return _TAG_OF["buffer"] + _BUFFER.pack(handle, offset_bytes)
-        case NumberArg(kind, data):
-            return _TAG_OF[kind] + data
 
 
 def _resolve(arg: Arg, address: int, size_bytes: int) -> Argument:

@@ -8,36 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tensorwasm.guest.imports.suspension import Steps
 from tensorwasm.values import Deadline
 
+if TYPE_CHECKING:
+    from tensorwasm.guest.memory.linear_memory import GuestMemory
+
 ValType = Literal["i32", "i64", "f32", "f64"]
-
-
-class LinearMemory(Protocol):
-    """The guest's exported ``memory`` during one host call; growing it changes its size.
-
-    Each method raises `InvalidPointer` if part of the region lies outside, or a number is negative.
-    """
-
-    @property
-    def address(self) -> int:
-        """Host address of byte 0, constant for the instance's life."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Current size."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return a copy of a region."""
-
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copy bytes into a region."""
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return a writable window on a region, valid until the host call returns."""
 
 
 class OutputTaker(Protocol):
@@ -70,7 +49,7 @@ class HostCall(Protocol):
     """One call from a guest into the host; valid until the body returns."""
 
     @property
-    def memory(self) -> LinearMemory:
+    def memory(self) -> GuestMemory:
         """The guest's memory. Raises `InvalidPointer` if the guest exports no memory named ``memory``."""
 
     @property

@@ -10,21 +10,19 @@ from tensorwasm.guest.imports.abi import (
     CUDA_MODULE,
     CUDA_MODULE_0_1,
     CUDA_MODULE_0_3,
+    DESTINATION,
     YIELD_NEAR_MS,
     Code,
     DeviceAttribute,
-    StreamCode,
-)
-from tensorwasm.guest.imports.cuda.functions import ADDED_IN_0_3, FUNCTIONS_0_2
-from tensorwasm.guest.imports.signatures import (
-    DESTINATION,
     ImportParam,
     ImportSignature,
     Interface,
+    StreamCode,
     enumeration,
     source,
     u32,
 )
+from tensorwasm.guest.imports.cuda.functions import ADDED_IN_0_3, FUNCTIONS_0_2
 
 __all__ = ["CUDA", "CUDA_0_2", "INTERFACES", "SCHEDULER", "TENSOR", "ImportParam", "ImportSignature", "Interface"]
 
@@ -66,10 +64,7 @@ CUDA: Final = Interface(
         enumeration("attribute", DeviceAttribute),
     ),
     doc=f"{_DOC} 0.3.0 adds streams, events, graphs and questions about the device.",
-    functions=(
-        *_inherited(),
-        *ADDED_IN_0_3,
-    ),
+    functions=(*_inherited(), *ADDED_IN_0_3),
 )
 
 CUDA_0_2: Final = Interface(

@@ -11,23 +11,17 @@ import ctypes
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from tensorwasm.values import Deadline
 
 _u64 = ctypes.c_uint64
+_R = TypeVar("_R")
 
 
 class SuspensionKind(IntEnum):
-    """Constants of the compiled entry of one asynchronous host function.
-
-    Attributes:
-        function: number that is put into the session layout.
-        result: a ``wasmtime_valkind_t``.
-        environment: address of an `Environment` whose fallback and finish only record that they were called.
-        fast: address of the compiled host function to try first, or 0.
-        ready: address of the continuation.
-    """
+    """What a suspended guest waits for."""
 
     NOTHING = 0  # to run on: its time slice was over
     CALL = 1  # the whole host function
@@ -126,6 +120,12 @@ class BlockingCall:
     """Wait for a function that blocks or takes long, run on another thread; the steps get its result or exception."""
 
     function: Callable[[], Any]
+
+
+def elsewhere(body: Callable[..., _R], *params: object) -> Generator[BlockingCall, Any, _R]:
+    """Wait for a function that blocks or takes long; return its result."""
+    answer: _R = yield BlockingCall(partial(body, *params))
+    return answer
 
 
 Wait = DeviceWait | Sleep | QueueWait | BlockingCall

@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from tensorwasm.errors import CapacityExhausted, InvalidSnapshot
@@ -101,8 +100,7 @@ class Image:
         idle = self._idle.get(owner)
         if idle is None and len(self._idle) < MAX_OWNERS:
             idle = self._idle.setdefault(owner, deque())
-        kept = idle is not None and not self.closed and len(idle) < MAX_IDLE and _reserve_kept()
-        if idle is None or not kept:
+        if idle is None or self.closed or len(idle) >= MAX_IDLE or not _reserve_kept():
             mappings.release(address, _RESERVED_BYTES, self.size_bytes)
             return
         if not mappings.rewind(address, self.size_bytes):
@@ -174,9 +172,7 @@ class ImageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -245,11 +241,8 @@ class ImageWriter:
         joined: list[tuple[int, int]] = []
         close = set(gaps[: max(0, len(extents) - MAX_EXTENTS)])
         for index, (start, length) in enumerate(extents):
-            if index in close:
-                first = joined.pop()[0]
-                joined.append((first, start + length - first))
-            else:
-                joined.append((start, length))
+            first = joined.pop()[0] if index in close else start
+            joined.append((first, start + length - first))
         return tuple(joined)
 
 

@@ -34,14 +34,11 @@ _ADD_SEALS: Final = 1033
 _SEALS: Final = 0xF  # that there be no more, no shrinking, no growing, no writing
 _FAILED: Final = ctypes.c_size_t(-1).value
 
-_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "mmap": (
-        ctypes.c_size_t,
-        (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
-    ),
-    "munmap": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t)),
-    "mprotect": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)),
-    "madvise": (ctypes.c_int, (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)),
+_SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "mmap": (ctypes.c_size_t, [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_long]),
+    "munmap": (ctypes.c_int, [ctypes.c_size_t] * 2),
+    "mprotect": (ctypes.c_int, [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]),
+    "madvise": (ctypes.c_int, [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]),
 }
 
 
@@ -130,6 +127,5 @@ def bind(name: str, *, releasing: bool = False) -> Callable[..., int]:
     """Return a function of the C library, which keeps the GIL unless ``releasing``."""
     library = ctypes.CDLL(None, use_errno=True) if releasing else ctypes.PyDLL(None)
     function = library[name]
-    function.restype, function.argtypes = _SIGNATURES[name][0], list(_SIGNATURES[name][1])
-    call: Callable[..., int] = function
-    return call
+    function.restype, function.argtypes = _SIGNATURES[name]
+    return function

@@ -39,14 +39,12 @@ def find_written(address: int, size_bytes: int) -> list[Span]:
     """
     try:
         descriptor = os.open("/proc/self/pagemap", os.O_RDONLY)
+        try:
+            return list(_written_pages(descriptor, address, size_bytes))
+        finally:
+            os.close(descriptor)
     except OSError:
         return [(0, size_bytes)]
-    try:
-        return list(_written_pages(descriptor, address, size_bytes))
-    except OSError:
-        return [(0, size_bytes)]
-    finally:
-        os.close(descriptor)
 
 
 def _written_pages(descriptor: int, address: int, size_bytes: int) -> Iterator[Span]:

@@ -102,8 +102,8 @@ def resolve_pointer(
 def parse(session: int, scratch: int, head: int, length: int, base: int, size_bytes: int) -> int:
     """Turn the records in scratch into values, pointers to them, and windows.
 
-    Returns:
-        0 when every value is ready; the number of windows if one is not reached in place; all bits for Python to do it.
+    Return 0 when every value is ready, the number of windows if one is not reached in place, all bits for Python to do
+    it.
     """
     at, end = scratch + SCRATCH.argv, scratch + SCRATCH.argv + length
     params = load_u64(head + HEAD.param_count)

@@ -107,8 +107,7 @@ def on_epoch(context: int, call: int, delta: int, kind: int) -> int:
     session, function = load_u64(call + CALL.pad), load_u64(call + CALL.on_epoch_object)
     returned, error = call_python(interpreter, function, context, session, delta, kind)
     if not returned:
-        text = load_u64(interpreter + INTERPRETER.text)
-        error = call_u64(load_u64(interpreter + INTERPRETER.error_new), (text,))
+        error = call_u64(load_u64(interpreter + INTERPRETER.error_new), (load_u64(interpreter + INTERPRETER.text),))
     call_void(load_u64(interpreter + INTERPRETER.release), (int32(held),))
     if load_u64(call + CALL.thread) == ZERO:
         release_gil(call)

@@ -116,9 +116,7 @@ def compile_sources(fields: Iterable[str]) -> None:
 
 
 def compile_function(
-    function: Callable[..., int | None],
-    folder: Path | None,
-    signature: tuple[Any, Any] = waiting.HOST_SIGNATURE,
+    function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = waiting.HOST_SIGNATURE
 ) -> Any:
     """Compile a C function, or take it from the cache ``folder``; return Numba's object, which is kept for ever."""
     made: Any = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
@@ -132,8 +130,7 @@ def compile_function(
 def _address(
     function: Callable[..., int | None], folder: Path | None, signature: tuple[Any, Any] = waiting.HOST_SIGNATURE
 ) -> int:
-    address: int = compile_function(function, folder, signature).address
-    return address
+    return compile_function(function, folder, signature).address
 
 
 def _cache_in(folder: Path, function: Callable[..., int | None]) -> FunctionCache:
@@ -171,10 +168,8 @@ def open_cache() -> Path | None:
 def open_folder(contents: Iterable[object]) -> Path:
     """Return the folder for functions compiled from this package, these numbers and tools, made if missing.
 
-    Numba's index is a pickle, and the code runs as it is: anyone who can write there runs code as this user.
-
-    Raises:
-        OSError: it cannot be made, or others could write to it; the message says which folder and why.
+    Numba's index is a pickle, and the code runs as it is: anyone who can write there runs code as this user. Raises
+    what `folders.open_own` raises.
     """
     digest = hashlib.sha256(sys.version.encode())
     for distribution in ("numba", "llvmlite"):

@@ -65,7 +65,6 @@ load_u8: Final = _loader(types.uint8)
 load_u32: Final = _loader(types.uint32)
 load_u64: Final = _loader(types.uint64)
 store_u8: Final = _storer(types.uint8)
-store_u32: Final = _storer(types.uint32)
 store_u64: Final = _storer(types.uint64)
 
 call_void: Final = _caller(types.void)
@@ -119,7 +118,6 @@ def compare_exchange_u64(_typing: Any, address: Any, expected: Any, value: Any) 
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        answer = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst")
-        return builder.extract_value(answer, 0)
+        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 0)
 
     return types.uint64(types.uint64, types.uint64, types.uint64), generate

@@ -55,8 +55,7 @@ def load_entries() -> Entries:
 def load_callbacks() -> PythonCallbacks | None:
     """Return compiled code that calls Python."""
     with _lock:
-        callbacks: PythonCallbacks | None = _make("make_callbacks") if _entries() else None
-        return callbacks
+        return _make("make_callbacks") if _entries() else None
 
 
 def load_suspension_code() -> SuspensionCode | None:
@@ -96,15 +95,13 @@ def _suspension_code() -> SuspensionCode | None:
     if not may_have_fibers():
         _log.warning("no fibers without Numba: submitted guests hold threads")
         return None
-    code: SuspensionCode | None = _make("make_suspension_code", "no fibers, submitted guests hold threads")
-    return code
+    return _make("make_suspension_code", "no fibers, submitted guests hold threads")
 
 
 def _entries() -> Entries | None:
     if sys.platform != "linux":
         return None
-    entries: Entries | None = _make("make_entries", "no compiled host functions, Python does their work")
-    return entries
+    return _make("make_entries", "no compiled host functions, Python does their work")
 
 
 @cache

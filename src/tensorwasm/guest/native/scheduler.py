@@ -1,4 +1,4 @@
-"""The compiled scheduler: ``yield`` and ``deadline-remaining-ms``. Their fallbacks are in `guest.imports.scheduler`."""
+"""The compiled scheduler: ``yield`` and ``deadline-remaining-ms``. Their fallbacks are in `guest.imports.call`."""
 
 from __future__ import annotations
 

@@ -74,10 +74,9 @@ def query(session: int, row: int) -> int:
 
 @compiled
 def drain(env: int, session: int, row: int, limit_ns: int) -> bool:
-    """Spin for a limited time, yielding the processor after `EAGER_NS`.
+    """Spin for a limited time, yielding the processor after `EAGER_NS`; return whether the stream has drained.
 
-    Returns:
-        Whether the stream has drained; a failure counts as not drained.
+    A failure counts as not drained.
     """
     if limit_ns == ZERO:
         return False

@@ -24,8 +24,8 @@ def address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _words(*names: str) -> tuple[tuple[str, type[ctypes.c_uint64]], ...]:
-    return tuple((name, _u64) for name in names)
+def _words(names: str) -> tuple[tuple[str, type[ctypes.c_uint64]], ...]:
+    return tuple((name, _u64) for name in names.split())
 
 
 # ------------------------------------------------------------------------------------------------ host functions
@@ -40,21 +40,10 @@ class Environment(ctypes.Structure):
     or a copy before Python takes over; 0 does not even query. ``compare`` is ``memcmp``.
     """
 
-    _fields_ = _words(
-        "fallback",
-        "finish",
-        "caller_context",
-        "context_get_data",
-        "memory_data",
-        "memory_data_size",
-        "clock_gettime",
-        "sched_yield",
-        "spin_ns",
-        "compare",
-        "interpreter",
-        "fallback_object",
-        "finish_object",
-    )
+    _fields_ = _words("""
+        fallback finish caller_context context_get_data memory_data memory_data_size clock_gettime
+        sched_yield spin_ns compare interpreter fallback_object finish_object
+    """)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +117,7 @@ class Interpreter(ctypes.Structure):
     Source: Python/C API, "Initialization, Finalization, and Threads", "Exception Handling", "Call Protocol".
     """
 
-    _fields_ = _words(*_PYTHON, "none", "trap_new", "error_new", "text", "text_bytes")
+    _fields_ = _words(f"{' '.join(_PYTHON)} none trap_new error_new text text_bytes")
 
 
 INTERPRETER: Final = Interpreter(
@@ -167,29 +156,18 @@ class CallStatus(IntEnum):
 class WasmtimeFunctions(ctypes.Structure):
     """Addresses of the wasmtime functions of a one-shot call."""
 
-    _fields_ = _words(
-        "store_new",
-        "store_context",
-        "store_limiter",
-        "store_epoch_deadline_callback",
-        "instance_pre_instantiate",
-        "instance_export_get",
-        "global_set",
-        "context_set_epoch_deadline",
-        "func_call_unchecked",
-        "store_delete",
-        "context_epoch_deadline_async_yield_and_update",
-        "instance_pre_instantiate_async",
-        "func_call_async",
-        "call_future_poll",
-        "call_future_delete",
-    )
+    _fields_ = _words("""
+        store_new store_context store_limiter store_epoch_deadline_callback instance_pre_instantiate
+        instance_export_get global_set context_set_epoch_deadline func_call_unchecked store_delete
+        context_epoch_deadline_async_yield_and_update instance_pre_instantiate_async func_call_async
+        call_future_poll call_future_delete
+    """)
 
 
 class GlobalWrite(ctypes.Structure):
     """A global that is set before the call: its exported name, and a ``wasmtime_val_t``."""
 
-    _fields_ = (*_words("name", "name_bytes"), ("value", ctypes.c_char * capi.SIZES["wasmtime_val_t"]))
+    _fields_ = (*_words("name name_bytes"), ("value", ctypes.c_char * capi.SIZES["wasmtime_val_t"]))
 
 
 class CallDescriptor(ctypes.Structure):
@@ -210,38 +188,12 @@ class CallDescriptor(ctypes.Structure):
     """
 
     _fields_ = (
-        *_words(
-            "calls",
-            "engine",
-            "pad",
-            "on_epoch",
-            "on_epoch_object",
-            "interpreter",
-            "memory_bytes",
-            "table_elements",
-            "tables",
-            "prepared",
-            "export",
-            "export_bytes",
-            "initialiser",
-            "initialiser_bytes",
-            "memory",
-            "memory_name_bytes",
-            "cells",
-            "cell_count",
-            "results",
-            "result_count",
-            "writes",
-            "write_count",
-            "keeps",
-            "ticks",
-            "thread",
-            "store",
-            "context",
-            "future",
-            "error",
-            "trap",
-        ),
+        *_words("""
+            calls engine pad on_epoch on_epoch_object interpreter memory_bytes table_elements tables prepared
+            export export_bytes initialiser initialiser_bytes memory memory_name_bytes
+            cells cell_count results result_count writes write_count keeps ticks
+            thread store context future error trap
+        """),
         ("instance", ctypes.c_char * capi.SIZES["wasmtime_instance_t"]),
         ("item", ctypes.c_char * capi.SIZES["wasmtime_extern_t"]),
     )

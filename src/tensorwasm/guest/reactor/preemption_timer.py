@@ -40,14 +40,10 @@ class PreemptionTimer:
     """Advances an engine's epoch once. For one thread; does nothing in a forked child, which runs no guest."""
 
     def __init__(self, engine: int, slice_ns: int) -> None:
-        """Make the timer, not set.
+        """Make the timer, not set, of the engine at an address, which must never be freed.
 
-        Args:
-            engine: address of the engine, which must never be freed.
-            slice_ns: longest run of a guest, more than `LEAST_NS`.
-
-        Raises:
-            TickerNotRunning: the system has no such timers, or refused one.
+        ``slice_ns`` is the longest run of a guest, more than `LEAST_NS`. Raises `TickerNotRunning` if the system has no
+        such timers, or refused one.
         """
         library = self._library = timer_library()
         if library is None:
@@ -118,9 +114,8 @@ def run_first_slice(
             if fiber.waits:
                 return False
             fiber.state.check()
-            if (
-                clock_ns() - began_ns >= SLICE_NS // 2
-            ):  # a tick of the engine, or another thread's timer, may come too early
+            # A tick of the engine, or another thread's timer, may come too early.
+            if clock_ns() - began_ns >= SLICE_NS // 2:
                 break
     finally:
         if timer is not None:

@@ -21,12 +21,10 @@ from typing import Any, Final
 from tensorwasm.errors import GuestTrap, InternalError
 from tensorwasm.guest.engine import traps
 from tensorwasm.guest.imports.suspension import SuspensionCode
-from tensorwasm.guest.reactor.blocking_pool import BlockingPool
-from tensorwasm.guest.reactor.completion_queue import CompletionQueue
-from tensorwasm.guest.reactor.cpu_workers import CpuWorkers
+from tensorwasm.guest.reactor.notifications import CompletionQueue
 from tensorwasm.guest.reactor.preemption_timer import run_first_slice
-from tensorwasm.guest.reactor.task import FiberStatistics, Job, Sandbox, Task
-from tensorwasm.guest.reactor.timers import Timers
+from tensorwasm.guest.reactor.task import FiberStatistics, Job, Sandbox, Task, Timers
+from tensorwasm.guest.reactor.threads import BlockingPool, CpuWorkers
 from tensorwasm.guest.reactor.waiters import FiberWaiters
 
 BATCH: Final = 64
@@ -78,8 +76,7 @@ class Reactor:
     def spawn(self, job: Job, *, long: bool = False) -> Task:
         """Run a job; do not wait for it. A guest that roams and is known to take ``long`` runs on other threads.
 
-        Raises:
-            InternalError: the reactor is closed, or a host function of one of its guests called this.
+        Raises `InternalError` if the reactor is closed, or a host function of one of its guests called this.
         """
         if self.here:
             raise InternalError("a host function of a guest that runs as a fiber tried to run a guest itself")
@@ -267,7 +264,7 @@ class Reactor:
         self._call(partial(self._take_back, task, ended, error))
 
     def _take_back(self, task: Task, ended: bool, error: BaseException | None) -> None:  # noqa: FBT001 - likewise
-        self._workers_of(task).count_returned()
+        self._workers_of(task).guest_count -= 1
         task.away, fiber = False, task.fiber
         if task.over:
             self._unwind(task)

@@ -1,6 +1,6 @@
 """Guests of a reactor that wait: the steps of host functions, run off the fiber until there is an answer.
 
-A wait for a device ends with its notification (`tensorwasm.guest.reactor.gpu_completions`), a wait in a queue when
+A wait for a device ends with its notification (`tensorwasm.guest.reactor.notifications`), a wait in a queue when
 another guest makes room or the time is over, a sleep with a timer, and a blocking call on another thread.
 """
 
@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any
 
 from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Sleep, Wait
-from tensorwasm.guest.reactor.blocking_pool import BlockingPool
-from tensorwasm.guest.reactor.gpu_completions import GpuCompletions
-from tensorwasm.guest.reactor.task import Sandbox, Task
-from tensorwasm.guest.reactor.timers import Timers
+from tensorwasm.guest.reactor.notifications import GpuCompletions
+from tensorwasm.guest.reactor.task import Sandbox, Task, Timers
+from tensorwasm.guest.reactor.threads import BlockingPool
 from tensorwasm.guest.sandbox.state import as_raised
 
 
@@ -34,14 +33,8 @@ class FiberWaiters:
     ) -> None:
         """Start with no guests.
 
-        Args:
-            timers: of the reactor.
-            blocking_pool: runs blocking calls.
-            complete: as in `GpuCompletions`, like ``call``.
-            call: runs a function on the reactor's thread.
-            go_on: runs a guest whose host function has answered.
-            end: ends a guest.
-            finish: closes the sandbox of a guest that ended during a blocking call.
+        ``call`` and ``complete`` are as in `GpuCompletions`. ``go_on`` runs a guest whose host function has answered,
+        ``end`` ends one, and ``finish`` closes the sandbox of one that ended during a blocking call.
         """
         self._timers = timers
         self._blocking_pool = blocking_pool

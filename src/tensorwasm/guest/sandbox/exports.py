@@ -15,7 +15,7 @@ from tensorwasm.values import WASM_PAGE_BYTES
 
 _Extern: Final = ctypes.c_char * capi.SIZES["wasmtime_extern_t"]
 _FUNCTION, _GLOBAL, _TABLE, _MEMORY = 0, 1, 2, capi.EXTERN_MEMORY
-_BITS: Final = {"i32": 32, "i64": 64, "f32": 32, "f64": 64, "v128": 128}
+BITS: Final = {"i32": 32, "i64": 64, "f32": 32, "f64": 64, "v128": 128}
 
 
 class _Value(ctypes.Structure):
@@ -53,15 +53,12 @@ class Exports:
 
     def memory(self, name: str) -> tuple[int, int]:
         """Return address and size in bytes of a memory."""
-        payload = _payload(self._find(name, _MEMORY))
-        address: int | None = KEEPING.wasmtime_memory_data(self._context, payload)
-        size_bytes: int = KEEPING.wasmtime_memory_data_size(self._context, payload)
-        return address or 0, size_bytes
+        where = self._context, _payload(self._find(name, _MEMORY))
+        return KEEPING.wasmtime_memory_data(*where) or 0, KEEPING.wasmtime_memory_data_size(*where)
 
     def function(self, name: str) -> int:
         """Return the number of a function."""
-        number: int = KEEPING.wasmtime_func_to_raw(self._context, _payload(self._function(name)))
-        return number
+        return int(KEEPING.wasmtime_func_to_raw(self._context, _payload(self._function(name))))
 
     def grow_memory(self, name: str, size_bytes: int) -> int:
         """Grow a memory to that size if it is smaller; return its host address, or raise `CapacityExhausted`."""
@@ -85,12 +82,11 @@ class Exports:
             raise InternalError(f"a global is no {kind}")
         if kind == "funcref":
             return self._number(value)
-        bits: int = value.high << 64 | value.low
-        return bits & ((1 << _BITS[kind]) - 1)
+        return int(value.high << 64 | value.low) & ((1 << BITS[kind]) - 1)
 
     def write_global(self, name: str, kind: str, bits: int) -> None:
         """Set the bits of a mutable global that is no ``funcref``. Raises `InvalidSnapshot` if they do not fit."""
-        if not 0 <= bits < 1 << _BITS[kind]:
+        if not 0 <= bits < 1 << BITS[kind]:
             raise InvalidSnapshot(f"a global has more bits than its {kind}")
         self._set_global(name, _Value(capi.GLOBAL_KINDS[kind], bits & (1 << 64) - 1, bits >> 64))
 
@@ -131,10 +127,7 @@ class Exports:
         return value
 
     def _number(self, value: _Value) -> int:
-        if not value.low:
-            return 0
-        number: int = KEEPING.wasmtime_func_to_raw(self._context, ctypes.byref(value, _PAYLOAD))
-        return number
+        return int(KEEPING.wasmtime_func_to_raw(self._context, ctypes.byref(value, _PAYLOAD))) if value.low else 0
 
     def _set_global(self, name: str, value: _Value) -> None:
         self._require(

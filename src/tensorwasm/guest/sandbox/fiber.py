@@ -216,10 +216,8 @@ class Fiber(SuspendableSandbox):
         linear memory is made (`tensorwasm.guest.engine.memory_creator`). ``furnish`` is called before the call, when
         the memory exists; it returns a function that undoes this, called before the memory goes back to the pool, on
         the thread that closes the sandbox. ``initialisers`` are exported functions without parameters and results,
-        called first in this order; a reactor's ``_initialize`` is not called twice.
-
-        Raises:
-            InternalError: the module is not linked for fibers.
+        called first in this order; a reactor's ``_initialize`` is not called twice. Raises `InternalError` if the
+        module is not linked for fibers.
         """
         if linked.waiting is None:
             raise InternalError("the module is not linked for fibers")

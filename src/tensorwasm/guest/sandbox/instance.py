@@ -283,12 +283,8 @@ class Instance:
             stack.require(self.module.engine.config.stack_bytes)
             if deadline is not None and deadline.expired():
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
-            calls_python = self.module.engine.config.calls_python
-            error = (
-                shielded(state, KEEPING.wasmtime_instance_pre_instantiate, *arguments)
-                if calls_python
-                else KEEPING.wasmtime_instance_pre_instantiate(*arguments)
-            )
+            make = KEEPING.wasmtime_instance_pre_instantiate
+            error = shielded(state, make, *arguments) if self.module.engine.config.calls_python else make(*arguments)
             if not take_outcome(state, self._trap, error):
                 state.instance = instance
             return

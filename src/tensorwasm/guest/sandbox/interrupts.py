@@ -28,12 +28,32 @@ def shielded(state: GuestState, function: Callable[..., Any], *args: object) -> 
     """Call a C function that runs a guest; what a signal's handler raises meanwhile becomes ``state.error``."""
     if threading.get_ident() != threading.main_thread().ident:
         return function(*args)
-    shield = _Shield(state, _find_handlers())
+    handlers = _find_handlers()
+    changed = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handlers[number](number, frame)
+        except BaseException as error:
+            if state.interruptible:
+                raise
+            state.error = error  # raised when the call returns
+
+    def restore() -> None:
+        for number, handler in islice(handlers.items(), changed):
+            _signal.signal(number, handler)
+
     try:
-        shield.put_up()
+        for number in handlers:
+            changed += 1
+            _signal.signal(number, handle)
         return function(*args)
     finally:
-        shield.take_down()
+        try:
+            restore()
+        except BaseException:
+            restore()  # a handler that was back already raised; the others must come back too
+            raise
 
 
 _Handlers = Mapping[int, Callable[[int, FrameType | None], Any]]
@@ -48,38 +68,3 @@ def _find_handlers() -> _Handlers:
         handlers = {number: handler for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)}
         _seen = found, handlers
     return _seen[1]
-
-
-class _Shield:
-    __slots__ = ("_handlers", "_state", "_up")
-
-    def __init__(self, state: GuestState, handlers: _Handlers) -> None:
-        self._state = state
-        self._handlers = handlers
-        self._up = 0
-
-    def put_up(self) -> None:
-        for number in self._handlers:
-            self._up += 1
-            _signal.signal(number, self._handle)
-
-    def take_down(self) -> None:
-        try:
-            self._restore()
-        except BaseException:
-            self._restore()  # a handler that was back already raised; the others must come back too
-            raise
-
-    def _restore(self) -> None:
-        for number, handler in islice(self._handlers.items(), self._up):
-            _signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        handler = self._handlers[number]
-        if self._state.interruptible:
-            handler(number, frame)
-            return
-        try:
-            handler(number, frame)
-        except BaseException as error:  # noqa: BLE001 - raised when the call returns
-            self._state.error = error

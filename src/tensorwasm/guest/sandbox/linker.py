@@ -25,7 +25,7 @@ from tensorwasm.guest.native.structures import (
     address_of,
     make_environment,
 )
-from tensorwasm.guest.sandbox import preview1
+from tensorwasm.guest.sandbox import wasi
 from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
 from tensorwasm.wasm.declarations import Import
@@ -58,7 +58,7 @@ class LinkedModule:
         self.needs_layout = linker.native
         self.waiting = linker.waiting
         self.guarded = linker.guarded or not module.imports
-        self.needs_wasi = any(wanted.module == preview1.MODULE for wanted in module.imports)
+        self.needs_wasi = any(wanted.module == wasi.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
         KEEPING.wasmtime_instance_pre_delete(self.address)
@@ -87,11 +87,8 @@ class Linker:
         ``native`` has compiled host functions by module and name; only those of ``host_functions`` are linked.
         ``passage`` is compiled code that calls Python host functions, so that none fails unnoticed before its first
         line; without it ctypes does. ``code`` suspends sandboxes that run as fibers; the engine must have stacks for
-        them.
-
-        Raises:
-            InternalError: two host functions of one name, one whose compiled form has other parameters, or wasmtime
-                refused one.
+        them. Raises `InternalError` for two host functions of one name, for one whose compiled form has other
+        parameters, or if wasmtime refused one.
         """
         self.engine = engine
         self.compiled = bool(native)
@@ -108,7 +105,7 @@ class Linker:
         if wasi_preview1:
             _check(KEEPING.wasmtime_linker_define_wasi(self._address))
             KEEPING.wasmtime_linker_allow_shadowing(self._address, True)
-            for function in preview1.REPLACED:
+            for function in wasi.REPLACED:
                 self._define(function)
             KEEPING.wasmtime_linker_allow_shadowing(self._address, False)
         for function in host_functions:
@@ -139,7 +136,7 @@ class Linker:
             raise UnknownImport(f"the module imports the {wanted.kind} {label}; only functions are offered")
         function = self._offered.get((wanted.module, wanted.name))
         if function is None:
-            if self._wasi and wanted.module == preview1.MODULE and wanted.name in preview1.FUNCTIONS:
+            if self._wasi and wanted.module == wasi.MODULE and wanted.name in wasi.FUNCTIONS:
                 return
             raise UnknownImport(f"the module imports {label}, which {self._explain(wanted)}")
         offered = FuncType(function.params, function.results)
@@ -147,14 +144,13 @@ class Linker:
             raise UnknownImport(f"the module imports {label} as {wanted.signature}; it is {offered}")
 
     def _explain(self, wanted: Import) -> str:
-        if wanted.module == preview1.MODULE and not self._wasi:
+        if wanted.module == wasi.MODULE and not self._wasi:
             return "is not offered here: enable WASI for this sandbox"
-        if wanted.module in {module for module, _ in self._offered} | {preview1.MODULE}:
+        offered = {module for module, _ in self._offered} | ({wasi.MODULE} if self._wasi else set())
+        if wanted.module in offered:
             return "does not exist in that interface: check the name and the version"
-        offered = ", ".join(
-            sorted({module for module, _ in self._offered} | ({preview1.MODULE} if self._wasi else set()))
-        )
-        return f"is of no interface that is here: build the module for those that are ({offered or 'none'})"
+        there = ", ".join(sorted(offered)) or "none"
+        return f"is of no interface that is here: build the module for those that are ({there})"
 
     def _define(self, function: HostFunction) -> None:
         key = (function.module, function.name)
@@ -180,9 +176,8 @@ class Linker:
         twin = make_trampoline(function)
         if entry is None and self._passage is None:
             return KEEPING.wasmtime_linker_define_func_unchecked, self._keep(twin), None
-        finish = None
-        if entry is not None and entry.finish is not None:
-            finish = make_trampoline(replace(function, params=(), body=entry.finish))
+        body = entry.finish if entry is not None else None
+        finish = make_trampoline(replace(function, params=(), body=body)) if body is not None else None
         environment = self._make_environment(twin, finish)
         return (
             KEEPING.wasmtime_linker_define_func_unchecked,
@@ -237,8 +232,7 @@ def make_trampoline(function: HostFunction) -> Trampoline:
             guest = STATES.get(_context_get_data(_caller_context(caller)))
             if guest is not None:
                 guest.error = as_raised(error, f"host function {function.module}.{function.name}")
-            trap: int = KEEPING.wasmtime_trap_new(b"host", 4)
-            return trap
+            return int(KEEPING.wasmtime_trap_new(b"host", 4))
         return None
 
     return trampoline

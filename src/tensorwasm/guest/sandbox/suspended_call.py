@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from tensorwasm.errors import InvalidPointer
 from tensorwasm.gpu.native.layout import Wait
 from tensorwasm.guest.engine import capi
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction
-from tensorwasm.guest.imports.suspension import BlockingCall, Steps, Suspension, SuspensionCode, SuspensionKind
+from tensorwasm.guest.imports.suspension import Steps, Suspension, SuspensionCode, SuspensionKind, elsewhere
 from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.native.structures import Entry, make_environment
 from tensorwasm.guest.sandbox.state import GuestState
@@ -75,8 +74,8 @@ class WaitingFunction:
     def __init__(self, function: HostFunction, number: int, code: SuspensionCode, entry: Entry | None) -> None:
         """Prepare the function with that number in its linker; ``entry`` is its compiled form."""
         self.label = f"host function {function.module}.{function.name}"
-        self._steps = function.steps or partial(_elsewhere, function.body)
-        self._finish = function.finish or partial(_elsewhere, entry.finish if entry and entry.finish else _nothing)
+        self._steps = function.steps or partial(elsewhere, function.body)
+        self._finish = function.finish or partial(elsewhere, entry.finish if entry and entry.finish else _nothing)
         self._unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack_from
         self._size = capi.CELL_BYTES * len(function.params)
         self._result = WRITE[function.results[0]] if function.results else None
@@ -104,11 +103,6 @@ class WaitingFunction:
         if self._result is not None:
             self._result.from_address(wait.results_at + capi.VALUE_PAYLOAD_OFFSET).value = value
         wait.kind, wait.done = SuspensionKind.NOTHING, 1
-
-
-def _elsewhere(body: Callable[..., Any], call: HostCall, *params: float) -> Steps:
-    answer: int | float | None = yield BlockingCall(partial(body, call, *params))
-    return answer
 
 
 def _nothing(_call: HostCall) -> int:

@@ -102,9 +102,8 @@ def instrument(wasm: bytes) -> InstrumentedModule:
         *(Export(item.name, "global", item.index) for item in private),
         *(Export(name, "table", index) for index, name in enumerate(tables)),
         *(Export(name, "func", index) for index, name in functions.items()),
+        *([Export(memory, "memory", 0)] if memory is not None else []),
     ]
-    if memory is not None:
-        exports.append(Export(memory, "memory", 0))
     live, data, elements = _note_drops(edit.add_exports(module, exports), prefix)
     if len(live.exports) > MAX_EXPORTS:
         raise NotCapturable(f"the module has more than {MAX_EXPORTS} globals, tables and functions in tables")
@@ -157,8 +156,8 @@ def _note_drops(module: Module, prefix: str) -> tuple[Module, tuple[Drop, ...], 
     drops = {drop: Drop(drop[1], f"{prefix}{drop[0]}{drop[1]}.mark", f"{prefix}{drop[0]}{drop[1]}") for drop in found}
     exports = [Export(drops[drop].mark, "global", mark) for drop, mark in marked.items()]
     exports += [Export(drops[drop].function, "func", index) for drop, index in zip(found, functions, strict=True)]
-    by_segment = _of_kind(drops, "data.drop"), _of_kind(drops, "elem.drop")
-    return edit.add_exports(module, exports), tuple(by_segment[0].values()), tuple(by_segment[1].values())
+    data_drops, element_drops = (tuple(_of_kind(drops, kind).values()) for kind in ("data.drop", "elem.drop"))
+    return edit.add_exports(module, exports), data_drops, element_drops
 
 
 def _of_kind(found: Mapping[tuple[str, int], _T], kind: str) -> dict[int, _T]:
@@ -198,10 +197,8 @@ def _plain_items(element: ElementSegment) -> list[int | None] | None:
     for item in element.items:
         if isinstance(item, int):
             items.append(item)
-        elif len(item) == 1 and item[0][0] == "ref.func":
-            items.append(int(item[0][1]))
-        elif len(item) == 1 and item[0][0] == "ref.null":
-            items.append(None)
+        elif len(item) == 1 and item[0][0] in {"ref.func", "ref.null"}:
+            items.append(int(item[0][1]) if item[0][0] == "ref.func" else None)
         else:
             return None
     return items

@@ -15,7 +15,7 @@ from tensorwasm.runtime.invoke.deployed_module import DeployedModule, Host
 from tensorwasm.runtime.invoke.dispatch import Dispatcher
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.invocation import Invocation, await_outcome
-from tensorwasm.runtime.warm.specification import make_specification
+from tensorwasm.runtime.warm import make_specification
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

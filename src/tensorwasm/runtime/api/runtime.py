@@ -28,7 +28,7 @@ from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.warm.pool import WarmPool
+from tensorwasm.runtime.warm import WarmPool
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 

@@ -150,11 +150,7 @@ class LocalExecutor:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             self._running.enter(request.tenant, pending)
-            try:
-                self._pool.submit(self._run, request, Deadline.after(request.deadline_s), listener, pending)
-            except RuntimeError as error:
-                pending.cancel()
-                raise CapacityExhausted(f"no thread for the call: {error}") from None
+            _start(self._pool, pending, self._run, request, Deadline.after(request.deadline_s), listener, pending)
         return pending
 
     def statistics(self) -> ExecutorStatistics:
@@ -165,10 +161,9 @@ class LocalExecutor:
         """Return device and pinned host bytes by tenant, for those who hold any."""
         if self._accounts is None:
             return {}
-        held = self._accounts.statistics()
         return {
             each.tenant: (each.device_bytes, each.pinned_bytes)
-            for each in held
+            for each in self._accounts.statistics()
             if each.device_bytes or each.pinned_bytes
         }
 
@@ -286,17 +281,12 @@ class CallThreads:
     def submit(self, call: StoppableCall, pending: PendingInvocation | None = None) -> PendingInvocation:
         """Make a call; return at once. Cancelling ends its guest at its next loop or call.
 
-        Raises:
-            CapacityExhausted: the system has no thread left, or this is closed; the outcome is cancelled.
+        Raises `CapacityExhausted` if the system has no thread left, or this is closed; the outcome is cancelled.
         """
         pending = pending or PendingInvocation()
         self._running.add(pending)
         pending.add_done_callback(lambda _: self._running.discard(pending))
-        try:
-            self._pool.submit(run_call, call, pending)
-        except RuntimeError as error:
-            pending.cancel()
-            raise CapacityExhausted(f"no thread for the call: {error}") from None
+        _start(self._pool, pending, run_call, call, pending)
         return pending
 
     def end(self) -> None:
@@ -307,6 +297,14 @@ class CallThreads:
     def close(self) -> None:
         """Wait until every call has ended, and release the threads."""
         self._pool.shutdown()
+
+
+def _start(pool: ThreadPoolExecutor, pending: PendingInvocation, function: Callable[..., None], *args: object) -> None:
+    try:
+        pool.submit(function, *args)
+    except RuntimeError as error:
+        pending.cancel()
+        raise CapacityExhausted(f"no thread for the call: {error}") from None
 
 
 def run_call(call: StoppableCall, pending: PendingInvocation) -> None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
-    from tensorwasm.runtime.warm.pool import WarmPool
-    from tensorwasm.runtime.warm.specification import WarmSpecification
+    from tensorwasm.runtime.warm import WarmPool, WarmSpecification
     from tensorwasm.values import Limits
 
 DEFAULT_EXPORTS: Final = (COMMAND, "main")

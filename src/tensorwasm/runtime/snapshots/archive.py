@@ -19,7 +19,7 @@ from tensorwasm.guest.memory.images import Image, ImageWriter
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
-from tensorwasm.saved import SavedBuffer, SavedMemory, SavedRun, SavedSession
+from tensorwasm.saved import SavedBuffer, SavedMemory, SavedRun
 from tensorwasm.values import Deadline
 
 Name = str | os.PathLike[str]
@@ -99,8 +99,7 @@ def open_file(file: File, ring: KeyRing, parents: Sequence[File], module_hash: b
 def read_file(path: File, ring: KeyRing, parents: Sequence[File] = (), module_hash: bytes | None = None) -> Snapshot:
     """Verify a file and those that it adds to, nearest first, and read them into memory as one, of any module for None.
 
-    Raises:
-        TensorWasmError: what `open_file` raises, and `CapacityExhausted` if the system has no memory for it.
+    Raises what `open_file` raises, and `CapacityExhausted` if the system has no memory for it.
     """
     with open_file(path, ring, parents, module_hash) as file:
         try:
@@ -174,12 +173,13 @@ def _in_order(parents: Sequence[File]) -> Callable[[bytes], Source | None] | Non
 
 
 def _read(file: SnapshotFile) -> Snapshot:
-    saved = replace(file.instance, parent=None)
+    saved, session = file.instance, file.instance.session
     if len(saved.memories) > 1:
         raise InvalidSnapshot("an instance has at most one memory")
     image = _read_image(file, saved.memories[0]) if saved.memories else None
-    session = _read_session(file, saved.session) if saved.session is not None else None
-    return Snapshot(replace(saved, session=session), image, file.content_hash)
+    if session is not None:
+        session = replace(session, buffers=tuple(_read_buffer(file, buffer) for buffer in session.buffers))
+    return Snapshot(replace(saved, session=session, parent=None), image, file.content_hash)
 
 
 def _read_image(file: SnapshotFile, memory: SavedMemory) -> Image:
@@ -187,10 +187,6 @@ def _read_image(file: SnapshotFile, memory: SavedMemory) -> Image:
         with writer.mapped(file.memory_spans(0)) as view:
             file.place(0, view)
         return writer.finish()
-
-
-def _read_session(file: SnapshotFile, session: SavedSession) -> SavedSession:
-    return replace(session, buffers=tuple(_read_buffer(file, buffer) for buffer in session.buffers))
 
 
 def _read_buffer(file: SnapshotFile, buffer: SavedBuffer) -> SavedBuffer:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypedDict
 
@@ -25,9 +25,8 @@ from tensorwasm.guest.imports import CudaService, OutputStream
 from tensorwasm.guest.memory.images import Image
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.wasi_io import Sink
-from tensorwasm.guest.saved import restoring
-from tensorwasm.guest.saved.capture import Origin, capture
-from tensorwasm.guest.saved.restoring import RestorePlan
+from tensorwasm.guest.saved import transfer
+from tensorwasm.guest.saved.transfer import Origin, RestorePlan
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.call import Chunks, call_export, configure, written
 from tensorwasm.runtime.invoke.device_access import (
@@ -227,14 +226,9 @@ class LiveInstance:
                     session = self._session.capture(ends, ancestor.session if ancestor is not None else None)
             instrumented, image = self.function.instrumented, ancestor.image if ancestor is not None else None
             with self._instance.resting() as exports:
-                contents = capture(exports, instrumented, self._origin, image)
-                yield SavedInstance(
+                yield replace(
+                    transfer.capture(exports, instrumented, self._origin, image),
                     module_hash=self.function.module_hash,
-                    memories=contents.memories,
-                    globals=contents.globals,
-                    tables=contents.tables,
-                    dropped_data=contents.dropped_data,
-                    dropped_elements=contents.dropped_elements,
                     input=data if isinstance(data, bytes) else b"",
                     grants=self.grants.words(),
                     session=session,
@@ -337,10 +331,10 @@ class LiveInstance:
             self._leave()
 
     def _revive(self, revival: RestoreSource, ends: Deadline) -> None:
-        restoring.apply(revival.plan, self._instance)
+        transfer.apply(revival.plan, self._instance)
         self._instance.initialised = self._instance.module.is_reactor
         if revival.image is not None and self._origin.image is None:
-            restoring.fill(self._instance, self.function.instrumented, revival.image)
+            transfer.fill(self._instance, self.function.instrumented, revival.image)
         if revival.session is not None and self._session is not None:
             with self._bound():
                 self._session.restore(revival.session, ends)
@@ -392,9 +386,7 @@ class LiveInstance:
         """Refuse state that only the engine has."""
         if self.closed:
             raise NotCapturable("the instance is closed")
-        if self._instance.stdout is None:
-            return
-        if self.grants.directories:
+        if self._instance.stdout is not None and self.grants.directories:
             raise NotCapturable("the guest has folders through WASI: which files it has open is not saved")
-        if self._opening.stdin:
+        if self._instance.stdout is not None and self._opening.stdin:
             raise NotCapturable("the guest has standard input: how much of it is left is not saved")

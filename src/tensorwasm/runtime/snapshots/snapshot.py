@@ -15,9 +15,8 @@ from tensorwasm.guest.engine.module import INITIALISE
 from tensorwasm.guest.memory.images import Image, make_image
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.oneshot import SavedStart
-from tensorwasm.guest.saved import restoring
-from tensorwasm.guest.saved.capture import Contents
-from tensorwasm.guest.saved.restoring import RestorePlan
+from tensorwasm.guest.saved import transfer
+from tensorwasm.guest.saved.transfer import RestorePlan
 from tensorwasm.runtime.invoke.deployed_module import DeployedModule
 from tensorwasm.runtime.invoke.dispatch import NO_GRANTS, Question, plan_one_shot
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_PLANS: Final = 256
 
-_pristine: WeakKeyDictionary[DeployedModule, Contents] = WeakKeyDictionary()
+_pristine: WeakKeyDictionary[DeployedModule, SavedInstance] = WeakKeyDictionary()
 
 
 class Snapshot:
@@ -55,8 +54,8 @@ class Snapshot:
     def held_bytes(self) -> int:
         """Memory that it takes: its image, and the data of the device's buffers."""
         buffers = self.saved.session.buffers if self.saved.session is not None else ()
-        data = sum(len(run.data) for buffer in buffers for run in buffer.runs)
-        return data + (self.image.held_bytes if self.image is not None else 0)
+        held_bytes = self.image.held_bytes if self.image is not None else 0
+        return held_bytes + sum(len(run.data) for buffer in buffers for run in buffer.runs)
 
     def opening(
         self,
@@ -80,9 +79,7 @@ class Snapshot:
     def restore(self, function: DeployedModule, opening: InstanceOptions) -> LiveInstance:
         """Return an instance that goes on where the saved one was. Costs the same at any size of its memory.
 
-        Raises:
-            TensorWasmError: `InvalidSnapshot`, `ModuleMemoryTooLarge`, and what `tensorwasm.runtime.Function.open`
-                raises.
+        Raises `InvalidSnapshot`, `ModuleMemoryTooLarge`, and what `tensorwasm.runtime.Function.open` raises.
         """
         plan = self._plans.get(function) or self._plan(function)
         return LiveInstance(function, opening, RestoreSource(plan, self.image, self.saved.session))
@@ -127,11 +124,11 @@ class Snapshot:
             return None
         plan = self._plans.get(function) or self._plan(function)
         prepared, limits = function.form(function.blank), function.host.limits
-        if function.blank.copied:  # there is no image to begin with
-            return None
-        if plan.pointers or plan.tables or plan.drops or plan.size_bytes > limits.memory_bytes:
-            return None
-        if export == INITIALISE and prepared.module.is_reactor:  # which the saved state has behind it
+        if (
+            function.blank.copied  # there is no image to begin with
+            or (plan.pointers or plan.tables or plan.drops or plan.size_bytes > limits.memory_bytes)
+            or (export == INITIALISE and prepared.module.is_reactor)  # which the saved state has behind it
+        ):
             return None
         saved = SavedStart(self.image, plan.bits, opening.tenant)
         found = plan_one_shot(Question(function, function.choose(export), NO_GRANTS, "", "staged", saved))
@@ -146,7 +143,7 @@ class Snapshot:
             raise InvalidSnapshot("the snapshot is of another module")
         blank = function.form(function.blank).module.preamble
         with self._lock:
-            plan = restoring.make_plan(self.saved, function.instrumented, blank, _find_pristine(function))
+            plan = transfer.make_plan(self.saved, function.instrumented, blank, _find_pristine(function))
             self._plans[function] = plan
         return plan
 
@@ -154,8 +151,7 @@ class Snapshot:
 def make_snapshot(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
     """Copy the whole saved state of an instance, so that it can be restored from.
 
-    Raises:
-        InvalidSnapshot: it contradicts itself, or it only adds to a parent.
+    Raises `InvalidSnapshot` if it contradicts itself, or only adds to a parent.
     """
     if saved.parent is not None:
         raise InvalidSnapshot("the snapshot only adds to another one: flatten them first")
@@ -166,7 +162,7 @@ def make_snapshot(saved: SavedInstance, content_hash: bytes = b"") -> Snapshot:
     return Snapshot(replace(saved, memories=sizes), image, content_hash)
 
 
-def _find_pristine(function: DeployedModule) -> Contents:
+def _find_pristine(function: DeployedModule) -> SavedInstance:
     """Return the contents of a new sandbox of a function's blank form."""
     found = _pristine.get(function)
     if found is None:
@@ -177,7 +173,7 @@ def _find_pristine(function: DeployedModule) -> Contents:
                 memory_creator.supplying(lambda _size, _capacity: image.map(), limits.memory_bytes),
                 Instance(prepared, limits=limits, deadline=Deadline.after(limits.wall_s)) as instance,
             ):
-                found = _pristine[function] = restoring.read_pristine(instance, function.instrumented)
+                found = _pristine[function] = transfer.read_pristine(instance, function.instrumented)
         finally:
             image.close()
     return found

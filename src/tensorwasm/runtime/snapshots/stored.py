@@ -49,8 +49,7 @@ class StoredSnapshot:
     def read(self, keys: KeyRing | None = None) -> Snapshot:
         """Read it into memory, as one, for `tensorwasm.runtime.Runtime.restore`; close it when done.
 
-        Raises:
-            TensorWasmError: what `open` raises, and `CapacityExhausted` if the system has no memory for it.
+        Raises what `open` raises, and `CapacityExhausted` if the system has no memory for it.
         """
         return read_file(self.files[0], keys or KeyRing.from_settings(), self.files[1:])
 

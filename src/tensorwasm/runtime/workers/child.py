@@ -23,9 +23,16 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.workers.counter import Counter
-from tensorwasm.runtime.workers.frames import PROTOCOL, BrokenFrame, SetupFrame, StopFrame, UnfitFrame, WorkerFrame
+from tensorwasm.runtime.workers.frames import (
+    PROTOCOL,
+    BrokenFrame,
+    ParentLink,
+    SetupFrame,
+    StopFrame,
+    UnfitFrame,
+    WorkerFrame,
+)
 from tensorwasm.runtime.workers.outcomes import clean, describe_device
-from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import SmPlacement
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -49,11 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         place = SmPlacement(*setup.place) if setup.place is not None else None
         runtime = Runtime(setup.device, multiprocessors=setup.multiprocessors, place=place, jit=setup.jit)
-        info = runtime.device
+        ready = describe_device(runtime.device)
     except TensorWasmError as error:
         link_to_parent.send(UnfitFrame(error.kind, clean(error.message)))
         return 0
-    link_to_parent.send(describe_device(info))
+    link_to_parent.send(ready)
     _serve(link_to_parent, frames, runtime, setup)
     return 0
 

@@ -27,17 +27,17 @@ from tensorwasm.runtime.workers.frames import (
     ForgetFrame,
     InvokeFrame,
     OutputFrame,
+    OutputWindow,
+    ParentLink,
     SickFrame,
     WorkerFrame,
     split,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
-from tensorwasm.runtime.workers.parent_link import OutputWindow
 from tensorwasm.values import Deadline, Limits
 
 if TYPE_CHECKING:
     from tensorwasm.runtime.api.runtime import Runtime
-    from tensorwasm.runtime.workers.parent_link import ParentLink
 
 _ANSWERERS: Final = 4
 

@@ -7,8 +7,8 @@ against its types, because what reads it later does not check again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 from tensorwasm import errors
 from tensorwasm.errors import (
@@ -56,23 +56,26 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_MESSAGE_CHARACTERS])
 
 
+def _pick(found: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
+
+
 def describe_device(info: DeviceInfo) -> ReadyFrame:
     """Return the frame that describes a worker's device."""
-    values = {name: getattr(info, name) for name in _DEVICE_FIELDS}
-    return ReadyFrame(protocol=PROTOCOL, version=package_version(), **values)
+    return ReadyFrame(protocol=PROTOCOL, version=package_version(), **_pick(info, _DEVICE_FIELDS))
 
 
 def rebuild_device(ready: ReadyFrame) -> DeviceInfo:
     """Return the device that a worker describes, its texts cleaned."""
-    values = {name: getattr(ready, name) for name in _DEVICE_FIELDS}
-    return DeviceInfo(**values | {"name": clean(ready.name), "driver": clean(ready.driver)})
+    texts = {"name": clean(ready.name), "driver": clean(ready.driver)}
+    return DeviceInfo(**_pick(ready, _DEVICE_FIELDS) | texts)
 
 
 def describe_error(request: int, error: BaseException) -> FailedFrame:
     """Return the frame for the error that ended a call; one that is not of our tree is a bug here."""
     if not isinstance(error, TensorWasmError):
         error = InternalError(f"{type(error).__name__}: {error}")
-    carried = {name: getattr(error, name) for name, _ in _carried(type(error))}
+    carried = _pick(error, (name for name, _ in _carried(type(error))))
     details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
     stack = error.backtrace if isinstance(error, GuestTrap) else ()
     return FailedFrame(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)))
@@ -139,14 +142,16 @@ def _by_kind() -> dict[str, type[TensorWasmError]]:
 
 _CLASSES: Final = _by_kind()
 
-_RESULT_FIELDS: Final = ("export", "values", "result_types", "exit_code", "elapsed_s")
-_FLAGS: Final = ("stdout_truncated", "stderr_truncated")
+_RESULT_FIELDS: Final = (
+    "export", "values", "result_types", "exit_code", "elapsed_s", "stdout_truncated", "stderr_truncated"
+)  # fmt: skip
 
 
 def describe_result(request: int, outcome: Invocation) -> DoneFrame:
     """Return the frame for a call's result, apart from its output."""
-    same = {name: getattr(outcome, name) for name in (*_RESULT_FIELDS, *_FLAGS)}
-    return DoneFrame(request=request, gpu=_describe_gpu(outcome.gpu) if outcome.gpu is not None else None, **same)
+    gpu = outcome.gpu
+    usage = GpuUsage(_pick(gpu, sorted(_COUNTS)), gpu.abandoned) if gpu is not None else None
+    return DoneFrame(request=request, gpu=usage, **_pick(outcome, _RESULT_FIELDS))
 
 
 def rebuild_result(
@@ -154,8 +159,7 @@ def rebuild_result(
 ) -> Invocation:
     """Return the result that a frame describes, of the export that was asked for, with the output that came before.
 
-    Raises:
-        BrokenFrame: it is no result of that call.
+    Raises `BrokenFrame` if it is no result of that call.
     """
     if done.export not in (DEFAULT_EXPORTS if wanted is None else (wanted,)):
         raise BrokenFrame("the result of another export")
@@ -164,30 +168,20 @@ def rebuild_result(
     for kind, value in zip(done.result_types, done.values, strict=False):
         _require_fit(kind, value)
     gpu = _rebuild_gpu(done.gpu) if done.gpu is not None else None
-    same = {name: getattr(done, name) for name in (*_RESULT_FIELDS, *_FLAGS)}
-    return Invocation(stdout=stdout, stderr=stderr, chunks=chunks, gpu=gpu, **same)
+    return Invocation(stdout=stdout, stderr=stderr, chunks=chunks, gpu=gpu, **_pick(done, _RESULT_FIELDS))
 
 
 def _require_fit(kind: str, value: float) -> None:
-    bits = _INTEGER_BITS.get(kind)
-    if bits is None:
-        fits = isinstance(value, float) and (kind != "f32" or _is_f32(value))
-    else:
-        fits = isinstance(value, int) and -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+    if kind in _INTEGER_BITS:
+        end = 1 << (_INTEGER_BITS[kind] - 1)
+        fits = isinstance(value, int) and -end <= value < end
+    else:  # an f32 is small enough to be rendered as one; a wrong last bit is harmless
+        fits = isinstance(value, float) and (kind != "f32" or not math.isfinite(value) or abs(value) < 2.0**128)
     if not fits:
         raise BrokenFrame(f"a value that is no {kind}")
 
 
-def _is_f32(value: float) -> bool:
-    """Return whether a number is small enough to be rendered as an f32; a wrong last bit is harmless."""
-    return not math.isfinite(value) or abs(value) < 2.0**128
-
-
 _COUNTS: Final = frozenset(SessionStatistics._fields) - {"abandoned"}
-
-
-def _describe_gpu(found: SessionStatistics) -> GpuUsage:
-    return GpuUsage({name: getattr(found, name) for name in sorted(_COUNTS)}, found.abandoned)
 
 
 def _rebuild_gpu(gpu: GpuUsage) -> SessionStatistics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from tensorwasm.values import SmPlacement
 
@@ -45,13 +45,8 @@ class Start:
     instead_of: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """There is no room: all workers are busy."""
-
-
-REFUSE: Final = Refuse()
-Decision = Use | Start | Refuse
+Decision = Use | Start | None
+"""None where there is no room: all workers are busy."""
 
 
 def choose(loads: Sequence[Load], tenant: str, isolation: Isolation, devices: int, most: int) -> Decision:
@@ -66,7 +61,7 @@ def choose(loads: Sequence[Load], tenant: str, isolation: Isolation, devices: in
     if takers and (owner is not None or not unused or any(not load.requests for load in takers)):
         return Use(min(takers, key=_weight).number)
     if own and (owner is not None or not unused):
-        return REFUSE  # a worker that was given up stays so
+        return None  # a worker that was given up stays so
     return _make_room(loads, devices, most) if owner is not None else Start(unused[0])
 
 
@@ -81,7 +76,7 @@ def _make_room(loads: Sequence[Load], devices: int, most: int) -> Decision:
         return Start(min(free, key=lambda device: (len(on[device]), sum(load.requests for load in on[device]), device)))
     idle = [load for load in loads if load.takes and not load.requests]
     if not idle:
-        return REFUSE
+        return None
     oldest = min(idle, key=lambda load: (load.used_at, load.number))
     return Start(oldest.device, instead_of=oldest.number)
 

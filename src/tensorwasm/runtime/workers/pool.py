@@ -18,7 +18,7 @@ from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.lifecycle import State
-from tensorwasm.runtime.workers.placement import GpuShares, Isolation, Load, Refuse, Start, choose
+from tensorwasm.runtime.workers.placement import GpuShares, Isolation, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
 
 Kernels = Literal["untrusted", "trusted"]
@@ -146,7 +146,7 @@ class WorkerExecutor:
         self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
         loads = [placed.load(number) for number, placed in self._placed.items()]
         decision = choose(loads, tenant, self._isolation, len(self._devices), self._most)
-        if isinstance(decision, Refuse):
+        if decision is None:
             raise self._explain(tenant)
         placed = self._start(decision, tenant) if isinstance(decision, Start) else self._placed[decision.number]
         placed.used_at = next(self._uses)

@@ -219,7 +219,8 @@ class Worker:
             if self.lifecycle.over or now_s >= self.lifecycle.starts_at_s:
                 return
             select.select([self._woken], [], [], max(0.0, wake_at_s - now_s))
-            drop(self._woken)
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(4096)
 
     def _live(self) -> None:
         """Start a process and talk to it until it has ended."""
@@ -230,17 +231,7 @@ class Worker:
         except DeviceUnavailable as error:
             self._conclude((), Ending(f"did not start: {error.message}", blamed=False))
             return
-        setup = self._set_up()
-        self._pid = process.pid
-        self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
-        ending = talk.hold()
-        self._pid, self._talk = None, None
-        self._answered += talk.answered
-        self._conclude(tuple(talk.flights.values()), ending)
-
-    def _set_up(self) -> SetupFrame:
-        options = self._options
-        return SetupFrame(
+        setup = SetupFrame(
             protocol=PROTOCOL,
             device=options.device,
             multiprocessors=options.multiprocessors,
@@ -249,6 +240,12 @@ class Worker:
             places=options.places,
             beat_s=options.patience.beat_s,
         )
+        self._pid = process.pid
+        self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
+        ending = talk.hold()
+        self._pid, self._talk = None, None
+        self._answered += talk.answered
+        self._conclude(tuple(talk.flights.values()), ending)
 
     def ready(self, info: ReadyFrame) -> None:
         """Note that the process takes requests. For the conversation."""
@@ -311,10 +308,8 @@ class Worker:
         self._unfit = ending.unfit
         self.lifecycle.ended(blamed=ending.blamed, unfit=ending.unfit is not None)
         for flight in flights:
-            if wanted:
-                flight.end(CapacityExhausted("the worker left before the request had ended"))
-            else:
-                flight.end(DeviceFault(f"worker {self.number} on {self._options.device} {what}"))
+            fault = DeviceFault(f"worker {self.number} on {self._options.device} {what}")
+            flight.end(CapacityExhausted("the worker left before the request had ended") if wanted else fault)
 
     def _leave(self) -> None:
         """End what still waits; nothing is accepted any more."""
@@ -325,9 +320,3 @@ class Worker:
             self._woken.close()
         for flight in refused:
             flight.end(self.refusal())
-
-
-def drop(link: socket.socket) -> None:
-    """Read and discard what waits on a socket."""
-    with contextlib.suppress(BlockingIOError):
-        link.recv(4096)

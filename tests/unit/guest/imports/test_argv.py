@@ -6,11 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from strategies.argv import around, records
 from tensorwasm.errors import InvalidKernelArgs, InvalidPointer, KernelArgsUnsupported
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.guest.imports.abi import ARG_TAGS
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv, parse_argv, resolve_args
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg, parse_argv, resolve_args
 
 ADDRESS = 1 << 46
 SIZES = {row.tag: 1 + row.value_bytes for row in ARG_TAGS}

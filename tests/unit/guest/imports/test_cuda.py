@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from fakes.guest import MEMORY_ADDRESS, FakeCall, FakeMemory
@@ -28,7 +29,7 @@ from tensorwasm.gpu.limits.accounts import MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.values import Deadline, LaunchConfig, Region
 

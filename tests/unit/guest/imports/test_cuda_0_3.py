@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from fakes.device import FakeDevice
 from fakes.guest import MEMORY_ADDRESS, FakeCall
 from fakes.session import FakeSession
@@ -26,7 +27,7 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports import host_functions, interfaces
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.values import WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
 

@@ -5,6 +5,7 @@ import struct
 import pytest
 from wasmtime import wat2wasm
 
+from fakes.argv import encode_argv
 from fakes.device import FakeDevice
 from strategies.kernels import FILL, FOREVER
 from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault, UnknownImport
@@ -16,7 +17,7 @@ from tensorwasm.gpu.session import Session
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, OutputStream, host_functions
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.values import Deadline

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fakes.guest import FakeCall
-from tensorwasm.guest.imports.scheduler import deadline_remaining_ms, yield_
+from tensorwasm.guest.imports.call import deadline_remaining_ms, yield_
 from tensorwasm.values import Deadline
 
 NOW_NS = 1_000_000_000_000

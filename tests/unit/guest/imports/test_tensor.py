@@ -5,7 +5,7 @@ import pytest
 from fakes.guest import FakeCall, FakeMemory
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.abi import MAX_CHUNK_BYTES, MAX_TOTAL_STREAM_BYTES
-from tensorwasm.guest.imports.tensor import OutputStream, emit_chunk, flush, input_len, read_input
+from tensorwasm.guest.imports.call import OutputStream, emit_chunk, flush, input_len, read_input
 
 PAGE = 1 << 16
 

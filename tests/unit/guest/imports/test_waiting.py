@@ -9,7 +9,7 @@ from fakes.guest import FakeCall
 from strategies.kernels import NOTHING
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.cuda import CudaService, kernels
+from tensorwasm.guest.imports.cuda import CudaService
 from tensorwasm.guest.imports.cuda import resources as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait
@@ -20,7 +20,7 @@ WAITS = [
     lambda call, _event: STEPS[bodies.sync](call),
     lambda call, _event: STEPS[bodies.stream_sync](call, 0),
     STEPS[bodies.event_sync],
-    lambda call, _event: FINISH[kernels.launch](call),
+    lambda call, _event: FINISH[bodies.launch](call),
 ]
 
 

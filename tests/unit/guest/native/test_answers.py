@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fakes.argv import encode_argv
 from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.native.layout import OfferRow, Scratch, SessionLayout
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.native.structures import Environment
 from tensorwasm.values import KernelParam, KernelSignature
 

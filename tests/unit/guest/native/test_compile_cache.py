@@ -102,7 +102,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
     use(tmp_path)
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(OSError, match="belongs to somebody else"):
+    with pytest.raises(OSError, match="belongs to another user"):
         compiled.open_folder([])
 
 
@@ -112,7 +112,7 @@ def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
     (tmp_path / "mine").mkdir(mode=0o700)
     monkeypatch.setattr(folders, "_ROOT", -1)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(OSError, match=f"{re.escape(str(tmp_path.resolve() / 'mine'))} belongs to somebody else"):
+    with pytest.raises(OSError, match=f"{re.escape(str(tmp_path.resolve() / 'mine'))} belongs to another user"):
         compiled.open_folder([])
 
 

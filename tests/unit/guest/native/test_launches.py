@@ -8,13 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from fakes.device import INFO
 from fakes.pads import FUNCTION, NOT_READY, OWN_STREAM, Started, kernel_of
 from oracles.launches import Asked, judge
 from strategies import launches as gen
 from strategies.argv import around
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import Deadline, KernelParam, KernelSignature, LaunchConfig, Region
 
 KERNEL = 65

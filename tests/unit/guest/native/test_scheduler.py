@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fakes.guest import FakeCall
 from tensorwasm.gpu.native.layout import NO_DEADLINE_NS
-from tensorwasm.guest.imports import scheduler
+from tensorwasm.guest.imports import call as scheduler
 from tensorwasm.values import Deadline
 
 NAMES = {"yield": scheduler.yield_, "deadline-remaining-ms": scheduler.deadline_remaining_ms}

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fakes.argv import encode_argv
 from fakes.pads import NOT_READY, kernel_of
 from strategies import launches as gen
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.staging import Placement
-from tensorwasm.guest.imports.argv import NumberArg, WindowArg, encode_argv
+from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import KernelParam, KernelSignature
 
 KERNEL = 65

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tensorwasm.guest.imports.abi import Code
+from tensorwasm.guest.imports.abi import DESTINATION, Code, ImportParam, ImportSignature, handles, source, u32
 from tensorwasm.guest.imports.host_function import ValType
-from tensorwasm.guest.imports.signatures import DESTINATION, ImportParam, ImportSignature, handles, source, u32
 
 _C_TYPES: Final[dict[ValType, str]] = {"i32": "int32_t", "i64": "int64_t"}
 _DONE: Final = "result<_, abi-error>"

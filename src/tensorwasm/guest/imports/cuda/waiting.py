@@ -19,7 +19,7 @@ from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import kernels, resources
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u64, whole
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps
+from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps, elsewhere
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
@@ -68,7 +68,7 @@ def _placed(
     while True:
         yield from _room(call, session, pieces)
         with suppress(NoPermit):
-            done: _R = yield BlockingCall(partial(session.attempt, work))
+            done: _R = yield from elsewhere(session.attempt, work)
             return done
         yield QueueWait(session.place, patience(call.deadline))
 
@@ -112,8 +112,7 @@ def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> S
     yield from _room(call, session, len(session.streams.numbers) + 2)
     if session.buffers.at_hand(whole(size_lo, size_hi)):
         return resources.alloc(call, size_lo, size_hi)
-    handle: int = yield BlockingCall(partial(resources.alloc, call, size_lo, size_hi))
-    return handle
+    return (yield from elsewhere(resources.alloc, call, size_lo, size_hi))
 
 
 @answering_in_steps
@@ -181,8 +180,7 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         with suppress(InvalidArgs):  # a stream records: the body reports it, after what it checks first
             yield from _drained(service.session, *service.session.streams.numbers)
-        answer: int = yield BlockingCall(partial(body, call, *params))
-        return answer
+        return (yield from elsewhere(body, call, *params))
 
     return steps
 

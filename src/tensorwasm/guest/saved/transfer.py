@@ -1,4 +1,6 @@
-"""Restores a saved state into a sandbox of the blank form: checked and compared once, applied often.
+"""Moves a sandbox's state out into plain values between two calls, and back into a sandbox of the blank form.
+
+Both use the names that the instrumented module exports. A saved state is checked and compared once, and applied often.
 
 Source: Wasm core 2.0, 4.2: a store has memories, globals, tables, and segments that may be dropped.
 """
@@ -6,20 +8,121 @@ Source: Wasm core 2.0, 4.2: a store has memories, globals, tables, and segments 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorwasm.errors import InvalidSnapshot
+from tensorwasm.errors import InternalError, InvalidSnapshot
 from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS
 from tensorwasm.guest.memory.images import Image
+from tensorwasm.guest.memory.pagemap import Span, clip, find_different, find_nonzero, find_written, join
+from tensorwasm.guest.sandbox.exports import BITS, Exports
 from tensorwasm.guest.sandbox.instance import Instance
-from tensorwasm.guest.saved.capture import Contents, Origin, capture
 from tensorwasm.guest.saved.instrumented import Drop, InstrumentedModule
-from tensorwasm.saved import SavedGlobal, SavedInstance, SavedTable
+from tensorwasm.saved import SavedGlobal, SavedInstance, SavedMemory, SavedRun, SavedTable
 from tensorwasm.values import WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import Preamble
 
+MAX_RUN_BYTES: Final = 64 << 20
+"""Longest run: longer ones are cut, so that readers need not hold more at once."""
+
 _MAX_MEMORY_PAGES: Final = 1 << 16
+
+_Functions = dict[int, int | None]
+"""Indices of functions by number in one sandbox, with None for 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The memory of a sandbox when that was made.
+
+    ``image`` is None if it was made by instantiating. ``plain`` pages are the process's own, so the system knows which
+    were written to; a device's are not.
+    """
+
+    image: Image | None = None
+    plain: bool = True
+
+
+def capture(
+    exports: Exports, instrumented: InstrumentedModule, origin: Origin, parent: Image | None = None
+) -> SavedInstance:
+    """Return the content of a resting sandbox of either form; the caller adds the module's hash and what is not in it.
+
+    The runs are views of its memory: use them only while it is not called. With a parent, its memory at an earlier
+    time, only differences are saved. Raises `InvalidSnapshot` if the parent is longer, so it is not this memory.
+    """
+    functions: _Functions = {0: None}
+    functions |= {exports.function(name): index for index, name in instrumented.functions.items()}
+    found = []
+    for item in instrumented.globals:
+        bits = exports.read_global(item.name, item.kind)
+        found.append(SavedGlobal(item.index, item.kind, _index(bits, functions) if item.kind == "funcref" else bits))
+    return SavedInstance(
+        module_hash=b"",
+        memories=_memories(exports, instrumented, origin, parent),
+        globals=tuple(found),
+        tables=_tables(exports, instrumented, functions),
+        dropped_data=_dropped(exports, instrumented.data),
+        dropped_elements=_dropped(exports, instrumented.elements),
+    )
+
+
+def _memories(
+    exports: Exports, instrumented: InstrumentedModule, origin: Origin, parent: Image | None
+) -> tuple[SavedMemory, ...]:
+    if instrumented.memory is None:
+        return ()
+    address, size_bytes = exports.memory(instrumented.memory)
+    made = [(0, instrumented.data_end_bytes)] if origin.image is None else _spans(origin.image)
+    written = find_written(address, size_bytes) if origin.plain else [(0, size_bytes)]
+    if parent is not None and parent.size_bytes > size_bytes:
+        raise InvalidSnapshot(f"a memory of {size_bytes} bytes does not follow one of {parent.size_bytes}")
+    if parent is not None:
+        # Of what both were made of, only what was written can differ.
+        made = [] if parent is origin.image and origin.plain else [*made, *_spans(parent)]
+    spans = clip(join(sorted([*written, *made])), 0, size_bytes)
+    found = find_nonzero(address, spans) if parent is None else _changes(address, parent, spans, size_bytes)
+    window = memoryview((ctypes.c_ubyte * size_bytes).from_address(address)).cast("B").toreadonly()
+    return (SavedMemory(size_bytes, tuple(SavedRun(start, window[start:end]) for start, end in _cut(found))),)
+
+
+def _changes(address: int, parent: Image, spans: list[Span], size_bytes: int) -> Iterator[Span]:
+    with closing(parent.map()) as before:
+        yield from find_different(address, before.address, clip(spans, 0, parent.size_bytes))
+    yield from find_nonzero(address, clip(spans, parent.size_bytes, size_bytes))
+
+
+def _spans(image: Image) -> list[Span]:
+    return [(offset, offset + length) for offset, length in image.extents]
+
+
+def _cut(spans: Iterable[Span]) -> Iterator[Span]:
+    for start, end in join(spans):
+        for first in range(start, end, MAX_RUN_BYTES):
+            yield first, min(first + MAX_RUN_BYTES, end)
+
+
+def _tables(exports: Exports, instrumented: InstrumentedModule, functions: _Functions) -> tuple[SavedTable, ...]:
+    tables = (
+        SavedTable(index, tuple(_index(number, functions) for number in exports.read_table(name)))
+        for index, name in enumerate(instrumented.tables)
+    )
+    return tuple(table for table in tables if table.functions != instrumented.initial_tables[table.index])
+
+
+def _dropped(exports: Exports, drops: tuple[Drop, ...]) -> tuple[int, ...]:
+    return tuple(drop.segment for drop in drops if exports.read_global(drop.mark, "i32"))
+
+
+def _index(number: int, functions: _Functions) -> int | None:
+    if number not in functions:
+        raise InternalError("a table or a global holds a function that the module does not name")
+    return functions[number]
+
+
+# ------------------------------------------------------------------------------------------------------- restoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +143,7 @@ class RestorePlan:
     drops: tuple[str, ...]
 
 
-def read_pristine(instance: Instance, instrumented: InstrumentedModule) -> Contents:
+def read_pristine(instance: Instance, instrumented: InstrumentedModule) -> SavedInstance:
     """Return the content of a new sandbox of a blank form, with every table, without its memory."""
     everything = replace(instrumented, memory=None, initial_tables=(None,) * len(instrumented.tables))
     with instance.resting() as exports:
@@ -48,7 +151,7 @@ def read_pristine(instance: Instance, instrumented: InstrumentedModule) -> Conte
 
 
 def make_plan(
-    saved: SavedInstance, instrumented: InstrumentedModule, declared: Preamble, pristine: Contents
+    saved: SavedInstance, instrumented: InstrumentedModule, declared: Preamble, pristine: SavedInstance
 ) -> RestorePlan:
     """Compare an untrusted, whole saved state with ``pristine``, what `read_pristine` found in a new sandbox.
 
@@ -85,14 +188,10 @@ def fill(instance: Instance, instrumented: InstrumentedModule, image: Image) -> 
     """Copy an image into the memory of a new sandbox, all zeros. `CapacityExhausted` if it cannot grow so far."""
     if instrumented.memory is None:
         return
-    source = image.map()
-    try:
-        with instance.resting() as exports:
-            address = exports.grow_memory(instrumented.memory, image.size_bytes)
-            for offset, length in image.extents:
-                ctypes.memmove(address + offset, source.address + offset, length)
-    finally:
-        source.close()
+    with closing(image.map()) as source, instance.resting() as exports:
+        address = exports.grow_memory(instrumented.memory, image.size_bytes)
+        for offset, length in image.extents:
+            ctypes.memmove(address + offset, source.address + offset, length)
 
 
 def _memory_bytes(saved: SavedInstance, declared: Preamble) -> int:
@@ -122,14 +221,11 @@ def _compare_globals(
             function = _function(item.bits, instrumented)
             if item.bits != before.bits:
                 pointers.append((known.name, function))
-        elif item.bits is None or not 0 <= item.bits < 1 << _BITS[item.kind]:
+        elif item.bits is None or not 0 <= item.bits < 1 << BITS[item.kind]:
             raise InvalidSnapshot(f"global {item.index} has bits that no {item.kind} has")
         elif item.bits != before.bits:
             bits.append((known.name, item.kind, item.bits))
     return tuple(bits), tuple(pointers)
-
-
-_BITS: Final = {"i32": 32, "i64": 64, "f32": 32, "f64": 64, "v128": 128}
 
 
 def _compare_tables(

@@ -1,12 +1,23 @@
-"""``wasi:tensor/host``: the input of a call, and a stream of output while it runs."""
+"""``wasi:tensor/host`` and ``wasi:scheduler/host``: a call's input, its stream of output, and the time it has left.
+
+The compiled form of the scheduler is in `guest.native.scheduler`.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from tensorwasm.errors import InternalError, InvalidPointer
-from tensorwasm.guest.imports.abi import MAX_CHUNK_BYTES, MAX_TOTAL_STREAM_BYTES, StreamCode
+from tensorwasm.guest.imports.abi import (
+    MAX_CHUNK_BYTES,
+    MAX_TOTAL_STREAM_BYTES,
+    UNBOUNDED_MS,
+    YIELD_NEAR_MS,
+    StreamCode,
+    YieldVerdict,
+)
 from tensorwasm.guest.imports.host_function import HostCall
 
 INPUT_SERVICE: Final = "input"
@@ -14,6 +25,7 @@ INPUT_SERVICE: Final = "input"
 
 STREAM_SERVICE: Final = "stream"
 """Name under which the caller attaches an `OutputStream`, a new one for each call."""
+_MILLISECOND_NS: Final = 1_000_000
 
 
 class ChunkSink(Protocol):
@@ -101,10 +113,40 @@ def read_input(call: HostCall, ptr: int, length: int) -> int:
     return len(data)
 
 
+def yield_(call: HostCall) -> int:
+    """Return a `YieldVerdict`."""
+    left_ns = _remaining_ns(call)
+    if left_ns is None:
+        return YieldVerdict.CONTINUE
+    if left_ns <= 0:
+        return YieldVerdict.STOP
+    return YieldVerdict.DEADLINE_NEAR if left_ns < YIELD_NEAR_MS * _MILLISECOND_NS else YieldVerdict.CONTINUE
+
+
+def deadline_remaining_ms(call: HostCall) -> int:
+    """Return whole milliseconds left, as the signed number that a Wasm i32 is."""
+    left_ns = _remaining_ns(call)
+    if left_ns is None:
+        return _signed(UNBOUNDED_MS)
+    return _signed(min(max(left_ns, 0) // _MILLISECOND_NS, UNBOUNDED_MS - 1))
+
+
+def _remaining_ns(call: HostCall) -> int | None:
+    """Return nanoseconds left, negative after the deadline, None without one; integers, as in the compiled form."""
+    at_ns = call.deadline.at_ns
+    return None if at_ns is None else at_ns - time.monotonic_ns()
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
+
+
 BODIES: Final[dict[str, Callable[..., int]]] = {
     "emit-chunk": emit_chunk,
     "flush": flush,
     "input-len": input_len,
     "read-input": read_input,
+    "yield": yield_,
+    "deadline-remaining-ms": deadline_remaining_ms,
 }
 """Bodies by import field."""

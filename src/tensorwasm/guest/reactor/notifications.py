@@ -1,4 +1,7 @@
-"""Guests of a reactor that wait for a device's notification, and the limit on notifications in flight in a process.
+"""Notifications of ended work on a device: where they arrive, from any thread, and the guests that wait for them.
+
+A device calls the compiled `complete` with the address of a session layout's `Wait`: it puts that on a lock-free list,
+and writes to an eventfd if the list was empty, so that one wake serves many.
 
 A driver has room for a number of queued notifications; a call that asks for one more blocks until one has been given.
 So later guests queue here, first come, first served, and the driver is not asked for theirs before.
@@ -7,22 +10,81 @@ So later guests queue here, first come, first served, and the driver is not aske
 from __future__ import annotations
 
 import ctypes
+import os
+import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.imports.suspension import DeviceWait
-from tensorwasm.guest.reactor.task import Sandbox, Task
-from tensorwasm.guest.reactor.timers import Timers
+from tensorwasm.gpu.native.layout import Wait
+from tensorwasm.guest.imports.suspension import CompletionList, DeviceWait, SuspensionCode
+from tensorwasm.guest.native.structures import address_of
+from tensorwasm.guest.reactor.task import Sandbox, Task, Timers
 
 MOST_ASKED: Final = 48
 """Notifications in flight in a process. On an H200 a driver was seen to hold 56 for each of its hardware queues, all in
 one queue where streams wait for one event; one more blocks that call and every launch. The rest is for other users."""
 PULSE_S: Final = 0.5
 """How often guests check whether their device has failed, for then it never notifies, or their work has ended."""
+_idle: Final[list[CompletionQueue]] = []
+"""Unused queues. Descriptors are never closed: a notifier may write after its entry was taken."""
+_LONGEST_S: Final = 86_400.0
+"""epoll counts milliseconds in an int, 24 days of them."""
+_owed: Final[list[CompletionQueue]] = []
+"""Closed queues to which notifications are still to come."""
+
+
+class CompletionQueue:
+    """A `CompletionList` at ``address``, and the thread that waits at it; `wake` is for any thread."""
+
+    def __init__(self, code: SuspensionCode) -> None:
+        """Open the descriptors; raise `InternalError` if the system has none left."""
+        try:
+            self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._epoll = select.epoll()
+        except OSError as error:
+            raise InternalError(f"no completion queue: {error.strerror}") from error
+        self._epoll.register(self._descriptor, select.EPOLLIN)
+        self._list = CompletionList(write=address_of(ctypes.CDLL(None).write), descriptor=self._descriptor, one=1)
+        self._take: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(code.take)
+        self.address = ctypes.addressof(self._list)
+        self.wakes = 0
+
+    @classmethod
+    def open(cls, code: SuspensionCode) -> CompletionQueue:
+        """Return a new or unused queue; a wake that was meant for the previous owner may still come."""
+        try:
+            queue = _idle.pop()
+        except IndexError:
+            return cls(code)
+        queue.wakes = 0
+        return queue
+
+    def wake(self) -> None:
+        """Make `wait` return, now or when it is called next."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until something arrives: at most so long and at most a day, without a limit if None."""
+        if self._epoll.poll(seconds if seconds is None else min(seconds, _LONGEST_S)):
+            os.eventfd_read(self._descriptor)
+            self.wakes += 1
+
+    def take(self) -> Iterator[int]:
+        """Return the addresses that arrived since the last call, in order."""
+        found = []
+        address = self._take(self.address)
+        while address:
+            found.append(address)
+            address = Wait.from_address(address).next
+        return reversed(found)
+
+    def close(self, outstanding: int) -> None:
+        """Keep the queue for reuse, unless so many notifications are still to come."""
+        (_owed if outstanding else _idle).append(self)
 
 
 @dataclass(slots=True, eq=False)

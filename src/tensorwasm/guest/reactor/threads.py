@@ -1,7 +1,8 @@
-"""Threads for guests that run long: the guests take turns, a slice each, on as many processors as there are threads.
+"""Threads beside a reactor's own: for guests that run long, and for blocking calls.
 
-The first slice of a guest here is short, and new guests go first, so that a short one does not wait for a tick of each
-long one. A guest comes from the reactor and returns to it when it waits, has ended, or is to be ended.
+Guests take turns, a slice each, on as many processors as there are threads. The first slice of a guest here is short,
+and new guests go first, so that a short one does not wait for a tick of each long one. A guest comes from the reactor
+and returns to it when it waits, has ended, or is to be ended.
 
 Source: wasmtime, ``Store`` is ``Send``; `tensorwasm.guest.sandbox.fiber.Fiber.enter_thread` does so for our state.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
@@ -22,14 +24,19 @@ from tensorwasm.guest.reactor.task import Sandbox, Task
 NEWCOMERS: Final = 16
 """New guests that run in a row while older ones wait: about as long as one slice of those."""
 
+THREADS: Final = 8
+"""Threads for blocking calls, and as many for closing sandboxes, which never queue behind waits for a GPU. Closing one
+that may itself wait for other guests' work gets a thread of its own."""
+
 Return = Callable[[Task, bool, BaseException | None], None]
 """``(task, whether its call has ended, how)``."""
 
 
 class CpuWorkers:
-    """A bounded number of threads, each started when first needed. `take` and `count_returned` are for one thread.
+    """A bounded number of threads, each started when first needed. `take` is for one thread.
 
-    ``guest_count`` is of guests that have not returned; ``turns`` counts runs, not exactly where two threads counted.
+    ``guest_count`` is of guests that have not returned, which that thread counts down; ``turns`` counts runs, not
+    exactly where two threads counted.
     """
 
     def __init__(self, threads: int, give_back: Return, make: Callable[[Task], Sandbox]) -> None:
@@ -59,10 +66,6 @@ class CpuWorkers:
         self._newcomers.append(task)
         self._bell.put(True)
         return True
-
-    def count_returned(self) -> None:
-        """Count a guest as returned."""
-        self.guest_count -= 1
 
     def close(self) -> None:
         """End the threads, which have no guest any more."""
@@ -113,3 +116,40 @@ class CpuWorkers:
         else:
             self._guests.append(task)
             self._bell.put(True)
+
+
+class BlockingPool:
+    """A few threads, each started when it is first needed. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._workers = ThreadPoolExecutor(THREADS, "tensorwasm-fibers", begin_yielding)
+        self._closers = ThreadPoolExecutor(THREADS, "tensorwasm-fiber-ends", begin_yielding)
+
+    def work(self, function: Callable[[], None]) -> None:
+        """Call a function that a guest waits for."""
+        _submit(self._workers, function)
+
+    def end(self, function: Callable[[], None], *, alone: bool) -> None:
+        """Call a function that closes a sandbox: ``alone`` on a thread of its own, if the system provides one."""
+        if not (alone and _on_own_thread(function)):
+            _submit(self._closers, function)
+
+    def close(self) -> None:
+        """Wait until all calls have ended."""
+        self._workers.shutdown()
+        self._closers.shutdown()
+
+
+def _on_own_thread(function: Callable[[], None]) -> bool:
+    try:
+        threading.Thread(target=function, name="tensorwasm-fiber-late-end", daemon=True).start()
+    except RuntimeError:  # the system has no thread left
+        return False
+    return True
+
+
+def _submit(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+    try:
+        pool.submit(function)
+    except RuntimeError:  # the interpreter is about to end and takes no more work
+        function()

@@ -17,16 +17,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tensorwasm.errors import InternalError
-from tensorwasm.runtime.warm.specification import Stop, WarmSandbox, WarmSpecification
+from tensorwasm.guest.sandbox.instance import Instance
+from tensorwasm.guest.sandbox.linker import LinkedModule
+from tensorwasm.guest.sandbox.state import START_CEILING_S
+from tensorwasm.guest.sandbox.wasi import WasiConfig
+from tensorwasm.values import Deadline, Limits
 
 MAX_AGE_S: Final = 60.0
 """Age from which a sandbox is replaced."""
+START_S: Final = min(10.0, START_CEILING_S)
+"""Longest start of a warm sandbox: one thread makes them all."""
 ROOM: Final = 8
 """One in so many slots of the engine's pool stays free: with fewer free, warm sandboxes are dropped."""
 FIRST_BACKOFF_S: Final = 0.1
@@ -34,7 +41,82 @@ LONGEST_BACKOFF_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _EXIT_S: Final = 1.0
 
+Stop = Callable[[], object]
+Make = Callable[[Callable[[Stop], object]], Instance]
+"""Makes a sandbox, after passing on what stops that, from any thread. Raises `TensorWasmError`."""
+
 _log = logging.getLogger(__name__)
+
+
+class UnavailableServices(Mapping[str, object]):
+    """The services of a sandbox that is made before its call."""
+
+    def __init__(self) -> None:
+        self.asked = False  # one was requested
+
+    def __getitem__(self, name: str) -> object:
+        self.asked = True
+        raise InternalError(f"a start asked for {name!r}, which only an invocation has")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(slots=True, eq=False)
+class WarmSpecification:
+    """The warm sandboxes of one function, one tenant, and one set of arguments, environment and initialisers."""
+
+    make: Make  # makes one
+    free_slots: Callable[[], tuple[int, int]]  # slots that its engine has free, and has at all
+    count: int  # how many are to be ready
+    args: tuple[str, ...] = ()  # WASI arguments that the starts saw
+    env: tuple[tuple[str, str], ...] = ()  # WASI environment that they saw
+    initialisers: tuple[str, ...] = ()  # exports that were called, in order
+    # Sandboxes that are ready, oldest first, with the time at which they were.
+    ready: deque[tuple[float, Instance]] = field(default_factory=deque)
+    failures: int = 0  # failed starts in a row
+    again_s: float = 0.0  # when the next start is tried
+
+    def fits(self, config: WasiConfig, initialisers: tuple[str, ...]) -> bool:
+        """Return whether a start in a sandbox made for the caller would have done and seen the same."""
+        same = config.args == self.args and config.env == self.env and initialisers == self.initialisers
+        return same and not config.directories
+
+
+def make_specification(
+    prepared: LinkedModule, limits: Limits, config: WasiConfig, initialisers: tuple[str, ...], count: int
+) -> WarmSpecification:
+    """Describe the warm sandboxes of a module."""
+    engine = prepared.module.engine
+    return WarmSpecification(
+        make=partial(_make, prepared, limits, config, initialisers),
+        free_slots=lambda: (engine.free_slots, engine.config.slots),
+        count=count,
+        args=config.args,
+        env=config.env,
+        initialisers=initialisers,
+    )
+
+
+def _make(
+    prepared: LinkedModule,
+    limits: Limits,
+    config: WasiConfig,
+    initialisers: tuple[str, ...],
+    announce: Callable[[Stop], object],
+) -> Instance:
+    services, deadline = UnavailableServices(), Deadline.after(min(limits.wall_s, START_S))
+    instance = Instance(
+        prepared, limits=limits, services=services, wasi_config=config, deadline=deadline, announce=announce
+    )
+    instance.initialise(initialisers, deadline)
+    if services.asked:
+        instance.close()
+        raise InternalError("a start asked for what only an invocation has, and went on when it was refused")
+    return instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +143,7 @@ class WarmPool:
         self._threaded = threaded
         self._lock = threading.Lock()
         self._specifications: list[WarmSpecification] = []
-        self._dropped: list[WarmSandbox] = []
+        self._dropped: list[Instance] = []
         self._counts = dict.fromkeys(("draws", "hits", "misses", "drops", "failures"), 0)
         self._wake = threading.Event()
         self._orphans: deque[WarmSpecification] = deque()
@@ -98,7 +180,7 @@ class WarmPool:
             finally:
                 self._lock.release()
 
-    def draw(self, specification: WarmSpecification) -> WarmSandbox | None:
+    def draw(self, specification: WarmSpecification) -> Instance | None:
         """Return a sandbox that is the caller's from now on, None if there is none. Never waits for one."""
         with self._lock:
             self._drop_old(specification)

@@ -1,1 +1,0 @@
-"""Warm sandboxes: instantiated and started before a call asks for one."""
