@@ -153,7 +153,7 @@ class Opcode:
         prefix: 0xFC or 0xFD, or 0 for a code of one byte.
         code: the byte, or the number after the prefix.
         name: that of the text format, except ``select_t``, which is ``select`` with types.
-        immediates: their kinds in order, those of `tensorwasm.wasm.immediates`.
+        immediates: their kinds in order, those of `tensorwasm.wasm.instructions`.
     """
 
     prefix: int

@@ -19,9 +19,8 @@ from tensorwasm.gpu.emulator.execution.scheduler import run
 from tensorwasm.gpu.emulator.handles import OpenObjects
 from tensorwasm.gpu.emulator.lanes import Array, BatchGeometry
 from tensorwasm.gpu.emulator.loader import load, unload
-from tensorwasm.gpu.emulator.memory.access_table import AccessRanges, AddressMap
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.memory.planes import Plane
+from tensorwasm.gpu.emulator.memory.planes import AccessRanges, AddressMap, Plane
 from tensorwasm.gpu.emulator.memory.spaces import PARAM_WINDOW, BatchMemory
 from tensorwasm.gpu.emulator.program.operands import RAW
 from tensorwasm.gpu.emulator.program.program import KernelPlan, Program, make_plan, param_offsets

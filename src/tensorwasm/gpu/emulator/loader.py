@@ -5,7 +5,7 @@ Source for initial values: PTX ISA 5.4.4 (Initializers), 5.4.6 (Alignment).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.errors import QuotaExceeded, TensorWasmError, UnsupportedPtx
@@ -17,6 +17,7 @@ from tensorwasm.gpu.emulator.program.names import Names
 from tensorwasm.gpu.emulator.program.operands import floating_bits, immediate_bits
 from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets
 from tensorwasm.gpu.emulator.steps.instructions import compile_instruction
+from tensorwasm.ptx.flow import components
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
 from tensorwasm.ptx.model import (
     Directive,
@@ -212,43 +213,10 @@ def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[Bas
 
 
 def _find_recursion(functions: dict[str, FunctionCode], watch: Watch) -> None:
-    """Mark the functions that can reach themselves, by Tarjan's strongly connected components, without recursion."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
-    work: list[tuple[str, Iterator[str]]] = []
-
-    def visit(name: str) -> None:
-        order[name] = low[name] = len(order)
-        stack.append(name)
-        on_stack.add(name)
-        work.append((name, iter(sorted(functions[name].callees))))
-
-    for root in functions:
-        if root not in order:
-            visit(root)
-        while work:
-            name, callees = work[-1]
-            for callee in watch.over(callees):
-                if callee not in order:
-                    visit(callee)
-                    break
-                if callee in on_stack:
-                    low[name] = min(low[name], order[callee])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
-                if low[name] == order[name]:
-                    _close_component(functions, stack, on_stack, name)
-
-
-def _close_component(functions: dict[str, FunctionCode], stack: list[str], on_stack: set[str], root: str) -> None:
-    component = [stack.pop()]
-    while component[-1] != root:
-        component.append(stack.pop())
-    on_stack.difference_update(component)
-    if len(component) > 1 or root in functions[root].callees:
-        for name in component:
-            functions[name].recursive = True
+    """Mark the functions that can reach themselves."""
+    numbers = {name: number for number, name in enumerate(functions)}
+    codes = list(functions.values())
+    calls = [[numbers[name] for name in watch.over(code.callees)] for code in codes]
+    for component in components(calls, range(len(calls)), watch):
+        for number in component:
+            codes[number].recursive = len(component) > 1 or number in calls[number]

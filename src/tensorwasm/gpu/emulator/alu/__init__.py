@@ -20,14 +20,12 @@ from tensorwasm.gpu.emulator.alu import (
     halves,
     integer,
     packed,
-    special,
-    video,
 )
 from tensorwasm.gpu.emulator.alu.rows import Key, OpRow, key, spell
 from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
 
-_ROOMS = (integer, bits, packed, video, floating, special, halves, compare, convert)
+_ROOMS = (integer, bits, packed, floating, halves, compare, convert)
 _MNEMONICS_KEPT: Final = 1024
 
 
@@ -40,7 +38,7 @@ def _table() -> dict[Key, tuple[str, OpRow]]:
 
 @cache
 def _disputed() -> frozenset[Key]:
-    return frozenset(key(mnemonic) for pattern in video.DISPUTED for mnemonic in spell(pattern))
+    return frozenset(key(mnemonic) for pattern in packed.DISPUTED for mnemonic in spell(pattern))
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu.doubles import fused
+from tensorwasm.gpu.emulator.alu.rounding import fma64
 from tensorwasm.gpu.emulator.collective import matrices
 from tensorwasm.gpu.emulator.collective.matrices import ELEMENTS, MatrixOperand, Values
 from tensorwasm.gpu.emulator.ops import Lanes, WarpMemory, WarpOp
@@ -40,7 +40,7 @@ def multiply_doubles(mode: str) -> Rule:
     def multiply(a: Values, b: Values, c: Values) -> Values:
         for k in range(a.shape[-1]):
             left, right, addend = np.broadcast_arrays(a[..., k, None], b[..., k, None, :], c)
-            c = fused(left, right, addend, mode)
+            c = fma64(left, right, addend, mode)
         return c
 
     return multiply

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.execution.machine import SimtMachine
-from tensorwasm.gpu.emulator.execution.special import PREDICATES, read_special, width_bits
+from tensorwasm.gpu.emulator.execution.machine import PREDICATES, SimtMachine, read_special, width_bits
 from tensorwasm.gpu.emulator.memory.spaces import PARAM_DISTANCE
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program.operands import (

@@ -1,18 +1,20 @@
-"""Copies and fills as work of a stream."""
+"""Work of streams other than launches: copies, fills, graphs, and the order that events make."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from tensorwasm.errors import KernelFault, LaunchRefused
-from tensorwasm.gpu.device.protocols import Stream
-from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges, MemoryLease
+from tensorwasm.gpu.device.protocols import Event, Graph, Stream
+from tensorwasm.gpu.emulator.handles import Handles, OpenObjects
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.memory.planes import Bytes, host_bytes, show_address
-from tensorwasm.gpu.emulator.streams.queues import Action, QueuedWork, Queues
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges, Bytes, MemoryLease, host_bytes, show_address
+from tensorwasm.gpu.emulator.streams.queues import Action, BackgroundThreads, Mark, QueuedWork, Queues
+from tensorwasm.values import NEVER, Deadline, Region
 
 CopyEnd = AccessRanges | Bytes
 """A range of memory of the table, or bytes that stay as they are until the copy has run."""
@@ -126,3 +128,108 @@ class Copies:
         if found is None:
             raise LaunchRefused(f"{size_bytes} bytes at {show_address(address)} are not memory of this device")
         return found
+
+
+@dataclass(slots=True, eq=False)
+class EmulatedEvent:
+    """A mark in a stream, None until it is recorded."""
+
+    mark: Mark | None = None
+
+
+class EmulatedEvents:
+    """The open events of a device; others, and streams that are not open, are refused with `InvalidHandle`."""
+
+    def __init__(self, queues: Queues, background: BackgroundThreads) -> None:
+        self._queues, self._background = queues, background
+        self.open: Final = OpenObjects(EmulatedEvent, "the event is not open on this device")
+
+    def open_event(self) -> Event:
+        """Return a new event."""
+        return self.open.add(EmulatedEvent())
+
+    def close_event(self, event: Event) -> None:
+        """Release an event."""
+        self.open.discard(event)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Set the mark behind the work given to the stream so far."""
+        self.open.require(event).mark = self._queues.mark(self._queues.streams.require(stream))
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Put what is given to the stream next behind the mark."""
+        own, mark = self._queues.streams.require(stream), self.open.require(event).mark
+        if mark is not None and mark.stream is not own:
+            self._queues.give(own, QueuedWork(mark, after=mark))
+
+    def event_reached(self, event: Event) -> bool:
+        """Return whether the work before the mark has ended; if not, let it run in the background."""
+        mark = self.open.require(event).mark
+        return mark is None or self._background.poll(mark)
+
+    def patience(self, event: Event) -> Deadline:
+        """Return no deadline: the device is never given up for its work, which is stopped."""
+        self.open.require(event)
+        return NEVER
+
+    def synchronize_event(self, event: Event, deadline: Deadline) -> None:
+        """Run the work before the mark; at the deadline, what this call is running is stopped."""
+        mark = self.open.require(event).mark
+        if mark is not None:
+            self._queues.run_to(mark, deadline)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmulatedGraph:
+    """Actions, one after the other; as an action it does all of them, up to the first that fails."""
+
+    actions: tuple[Action, ...]
+
+    def run(self, ranges: AccessRanges, deadline: Deadline) -> None:
+        """Do all of them."""
+        for action in self.actions:
+            action.run(ranges, deadline)
+
+
+class EmulatedGraphs:
+    """The open graphs of a device; others, and streams that are not open, are refused with `InvalidHandle`."""
+
+    def __init__(self, queues: Queues, allocations: AllocationTable, handles: Handles) -> None:
+        self._queues, self._allocations, self._handles = queues, allocations, handles
+        self.open: Final = OpenObjects(EmulatedGraph, "the graph is not open on this device")
+        self.replays = 0
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Record what is given to the stream from now on instead of running it."""
+        self._queues.begin_recording(self._queues.streams.require(stream))
+
+    def end_capture(self, stream: Stream) -> Graph:
+        """Stop recording and return what was recorded, which may be nothing."""
+        return self.open.add(EmulatedGraph(self._queues.end_recording(self._queues.streams.require(stream))))
+
+    def replay(self, graph: Graph, stream: Stream, regions: Sequence[Region], deadline: Deadline) -> None:
+        """Start all of it behind the work already in the stream."""
+        own = self.open.require(graph)
+        self.start(own, stream, self._allocations.ranges(regions), deadline)
+        self.replays += 1
+
+    def start(self, graph: EmulatedGraph, stream: Stream, ranges: AccessRanges, deadline: Deadline) -> None:
+        """Start a graph whose regions have been looked up."""
+        own = self._queues.streams.require(stream)
+        self._queues.mark(own)
+        self._queues.give(own, QueuedWork(graph, ranges, deadline))
+
+    def graph_handle(self, graph: Graph) -> int:
+        """Return what ``cuGraphLaunch`` takes."""
+        return self._handles.of(self.open.require(graph))
+
+    def close_graph(self, graph: Graph) -> None:
+        """Release a graph."""
+        self.open.discard(graph)
+        if isinstance(graph, EmulatedGraph):
+            self._handles.drop(graph)
+
+    def clear(self) -> None:
+        """Release every graph."""
+        for graph in self.open.take_all():
+            self._handles.drop(graph)

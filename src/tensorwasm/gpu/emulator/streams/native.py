@@ -27,10 +27,9 @@ from tensorwasm.errors import (
 from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
 from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.kernels import MAX_BLOCK, MAX_GRID, EmulatedModule, KernelRunner, thread_limit
-from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.streams.copies import Copies
-from tensorwasm.gpu.emulator.streams.graphs import EmulatedGraph, EmulatedGraphs
+from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges
+from tensorwasm.gpu.emulator.streams.copies import Copies, EmulatedGraph, EmulatedGraphs
 from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region

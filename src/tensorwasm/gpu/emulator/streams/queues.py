@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from tensorwasm.errors import DeviceLost, InternalError, InvokeTimeout, LaunchRefused, TensorWasmError
 from tensorwasm.gpu.device.protocols import Stream
 from tensorwasm.gpu.emulator.handles import OpenObjects
-from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges
+from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges
 from tensorwasm.values import NEVER, Deadline, Region
 
 THREADS: Final = 4
