@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tensorwasm.ptx.check import module_symbols, split_call
 from tensorwasm.ptx.layout import (
     ELEMENT_BYTES,
     HANDLE_OPCODES,
     TYPE_BYTES,
     access_align_bytes,
     address_spaces,
+    place,
     variable_align,
     variable_bytes,
 )
@@ -40,7 +40,7 @@ from tensorwasm.ptx.model import (
     Vector,
 )
 from tensorwasm.ptx.reachability import aliases, find_kernel, reachable, variables
-from tensorwasm.ptx.symbols import SymbolTable
+from tensorwasm.ptx.symbols import SymbolTable, module_symbols, split_call
 from tensorwasm.values import NEVER, Deadline, Dim3, KernelParam, KernelSignature
 from tensorwasm.watch import UNLIMITED, Watch
 
@@ -87,15 +87,10 @@ def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelS
     reached = reachable(module, function, watch)
     functions = [item for item in reached if isinstance(item, Function)]
     uses = _Tracer(module_symbols(module, watch), aliases(module), function, functions).trace()
-    required = _dimensions(function, "reqntid")
-    most = min(math.prod(dims) for dims in (_dimensions(function, "maxntid"), required, (MAX_BLOCK_THREADS,)) if dims)
-    return KernelSignature(
-        entry,
-        tuple(_param(param, use) for param, use in zip(function.params, uses, strict=True)),
-        _shared_bytes(watch.over(variables(reached))),
-        most,
-        required,
-    )
+    shared = (each for each in watch.over(variables(reached)) if each.space == "shared")
+    _, shared_bytes = place(each for each in shared if "extern" not in each.linkage)
+    params = tuple(_param(param, use) for param, use in zip(function.params, uses, strict=True))
+    return KernelSignature(entry, params, shared_bytes, thread_limit(function), _required_block(function))
 
 
 def _param(param: Variable, use: _PointerUse) -> KernelParam:
@@ -106,22 +101,18 @@ def _param(param: Variable, use: _PointerUse) -> KernelParam:
     return KernelParam(param.name, size, variable_align(param), scalar, pointer, align)
 
 
-def _dimensions(function: Function, name: str) -> Dim3 | None:
+def thread_limit(function: Function) -> int:
+    """Return the most threads of a block that devices and a kernel's own declaration allow."""
+    declared = (each.arguments for each in function.directives if each.name in {"maxntid", "reqntid"})
+    return min((MAX_BLOCK_THREADS, *(math.prod(map(int, numbers)) for numbers in declared)))
+
+
+def _required_block(function: Function) -> Dim3 | None:
     for directive in function.directives:
-        if directive.name == name:
+        if directive.name == "reqntid":
             x, y, z = (*map(int, directive.arguments), 1, 1)[:3]
             return x, y, z
     return None
-
-
-def _shared_bytes(found: Iterable[Variable]) -> int:
-    """Return the size of the ``.shared`` variables, one after the other in source order, each aligned."""
-    end = 0
-    for variable in found:
-        if variable.space == "shared" and "extern" not in variable.linkage:
-            align = variable_align(variable)
-            end = -(-end // align) * align + variable_bytes(variable)
-    return end
 
 
 # ------------------------------------------------------------------------------------------------ the graph

@@ -15,7 +15,6 @@ from typing import Final, Literal
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gc_pause import gc_paused
-from tensorwasm.ptx.check import check
 from tensorwasm.ptx.declarations import SPACES, parse_linkage, parse_params, parse_variables
 from tensorwasm.ptx.directives import BEFORE_NAME, IN_BODY, IN_MODULE, parse_directive, parse_header_directives
 from tensorwasm.ptx.lexer import END, Cursor, shown
@@ -35,6 +34,7 @@ from tensorwasm.ptx.model import (
     Variable,
 )
 from tensorwasm.ptx.operands import parse_arguments, parse_element, parse_name, parse_operand, plain_operand
+from tensorwasm.ptx.symbols import check
 from tensorwasm.values import NEVER, NEWEST_PTX, OLDEST_PTX, Deadline
 from tensorwasm.watch import Watch
 
@@ -111,7 +111,8 @@ def _parse_version(cursor: Cursor) -> tuple[int, int]:
     # A later minor version is read: the module may be a variant for another device.
     if version < OLDEST_PTX or version[0] > NEWEST_PTX[0]:
         oldest, newest = (".".join(map(str, each)) for each in (OLDEST_PTX, NEWEST_PTX))
-        raise cursor.unsupported(f"PTX ISA {version[0]}.{version[1]}: versions {oldest} to {newest} are understood")
+        message = f"PTX ISA {version[0]}.{version[1]}: versions {oldest} to {newest} are understood"
+        raise cursor.error(message, kind=UnsupportedPtx)
     cursor.at += 1
     return version
 
@@ -168,6 +169,8 @@ def _parse_function(cursor: Cursor, linkage: tuple[str, ...]) -> Function:
         cursor.arrays = module_arrays
     return Function(entry, name, params, returns, linkage, directives, body, position)
 
+
+# ----------------------------------------------------------------------------------------------------------- statements
 
 MAX_BLOCK_DEPTH: Final = 32
 

@@ -23,17 +23,17 @@ from typing import Any, Final, TypeVar
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.binary import Cursor, signed, unsigned, vector
 from tensorwasm.wasm.opcodes import BY_NAME, OPCODES, PREFIXES, Opcode
-from tensorwasm.wasm.proposals import OPCODES as PROPOSALS
-from tensorwasm.wasm.proposals import refuse
 from tensorwasm.wasm.types import (
     HEAP_TYPES,
     NON_NULL,
     NULLABLE,
+    OFF_OPCODES,
     VALUE_CODES,
     VALUE_TYPES,
     read_heap_type,
     read_value_type,
     read_value_types,
+    refuse,
     write_value_types,
 )
 
@@ -197,6 +197,8 @@ None; ``labels``: a tuple, its last the default; ``catches``: a tuple of `Catch`
 ``reference``: a name."""
 
 
+# -------------------------------------------------------------------------------------------------------------- streams
+
 Instruction = tuple[Any, ...]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -226,7 +228,7 @@ def read(cursor: Cursor) -> Instruction:
         prefix, code = code, cursor.unsigned()
     form = _READERS.get((prefix, code))
     if form is None:
-        proposal = PROPOSALS.get((prefix, code))
+        proposal = OFF_OPCODES.get((prefix, code))
         if proposal is not None:
             raise refuse(proposal, cursor.base + start)
         raise cursor.fail(f"unknown instruction {f'{prefix:#04x} ' if prefix else ''}{code:#04x}", start)

@@ -162,14 +162,10 @@ class Opcode:
     immediates: tuple[str, ...]
 
 
-def _expand() -> tuple[Opcode, ...]:
-    return tuple(
-        Opcode(code >> 16, code & 0xFFFF, name, tuple(kinds.split()))
-        for first, kinds, names in _RUNS
-        for code, name in enumerate(names.split(), first)
-        if name != "-"
-    )
-
-
-OPCODES: Final = _expand()
+OPCODES: Final = tuple(
+    Opcode(code >> 16, code & 0xFFFF, name, tuple(kinds.split()))
+    for first, kinds, names in _RUNS
+    for code, name in enumerate(names.split(), first)
+    if name != "-"
+)
 BY_NAME: Final = {opcode.name: opcode for opcode in OPCODES}

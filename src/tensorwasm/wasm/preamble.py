@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 from tensorwasm.values import WASM_PAGE_BYTES
 from tensorwasm.wasm import sections
 from tensorwasm.wasm.binary import Cursor, name, unsigned, vector
-from tensorwasm.wasm.proposals import refuse
 from tensorwasm.wasm.types import (
     VALUE_TYPES,
     FuncType,
@@ -30,6 +29,7 @@ from tensorwasm.wasm.types import (
     read_memory_type,
     read_table_type,
     read_tag_type,
+    refuse,
     write_func_type,
     write_global_type,
     write_memory_type,
@@ -145,6 +145,8 @@ TAGS: Final = vector_format(read_tag_type, write_tag_type, MAX_TAGS, "tags")
 EXPORTS: Final = vector_format(lambda cursor: Export(*read_export(cursor)), _write_export, MAX_EXPORTS, "exports")
 
 
+# --------------------------------------------------------------------------------------------------------- the preamble
+
 _EXCEPTIONS: Final = frozenset({"exnref", "nullexnref", "(ref exn)", "(ref noexn)"})
 
 
@@ -182,14 +184,12 @@ class Preamble:
 
 @dataclass(slots=True)
 class _Scan:
+    """What was found so far; ``types_of`` are the types of everything imported or defined, of globals their values'."""
+
     types: list[FuncType] = field(default_factory=list)
-    functions: list[int] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
     exports: list[Export] = field(default_factory=list)
-    tables: list[TableType] = field(default_factory=list)
-    memories: list[MemoryType] = field(default_factory=list)
-    global_types: list[str] = field(default_factory=list)
-    tags: list[int] = field(default_factory=list)
+    types_of: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
 
     def signature(self, cursor: Cursor, type_index: int) -> FuncType:
         if type_index >= len(self.types):
@@ -199,16 +199,8 @@ class _Scan:
     def read_imports(self, cursor: Cursor) -> None:
         for _ in range(cursor.count(MAX_IMPORTS, "imports")):
             module, name, kind, of_type = read_import(cursor)
-            signature = None
-            if isinstance(of_type, int):
-                (self.functions if kind == "func" else self.tags).append(of_type)
-                signature = self.signature(cursor, of_type)
-            elif isinstance(of_type, TableType):
-                self.tables.append(of_type)
-            elif isinstance(of_type, MemoryType):
-                self.memories.append(of_type)
-            else:
-                self.global_types.append(of_type.value)
+            self.types_of[kind].append(of_type.value if isinstance(of_type, GlobalType) else of_type)
+            signature = self.signature(cursor, of_type) if isinstance(of_type, int) else None
             self.imports.append(Import(module, name, kind, of_type, signature if kind == "func" else None))
 
     def read_exports(self, cursor: Cursor) -> None:
@@ -216,9 +208,9 @@ class _Scan:
             name, kind, index = read_export(cursor)
             signature = None
             if kind == "func":
-                if index >= len(self.functions):
+                if index >= len(self.types_of["func"]):
                     raise cursor.fail(f"unknown function {index}")
-                signature = self.signature(cursor, self.functions[index])
+                signature = self.signature(cursor, self.types_of["func"][index])
             self.exports.append(Export(name, kind, index, signature))
 
 
@@ -245,15 +237,14 @@ def _read_global_types(cursor: Cursor) -> list[str]:
 
 
 _LISTS: Final = {
-    sections.TYPE: ("types", TYPES.read),
-    sections.FUNCTION: ("functions", FUNCTIONS.read),
-    sections.TABLE: ("tables", TABLES.read),
-    sections.MEMORY: ("memories", MEMORIES.read),
-    sections.TAG: ("tags", TAGS.read),
-    sections.GLOBAL: ("global_types", _read_global_types),
+    sections.FUNCTION: ("func", FUNCTIONS.read),
+    sections.TABLE: ("table", TABLES.read),
+    sections.MEMORY: ("memory", MEMORIES.read),
+    sections.TAG: ("tag", TAGS.read),
+    sections.GLOBAL: ("global", _read_global_types),
 }
-"""Sections whose items are appended to a list of `_Scan`."""
-_READ: Final = frozenset({*_LISTS, sections.IMPORT, sections.EXPORT, sections.START})
+"""Sections of the types of what is defined, by their kind."""
+_READ: Final = frozenset({*_LISTS, sections.TYPE, sections.IMPORT, sections.EXPORT, sections.START})
 
 
 def scan(wasm: bytes) -> Preamble:
@@ -270,8 +261,10 @@ def scan(wasm: bytes) -> Preamble:
     for section, _, cursor in sections.read_sections(wasm):
         match section:
             case _ if section in _LISTS:
-                name, read = _LISTS[section]
-                getattr(found, name).extend(read(cursor))
+                kind, read = _LISTS[section]
+                found.types_of[kind] += read(cursor)
+            case sections.TYPE:
+                found.types += TYPES.read(cursor)
             case sections.IMPORT:
                 found.read_imports(cursor)
             case sections.EXPORT:
@@ -286,12 +279,12 @@ def scan(wasm: bytes) -> Preamble:
     return Preamble(
         tuple(found.imports),
         tuple(found.exports),
-        tuple(found.tables),
-        tuple(found.memories),
-        tuple(found.global_types),
+        tuple(found.types_of["table"]),
+        tuple(found.types_of["memory"]),
+        tuple(found.types_of["global"]),
         frozenset(kind for signature in found.types for kind in signature.params + signature.results),
-        len(found.functions),
-        len(found.tags),
+        len(found.types_of["func"]),
+        len(found.types_of["tag"]),
         has_start,
     )
 
@@ -310,8 +303,7 @@ def require_enabled(declared: Preamble) -> None:
         raise refuse("threads")
     if len(declared.memories) > 1:
         raise refuse("multi-memory")
-    elements = {table.element for table in declared.tables}
-    if "externref" in declared.value_types.union(elements, declared.global_types):
+    if "externref" in {*declared.value_types, *declared.global_types, *(table.element for table in declared.tables)}:
         raise refuse("externref")
 
 

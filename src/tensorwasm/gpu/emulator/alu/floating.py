@@ -150,15 +150,7 @@ def _arithmetic32(name: str, modifiers: Modifiers) -> Run:
     return finished(quickly if "ftz" in modifiers else nearest, modifiers)
 
 
-_NEAREST64: Final[dict[str, Run]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "rcp": np.reciprocal,
-    "sqrt": np.sqrt,
-    "fma": lambda a, b, c: fma64(a, b, c, "rn"),
-}
+_NEAREST64: Final[dict[str, Run]] = {**_NEAREST32, "fma": lambda a, b, c: fma64(a, b, c, "rn")}
 _DIRECTED64: Final[dict[str, Callable[..., Doubles]]] = {
     "add": add64,
     "sub": subtract64,
@@ -188,14 +180,10 @@ def _selection(precedes: np.ufunc, zero: np.ufunc, a: Array, b: Array) -> Array:
     return np.where(a == b, equal, np.where(precedes(a, b) | (b != b), a, b))  # noqa: PLR0124 - the NaN test
 
 
-def smaller(a: Array, b: Array) -> Array:
-    """Return the minimum: -0 < +0, a single NaN loses."""
-    return _selection(np.less, np.bitwise_or, a, b)
-
-
-def larger(a: Array, b: Array) -> Array:
-    """Return the maximum: -0 < +0, a single NaN loses."""
-    return _selection(np.greater, np.bitwise_and, a, b)
+smaller: Final = partial(_selection, np.less, np.bitwise_or)
+"""Returns the minimum: -0 < +0, a single NaN loses."""
+larger: Final = partial(_selection, np.greater, np.bitwise_and)
+"""Returns the maximum: -0 < +0, a single NaN loses."""
 
 
 def contagious(select: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
@@ -264,13 +252,14 @@ def _reciprocal_root(a: Doubles) -> Doubles:
     return 1.0 / np.sqrt(a)
 
 
-def _rounded(function: Callable[..., Doubles], modifiers: Modifiers) -> Run:
-    """Make an f32 function from one on doubles."""
+def rounded(exact: Callable[..., Doubles], name: str) -> Run:
+    """Round what an operation makes of doubles."""
+    return lambda *sources: narrow(exact(*(source.astype(np.float64) for source in sources)), name)
 
-    def compute(*sources: Array) -> Array:
-        return narrow(function(*(source.astype(np.float64) for source in sources)), "f32")
 
-    return finished(compute, modifiers)
+def approximate(function: Callable[..., Doubles], modifiers: Modifiers) -> Run:
+    """Make a function of a narrower type from one on doubles."""
+    return finished(rounded(function, element_of(modifiers)), modifiers)
 
 
 def _divide(a: Doubles, b: Doubles) -> Doubles:
@@ -333,10 +322,10 @@ ROWS: Final = (
     OpRow("neg.f64", "T = T", always(np.negative)),
     OpRow("copysign.{f32,f64}", "T = T T", always(_copysign)),
     OpRow("testp.{finite,infinite,number,notanumber,normal,subnormal}.{f32,f64}", "pred = T", lambda m: _CLASSES[m[0]]),
-    *(OpRow(f"{op}.approx{{,.ftz}}.f32", "T = T", partial(_rounded, function)) for op, function in _FUNCTIONS),
-    OpRow("tanh.approx.f32", "T = T", partial(_rounded, np.tanh)),
-    OpRow("div.approx{,.ftz}.f32", "T = T T", partial(_rounded, _divide)),
-    OpRow("div.full{,.ftz}.f32", "T = T T", partial(_rounded, np.divide)),
+    *(OpRow(f"{op}.approx{{,.ftz}}.f32", "T = T", partial(approximate, function)) for op, function in _FUNCTIONS),
+    OpRow("tanh.approx.f32", "T = T", partial(approximate, np.tanh)),
+    OpRow("div.approx{,.ftz}.f32", "T = T T", partial(approximate, _divide)),
+    OpRow("div.full{,.ftz}.f32", "T = T T", partial(approximate, np.divide)),
     OpRow("rsqrt.approx.f64", "T = T", always(_reciprocal_root)),
     OpRow("rcp.approx.ftz.f64", "T = T", always(_upper_half(np.reciprocal))),
     OpRow("rsqrt.approx.ftz.f64", "T = T", always(_upper_half(_reciprocal_root))),

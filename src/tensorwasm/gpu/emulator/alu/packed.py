@@ -6,7 +6,7 @@ instructions).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -187,24 +187,22 @@ _THEN: Final = "{.add,.min,.max}"
 _SCALAR: Final = ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 
 
-def _rows() -> tuple[OpRow, ...]:
-    rows: list[OpRow] = []
+def _rows() -> Iterator[OpRow]:
     make: Callable[[Modifiers], Run]
     for name in _SCALAR:
         make = partial(_scalar, _OPERATIONS[name], extend=name in {"vadd", "vsub"})
-        rows.append(OpRow(f"{name}.{_TYPES}{{,.sat}}", "E = D T", make))
-        rows.append(OpRow(f"{name}.{_TYPES}{{,.sat}}{_THEN}", "E = D T E", make))
+        yield OpRow(f"{name}.{_TYPES}{{,.sat}}", "E = D T", make)
+        yield OpRow(f"{name}.{_TYPES}{{,.sat}}{_THEN}", "E = D T E", make)
     for name, direction in (("vshl", np.left_shift), ("vshr", np.right_shift)):
         make = partial(_shift, direction)
-        rows.append(OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}", "E = D T", make))
-        rows.append(OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}{_THEN}", "E = D T E", make))
+        yield OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}", "E = D T", make)
+        yield OpRow(f"{name}.{_SHIFTED}{{,.sat}}{{.clamp,.wrap}}{_THEN}", "E = D T E", make)
     for count in (2, 4):
         for name, compute in _OPERATIONS.items():
             make = partial(_elements, compute, count, slice(1, 3))
-            rows.append(OpRow(f"{name}{count}.{_TYPES}{{,.sat,.add}}", "E = D T E", make))
+            yield OpRow(f"{name}{count}.{_TYPES}{{,.sat,.add}}", "E = D T E", make)
         make = partial(_elements, np.equal, count, slice(0, 2))
-        rows.append(OpRow(f"vset{count}.{_COMPARED}{{,.add}}", "u32 = D T u32", make))
-    return tuple(rows)
+        yield OpRow(f"vset{count}.{_COMPARED}{{,.add}}", "u32 = D T u32", make)
 
 
 _MIXED: Final = "{u32.s32,s32.u32,s32.s32}"

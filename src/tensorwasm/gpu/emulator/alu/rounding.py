@@ -89,8 +89,7 @@ def to_odd(value: Doubles, error: Doubles) -> Doubles:
     """Round ``value + error`` to odd, ``value`` being its nearest double and ``error`` exact (NaN counts as 0)."""
     bits = value.view(np.int64)
     inexact = (error < 0) | (error > 0)
-    outward = (error > 0) == (value > 0)
-    step = np.where(inexact & ((bits & 1) == 0), np.where(outward, 1, -1), 0)
+    step = np.where(inexact & ((bits & 1) == 0), np.where((error > 0) == (value > 0), 1, -1), 0)
     return (bits + step).view(np.float64)
 
 
@@ -174,8 +173,7 @@ def nudge(nearest: Doubles, residual: Doubles, mode: str) -> Doubles:
         return np.where(up, np.nextafter(nearest, np.inf), nearest)
     if mode == "rm":
         return np.where(down, np.nextafter(nearest, -np.inf), nearest)
-    beyond = np.where(np.signbit(nearest), up, down)
-    return np.where(beyond, np.nextafter(nearest, 0.0), nearest)
+    return np.where(np.where(np.signbit(nearest), up, down), np.nextafter(nearest, 0.0), nearest)
 
 
 # ------------------------------------------------------------------------------------------ binary64

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final, Generic, TypeVar
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.collective import cp_async, mbarrier, mma, wmma
+from tensorwasm.gpu.emulator.collective import cp_async, mbarrier, mma
 from tensorwasm.gpu.emulator.collective.matrices import ELEMENTS, FLOAT_REGISTERS
 from tensorwasm.gpu.emulator.ops import LaneMemoryOp, WarpOp
 from tensorwasm.ptx.model import Address, Float, Instruction, Int, Name, Not, Operand, Vector
@@ -52,18 +52,14 @@ class OpCatalog(Generic[AnyOp]):
         """Return the op of an instruction."""
         ops = self.ops.get(key((instruction.opcode, *instruction.modifiers)))
         if ops is None:
-            raise _refusal(UnsupportedPtx, instruction, f"{instruction.mnemonic} is not an instruction this device has")
+            raise UnsupportedPtx(f"{instruction.mnemonic} is not an instruction this device has", *instruction.position)
         operands: list[Operand] = []
         for operand in instruction.operands:
             operands.extend(operand.elements if isinstance(operand, Vector) else (operand,))
         for op in ops:
             if _fits(operands, op.results, op.sources, type_of):
                 return op
-        raise _refusal(MalformedPtx, instruction, f"the operands do not fit {instruction.mnemonic}")
-
-
-def _refusal(kind: type[MalformedPtx], instruction: Instruction, message: str) -> MalformedPtx:
-    return kind(message, instruction.position.line, instruction.position.column)
+        raise MalformedPtx(f"the operands do not fit {instruction.mnemonic}", *instruction.position)
 
 
 def _fits(operands: list[Operand], results: tuple[str, ...], sources: tuple[str, ...], type_of: TypeOf) -> bool:
@@ -94,7 +90,7 @@ def _refuse_lacking(instruction: Instruction, words: Iterable[str], lacking: dic
     for word in words:
         if word in lacking:
             message = f"{instruction.mnemonic} needs {lacking[word]}, which this device lacks"
-            raise _refusal(UnsupportedPtx, instruction, message)
+            raise UnsupportedPtx(message, *instruction.position)
 
 
 def forms() -> list[str]:
@@ -121,7 +117,7 @@ _WARP_LACKING: Final = {
 @cache
 def warp_catalog() -> OpCatalog[WarpOp]:
     """Return every supported form of the tensor-core family."""
-    made = OpCatalog.of(itertools.chain(mma.forms(), wmma.forms()))
+    made = OpCatalog.of(mma.forms())
     for name in made.names:
         if name.startswith("wmma."):  # before PTX ISA 6.3 a word of these was left out
             made.ops[key(word for word in name.split(".") if word != "aligned")] = made.ops[key(name.split("."))]
@@ -163,7 +159,7 @@ def compile_lane_op(instruction: Instruction, type_of: TypeOf = _no_type) -> Lan
     _refuse_lacking(instruction, instruction.modifiers, _LANE_LACKING)
     op = lane_catalog().find(instruction, type_of)
     if not _immediates_fit(instruction):
-        raise _refusal(MalformedPtx, instruction, f"the immediate operand does not fit {instruction.mnemonic}")
+        raise MalformedPtx(f"the immediate operand does not fit {instruction.mnemonic}", *instruction.position)
     return op
 
 

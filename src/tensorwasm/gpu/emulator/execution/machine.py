@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from tensorwasm.errors import DeviceLost, InvokeTimeout, UnsupportedPtx
 from tensorwasm.gpu.device.output import KernelOutput
-from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, BatchGeometry, Indices, Selection, indices, narrow, pick
+from tensorwasm.gpu.emulator.lanes import (
+    WARP_LANES,
+    Array,
+    BatchGeometry,
+    Indices,
+    Selection,
+    coordinates,
+    indices,
+    narrow,
+    pick,
+)
 from tensorwasm.gpu.emulator.memory.spaces import BatchMemory
 from tensorwasm.ptx.model import Instruction
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
@@ -77,27 +87,9 @@ class SimtMachine:
     """
 
     __slots__ = (
-        "_live_bits",
-        "active",
-        "barriers",
-        "count",
-        "depth",
-        "geometry",
-        "lanes",
-        "launch",
-        "live",
-        "live_lanes",
-        "memory",
-        "next_check",
-        "queue",
-        "regs",
-        "return_pcs",
-        "saved",
-        "scheduler",
-        "special",
-        "spins",
-        "steps",
-    )
+        "_live_bits", "active", "barriers", "count", "depth", "geometry", "lanes", "launch", "live", "live_lanes",
+        "memory", "next_check", "queue", "regs", "return_pcs", "saved", "scheduler", "special", "spins", "steps",
+    )  # fmt: skip
 
     def __init__(self, launch: Launch, geometry: BatchGeometry, memory: BatchMemory, regs: list[Array]) -> None:
         self.launch, self.geometry, self.memory, self.regs = launch, geometry, memory, regs
@@ -145,6 +137,12 @@ class SimtMachine:
         """Raise `KernelFault` for the active lane at a position among the active lanes."""
         self.geometry.fault(site, int(self.indices()[position]), reason)
 
+    def fault_where(self, site: Instruction, wrong: Array, reason: str, values: Array | None = None) -> None:
+        """Raise `KernelFault` for the first active lane that is wrong, if any; ``{}`` in the reason is its value."""
+        if wrong.any():
+            at = int(wrong.argmax())
+            self.fault(site, at, reason if values is None else reason.format(int(values[at])))
+
     # ---------------------------------------------------------------------------------------- registers
 
     def write(self, slot: int, values: Array) -> None:
@@ -188,13 +186,12 @@ class SimtMachine:
         geometry = self.geometry
         flags = np.zeros((geometry.warps.shape[0], WARP_LANES), np.bool_)
         flags[geometry.warp[lanes], geometry.laneid[lanes]] = True
-        packed = np.packbits(flags, axis=1, bitorder="little")
-        return packed.view("<u4").reshape(-1)
+        return np.packbits(flags, axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
-Step = Callable[[SimtMachine], None]
-End = Callable[[SimtMachine], int]
-"""Ends a block: returns the block at which the active lanes run on, or -1 if none are active any more."""
+Step = Callable[[SimtMachine], object]
+End = Callable[[SimtMachine, int], int]
+"""Ends the block of a number: returns the block at which the active lanes run on, or -1 if none are active any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +203,8 @@ class BasicBlock:
     cost: int
 
 
+# ---------------------------------------------------------------------------------------------------- special registers
+
 WARPS_PER_MULTIPROCESSOR: Final = 64
 CLOCKS_PER_STEP: Final = 16
 
@@ -213,20 +212,15 @@ Compute = Callable[[SimtMachine], Array]
 """Computes a special register of every lane of the batch."""
 
 
-def _coordinate(index: Array, extent: tuple[int, int, int], axis: int) -> Array:
-    x, y, _ = extent
-    return (index % x, index // x % y, index // (x * y))[axis]
-
-
 def _thread(axis: int) -> Compute:
-    return lambda machine: _coordinate(machine.geometry.thread, machine.launch.config.block, axis)
+    return lambda machine: coordinates(machine.geometry.thread, machine.launch.config.block)[axis]
 
 
 def _block(axis: int) -> Compute:
     def compute(machine: SimtMachine) -> Array:
         geometry = machine.geometry
         block = geometry.first_block + np.arange(geometry.blocks)  # a grid has less than 2**63 blocks
-        return _coordinate(block, machine.launch.config.grid, axis).take(geometry.block)
+        return pick(coordinates(block, machine.launch.config.grid)[axis], geometry.block)
 
     return compute
 

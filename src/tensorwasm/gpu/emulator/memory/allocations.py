@@ -285,6 +285,8 @@ class AllocationTable:
             self._changed.notify_all()
 
 
+# ---------------------------------------------------------------------------------------------------------------- pools
+
 GRANULARITY_BYTES: Final = 2 << 20
 """A cap is rounded up to a multiple of it, as hardware does."""
 PATTERN: Final = 0xA5

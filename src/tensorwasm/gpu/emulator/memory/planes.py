@@ -156,6 +156,8 @@ def _nearest(planes: Iterable[Plane], address: int) -> Plane | None:
     return min(planes, key=lambda one: max(one.base - address, address - one.end + 1, 0), default=None)
 
 
+# ---------------------------------------------------------------------------------------------- what a launch may touch
+
 MemoryKind = Literal["device", "registered", "managed", "mapped"]
 """Device memory, registered host pages, managed memory, and memory mapped into a reserved range."""
 

@@ -21,18 +21,13 @@ from tensorwasm.gpu.emulator.memory.spaces import SHARED_WINDOW, WINDOWS, to_loc
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program.builder import Builder
 from tensorwasm.gpu.emulator.program.names import frame_offset
-from tensorwasm.gpu.emulator.program.operands import RAW, Reader, Writer, own, read_computed, read_constant
+from tensorwasm.gpu.emulator.program.program import RAW, Reader, Writer, own, read_computed, read_constant
 from tensorwasm.ptx.model import Address, Instruction, Name, Operand, Variable
 from tensorwasm.ptx.symbols import SPECIALS
 
 SPACES: Final = {
-    "const": "const",
-    "global": "global",
-    "local": "local",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-    "shared": "shared",
+    **{space: space for space in ("const", "global", "local", "param", "shared")},
+    **dict.fromkeys(("param::entry", "param::func"), "param"),
     "shared::cta": "shared",
 }
 STRONG: Final = frozenset({"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"})
@@ -134,8 +129,7 @@ def compile_load(builder: Builder, instruction: Instruction) -> None:
     dtype, count, strong, ordering = access.dtype, access.count, access.strong, access.ordering
     if len(writes) != count:
         raise MalformedPtx(f"{len(writes)} destinations for {count} elements")
-    variable = _parameter(builder, access, address)
-    start = builder.names.param_offset(variable)
+    start = builder.names.param_offset(_parameter(builder, access, address))
     if start is not None:
         _load_parameter(builder, start + address.offset, dtype, writes)
         return
@@ -225,6 +219,8 @@ def compile_policy(builder: Builder, instruction: Instruction) -> None:
     builder.step(lambda machine: write(machine, read(machine)))
 
 
+# ---------------------------------------------------------------------------------------------------------------- moves
+
 _SCALARS: Final = frozenset(
     {"pred", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
     | {f"{kind}{bits}" for kind in "bus" for bits in (16, 32, 64)}
@@ -242,11 +238,11 @@ def compile_mov(builder: Builder, instruction: Instruction) -> None:
         raise UnsupportedPtx("the emulator lacks this form of mov")
     target, source = instruction.operands
     if width:
-        _move_each(builder, list(names.elements(target)), list(names.elements(source)), ptx_type)
+        _move_each(builder, names.elements(target), names.elements(source), ptx_type)
     elif names.is_vector(source):
-        _pack(builder, target, list(names.elements(source)), ptx_type)
+        _pack(builder, target, names.elements(source), ptx_type)
     elif names.is_vector(target):
-        _unpack(builder, list(names.elements(target)), source, ptx_type)
+        _unpack(builder, names.elements(target), source, ptx_type)
     else:
         _move(builder, target, source, ptx_type)
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.alu.rounding import Array
 from tensorwasm.gpu.emulator.execution.machine import SimtMachine, Step
-from tensorwasm.gpu.emulator.lanes import Array, Indices
+from tensorwasm.gpu.emulator.lanes import Indices
 from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program.builder import Builder
-from tensorwasm.gpu.emulator.program.operands import RAW, Reader, Writer
+from tensorwasm.gpu.emulator.program.program import RAW, Reader, Writer
 from tensorwasm.gpu.emulator.steps.access import Access, locate, memory_operand, parse_access, synchronize
 from tensorwasm.ptx.model import Instruction
 
@@ -25,13 +26,9 @@ _INTEGERS: Final = ("u32", "s32", "u64", "s64")
 _HALVES: Final = ("f16", "f16x2", "bf16", "bf16x2")
 _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "add": (*_INTEGERS, "f32", "f64", *_HALVES),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "min": (*_INTEGERS, *_HALVES),
-    "max": (*_INTEGERS, *_HALVES),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("min", "max"), (*_INTEGERS, *_HALVES)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     "exch": ("b32", "b64", *_INTEGERS, "f32", "f64"),
     "cas": ("b16", "b32", "b64", *_INTEGERS),
 }
@@ -61,10 +58,9 @@ def compile_atomic(builder: Builder, instruction: Instruction) -> None:
     expected = returns + 1 + wanted + ("L2::cache_hint" in instruction.modifiers)
     if len(operands) != expected:
         raise MalformedPtx(f"{len(operands)} operands where {expected} are expected")
-    targets = list(names.elements(operands.pop(0))) if returns else []
-    address = memory_operand(builder, operands.pop(0))
-    space, read_address = locate(builder, access, address)
-    sources = [list(names.elements(operand)) for operand in operands[:wanted]]
+    targets = names.elements(operands.pop(0)) if returns else []
+    space, read_address = locate(builder, access, memory_operand(builder, operands.pop(0)))
+    sources = [names.elements(operand) for operand in operands[:wanted]]
     if any(len(each) != access.count for each in sources) or (returns and len(targets) != access.count):
         raise MalformedPtx(f"operands of {access.count} elements are expected")
     for element in range(access.count):
@@ -142,8 +138,7 @@ def _combine_halves(combine: np.ufunc, ptx_type: str, found: Array, operand: Arr
     """Combine numbers of 16 bits, one or two in each element of unsigned bits."""
     half = DTYPES[ptx_type.removesuffix("x2")]
     left, right = np.ascontiguousarray(found).view(half), np.ascontiguousarray(operand).view(half)
-    joint: Array = combine(left, right).astype(half).view(found.dtype)
-    return joint
+    return combine(left, right).astype(half).view(found.dtype)
 
 
 def _add_single(apply: Apply, view: Array, index: Indices, operands: list[Array], check: Callable[[], None]) -> Array:
@@ -163,6 +158,11 @@ def _count(direction: int, view: Array, index: Indices, operands: list[Array], c
         return count_cyclic(direction, view, index, int(bound[0]))
     return in_rounds(increment if direction > 0 else decrement, view, index, operands, check)
 
+
+# -------------------------------------------------------------------------------------------------------------- updates
+
+# Each update takes the memory as elements, one element index and one operand (or two) per access, writes the outcome
+# and returns what each access found. ``check`` raises an error when the kernel has to stop.
 
 Check = Callable[[], None]
 _ROUNDS_PER_CHECK: Final = 256
@@ -201,8 +201,7 @@ def are_distinct(index: Indices) -> bool:
     """Return whether no two accesses meet."""
     if index.size == 1:
         return True
-    steps = index[1:] - index[:-1]
-    if int(steps.min()) > 0:
+    if int((index[1:] - index[:-1]).min()) > 0:
         return True
     ranked = np.sort(_sort_keys(index), kind="stable")
     return not bool((ranked[1:] == ranked[:-1]).any())
@@ -302,21 +301,17 @@ def compare_and_swap(view: Array, index: Indices, operands: Sequence[Array], che
 
 def flush(values: Array) -> Array:
     """Return single-precision values with subnormal ones replaced by zeros of their sign."""
-    small = np.abs(values) < np.finfo(np.float32).tiny
-    cleared: Array = np.where(small, np.copysign(np.float32(0), values), values)
-    return cleared
+    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
 
 
 def increment(value: Array, bound: Array) -> Array:
     """Count up, from the bound (or above it) to 0."""
-    counted: Array = np.where(value >= bound, value.dtype.type(0), value + value.dtype.type(1))
-    return counted
+    return np.where(value >= bound, value.dtype.type(0), value + value.dtype.type(1))
 
 
 def decrement(value: Array, bound: Array) -> Array:
     """Count down, from 0 (or from above the bound) to the bound."""
-    counted: Array = np.where((value == 0) | (value > bound), bound, value - value.dtype.type(1))
-    return counted
+    return np.where((value == 0) | (value > bound), bound, value - value.dtype.type(1))
 
 
 def count_cyclic(direction: int, view: Array, index: Indices, bound: int) -> Array:
@@ -324,8 +319,7 @@ def count_cyclic(direction: int, view: Array, index: Indices, bound: int) -> Arr
     segments = Segments(index)
     start = np.repeat(view[segments.elements], segments.sizes).astype(np.uint64)
     rank = (np.arange(index.size) - np.repeat(segments.starts, segments.sizes)).astype(np.uint64)
-    last = np.repeat(segments.sizes, segments.sizes).astype(np.uint64)
-    total = _after(direction, start, last, bound)
+    total = _after(direction, start, np.repeat(segments.sizes, segments.sizes).astype(np.uint64), bound)
     view[segments.elements] = total[segments.starts].astype(view.dtype)
     return segments.unsort(_after(direction, start, rank, bound).astype(view.dtype))
 
@@ -340,5 +334,4 @@ def _after(direction: int, start: Array, times: Array, bound: int) -> Array:
     else:
         inside = (start + times * np.uint64(bound)) % cycle
         entered = np.uint64(bound) - (times - np.uint64(1)) % cycle
-    counted: Array = np.where(outside & (times > 0), entered, np.where(outside, start, inside))
-    return counted
+    return np.where(outside & (times > 0), entered, np.where(outside, start, inside))

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.alu import compile_op
 from tensorwasm.gpu.emulator.collective import compile_lane_op, compile_warp_op
-from tensorwasm.gpu.emulator.execution.machine import End, SimtMachine, Step
+from tensorwasm.gpu.emulator.execution.machine import SimtMachine, Step
 from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, Indices, narrow
 from tensorwasm.gpu.emulator.ops import DTYPES, LaneMemoryOp, Op, WarpOp
-from tensorwasm.gpu.emulator.program.builder import Builder, Resolve
-from tensorwasm.gpu.emulator.program.operands import Reader, Writer, own, read_register, write_register
+from tensorwasm.gpu.emulator.program.builder import Builder
+from tensorwasm.gpu.emulator.program.program import Reader, Writer, own, read_register, write_register
 from tensorwasm.gpu.emulator.steps import access, calls, control, warp
 from tensorwasm.gpu.emulator.steps.atomics import compile_atomic
 from tensorwasm.gpu.emulator.steps.warp import FULL_MASK, compile_gathering
-from tensorwasm.ptx.model import Instruction, Operand
+from tensorwasm.ptx.model import Instruction
 
 Handler = Callable[[Builder, Instruction], None]
 
@@ -28,18 +28,12 @@ HANDLERS: Final[dict[str, Handler]] = {
     "mov": access.compile_mov,
     "cvta": access.compile_cvta,
     "isspacep": access.compile_isspacep,
-    "ld": access.compile_load,
-    "ldu": access.compile_load,
+    **dict.fromkeys(("ld", "ldu"), access.compile_load),
     "st": access.compile_store,
-    "membar": access.compile_fence,
-    "fence": access.compile_fence,
-    "prefetch": access.compile_hint,
-    "prefetchu": access.compile_hint,
-    "discard": access.compile_hint,
-    "applypriority": access.compile_hint,
+    **dict.fromkeys(("membar", "fence"), access.compile_fence),
+    **dict.fromkeys(("prefetch", "prefetchu", "discard", "applypriority"), access.compile_hint),
     "createpolicy": access.compile_policy,
-    "atom": compile_atomic,
-    "red": compile_atomic,
+    **dict.fromkeys(("atom", "red"), compile_atomic),
     "shfl": warp.compile_shuffle,
     "vote": warp.compile_vote,
     "match": warp.compile_match,
@@ -51,12 +45,10 @@ HANDLERS: Final[dict[str, Handler]] = {
     "call": calls.compile_call,
     "ret": calls.compile_return,
     "exit": control.compile_exit,
-    "trap": control.compile_trap,
-    "brkpt": control.compile_trap,
+    **dict.fromkeys(("trap", "brkpt"), control.compile_trap),
     "nanosleep": control.compile_sleep,
     "pmevent": control.compile_nothing,
-    "bar": control.compile_barrier,
-    "barrier": control.compile_barrier,
+    **dict.fromkeys(("bar", "barrier"), control.compile_barrier),
 }
 
 _FENCE: Final = (
@@ -79,13 +71,10 @@ FORMS: Final[dict[str, tuple[tuple[int, int], str]]] = {
     "createpolicy": ((1, 4), r"(fractional|range|cvt)\..*b64"),
     "match": (_ANY_COUNT, r"(any|all)\.sync\.b(32|64)"),
     "elect": (_ANY_COUNT, r"sync"),
-    "bra": (_ANY_COUNT, r"(uni(\.uni)*)?"),
+    **dict.fromkeys(("bra", "call"), (_ANY_COUNT, r"(uni(\.uni)*)?")),
     "brx": (_ANY_COUNT, r"idx(\.uni)?"),
-    "call": (_ANY_COUNT, r"(uni(\.uni)*)?"),
     "ret": ((0, 0), r"(uni)?"),
-    "exit": ((0, 0), r""),
-    "trap": ((0, 0), r""),
-    "brkpt": ((0, 0), r""),
+    **dict.fromkeys(("exit", "trap", "brkpt"), ((0, 0), r"")),
     "nanosleep": ((1, 1), r"u32"),
     "pmevent": ((1, 1), r"(mask)?"),
     "bar": ((1, 4), r".*"),
@@ -112,8 +101,7 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
     opcode = instruction.opcode
     if opcode in LACKING:
         raise UnsupportedPtx(f"the emulator has no {LACKING[opcode]}")
-    is_bulk_atomic = opcode == "red" and instruction.modifiers[:1] == ("async",)
-    handler = None if is_bulk_atomic else HANDLERS.get(opcode)
+    handler = HANDLERS.get(opcode) if opcode != "red" or instruction.modifiers[:1] != ("async",) else None
     if handler is not None:
         _check_form(instruction)
         handler(builder, instruction)
@@ -129,9 +117,7 @@ def compile_instruction(builder: Builder, instruction: Instruction) -> None:
 
 
 def _check_form(instruction: Instruction) -> None:
-    if instruction.opcode not in FORMS:
-        return
-    (fewest, most), modifiers = FORMS[instruction.opcode]
+    (fewest, most), modifiers = FORMS.get(instruction.opcode, (_ANY_COUNT, ".*"))
     if not re.fullmatch(modifiers, ".".join(instruction.modifiers)):
         raise UnsupportedPtx(f"the emulator lacks this form of {instruction.opcode}")
     if not fewest <= len(instruction.operands) <= most:
@@ -143,7 +129,7 @@ def _bind_operands(
 ) -> tuple[list[Writer], list[Reader]]:
     """Return writers and readers for an instruction's operands, vectors and pairs flattened."""
     names = builder.names
-    operands: list[Operand] = [one for operand in instruction.operands for one in names.elements(operand)]
+    operands = names.elements(*instruction.operands)
     if len(operands) != len(results) + len(sources):
         raise MalformedPtx(f"{len(operands)} operands where {len(results) + len(sources)} are expected")
     if instruction.opcode != "cvt":
@@ -249,7 +235,7 @@ def compile_warp(builder: Builder, instruction: Instruction, op: WarpOp) -> None
     def act(machine: SimtMachine, _masks: Array) -> None:
         lanes = machine.indices().reshape(-1, WARP_LANES)
         sources = [read(machine).reshape(-1, WARP_LANES) for read in readers]
-        results = op.run(WarpView(machine, instruction, lanes), *sources)
+        results = op.run(WarpView(machine, instruction, lanes), *sources) or ()
         flat = [own(np.ascontiguousarray(result).reshape(-1), ()) for result in results]
         for write, values in zip(writers, flat, strict=True):
             write(machine, values)
@@ -257,9 +243,7 @@ def compile_warp(builder: Builder, instruction: Instruction, op: WarpOp) -> None
     def read_masks(machine: SimtMachine) -> Array:
         if machine.geometry.threads % WARP_LANES or machine.live_lanes != machine.lanes:
             short = machine.live_bits()[machine.geometry.warp[machine.indices()]] != FULL_MASK
-            if short.any():
-                reason = "needs all 32 lanes of its warp, and some are missing"
-                machine.fault(instruction, int(short.argmax()), reason)
+            machine.fault_where(instruction, short, "needs all 32 lanes of its warp, and some are missing")
         return np.full(machine.count, FULL_MASK)
 
     compile_gathering(builder, instruction, read_masks, act)
@@ -324,32 +308,25 @@ def compile_lane_memory(builder: Builder, instruction: Instruction, op: LaneMemo
 
     def run(machine: SimtMachine) -> tuple[Array, ...]:
         sources = [read(machine) for read in readers]
-        results = op.run(LaneView(machine, instruction), machine.indices(), *sources)
+        results = op.run(LaneView(machine, instruction), machine.indices(), *sources) or ()
         for write, values in zip(writers, results, strict=True):
             write(machine, own(values, tuple(sources)).copy())
         return results
 
     if not op.waits:
-
-        def step(machine: SimtMachine) -> None:
-            run(machine)
-
-        builder.step(step)
+        builder.step(run)
         return
 
-    def make(_own: int, following: int, _resolve: Resolve) -> End:
-        def end(machine: SimtMachine) -> int:
-            machine.spins += 1
-            (passed,) = run(machine)
-            if passed.all():
-                return following
-            if not passed.any():
-                machine.scheduler.yield_turn(following, machine.depth, machine.active)
-                return -1
-            machine.scheduler.yield_turn(following, machine.depth, narrow(machine.active, ~passed, machine.lanes))
-            machine.activate(narrow(machine.active, passed, machine.lanes))
-            return following
+    def end(machine: SimtMachine, pc: int) -> int:
+        machine.spins += 1
+        (passed,) = run(machine)
+        if passed.all():
+            return pc + 1
+        if not passed.any():
+            machine.scheduler.yield_turn(pc + 1, machine.depth, machine.active)
+            return -1
+        machine.scheduler.yield_turn(pc + 1, machine.depth, narrow(machine.active, ~passed, machine.lanes))
+        machine.activate(narrow(machine.active, passed, machine.lanes))
+        return pc + 1
 
-        return end
-
-    builder.finish(make)
+    builder.finish(end)
