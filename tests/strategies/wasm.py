@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tensorwasm.wasm.declarations import Export, Import
 from tensorwasm.wasm.definitions import ACTIVE, DECLARATIVE, PASSIVE, CodeEntry, DataSegment, ElementSegment, Global
 from tensorwasm.wasm.module import CustomSection, Module, encode
 from tensorwasm.wasm.opcodes import OPCODES
+from tensorwasm.wasm.preamble import Export, Import
 from tensorwasm.wasm.sections import read_sections
 from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 

@@ -19,19 +19,10 @@ _Readers = Mapping[str, Callable[[Cursor], Sequence[str]]]
 _MAX_NUMBER: Final = (1 << 32) - 1
 _SECTION_TOKEN: Final = re.compile(r"\.?[\w$%]+(?:\.\w+)*|[-+,:]", re.ASCII)
 _TUNING: Final = {
-    "local_maxnreg": 1,
-    "maxnreg": 1,
-    "maxntid": 3,
-    "reqntid": 3,
-    "minnctapersm": 1,
-    "maxnctapersm": 1,
-    "reqnctapercluster": 3,
-    "maxclusterrank": 1,
-    "abi_preserve": 1,
-    "abi_preserve_control": 1,
-    "noreturn": 0,
-    "explicitcluster": 0,
-    "blocksareclusters": 0,
+    **dict.fromkeys(("maxntid", "reqntid", "reqnctapercluster"), 3),
+    **dict.fromkeys(("local_maxnreg", "maxnreg", "minnctapersm", "maxnctapersm", "maxclusterrank"), 1),
+    **dict.fromkeys(("abi_preserve", "abi_preserve_control"), 1),
+    **dict.fromkeys(("noreturn", "explicitcluster", "blocksareclusters"), 0),
 }
 """Directives of a function's header, with the most numbers they take."""
 

@@ -1,20 +1,30 @@
-"""Where kernel parameters flow: which of them become addresses.
+"""Kernel signatures: parameters, which of them are pointers, shared memory and the size of blocks.
 
 One graph spans the entry and everything that it may call. Its nodes are registers and fields of parameters, its edges
 copies and sums; the order of statements is ignored. A parameter is an address when its value, moved and added to what
 is no parameter, is dereferenced as global memory or converted from a generic address.
 
-Source: PTX ISA 5.1.6 (Parameter State Space), 7 (Abstracting the ABI), 9.7.9 (Data Movement and Conversion).
+Source: PTX ISA 5.1.6 (Parameter State Space), 7 (Abstracting the ABI), 9.7.9 (Data Movement and Conversion), 11.4
+(Performance-Tuning Directives).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tensorwasm.ptx.check import module_symbols, split_call
-from tensorwasm.ptx.layout import ELEMENT_BYTES, HANDLE_OPCODES, TYPE_BYTES, access_align_bytes, address_spaces
+from tensorwasm.ptx.layout import (
+    ELEMENT_BYTES,
+    HANDLE_OPCODES,
+    TYPE_BYTES,
+    access_align_bytes,
+    address_spaces,
+    place,
+    variable_align,
+    variable_bytes,
+)
 from tensorwasm.ptx.model import (
     Address,
     Block,
@@ -29,9 +39,12 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
-from tensorwasm.ptx.reachability import aliases
-from tensorwasm.ptx.symbols import SymbolTable
+from tensorwasm.ptx.reachability import aliases, find_kernel, reachable, variables
+from tensorwasm.ptx.symbols import SymbolTable, module_symbols, split_call
+from tensorwasm.values import NEVER, Deadline, Dim3, KernelParam, KernelSignature
 from tensorwasm.watch import UNLIMITED, Watch
+
+MAX_BLOCK_THREADS: Final = 1024
 
 _Slot = tuple[SymbolTable | None, str]
 """A register or parameter: the table that declares it, and its name."""
@@ -51,24 +64,55 @@ _OTHER_FIELDS: Final = -1
 """The offset that stands for all fields of a structure beyond the first `_MAX_FIELDS`."""
 
 
-class PointerUse(NamedTuple):
+class _PointerUse(NamedTuple):
     """Whether a kernel uses a parameter as an address, and the alignment that its widest access needs, 1 if none."""
 
     pointer: bool = False
     align_bytes: int = 1
 
 
-def trace(
-    module: Module, entry: Function, functions: Iterable[Function], watch: Watch = UNLIMITED
-) -> tuple[PointerUse, ...]:
-    """Return how the entry, and what it calls, uses each of its parameters.
+def signature(module: Module, entry: str, deadline: Deadline = NEVER) -> KernelSignature:
+    """Return the signature of a kernel.
 
-    Takes time proportional to the size of ``functions``: those that the entry can reach, itself included.
+    A 64-bit parameter counts as a pointer if it is declared ``.ptr``, or if the kernel, or a function it calls, uses
+    its value as an address of global memory. Pointers inside structures, or passed through memory, are not found.
+    Takes time proportional to the size of what the kernel can reach.
 
     Raises:
-        InvokeTimeout: the deadline has passed.
+        InvalidKernel: no kernel of that name has a body; the message names some that do.
+        InvokeTimeout: the deadline passed.
     """
-    return _Tracer(module_symbols(module, watch), aliases(module), entry, tuple(functions)).trace()
+    function = find_kernel(module, entry)
+    watch = Watch(deadline, "while the uses of the kernel's parameters were traced")
+    reached = reachable(module, function, watch)
+    functions = [item for item in reached if isinstance(item, Function)]
+    uses = _Tracer(module_symbols(module, watch), aliases(module), function, functions).trace()
+    shared = (each for each in watch.over(variables(reached)) if each.space == "shared")
+    _, shared_bytes = place(each for each in shared if "extern" not in each.linkage)
+    params = tuple(_param(param, use) for param, use in zip(function.params, uses, strict=True))
+    return KernelSignature(entry, params, shared_bytes, thread_limit(function), _required_block(function))
+
+
+def _param(param: Variable, use: _PointerUse) -> KernelParam:
+    scalar = not param.shape and param.vector == 1
+    size = variable_bytes(param)
+    pointer = scalar and size == 8 and (param.pointer is not None or use.pointer)
+    align = max(use.align_bytes, param.pointer[1] if param.pointer is not None else 1) if pointer else 1
+    return KernelParam(param.name, size, variable_align(param), scalar, pointer, align)
+
+
+def thread_limit(function: Function) -> int:
+    """Return the most threads of a block that devices and a kernel's own declaration allow."""
+    declared = (each.arguments for each in function.directives if each.name in {"maxntid", "reqntid"})
+    return min((MAX_BLOCK_THREADS, *(math.prod(map(int, numbers)) for numbers in declared)))
+
+
+def _required_block(function: Function) -> Dim3 | None:
+    for directive in function.directives:
+        if directive.name == "reqntid":
+            x, y, z = (*map(int, directive.arguments), 1, 1)[:3]
+            return x, y, z
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ the graph
@@ -79,7 +123,7 @@ class _Tracer:
     module: SymbolTable
     aliases: dict[str, str]
     entry: Function
-    functions: tuple[Function, ...]
+    functions: list[Function]
     nodes: dict[tuple[_Slot, int], int] = field(default_factory=dict)
     offsets: dict[_Slot, set[int]] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -89,7 +133,7 @@ class _Tracer:
     outer: dict[str, SymbolTable] = field(default_factory=dict)
     registers: dict[SymbolTable, dict[str, list[int]]] = field(default_factory=dict)
 
-    def trace(self) -> tuple[PointerUse, ...]:
+    def trace(self) -> tuple[_PointerUse, ...]:
         """Build the graph, propagate parameters along it, and evaluate the accesses."""
         for function in self.functions:
             table = self.outer[function.name] = SymbolTable(self.module)
@@ -111,7 +155,7 @@ class _Tracer:
             pointers |= bases[node]
             aligned[align] = aligned.get(align, 0) | terms[node]
         return tuple(
-            PointerUse(bool(pointers >> index & 1), max((1, *(one for one in aligned if aligned[one] >> index & 1))))
+            _PointerUse(bool(pointers >> index & 1), max((1, *(one for one in aligned if aligned[one] >> index & 1))))
             for index in range(len(self.entry.params))
         )
 
@@ -283,7 +327,7 @@ def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int], watch:
     masks = [0] * len(successors)
     for node, mask in seeds.items():
         masks[node] |= mask
-    for component in reversed(_components(successors, seeds, watch)):
+    for component in reversed(components(successors, seeds, watch)):
         mask = 0
         for node in component:
             mask |= masks[node]
@@ -294,7 +338,7 @@ def propagate(successors: Sequence[Sequence[int]], seeds: dict[int, int], watch:
     return masks
 
 
-def _components(successors: Sequence[Sequence[int]], starts: dict[int, int], watch: Watch) -> list[list[int]]:
+def components(successors: Sequence[Sequence[int]], starts: Iterable[int], watch: Watch) -> list[list[int]]:
     """Return the strongly connected components reachable from ``starts``, each after all that it leads to.
 
     Tarjan's algorithm with an explicit stack, as a graph may be deeper than Python's recursion limit.

@@ -7,6 +7,7 @@ Source: PTX ISA 5.2 (Types), 5.4 (Variables), 9.7.9 (Data Movement and Conversio
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from tensorwasm.ptx.model import Instruction, Int, Variable
@@ -39,11 +40,8 @@ HANDLE_OPCODES: Final = frozenset({"tex", "tld4", "txq", "suld", "sust", "sured"
 _VECTORS: Final = {"v2": 2, "v4": 4, "v8": 8}
 _ADDRESS_SPACES: Final = frozenset({"global", "shared", "local", "const", "param"})
 _FIXED_ALIGN_BYTES: Final = {
-    "prefetch": 1,
-    "prefetchu": 1,
-    "createpolicy": 1,
-    "discard": 128,
-    "applypriority": 128,
+    **dict.fromkeys(("prefetch", "prefetchu", "createpolicy"), 1),
+    **dict.fromkeys(("discard", "applypriority"), 128),
     "wmma": 16,
 }
 """Alignment of the addresses of instructions for which it does not depend on the type."""
@@ -73,6 +71,16 @@ def variable_bytes(variable: Variable) -> int:
 def variable_align(variable: Variable) -> int:
     """Return the declared alignment in bytes, or the natural one of the element."""
     return variable.align or element_bytes(variable)
+
+
+def place(variables: Iterable[Variable], start: int = 0) -> tuple[list[int], int]:
+    """Return the offset of each variable, one after the other from ``start``, each aligned, and the end of the last."""
+    offsets, end = list[int](), start
+    for variable in variables:
+        align = variable_align(variable)
+        offsets.append(-(-end // align) * align)
+        end = offsets[-1] + variable_bytes(variable)
+    return offsets, end
 
 
 def address_spaces(instruction: Instruction, count: int) -> list[str]:

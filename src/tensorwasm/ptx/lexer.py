@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.errors import MalformedPtx
 from tensorwasm.ptx.model import Address, Float, Guard, Int, Name, Position
 from tensorwasm.watch import UNLIMITED, Watch
 
@@ -91,19 +91,9 @@ class Cursor:
     """
 
     __slots__ = (
-        "_lines",
-        "_starts",
-        "_watch",
-        "arrays",
-        "at",
-        "due",
-        "guards",
-        "known",
-        "mnemonics",
-        "padding_left",
-        "plain",
-        "tokens",
-    )
+        "_lines", "_starts", "_watch", "arrays", "at", "due", "guards", "known", "mnemonics", "padding_left",
+        "plain", "tokens",
+    )  # fmt: skip
 
     def __init__(self, text: str | bytes, watch: Watch = UNLIMITED, *, instructions: bool = False) -> None:
         """Split the whole text into tokens; ``instructions`` is whether a plain instruction is one token."""
@@ -156,20 +146,14 @@ class Cursor:
         line = bisect_right(lines, start)
         return Position(line, start - lines[line - 1] + 1)
 
-    def error(self, message: str, index: int | None = None) -> MalformedPtx:
-        """Return the error to raise for token ``index``, by default the next one."""
-        position = self.position(self.at if index is None else index)
-        return MalformedPtx(message, position.line, position.column)
+    def error(self, message: str, index: int | None = None, kind: type[MalformedPtx] = MalformedPtx) -> MalformedPtx:
+        """Return the error to raise for token ``index``, by default the next; `UnsupportedPtx` is for valid PTX."""
+        return kind(message, *self.position(self.at if index is None else index))
 
     def require(self, condition: object, message: str, index: int | None = None) -> None:
         """Raise `error` unless the condition holds; for checks that are rare, as the message is always made."""
         if not condition:
             raise self.error(message, index)
-
-    def unsupported(self, message: str) -> UnsupportedPtx:
-        """Return the error for valid PTX that is not supported, at the next token."""
-        position = self.position(self.at)
-        return UnsupportedPtx(message, position.line, position.column)
 
     def peek(self) -> str:
         """Return the next token without taking it."""

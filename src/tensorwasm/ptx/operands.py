@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.constants import ADDITIVE, parse_constant, parse_integer, starts_constant, wrap_signed
 from tensorwasm.ptx.lexer import IDENTIFIER, Cursor, shown
 from tensorwasm.ptx.model import Address, Arguments, Float, Int, Name, Not, Offset, Operand, Pair, Vector
@@ -114,7 +115,7 @@ def parse_element(cursor: Cursor, opcode: str) -> Address | Offset:
     cursor.expect("[")
     if not starts_constant(cursor.peek()):
         parse_name(cursor)
-        raise cursor.unsupported("an array that is indexed by a register: write [register+bytes]")
+        raise cursor.error("an array that is indexed by a register: write [register+bytes]", kind=UnsupportedPtx)
     offset = wrap_signed(parse_integer(cursor) * element_bytes)
     cursor.expect("]")
     return Offset(array, offset) if opcode == "mov" else Address(array, offset)

@@ -220,8 +220,7 @@ def _body(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
         if isinstance(statement, Block):
             yield from _body(statement.body, indent + "\t")
         else:
-            tab = "" if isinstance(statement, Label) else "\t"
-            yield f"{indent}{tab}{_STATEMENTS[type(statement)](statement)}"
+            yield indent + "\t" * (not isinstance(statement, Label)) + _STATEMENTS[type(statement)](statement)
     yield indent + "}"
 
 

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Final
 
 from tensorwasm.errors import InvalidKernel, UnsupportedPtx
-from tensorwasm.ptx.check import module_symbols
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import (
     Block,
@@ -26,6 +25,7 @@ from tensorwasm.ptx.model import (
     Variable,
     names,
 )
+from tensorwasm.ptx.symbols import module_symbols
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import UNLIMITED, Watch
 
@@ -62,7 +62,7 @@ def variables(items: Iterable[Function | Variable]) -> Iterator[Variable]:
         yield from (each for each in found if isinstance(each, Variable))
 
 
-def _mentioned(item: Function | Variable) -> Iterator[str]:
+def mentioned(item: Function | Variable) -> Iterator[str]:
     """Yield the names that a function's body or a variable's initializer mentions, most of them repeatedly."""
     for statement in (item,) if isinstance(item, Variable) else statements(item.body or ()):
         match statement:
@@ -95,7 +95,7 @@ def reachable(module: Module, entry: Function, watch: Watch = UNLIMITED) -> tupl
     seen = {entry.name}
     waiting: list[Function | Variable] = [entry]
     while waiting:
-        for name in set(watch.over(_mentioned(waiting.pop()))):
+        for name in set(watch.over(mentioned(waiting.pop()))):
             for each in {name, others.get(name, name)}:
                 found = symbols.get(each)
                 if isinstance(found, Function | Variable) and found.name not in seen:
@@ -127,7 +127,7 @@ def require_understood(function: Function) -> None:
     """Raise `UnsupportedPtx`, with the reason and the line, if the parser does not support a function."""
     refusal = function.refusal
     if refusal is not None:
-        raise UnsupportedPtx(f"{function.name}: {refusal.message}", refusal.position.line, refusal.position.column)
+        raise UnsupportedPtx(f"{function.name}: {refusal.message}", *refusal.position)
 
 
 def extract(module: Module, entry: str, deadline: Deadline = NEVER) -> Module:
@@ -178,7 +178,7 @@ def may_write(module: Module, entry: str, deadline: Deadline = NEVER) -> bool:
     watch = Watch(deadline, "while the uses of the module's variables were traced")
     reached = reachable(module, function, watch)
     found = frozenset(variable.name for variable in watch.over(variables(reached)) if variable.space == "global")
-    pointed = (name for item in variables(reached) for name in _mentioned(item))
+    pointed = (name for item in variables(reached) for name in mentioned(item))
     if not found.isdisjoint(watch.over(pointed)):
         return True
     return any(_leaks(item, found, watch) for item in reached if isinstance(item, Function))

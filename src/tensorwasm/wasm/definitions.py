@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.wasm.binary import Cursor, sized, unsigned, vector
-from tensorwasm.wasm.declarations import MAX_FUNCTIONS, MAX_GLOBALS, vector_format
 from tensorwasm.wasm.instructions import Instruction, decode_stream, encode_stream, read
+from tensorwasm.wasm.preamble import MAX_FUNCTIONS, MAX_GLOBALS, vector_format
 from tensorwasm.wasm.types import (
     VALUE_CODES,
     GlobalType,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from tensorwasm.wasm.declarations import Export
 from tensorwasm.wasm.definitions import PASSIVE, CodeEntry, DataSegment, Global
 from tensorwasm.wasm.instructions import Instruction
 from tensorwasm.wasm.module import Module
+from tensorwasm.wasm.preamble import Export
 from tensorwasm.wasm.types import FuncType
 
 _DATA_DROP: Final = "data.drop"

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from tensorwasm.errors import InvalidWasm, UnsupportedProposal
 from tensorwasm.values import MIB
-from tensorwasm.wasm import declarations, definitions, sections
+from tensorwasm.wasm import definitions, preamble, sections
 from tensorwasm.wasm.binary import Cursor, name, sized, unsigned
-from tensorwasm.wasm.declarations import BinaryFormat, Export, Import
 from tensorwasm.wasm.definitions import CodeEntry, DataSegment, ElementSegment, Global
+from tensorwasm.wasm.preamble import BinaryFormat, Export, Import
 from tensorwasm.wasm.types import FuncType, MemoryType, TableType
 
 _MAX_CUSTOMS: Final = 100_000
@@ -77,14 +77,14 @@ class Module:
 
 _NUMBER: Final = BinaryFormat(Cursor.unsigned, unsigned)
 _SECTIONS: Final = {
-    sections.TYPE: ("types", declarations.TYPES),
-    sections.IMPORT: ("imports", declarations.IMPORTS),
-    sections.FUNCTION: ("functions", declarations.FUNCTIONS),
-    sections.TABLE: ("tables", declarations.TABLES),
-    sections.MEMORY: ("memories", declarations.MEMORIES),
-    sections.TAG: ("tags", declarations.TAGS),
+    sections.TYPE: ("types", preamble.TYPES),
+    sections.IMPORT: ("imports", preamble.IMPORTS),
+    sections.FUNCTION: ("functions", preamble.FUNCTIONS),
+    sections.TABLE: ("tables", preamble.TABLES),
+    sections.MEMORY: ("memories", preamble.MEMORIES),
+    sections.TAG: ("tags", preamble.TAGS),
     sections.GLOBAL: ("globals", definitions.GLOBALS),
-    sections.EXPORT: ("exports", declarations.EXPORTS),
+    sections.EXPORT: ("exports", preamble.EXPORTS),
     sections.START: ("start", _NUMBER),
     sections.ELEMENT: ("elements", definitions.ELEMENTS),
     sections.DATA_COUNT: ("data_count", _NUMBER),

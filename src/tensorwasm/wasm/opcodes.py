@@ -153,7 +153,7 @@ class Opcode:
         prefix: 0xFC or 0xFD, or 0 for a code of one byte.
         code: the byte, or the number after the prefix.
         name: that of the text format, except ``select_t``, which is ``select`` with types.
-        immediates: their kinds in order, those of `tensorwasm.wasm.immediates`.
+        immediates: their kinds in order, those of `tensorwasm.wasm.instructions`.
     """
 
     prefix: int
@@ -162,14 +162,10 @@ class Opcode:
     immediates: tuple[str, ...]
 
 
-def _expand() -> tuple[Opcode, ...]:
-    return tuple(
-        Opcode(code >> 16, code & 0xFFFF, name, tuple(kinds.split()))
-        for first, kinds, names in _RUNS
-        for code, name in enumerate(names.split(), first)
-        if name != "-"
-    )
-
-
-OPCODES: Final = _expand()
+OPCODES: Final = tuple(
+    Opcode(code >> 16, code & 0xFFFF, name, tuple(kinds.split()))
+    for first, kinds, names in _RUNS
+    for code, name in enumerate(names.split(), first)
+    if name != "-"
+)
 BY_NAME: Final = {opcode.name: opcode for opcode in OPCODES}

@@ -1,8 +1,9 @@
-"""Types of the binary format: signatures, tables, memories and globals, read and written.
+"""Types of the binary format: signatures, tables, memories and globals, read and written; and proposals that are off.
 
 What reads a type raises `InvalidWasm`, or `UnsupportedProposal` if the type belongs to a proposal that is off.
 
-Source: Wasm core 2.0, 5.3, and 3.0, 5.3 (exceptions); the proposals threads and memory64.
+Source: Wasm core 2.0, 5.3, and 3.0, 5.3 (exceptions) and its appendix (opcodes); the proposals threads and memory64;
+for what is off, the overviews of the proposals at github.com/WebAssembly.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.errors import InvalidWasm
-from tensorwasm.wasm import proposals
+from tensorwasm.errors import InvalidWasm, UnsupportedProposal
 from tensorwasm.wasm.binary import Cursor, unsigned, vector
 
 VALUE_TYPES: Final = {
@@ -43,6 +43,56 @@ _MAX_VALUES: Final = 1_000
 _FUNCTION_TYPE: Final = 0x60
 _HAS_MAXIMUM, _SHARED, _IS_64, _PAGE_SIZE = 1, 2, 4, 8
 _TABLE_WITH_VALUE: Final = 0x40
+
+# ---------------------------------------------------------------------------------------- proposals that are off
+
+_LEGACY: Final = "legacy-exceptions"
+_SPECIAL: Final = {
+    _LEGACY: "the legacy form of the exception-handling proposal",
+    "externref": "externref, of the reference types proposal",
+}
+_REMEDIES: Final = {
+    "custom-page-sizes": "keep pages of 64 KiB",
+    "externref": "keep references to host objects out of the module, and pass numbers or memory instead",
+    "function-references": "use funcref and call_indirect",
+    "gc": "build for linear memory, without struct, array and the types of the garbage collector",
+    _LEGACY: "build for its final form, try_table and exnref: clang takes "
+    "-mllvm -wasm-use-legacy-eh=false, emcc -sWASM__LEGACY_EXCEPTIONS=0",
+    "memory64": "build for wasm32",
+    "multi-memory": "keep everything in one memory",
+    "shared-everything-threads": "build without shared tables and shared types",
+    "stack-switching": "build without continuations",
+    "threads": "build without shared memory and atomics, such as -pthread gives",
+    "wide-arithmetic": "build without -mwide-arithmetic",
+}
+_OFF_VALUE_TYPES: Final = {
+    **dict.fromkeys((0x6A, 0x6B, 0x6C, 0x6D, 0x6E, 0x71, 0x72, 0x73), "gc"),
+    **dict.fromkeys((0x68, 0x75), "stack-switching"),
+}
+"""The proposal that is off, by a value type's byte."""
+
+_OFF_DEFINITIONS: Final = {0x5D: "stack-switching", **dict.fromkeys((0x4E, 0x4F, 0x50, 0x5E, 0x5F), "gc")}
+"""The proposal that is off, by the first byte of a type's definition."""
+
+OFF_OPCODES: Final = {
+    **dict.fromkeys(((0, code) for code in (0x06, 0x07, 0x09, 0x18, 0x19)), _LEGACY),
+    **dict.fromkeys(((0, code) for code in (0x14, 0x15, 0xD4, 0xD5, 0xD6)), "function-references"),
+    **dict.fromkeys(((0, code) for code in (0xD3, 0xFB)), "gc"),
+    **dict.fromkeys(((0, code) for code in range(0xE0, 0xE7)), "stack-switching"),
+    (0, 0xFE): "threads",
+    **dict.fromkeys(((0xFC, code) for code in range(0x13, 0x17)), "wide-arithmetic"),
+}
+"""The proposal that is off, by an instruction's prefix, 0 without one, and code."""
+
+
+def refuse(proposal: str, at: int | None = None) -> UnsupportedProposal:
+    """Return the error for a module that uses a proposal, at a byte of the module if it is known."""
+    where = "" if at is None else f" (at byte {at})"
+    what = _SPECIAL.get(proposal, f"the {proposal} proposal")
+    return UnsupportedProposal(f"this module uses {what}, which is off here: {_REMEDIES[proposal]}{where}")
+
+
+# ----------------------------------------------------------------------------------------------------- types
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +154,28 @@ def read_heap_type(cursor: Cursor) -> str:
     start = cursor.offset
     value = cursor.signed(33)
     if value >= 0:
-        raise proposals.refuse("function-references", cursor.base + start)
+        raise refuse("function-references", cursor.base + start)
     name = VALUE_TYPES.get(value & 0x7F) if cursor.offset == start + 1 else None
     if name in HEAP_TYPES:
         return name
-    raise _unknown(cursor, proposals.VALUE_TYPES.get(value & 0x7F), "unknown reference type", start)
+    raise _unknown(cursor, _OFF_VALUE_TYPES.get(value & 0x7F), "unknown reference type", start)
 
 
 def _read_long_form(cursor: Cursor, code: int, what: str) -> str:
     """Read the rest of a type that is not one of a single byte."""
     start = cursor.offset - 1
     if code not in (NULLABLE, NON_NULL):
-        raise _unknown(cursor, proposals.VALUE_TYPES.get(code), f"unknown {what}", start)
+        raise _unknown(cursor, _OFF_VALUE_TYPES.get(code), f"unknown {what}", start)
     heap = cursor.signed(33)
     name = _LONG_FORMS.get((code, heap & 0x7F)) if heap < 0 else None
     if name is None:
-        proposal = proposals.VALUE_TYPES.get(heap & 0x7F) if heap < 0 else None
-        raise proposals.refuse(proposal or "function-references", cursor.base + start)
+        proposal = _OFF_VALUE_TYPES.get(heap & 0x7F) if heap < 0 else None
+        raise refuse(proposal or "function-references", cursor.base + start)
     return name
 
 
 def _unknown(cursor: Cursor, proposal: str | None, message: str, start: int) -> InvalidWasm:
-    return proposals.refuse(proposal, cursor.base + start) if proposal else cursor.fail(message, start)
+    return refuse(proposal, cursor.base + start) if proposal else cursor.fail(message, start)
 
 
 def read_value_types(cursor: Cursor) -> tuple[str, ...]:
@@ -148,7 +198,7 @@ def read_func_type(cursor: Cursor) -> FuncType:
     """Read a signature."""
     code = cursor.byte()
     if code != _FUNCTION_TYPE:
-        raise _unknown(cursor, proposals.TYPE_DEFINITIONS.get(code), "not a type", cursor.offset - 1)
+        raise _unknown(cursor, _OFF_DEFINITIONS.get(code), "not a type", cursor.offset - 1)
     params = read_value_types(cursor)
     return FuncType(params, read_value_types(cursor))
 
@@ -161,7 +211,7 @@ def write_func_type(signature: FuncType) -> bytes:
 def _read_limits(cursor: Cursor, allowed: int) -> tuple[int, int, int | None]:
     flags = cursor.byte()
     if flags & ~allowed == _PAGE_SIZE:
-        raise proposals.refuse("custom-page-sizes", cursor.base + cursor.offset - 1)
+        raise refuse("custom-page-sizes", cursor.base + cursor.offset - 1)
     if flags & ~allowed:
         raise cursor.fail(f"unknown limits flags {flags:#04x}", cursor.offset - 1)
     start = cursor.offset
@@ -181,7 +231,7 @@ def _write_limits(flags: int, minimum: int, maximum: int | None) -> bytes:
 def read_table_type(cursor: Cursor) -> TableType:
     """Read a table's type."""
     if cursor.data[cursor.offset : cursor.offset + 1] == bytes([_TABLE_WITH_VALUE]):
-        raise proposals.refuse("function-references", cursor.base + cursor.offset)
+        raise refuse("function-references", cursor.base + cursor.offset)
     element = read_reference_type(cursor, "table element type")
     flags, minimum, maximum = _read_limits(cursor, _HAS_MAXIMUM | _IS_64)
     return TableType(minimum, maximum, element, bool(flags & _IS_64))

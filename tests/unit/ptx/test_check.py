@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from strategies.ptx import modules
 from tensorwasm.errors import MalformedPtx
 from tensorwasm.ptx import parse, render
-from tensorwasm.ptx.check import check
 from tensorwasm.ptx.model import Function, Variable
-from tensorwasm.ptx.symbols import SymbolTable
+from tensorwasm.ptx.symbols import SymbolTable, check
 
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
 

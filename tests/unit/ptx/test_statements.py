@@ -17,7 +17,7 @@ from tensorwasm.ptx.model import (
     Variable,
     Vector,
 )
-from tensorwasm.ptx.statements import MAX_BLOCK_DEPTH, parse_body
+from tensorwasm.ptx.parser import MAX_BLOCK_DEPTH, parse_body
 
 
 def body(text):

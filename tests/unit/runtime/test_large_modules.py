@@ -11,9 +11,9 @@ from tensorwasm import Runtime
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES
 from tensorwasm.values import Limits
-from tensorwasm.wasm.declarations import Export, Import
 from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, CodeEntry, DataSegment, ElementSegment, Global
 from tensorwasm.wasm.module import CustomSection, Module, encode
+from tensorwasm.wasm.preamble import Export, Import
 from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 
 SOON_S = 60.0

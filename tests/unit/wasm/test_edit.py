@@ -12,9 +12,9 @@ from strategies.wasm import modules
 from strategies.wasm_programs import ACTIVE_DATA, ACTIVE_ELEMENTS, PASSIVE_DATA, PASSIVE_ELEMENTS, PRIVATE, programs
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm import edit
-from tensorwasm.wasm.declarations import Export
 from tensorwasm.wasm.definitions import DECLARATIVE, PASSIVE, CodeEntry, Global
 from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.preamble import Export
 from tensorwasm.wasm.types import FuncType, GlobalType
 from timing import costs_less
 

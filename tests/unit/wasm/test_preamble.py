@@ -8,8 +8,7 @@ from wasmtime import wat2wasm
 from oracles.guest import typed_error_of
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm.binary import Cursor
-from tensorwasm.wasm.declarations import Export, Import
-from tensorwasm.wasm.preamble import Preamble, longest_body, scan
+from tensorwasm.wasm.preamble import Export, Import, Preamble, longest_body, scan
 from tensorwasm.wasm.sections import HEADER
 from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType, TableType
 

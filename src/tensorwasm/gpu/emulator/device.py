@@ -10,12 +10,9 @@ from tensorwasm.gc_pause import gc_paused
 from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput, LoadedModule, Stream
 from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.kernels import LANES, KernelRunner
-from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.memory.pools import EmulatedPools
+from tensorwasm.gpu.emulator.memory.allocations import AllocationTable, EmulatedPools
 from tensorwasm.gpu.emulator.memory.unified import EmulatedMemory
-from tensorwasm.gpu.emulator.streams.copies import Copies
-from tensorwasm.gpu.emulator.streams.events import EmulatedEvents
-from tensorwasm.gpu.emulator.streams.graphs import EmulatedGraphs
+from tensorwasm.gpu.emulator.streams.copies import Copies, EmulatedEvents, EmulatedGraphs
 from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
 from tensorwasm.ptx.model import Module

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -19,12 +20,12 @@ from tensorwasm.gpu.emulator.execution.scheduler import run
 from tensorwasm.gpu.emulator.handles import OpenObjects
 from tensorwasm.gpu.emulator.lanes import Array, BatchGeometry
 from tensorwasm.gpu.emulator.loader import load, unload
-from tensorwasm.gpu.emulator.memory.access_table import AccessRanges, AddressMap
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.memory.planes import Plane
+from tensorwasm.gpu.emulator.memory.planes import AccessRanges, AddressMap, Plane
 from tensorwasm.gpu.emulator.memory.spaces import PARAM_WINDOW, BatchMemory
-from tensorwasm.gpu.emulator.program.operands import RAW
-from tensorwasm.gpu.emulator.program.program import KernelPlan, Program, make_plan, param_offsets
+from tensorwasm.gpu.emulator.program.program import RAW, KernelPlan, Program, make_plan
+from tensorwasm.ptx.flow import thread_limit
+from tensorwasm.ptx.layout import place
 from tensorwasm.ptx.model import Function, Module
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
 
@@ -37,7 +38,6 @@ BATCH_BYTES: Final = 256 << 20
 """Memory that a batch of more than one block may need."""
 BLOCK_BYTES: Final = 1 << 30
 """Memory that one block may need."""
-MAX_BLOCK_THREADS: Final = 1024
 MAX_BLOCK: Final = (1024, 1024, 64)
 MAX_GRID: Final = ((1 << 31) - 1, 65535, 65535)
 
@@ -51,19 +51,8 @@ class EmulatedModule:
     plans: dict[str, KernelPlan] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """A launch that has been checked, with its parameter buffer."""
-
-    runner: KernelRunner
-    module: EmulatedModule
-    plan: KernelPlan
-    config: LaunchConfig
-    params: bytes
-
-    def run(self, ranges: AccessRanges, deadline: Deadline) -> None:
-        """Run it to its end; an access to memory that is released during the run is a fault from then on."""
-        self.runner.run(self, ranges, deadline)
+KernelCall = Callable[[AccessRanges, Deadline], None]
+"""A launch that has been checked: run, it touches some ranges, and nothing of them that is released during the run."""
 
 
 class KernelRunner:
@@ -90,20 +79,19 @@ class KernelRunner:
 
     def plan(self, module: EmulatedModule, entry: str) -> KernelPlan:
         """Return a kernel of a module."""
-        plan = module.plans.get(entry)
-        if plan is None:
+        if entry not in module.plans:
             code = module.program.functions.get(entry)
             if code is None or not code.function.entry:
                 raise InvalidKernel(f"the module has no kernel {entry}")
-            plan = module.plans[entry] = make_plan(module.program, entry)
-        return plan
+            module.plans[entry] = make_plan(module.program, entry)
+        return module.plans[entry]
 
     def prepare(self, loaded: LoadedModule, entry: str, config: LaunchConfig, args: Sequence[bytes]) -> KernelCall:
         """Check a launch; errors as in `EmulatorDevice.launch`."""
         module = self.modules.require(loaded)
         plan = self.plan(module, entry)
         self._check(plan, config, plan.static_shared_bytes + config.shared_bytes)
-        return KernelCall(self, module, plan, config, _pack(plan.code.function, args))
+        return partial(self._run, module, plan, config, _pack(plan.code.function, args))
 
     def _check(self, plan: KernelPlan, config: LaunchConfig, shared_bytes: int) -> None:
         x, y, z = config.block
@@ -124,30 +112,37 @@ class KernelRunner:
 
     # --------------------------------------------------------------------------------------------- running
 
-    def run(self, call: KernelCall, ranges: AccessRanges, deadline: Deadline) -> None:
-        """Run a launch to its end; see `KernelCall.run`."""
-        plan, program = call.plan, call.module.program
+    def _run(
+        self,
+        module: EmulatedModule,
+        plan: KernelPlan,
+        config: LaunchConfig,
+        params: bytes,
+        ranges: AccessRanges,
+        deadline: Deadline,
+    ) -> None:
+        """Run a launch to its end; an access to memory that is released during the run is a fault from then on."""
         kernel = plan.code.function.name
-        if call.module not in self.modules:
+        if module not in self.modules:
             raise KernelFault(f"the module of kernel {kernel} was unloaded before the kernel ran")
         launch = Launch(
             kernel=kernel,
-            config=call.config,
+            config=config,
             info=self._info,
-            params=call.params,
+            params=params,
             shared=plan.shared,
             frame=plan.frame,
-            shared_bytes=plan.static_shared_bytes + call.config.shared_bytes,
+            shared_bytes=plan.static_shared_bytes + config.shared_bytes,
             deadline=deadline,
             closing=self._closing,
             number=next(self._numbers),
-            output=call.module.output,
+            output=module.output,
         )
-        params = np.frombuffer(call.params, np.uint8)
-        label = f"the {len(call.params)} bytes of kernel parameters"
+        label = f"the {len(params)} bytes of kernel parameters"
+        plane = Plane(PARAM_WINDOW, np.frombuffer(params, np.uint8), label, writable=False)
         with np.errstate(all="ignore"), self._allocations.lease(ranges) as lease:
-            address_map = AddressMap(lease, [*program.planes, Plane(PARAM_WINDOW, params, label, writable=False)])
-            self._run_batches(program, plan, launch, address_map)
+            address_map = AddressMap(lease, [*module.program.planes, plane])
+            self._run_batches(module.program, plan, launch, address_map)
 
     def _run_batches(self, program: Program, plan: KernelPlan, launch: Launch, address_map: AddressMap) -> None:
         threads, total = prod(launch.config.block), prod(launch.config.grid)
@@ -175,15 +170,6 @@ class KernelRunner:
             run(machine, program.blocks, plan.code.pc)
 
 
-def thread_limit(function: Function) -> int:
-    """Return the most threads of a block that the device and a kernel's own declaration allow."""
-    limit = MAX_BLOCK_THREADS
-    for directive in function.directives:
-        if directive.name in ("maxntid", "reqntid"):
-            limit = min(limit, prod(int(word) for word in directive.arguments if word.isdigit()))
-    return limit
-
-
 def _zeros(lanes: int) -> dict[int, Array]:
     """Return the registers of lanes that have written none, read-only, by width."""
     zeros = {bits: np.zeros(lanes, dtype) for bits, dtype in RAW.items()}
@@ -194,7 +180,7 @@ def _zeros(lanes: int) -> dict[int, Array]:
 
 def _pack(function: Function, args: Sequence[bytes]) -> bytes:
     """Return the parameter buffer of a launch."""
-    offsets, size = param_offsets(function)
+    offsets, size = place(function.params)
     if len(args) != len(offsets):
         raise InvalidKernelArgs(f"{len(args)} arguments for {len(offsets)} parameters")
     buffer = bytearray(size)

@@ -123,8 +123,8 @@ class BatchGeometry:
     def describe(self, lane: int) -> str:
         """Return kernel, block and thread of a lane, for messages."""
         block, thread = divmod(lane, self.threads)
-        ctaid = _coordinates(self.first_block + block, self.config.grid)
-        return f"kernel {self.kernel}, block {ctaid} thread {_coordinates(thread, self.config.block)}"
+        ctaid = coordinates(self.first_block + block, self.config.grid)
+        return f"kernel {self.kernel}, block {ctaid} thread {coordinates(thread, self.config.block)}"
 
     def fault(self, site: Instruction, lane: int, reason: str) -> NoReturn:
         """Raise `KernelFault` for one lane at an instruction."""
@@ -136,8 +136,8 @@ def describe_site(site: Instruction) -> str:
     return f"line {site.position.line}: `{render_instruction(site)}`"
 
 
-def _coordinates(index: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return x, y and z of a linear index."""
+def coordinates(index: Any, extent: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """Return x, y and z of a linear index, or of an array of them."""
     rest, x = divmod(index, extent[0])
     z, y = divmod(rest, extent[1])
     return x, y, z

@@ -5,18 +5,18 @@ Source for initial values: PTX ISA 5.4.4 (Initializers), 5.4.6 (Alignment).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.errors import QuotaExceeded, TensorWasmError, UnsupportedPtx
 from tensorwasm.gpu.emulator.execution.machine import CHECK_STEPS, BasicBlock, Step
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program.builder import Builder, Finish, Item, Resolve
+from tensorwasm.gpu.emulator.program.builder import Builder, Finish, Item
 from tensorwasm.gpu.emulator.program.names import Names
-from tensorwasm.gpu.emulator.program.operands import floating_bits, immediate_bits
-from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets
+from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets, floating_bits, immediate_bits
 from tensorwasm.gpu.emulator.steps.instructions import compile_instruction
+from tensorwasm.ptx.flow import components
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
 from tensorwasm.ptx.model import (
     Directive,
@@ -33,12 +33,12 @@ from tensorwasm.ptx.model import (
     Variable,
 )
 from tensorwasm.ptx.reachability import require_understood, statements
-from tensorwasm.ptx.symbols import SymbolTable
+from tensorwasm.ptx.symbols import SymbolTable, module_symbols
 from tensorwasm.values import Deadline
 from tensorwasm.watch import UNLIMITED, Watch
 
 _RETURN: Final = Instruction("ret")
-_FALL_THROUGH: Final = Finish(lambda _own, following, _resolve: lambda _machine: following)
+_FALL_THROUGH: Final = Finish(lambda _following, _resolve: lambda _machine, pc: pc + 1)
 
 AddressOf = Callable[[str], int]
 """Address of a variable or function by name."""
@@ -55,15 +55,17 @@ def load(module: Module, allocations: AllocationTable, deadline: Deadline) -> Pr
     if module.address_size != 64:
         raise UnsupportedPtx("32-bit addresses")
     watch = Watch(deadline, "while the PTX was made ready to run")
-    scope = _module_scope(module, watch)
+    for item in module.items:
+        if isinstance(item, Directive) and item.name == "alias":
+            raise UnsupportedPtx(".alias", *item.position)
+    scope = module_symbols(module, watch)
     # Kernels come first: they share the first register slots, since only one runs at a time.
     bodies = [function for function in module.functions() if function.body is not None]
     bodies.sort(key=lambda one: not one.entry)
     codes = [FunctionCode(function, index) for index, function in enumerate(bodies)]
     program = Program(functions={code.function.name: code for code in codes})
     try:
-        addresses = _declare_variables(module, scope, program, allocations)
-        _build_functions(program, codes, scope, addresses)
+        _build_functions(program, codes, scope, _declare_variables(module, scope, program, allocations))
         _find_recursion(program.functions, watch)
     except TensorWasmError:
         unload(program, allocations)
@@ -76,22 +78,6 @@ def unload(program: Program, allocations: AllocationTable) -> None:
     for plane in program.planes:
         allocations.free(plane.base)
     program.planes.clear()
-
-
-def _module_scope(module: Module, watch: Watch) -> SymbolTable:
-    """Return the names of a module; a definition hides its declarations."""
-    scope = SymbolTable(watch=watch)
-    for item in watch.over(module.items):
-        if isinstance(item, Directive):
-            if item.name == "alias":
-                raise UnsupportedPtx(".alias", item.position.line, item.position.column)
-            continue
-        before = scope.symbols.get(item.name)
-        weaker = (isinstance(item, Function) and item.body is None) or "extern" in getattr(item, "linkage", ())
-        if before is None or not weaker:
-            scope.symbols.pop(item.name, None)
-            scope.declare(item.name, item)
-    return scope
 
 
 # --------------------------------------------------------------------------------------------- variables
@@ -111,8 +97,7 @@ def _declare_variables(
             size = variable_bytes(variable)
             plane = allocations.declare(variable.name, size, constant=variable.space == "const")
         except QuotaExceeded as error:
-            where = variable.position
-            raise UnsupportedPtx(f"{variable.name}: {error.message}", where.line, where.column) from None
+            raise UnsupportedPtx(f"{variable.name}: {error.message}", *variable.position) from None
         program.planes.append(plane)
         addresses[id(variable)] = plane.base
 
@@ -136,7 +121,7 @@ def _initial_bytes(variable: Variable, address_of: AddressOf, watch: Watch) -> b
         return b""
     size = TYPE_BYTES.get(variable.type)
     if size is None or size > 8:
-        raise UnsupportedPtx(f"variables of type .{variable.type}", variable.position.line, variable.position.column)
+        raise UnsupportedPtx(f"variables of type .{variable.type}", *variable.position)
     return b"".join(_element(one, variable, size, address_of) for one in watch.over(variable.initializer))
 
 
@@ -152,15 +137,12 @@ def _element(value: Initial, variable: Variable, size: int, address_of: AddressO
         case Name() | Offset() | Generic():
             bits = _address(value, address_of)
         case _:
-            where = variable.position
-            raise UnsupportedPtx(f"the initializer of {variable.name}", where.line, where.column)
+            raise UnsupportedPtx(f"the initializer of {variable.name}", *variable.position)
     return (bits % (1 << 8 * size)).to_bytes(size, "little")
 
 
 def _address(value: Name | Offset | Generic, address_of: AddressOf) -> int:
-    if isinstance(value, Name):
-        return address_of(value.name)
-    return address_of(value.base.name) + value.offset
+    return address_of(value.name) if isinstance(value, Name) else address_of(value.base.name) + value.offset
 
 
 # --------------------------------------------------------------------------------------------- functions
@@ -204,51 +186,17 @@ def arrange(items: list[Item], first: int, watch: Watch = UNLIMITED) -> list[Bas
             if finish is not None or len(steps) >= CHECK_STEPS:
                 drafts.append(([], None))
             drafts[-1][0].append(item)
-    resolve: Resolve = labels.__getitem__
     return [
-        BasicBlock(tuple(steps), (finish or _FALL_THROUGH).make(index, index + 1, resolve), len(steps) + 1)
+        BasicBlock(tuple(steps), (finish or _FALL_THROUGH).make(index + 1, labels.__getitem__), len(steps) + 1)
         for index, (steps, finish) in watch.over(enumerate(drafts, first))
     ]
 
 
 def _find_recursion(functions: dict[str, FunctionCode], watch: Watch) -> None:
-    """Mark the functions that can reach themselves, by Tarjan's strongly connected components, without recursion."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
-    work: list[tuple[str, Iterator[str]]] = []
-
-    def visit(name: str) -> None:
-        order[name] = low[name] = len(order)
-        stack.append(name)
-        on_stack.add(name)
-        work.append((name, iter(sorted(functions[name].callees))))
-
-    for root in functions:
-        if root not in order:
-            visit(root)
-        while work:
-            name, callees = work[-1]
-            for callee in watch.over(callees):
-                if callee not in order:
-                    visit(callee)
-                    break
-                if callee in on_stack:
-                    low[name] = min(low[name], order[callee])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
-                if low[name] == order[name]:
-                    _close_component(functions, stack, on_stack, name)
-
-
-def _close_component(functions: dict[str, FunctionCode], stack: list[str], on_stack: set[str], root: str) -> None:
-    component = [stack.pop()]
-    while component[-1] != root:
-        component.append(stack.pop())
-    on_stack.difference_update(component)
-    if len(component) > 1 or root in functions[root].callees:
-        for name in component:
-            functions[name].recursive = True
+    """Mark the functions that can reach themselves."""
+    numbers = {name: number for number, name in enumerate(functions)}
+    codes = list(functions.values())
+    calls = [[numbers[name] for name in watch.over(code.callees)] for code in codes]
+    for component in components(calls, range(len(calls)), watch):
+        for number in component:
+            codes[number].recursive = len(component) > 1 or number in calls[number]

@@ -74,12 +74,13 @@ class WarpOp:
     Attributes:
         results, sources: PTX types of the operands, vectors flattened in order; an address operand counts as one source
             of type ``u64`` (base plus offset already added).
-        run: takes the memory and one ``(warps, 32)`` array per source, returns a tuple of one such array per result.
+        run: takes the memory and one ``(warps, 32)`` array per source; returns a tuple of one such array per result,
+            None if there are no results.
     """
 
     results: tuple[str, ...]
     sources: tuple[str, ...]
-    run: Callable[..., tuple[Lanes, ...]]
+    run: Callable[..., tuple[Lanes, ...] | None]
 
 
 class LaneMemory(Protocol):
@@ -147,5 +148,5 @@ class LaneMemoryOp:
 
     results: tuple[str, ...]
     sources: tuple[str, ...]
-    run: Callable[..., tuple[Lanes, ...]]
+    run: Callable[..., tuple[Lanes, ...] | None]
     waits: bool = False

@@ -23,8 +23,7 @@ from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENT
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.values import Limits
 from tensorwasm.wasm import preamble
-from tensorwasm.wasm.declarations import Import
-from tensorwasm.wasm.preamble import Preamble
+from tensorwasm.wasm.preamble import Import, Preamble
 from tensorwasm.wasm.types import FuncType
 
 _MAX_NAMED: Final = 20

@@ -28,8 +28,7 @@ from tensorwasm.guest.native.structures import (
 from tensorwasm.guest.sandbox import wasi
 from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
-from tensorwasm.wasm.declarations import Import
-from tensorwasm.wasm.preamble import Preamble
+from tensorwasm.wasm.preamble import Import, Preamble
 from tensorwasm.wasm.types import FuncType
 
 _caller_context: Final = KEEPING.wasmtime_caller_context

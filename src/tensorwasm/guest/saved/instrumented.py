@@ -16,9 +16,9 @@ from tensorwasm.errors import NotCapturable
 from tensorwasm.guest.engine import traps
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm import edit
-from tensorwasm.wasm.declarations import MAX_EXPORTS, Export
 from tensorwasm.wasm.definitions import ACTIVE, PASSIVE, CodeEntry, ElementSegment, Expression, Global
 from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.preamble import MAX_EXPORTS, Export
 from tensorwasm.wasm.types import REFERENCE_TYPES, FuncType, GlobalType
 
 _T = TypeVar("_T")

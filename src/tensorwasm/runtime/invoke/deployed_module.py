@@ -13,8 +13,7 @@ from tensorwasm.guest.engine.module import COMMAND, INITIALISE
 from tensorwasm.guest.sandbox.state import is_quick
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
-from tensorwasm.wasm.declarations import Export
-from tensorwasm.wasm.preamble import Preamble, longest_body
+from tensorwasm.wasm.preamble import Export, Preamble, longest_body
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice

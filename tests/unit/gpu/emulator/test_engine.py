@@ -109,7 +109,7 @@ def test_straight_code_is_cut_where_the_clock_is_due():
     blocks = arrange([lambda _machine: None] * 1000, 7)
     assert sum(len(block.steps) for block in blocks) == 1000
     assert max(len(block.steps) for block in blocks) <= CHECK_STEPS
-    assert [block.end(None) for block in blocks] == [8 + index for index in range(len(blocks))]
+    assert [block.end(None, pc) for pc, block in enumerate(blocks, 7)] == [8 + index for index in range(len(blocks))]
 
 
 @pytest.mark.rule("4-registers")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import MalformedPtx
-from tensorwasm.gpu.emulator.program.operands import floating_bits, immediate_bits, own
+from tensorwasm.gpu.emulator.program.program import floating_bits, immediate_bits, own
 
 
 def test_the_value_of_a_register_shares_no_memory():

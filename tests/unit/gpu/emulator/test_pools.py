@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
-from tensorwasm.gpu.emulator.memory.pools import GRANULARITY_BYTES, PATTERN
+from tensorwasm.gpu.emulator.memory.allocations import GRANULARITY_BYTES, PATTERN
 from tensorwasm.values import MIB
 
 

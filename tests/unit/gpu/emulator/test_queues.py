@@ -11,25 +11,20 @@ from tensorwasm.values import NEVER, Deadline
 SOON = Deadline.after
 
 
-class Act:
-    """An action that runs a function of the deadline it is given."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def run(self, ranges, deadline):
-        self.function(deadline)
+def act(function):
+    """Return an action that runs a function of the deadline it is given."""
+    return lambda _ranges, deadline: function(deadline)
 
 
 def note(list_, what):
-    return Act(lambda _: list_.append(what))
+    return act(lambda _: list_.append(what))
 
 
 def fail(error):
     def function(_):
         raise error
 
-    return Act(function)
+    return act(function)
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def test_a_wait_runs_no_more_than_it_needs(queues):
     queues.give(first, QueuedWork(note(said, "a")))
     mark = queues.mark(first)
     queues.give(first, QueuedWork(note(said, "later")))
-    queues.give(second, QueuedWork(mark, after=mark))
+    queues.give(second, QueuedWork(mark.run, after=mark))
     queues.give(second, QueuedWork(note(said, "b")))
     queues.run_to(queues.mark(second), NEVER)
     assert said == ["a", "b"]
@@ -63,7 +58,7 @@ def test_a_long_chain_of_waits_needs_no_recursion(queues):
     for index in range(5000):
         stream, other = streams[index % 2], streams[1 - index % 2]
         mark = queues.mark(other)
-        queues.give(stream, QueuedWork(mark, after=mark))
+        queues.give(stream, QueuedWork(mark.run, after=mark))
         queues.give(stream, QueuedWork(note(said, index)))
     queues.run_to(queues.mark(streams[1]), NEVER)
     assert said == list(range(5000))
@@ -76,7 +71,7 @@ def test_work_runs_after_all_that_it_follows(steps):
     for index, (number, after, wait) in enumerate(steps):
         earlier = [one for one in after if one < index]
         for one in earlier:
-            queues.give(streams[number], QueuedWork(marks[one], after=marks[one]))
+            queues.give(streams[number], QueuedWork(marks[one].run, after=marks[one]))
         marks.append(queues.give(streams[number], QueuedWork(note(said, index))))
         needs.append({*earlier, *(one for one in range(index) if steps[one][0] == number)})
         if wait:
@@ -109,7 +104,7 @@ def test_a_failure_ends_the_stream_and_all_that_wait_for_it(queues):
     queues.give(first, QueuedWork(fail(KernelFault("it broke"))))
     queues.give(first, QueuedWork(note(said, 2)))
     mark = queues.mark(first)
-    queues.give(second, QueuedWork(mark, after=mark))
+    queues.give(second, QueuedWork(mark.run, after=mark))
     queues.give(second, QueuedWork(note(said, 3)))
     for stream in (second, first, second):
         with pytest.raises(KernelFault, match="it broke"):
@@ -149,7 +144,7 @@ def test_the_earlier_deadline_counts(queues):
     stream, seen = queues.open(), []
     early, late = SOON(10), SOON(20)
     for given_, waited, expected in ((early, late, early), (late, early, early), (NEVER, late, late)):
-        queues.give(stream, QueuedWork(Act(seen.append), deadline=given_))
+        queues.give(stream, QueuedWork(act(seen.append), deadline=given_))
         queues.run_to(queues.mark(stream), waited)
         assert seen[-1] == expected
 
@@ -167,7 +162,7 @@ def test_an_exception_that_is_no_error_of_ours_reaches_the_thread_that_ran_it_an
 
 def test_a_thread_waits_for_what_another_one_is_running(queues):
     stream, begun, go = queues.open(), threading.Event(), threading.Event()
-    queues.give(stream, QueuedWork(Act(lambda _: (begun.set(), go.wait(20)))))
+    queues.give(stream, QueuedWork(act(lambda _: (begun.set(), go.wait(20)))))
     mark = queues.mark(stream)
     thread = threading.Thread(target=queues.run_to, args=(mark, NEVER))
     thread.start()
@@ -182,7 +177,7 @@ def test_a_thread_waits_for_what_another_one_is_running(queues):
 
 def test_streams_run_side_by_side(queues):
     meeting = threading.Barrier(2, timeout=20)
-    marks = [queues.give(queues.open(), QueuedWork(Act(lambda _: meeting.wait()))) for _ in range(2)]
+    marks = [queues.give(queues.open(), QueuedWork(act(lambda _: meeting.wait()))) for _ in range(2)]
     thread = threading.Thread(target=queues.run_to, args=(marks[0], NEVER))
     thread.start()
     queues.run_to(marks[1], NEVER)
@@ -199,7 +194,7 @@ def test_recording_takes_what_can_be_replayed_and_nothing_else(queues):
         lambda: queues.mark(stream),
         lambda: queues.begin_recording(stream),
         lambda: queues.give(stream, QueuedWork(action, always=True)),
-        lambda: queues.give(stream, QueuedWork(queues.mark(other), after=queues.mark(other))),
+        lambda: queues.give(stream, QueuedWork(queues.mark(other).run, after=queues.mark(other))),
         lambda: queues.end_recording(other),
     ):
         with pytest.raises(LaunchRefused):
@@ -215,7 +210,7 @@ def test_many_threads_on_the_same_streams_run_everything_once_and_in_order(queue
         stream = streams[index % 3]
         if index % 5 == 0:
             mark = queues.mark(streams[(index + 1) % 3])
-            queues.give(stream, QueuedWork(mark, after=mark))
+            queues.give(stream, QueuedWork(mark.run, after=mark))
         marks.append(queues.give(stream, QueuedWork(note(said, index))))
     threads = [
         threading.Thread(target=lambda n=n: [queues.run_to(mark, NEVER) for mark in marks[n::8]]) for n in range(8)
@@ -236,7 +231,7 @@ def test_the_background_runs_what_it_is_asked_for_once(queues):
     background, said, done = BackgroundThreads(queues), [], threading.Event()
     stream = queues.open()
     queues.give(stream, QueuedWork(note(said, 1)))
-    mark = queues.give(stream, QueuedWork(Act(lambda _: done.set())))
+    mark = queues.give(stream, QueuedWork(act(lambda _: done.set())))
     for _ in range(3):
         background.request(mark)
     assert done.wait(20)
@@ -248,8 +243,8 @@ def test_one_stream_takes_one_thread_however_often_it_is_asked_for(queues):
     background, go, done = BackgroundThreads(queues), threading.Event(), threading.Event()
     slow, quick = queues.open(), queues.open()
     for _ in range(3 * THREADS):
-        background.request(queues.give(slow, QueuedWork(Act(lambda _: go.wait(20)))))
-    background.request(queues.give(quick, QueuedWork(Act(lambda _: done.set()))))
+        background.request(queues.give(slow, QueuedWork(act(lambda _: go.wait(20)))))
+    background.request(queues.give(quick, QueuedWork(act(lambda _: done.set()))))
     assert done.wait(20)
     go.set()
     queues.run_to(queues.mark(slow), SOON(20))
@@ -262,7 +257,7 @@ def test_a_failure_in_the_background_reaches_the_next_wait_and_stops_no_other_st
         background.request(queues.give(bad, QueuedWork(fail(error))))
         with pytest.raises((KernelFault, InternalError)):
             list(iter(lambda: queues.reached(Mark(bad, 1)), True))  # noqa: B023 - it is over before the next turn
-    background.request(queues.give(queues.open(), QueuedWork(Act(lambda _: done.set()))))
+    background.request(queues.give(queues.open(), QueuedWork(act(lambda _: done.set()))))
     assert done.wait(20)
 
 
@@ -272,7 +267,7 @@ def test_there_are_no_more_threads_than_there_may_be_and_none_when_there_is_noth
     counts = []
     for stream in streams:
         background.request(
-            queues.give(stream, QueuedWork(Act(lambda _: (go.wait(20), counts.append(background._threads)))))
+            queues.give(stream, QueuedWork(act(lambda _: (go.wait(20), counts.append(background._threads)))))
         )
     go.set()
     for stream in streams:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tensorwasm.gpu.emulator.steps import updates
+from tensorwasm.gpu.emulator.steps import atomics
 
 CELLS = 6
 SMALL = st.integers(0, 5)
@@ -53,7 +53,7 @@ def check(found, memory, index, operands, expected, combine):
 def test_accumulated(function, combine, case):
     memory, index, operand = case
     start = memory.copy()
-    found = updates.accumulate(function, memory, index, (operand,), never)
+    found = atomics.accumulate(function, memory, index, (operand,), never)
     check(found, memory, index, (operand,), start, combine)
 
 
@@ -61,7 +61,7 @@ def test_accumulated(function, combine, case):
 def test_exchanged(case):
     memory, index, operand = case
     start = memory.copy()
-    found = updates.exchange(memory, index, operand)
+    found = atomics.exchange(memory, index, operand)
     check(found, memory, index, (operand,), start, lambda _, b: b)
 
 
@@ -69,7 +69,7 @@ def test_exchanged(case):
 def test_compared(case):
     memory, index, expected, wanted = case
     start = memory.copy()
-    found = updates.compare_and_swap(memory, index, (expected, wanted), never)
+    found = atomics.compare_and_swap(memory, index, (expected, wanted), never)
     check(found, memory, index, (expected, wanted), start, lambda a, b, c: c if a == b else a)
 
 
@@ -83,16 +83,16 @@ def count_down(value, bound):
 
 @pytest.mark.parametrize(
     ("direction", "function", "combine"),
-    [(1, updates.increment, count_up), (-1, updates.decrement, count_down)],
+    [(1, atomics.increment, count_up), (-1, atomics.decrement, count_down)],
 )
 @given(case=accesses(), bound=ANY)
 def test_counted(direction, function, combine, case, bound):
     memory, index, bounds = case
     start = memory.copy()
-    found = updates.in_rounds(function, memory, index, (bounds,), never)
+    found = atomics.in_rounds(function, memory, index, (bounds,), never)
     check(found, memory, index, (bounds,), start, combine)
     memory = start.copy()
-    found = updates.count_cyclic(direction, memory, index, bound)
+    found = atomics.count_cyclic(direction, memory, index, bound)
     check(found, memory, index, (np.full(index.size, bound, np.uint32),), start, combine)
 
 
@@ -108,7 +108,7 @@ def test_sums_of_floats_round_after_every_access(memory, operations):
         for at, value in zip(index, operand, strict=True):
             before.append(expected[at])
             expected[at] = expected[at] + value
-        found = updates.accumulate(np.add, memory, index, (operand,), never)
+        found = atomics.accumulate(np.add, memory, index, (operand,), never)
     np.testing.assert_array_equal(found, np.array(before, np.float32))
     np.testing.assert_array_equal(memory, expected)
 
@@ -117,7 +117,7 @@ def test_sums_of_floats_round_after_every_access(memory, operations):
 def test_every_long_update_looks_at_the_clock():
     looks = []
     index, ones = np.zeros(5000, np.int64), np.arange(5000, dtype=np.uint32)
-    updates.in_rounds(updates.increment, np.zeros(1, np.uint32), index, (ones,), lambda: looks.append(1))
+    atomics.in_rounds(atomics.increment, np.zeros(1, np.uint32), index, (ones,), lambda: looks.append(1))
     assert len(looks) == 20
-    updates.compare_and_swap(np.zeros(1, np.uint32), index, (ones, ones + np.uint32(1)), lambda: looks.append(1))
+    atomics.compare_and_swap(np.zeros(1, np.uint32), index, (ones, ones + np.uint32(1)), lambda: looks.append(1))
     assert len(looks) == 40

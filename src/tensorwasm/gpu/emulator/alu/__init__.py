@@ -5,7 +5,6 @@ Source: PTX ISA 9.x, chapter 9.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
 
@@ -20,27 +19,25 @@ from tensorwasm.gpu.emulator.alu import (
     halves,
     integer,
     packed,
-    special,
-    video,
 )
 from tensorwasm.gpu.emulator.alu.rows import Key, OpRow, key, spell
 from tensorwasm.gpu.emulator.ops import Op
-from tensorwasm.ptx.model import Instruction, Operand, Pair, Vector
+from tensorwasm.ptx.model import Instruction, Pair, Vector
 
-_ROOMS = (integer, bits, packed, video, floating, special, halves, compare, convert)
+_ROOMS = (integer, bits, packed, floating, halves, compare, convert)
 _MNEMONICS_KEPT: Final = 1024
 
 
 @cache
 def _table() -> dict[Key, tuple[str, OpRow]]:
     """Every mnemonic as its row spells it, and the row."""
-    rows = {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in row.mnemonics()}
+    rows = {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in spell(row.pattern)}
     return {found: rows[found] for found in rows if found not in _disputed()}
 
 
 @cache
 def _disputed() -> frozenset[Key]:
-    return frozenset(key(mnemonic) for pattern in video.DISPUTED for mnemonic in spell(pattern))
+    return frozenset(key(mnemonic) for pattern in packed.DISPUTED for mnemonic in spell(pattern))
 
 
 @cache
@@ -70,10 +67,11 @@ def compile_op(instruction: Instruction) -> Op | None:
     if row.bind:
         op = row.bind(replace(instruction, modifiers=_split(mnemonic)[1]), op)
     expected = len(op.results) - op.writes_carry + len(op.sources) - op.reads_carry
-    given = _count(instruction.operands)
+    given = sum(
+        len(one.elements) if isinstance(one, Vector) else 1 + isinstance(one, Pair) for one in instruction.operands
+    )
     if given != expected:
-        at = instruction.position
-        raise MalformedPtx(f"{instruction.mnemonic} takes {expected} operands, not {given}", at.line, at.column)
+        raise MalformedPtx(f"{instruction.mnemonic} takes {expected} operands, not {given}", *instruction.position)
     return op
 
 
@@ -84,8 +82,7 @@ def _find(instruction: Instruction) -> tuple[str, OpRow, Op]:
     except KeyError:
         disputed = key(instruction.mnemonic) in _disputed()
         why = "not emulated: hardware and the ISA disagree" if disputed else f"no such form of {instruction.opcode}"
-        at = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic}: {why}", at.line, at.column) from None
+        raise UnsupportedPtx(f"{instruction.mnemonic}: {why}", *instruction.position) from None
 
 
 @lru_cache(_MNEMONICS_KEPT)
@@ -97,10 +94,3 @@ def _look_up(written: str) -> tuple[str, OpRow, Op]:
 def _split(mnemonic: str) -> tuple[str, tuple[str, ...]]:
     opcode, *modifiers = mnemonic.split(".")
     return opcode, tuple(modifiers)
-
-
-def _count(operands: Iterable[Operand]) -> int:
-    """Count operands, each element of a vector and both sides of a pair."""
-    return sum(
-        len(operand.elements) if isinstance(operand, Vector) else 1 + isinstance(operand, Pair) for operand in operands
-    )

@@ -227,8 +227,7 @@ def _bind_table(instruction: Instruction, op: Op) -> Op:
     """Work out the truth table, an immediate, once."""
     lut = instruction.operands[4 if len(instruction.operands) > 4 else -1]
     if not isinstance(lut, Int):
-        at = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic}: the truth table must be a constant", at.line, at.column)
+        raise UnsupportedPtx(f"{instruction.mnemonic}: the truth table must be a constant", *instruction.position)
     function = _three(lut.value & 0xFF)
     return replace(op, run=_with_predicate(instruction.modifiers, lambda a, b, c, _lut: function(a, b, c)))
 
@@ -269,17 +268,14 @@ def _funnel(modifiers: Modifiers) -> Run:
 
 def _bind_move(instruction: Instruction, op: Op) -> Op:
     """Turn a move between a vector of narrow registers and one wide register into splitting or joining."""
-    vectors = [index for index, operand in enumerate(instruction.operands) if isinstance(operand, Vector)]
+    vectors = [operand for operand in instruction.operands if isinstance(operand, Vector)]
     if not vectors:
         return op
-    wide = op.sources[0]
-    vector = instruction.operands[vectors[0]]
-    count = len(vector.elements) if isinstance(vector, Vector) else 0
+    wide, count = op.sources[0], len(vectors[0].elements)
     if len(vectors) > 1 or (wide, count) not in _SHARES:
-        at = instruction.position
-        raise UnsupportedPtx(f"{instruction.mnemonic} with a vector of {count}", at.line, at.column)
+        raise UnsupportedPtx(f"{instruction.mnemonic} with a vector of {count}", *instruction.position)
     narrow = f"b{int(wide[1:]) // count}"
-    if vectors == [0]:
+    if vectors[0] is instruction.operands[0]:
         part = DTYPES[narrow]
         return replace(
             op,

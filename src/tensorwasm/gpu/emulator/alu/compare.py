@@ -139,8 +139,7 @@ def _mask_halves(modifiers: Modifiers) -> Run:
     compare = _combined(modifiers, _comparison(modifiers))
 
     def run(a: Array, b: Array, *c: Array) -> Array:
-        halves = (np.ascontiguousarray(x).view(dtype) for x in (a, b))
-        outcome = compare(*halves, *(np.repeat(x, 2) for x in c))
+        outcome = compare(*(np.ascontiguousarray(x).view(dtype) for x in (a, b)), *(np.repeat(x, 2) for x in c))
         return np.where(outcome, true, dtype.type(0)).view(DTYPES[target])
 
     return run

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from tensorwasm.gpu.emulator.alu.floating import flush, mode_of, rectify, saturate
+from tensorwasm.gpu.emulator.alu.integer import unsigned
 from tensorwasm.gpu.emulator.alu.rounding import (
     FORMATS,
     INTEGRAL,
@@ -135,7 +136,7 @@ def _keep_payload(convert: Run, modifiers: Modifiers) -> Run:
     def run(a: Array) -> Array:
         result, nan = convert(a), a != a  # noqa: PLR0124 - the NaN test
         if nan.any():
-            _bits(result)[nan] = payload(_bits(a)[nan])
+            unsigned(result)[nan] = payload(unsigned(a)[nan])
         return result
 
     return run
@@ -155,16 +156,12 @@ def _payload(modifiers: Modifiers) -> Run | None:
     return lambda bits: bits >> 63 << sign | quiet | bits >> (52 - mantissa) & ((1 << mantissa) - 1)
 
 
-def _bits(values: Array) -> Array:
-    return values.view(f"u{values.dtype.itemsize}")
-
-
 # ------------------------------------------------------------------------------------------ packed
 
 
 def _tensor_float(modifiers: Modifiers) -> Run:
     convert = _float_to_float(modifiers)
-    return lambda a: _bits(convert(a))
+    return lambda a: unsigned(convert(a))
 
 
 def _two_to_pair(modifiers: Modifiers) -> Run:
@@ -173,7 +170,7 @@ def _two_to_pair(modifiers: Modifiers) -> Run:
     convert = _float_to_float((*modifiers[:-2], target.removesuffix("x2"), modifiers[-1]))
 
     def run(a: Array, b: Array) -> Array:
-        return _bits(np.stack([convert(b), convert(a)], axis=-1)).reshape(-1).view(DTYPES[target])
+        return unsigned(np.stack([convert(b), convert(a)], axis=-1)).reshape(-1).view(DTYPES[target])
 
     return run
 
@@ -183,7 +180,7 @@ def _pair_to_pair(modifiers: Modifiers) -> Run:
     target, source = modifiers[-2:]
     form = FORMATS[source.removesuffix("x2")]
     convert = _float_to_float((*modifiers[:-2], target.removesuffix("x2"), source.removesuffix("x2")))
-    return lambda a: _bits(convert(np.ascontiguousarray(a).view(form.dtype))).view(DTYPES[target])
+    return lambda a: unsigned(convert(np.ascontiguousarray(a).view(form.dtype))).view(DTYPES[target])
 
 
 _WIDTHS: Final = (8, 16, 32, 64)

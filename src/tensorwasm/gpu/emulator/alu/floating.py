@@ -1,7 +1,8 @@
-"""Floating-point arithmetic on f32 and f64.
+"""Floating-point arithmetic on f32 and f64, and the approximate functions: ex2, lg2, sin, cos, tanh, rsqrt and others.
 
-NaN results of f32 are 0x7fffffff, as on NVIDIA GPUs; f64 passes the payload of an operand, quieted. Sources: PTX ISA
-9.7.3 (instructions), 9.7.3 table 32 (NaN and subnormal behaviour).
+NaN results of f32 are 0x7fffffff, as on NVIDIA GPUs; f64 passes the payload of an operand, quieted.
+
+Source: PTX ISA 9.7.3, its table 32 for NaN and subnormals.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu import doubles
 from tensorwasm.gpu.emulator.alu.packed import side_by_side
 from tensorwasm.gpu.emulator.alu.rounding import (
     FORMATS,
     MODES,
     Array,
     Doubles,
+    add64,
     add_odd,
     canonical,
+    divide64,
     flush_tiny,
+    fma64,
+    multiply64,
     narrow,
+    root64,
+    subtract64,
 )
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run, always
 from tensorwasm.gpu.emulator.ops import DTYPES, Op
@@ -144,23 +150,15 @@ def _arithmetic32(name: str, modifiers: Modifiers) -> Run:
     return finished(quickly if "ftz" in modifiers else nearest, modifiers)
 
 
-_NEAREST64: Final[dict[str, Run]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "rcp": np.reciprocal,
-    "sqrt": np.sqrt,
-    "fma": lambda a, b, c: doubles.fused(a, b, c, "rn"),
-}
+_NEAREST64: Final[dict[str, Run]] = {**_NEAREST32, "fma": lambda a, b, c: fma64(a, b, c, "rn")}
 _DIRECTED64: Final[dict[str, Callable[..., Doubles]]] = {
-    "add": doubles.add,
-    "sub": doubles.subtract,
-    "mul": doubles.multiply,
-    "div": doubles.divide,
-    "rcp": lambda a, mode: doubles.divide(np.ones_like(a), a, mode),
-    "sqrt": doubles.square_root,
-    "fma": doubles.fused,
+    "add": add64,
+    "sub": subtract64,
+    "mul": multiply64,
+    "div": divide64,
+    "rcp": lambda a, mode: divide64(np.ones_like(a), a, mode),
+    "sqrt": root64,
+    "fma": fma64,
 }
 
 
@@ -182,14 +180,10 @@ def _selection(precedes: np.ufunc, zero: np.ufunc, a: Array, b: Array) -> Array:
     return np.where(a == b, equal, np.where(precedes(a, b) | (b != b), a, b))  # noqa: PLR0124 - the NaN test
 
 
-def smaller(a: Array, b: Array) -> Array:
-    """Return the minimum: -0 < +0, a single NaN loses."""
-    return _selection(np.less, np.bitwise_or, a, b)
-
-
-def larger(a: Array, b: Array) -> Array:
-    """Return the maximum: -0 < +0, a single NaN loses."""
-    return _selection(np.greater, np.bitwise_and, a, b)
+smaller: Final = partial(_selection, np.less, np.bitwise_or)
+"""Returns the minimum: -0 < +0, a single NaN loses."""
+larger: Final = partial(_selection, np.greater, np.bitwise_and)
+"""Returns the maximum: -0 < +0, a single NaN loses."""
 
 
 def contagious(select: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
@@ -241,6 +235,64 @@ _CLASSES: Final[dict[str, Callable[[Array], Any]]] = {
     "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
 }
 
+
+# ------------------------------------------------------------------------------------ approximate functions
+
+# Where PTX allows an error, these give the correctly rounded value, up to the accuracy of the platform's library in
+# binary64; the special cases are those of the manual. GPUs differ from this by their table look-ups, within the
+# documented error.
+
+_TINY64: Final = np.finfo(np.float64).tiny
+_HUGE: Final = 2.0**126
+_UPPER: Final = np.uint64(0xFFFFFFFF00000000)
+_NAN: Final = np.uint64(0x7FFFFFFF00000000)
+
+
+def _reciprocal_root(a: Doubles) -> Doubles:
+    return 1.0 / np.sqrt(a)
+
+
+def rounded(exact: Callable[..., Doubles], name: str) -> Run:
+    """Round what an operation makes of doubles."""
+    return lambda *sources: narrow(exact(*(source.astype(np.float64) for source in sources)), name)
+
+
+def approximate(function: Callable[..., Doubles], modifiers: Modifiers) -> Run:
+    """Make a function of a narrower type from one on doubles."""
+    return finished(rounded(function, element_of(modifiers)), modifiers)
+
+
+def _divide(a: Doubles, b: Doubles) -> Doubles:
+    """Divide as by a multiplication with the reciprocal, which is flushed to 0 for divisors beyond 2**126."""
+    return np.where((np.abs(b) > _HUGE) & np.isfinite(b), a * np.copysign(0.0, b), a / b)
+
+
+def _upper_half(function: Callable[[Doubles], Doubles]) -> Run:
+    """Compute on the upper 32 bits of doubles only; subnormals become zeros, before and after; NaN is 0x7fffffff."""
+
+    def cut(a: Doubles) -> Doubles:
+        return np.where(np.abs(a) < _TINY64, np.copysign(0.0, a), a)
+
+    def run(a: Doubles) -> Doubles:
+        exact = cut(function(cut((a.view(np.uint64) & _UPPER).view(np.float64))))
+        half = np.where(np.isfinite(exact), np.uint64(1 << 31), np.uint64(0))
+        bits = (exact.view(np.uint64) + half) & _UPPER
+        return np.where(np.isnan(exact), _NAN, bits).view(np.float64)
+
+    return run
+
+
+_FUNCTIONS: Final[tuple[tuple[str, Callable[[Doubles], Doubles]], ...]] = (
+    ("rcp", np.reciprocal),
+    ("sqrt", np.sqrt),
+    ("rsqrt", _reciprocal_root),
+    ("sin", np.sin),
+    ("cos", np.cos),
+    ("lg2", np.log2),
+    ("ex2", np.exp2),
+)
+
+
 _BINARY: Final = ("add", "sub", "mul")
 
 ROWS: Final = (
@@ -270,5 +322,12 @@ ROWS: Final = (
     OpRow("neg.f64", "T = T", always(np.negative)),
     OpRow("copysign.{f32,f64}", "T = T T", always(_copysign)),
     OpRow("testp.{finite,infinite,number,notanumber,normal,subnormal}.{f32,f64}", "pred = T", lambda m: _CLASSES[m[0]]),
+    *(OpRow(f"{op}.approx{{,.ftz}}.f32", "T = T", partial(approximate, function)) for op, function in _FUNCTIONS),
+    OpRow("tanh.approx.f32", "T = T", partial(approximate, np.tanh)),
+    OpRow("div.approx{,.ftz}.f32", "T = T T", partial(approximate, _divide)),
+    OpRow("div.full{,.ftz}.f32", "T = T T", partial(approximate, np.divide)),
+    OpRow("rsqrt.approx.f64", "T = T", always(_reciprocal_root)),
+    OpRow("rcp.approx.ftz.f64", "T = T", always(_upper_half(np.reciprocal))),
+    OpRow("rsqrt.approx.ftz.f64", "T = T", always(_upper_half(_reciprocal_root))),
 )
 """Rows of f32 and f64 arithmetic."""

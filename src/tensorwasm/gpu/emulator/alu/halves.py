@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorwasm.gpu.emulator.alu.floating import element_of, finished, larger, select_of, smaller
+from tensorwasm.gpu.emulator.alu.floating import approximate, element_of, finished, larger, rounded, select_of, smaller
 from tensorwasm.gpu.emulator.alu.rounding import Array, add_odd, flush_tiny, narrow
 from tensorwasm.gpu.emulator.alu.rows import Modifiers, OpRow, Run
 
@@ -34,12 +34,7 @@ def _fused(modifiers: Modifiers) -> Run:
     name = element_of(modifiers)
     # Where an f16 tie could be missed, all bits of the sum fit into a double; the range of bf16 is too wide for that.
     fuse: Half = (lambda a, b, c: a * b + c) if name == "f16" else lambda a, b, c: add_odd("rn", a * b, c)
-    return finished(_flushing(fuse, name) if "ftz" in modifiers else _rounded(fuse, name), modifiers)
-
-
-def _rounded(exact: Half, name: str) -> Half:
-    """Round what an operation makes of doubles."""
-    return lambda *sources: narrow(exact(*(source.astype(np.float64) for source in sources)), name)
+    return finished(_flushing(fuse, name) if "ftz" in modifiers else rounded(fuse, name), modifiers)
 
 
 def _through_single(function: Half, modifiers: Modifiers) -> Run:
@@ -54,10 +49,6 @@ def _through_single(function: Half, modifiers: Modifiers) -> Run:
 
 def _select(select: Half, modifiers: Modifiers) -> Run:
     return _through_single(select_of(modifiers, select), modifiers)
-
-
-def _approximate(ufunc: np.ufunc, modifiers: Modifiers) -> Run:
-    return finished(_rounded(ufunc, element_of(modifiers)), modifiers)
 
 
 _F16: Final = "{f16,f16x2}"
@@ -78,9 +69,9 @@ ROWS: Final = (
         for op, run in _SELECTIONS
     ),
     *(OpRow(f"{op}{{,.NaN}}{{,.xorsign.abs}}.{_BF16}", "T = T T", partial(_select, run)) for op, run in _SELECTIONS),
-    OpRow(f"ex2.approx.{_F16}", "T = T", partial(_approximate, np.exp2)),
-    OpRow(f"ex2.approx.ftz.{_BF16}", "T = T", partial(_approximate, np.exp2)),
-    OpRow(f"tanh.approx.{_F16}", "T = T", partial(_approximate, np.tanh)),
-    OpRow(f"tanh.approx.{_BF16}", "T = T", partial(_approximate, np.tanh)),
+    OpRow(f"ex2.approx.{_F16}", "T = T", partial(approximate, np.exp2)),
+    OpRow(f"ex2.approx.ftz.{_BF16}", "T = T", partial(approximate, np.exp2)),
+    OpRow(f"tanh.approx.{_F16}", "T = T", partial(approximate, np.tanh)),
+    OpRow(f"tanh.approx.{_BF16}", "T = T", partial(approximate, np.tanh)),
 )
 """Rows of half precision."""

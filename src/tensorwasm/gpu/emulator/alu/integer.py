@@ -43,8 +43,7 @@ def high_product(a: Array, b: Array) -> Array:
     x, y = unsigned(a), unsigned(b)
     x0, x1, y0, y1 = x & _LOW32, x >> _32, y & _LOW32, y >> _32
     middle = x1 * y0 + ((x0 * y0) >> _32)
-    other = (middle & _LOW32) + x0 * y1
-    high = x1 * y1 + (middle >> _32) + (other >> _32)
+    high = x1 * y1 + (middle >> _32) + (((middle & _LOW32) + x0 * y1) >> _32)
     if a.dtype.kind == "i":  # the unsigned product is too large by 2**64 * b where a is negative, and vice versa
         high = high - np.where(a < 0, y, 0) - np.where(b < 0, x, 0)
     return high.view(a.dtype)

@@ -43,10 +43,6 @@ class OpRow:
     writes_carry: bool = False
     bind: Callable[[Instruction, Op], Op] | None = None
 
-    def mnemonics(self) -> Iterator[str]:
-        """Yield every mnemonic of the pattern."""
-        return spell(self.pattern)
-
     def compile(self, mnemonic: str) -> Op:
         """Build the op of one of the row's mnemonics."""
         modifiers = tuple(mnemonic.split(".")[1:])

@@ -136,7 +136,7 @@ Form = tuple[str, tuple[LaneMemoryOp, ...]]
 
 def _copy(
     limit: str, memory: LaneMemory, lanes: Indices, targets: Lanes, sources: Lanes, size: Lanes, *rest: Lanes
-) -> tuple[Lanes, ...]:
+) -> None:
     """Run ``cp.async``; ``limit`` is the meaning of the operand after the size: ``size``, ``ignore`` or none."""
     size_bytes = int(size[0])
     sizes = np.full(lanes.shape, size_bytes, np.int64)
@@ -150,7 +150,6 @@ def _copy(
     queue.cover(lanes)
     queue.copies.append(_AsyncCopies(lanes.copy(), queue.group[lanes], targets.copy(), data))
     queue.grow(memory, data.nbytes + 24 * len(lanes))
-    return ()
 
 
 def _fetch(memory: LaneMemory, lanes: Indices, sources: Lanes, sizes: Lanes, size: int) -> NDArray[np.uint32]:
@@ -162,8 +161,7 @@ def _fetch(memory: LaneMemory, lanes: Indices, sources: Lanes, sizes: Lanes, siz
         data[full] = np.ascontiguousarray(words).view(np.uint8)
     if not full.all():
         wrong = (sizes > size) | (~full & (sizes > 0) & (sources % np.uint64(size) != 0))
-        if wrong.any():
-            memory.fault(int(lanes[wrong.argmax()]), f"a source misaligned or larger than the {size} bytes to copy")
+        mbarrier.refuse(memory, lanes, wrong, f"a source misaligned or larger than the {size} bytes to copy")
         row, byte = np.nonzero(~full[:, None] & (np.arange(size) < sizes[:, None]))
         if len(row):
             addresses = sources[row] + byte.astype(np.uint64)
@@ -171,14 +169,13 @@ def _fetch(memory: LaneMemory, lanes: Indices, sources: Lanes, sizes: Lanes, siz
     return data.view(np.uint32)
 
 
-def _commit(memory: LaneMemory, lanes: Indices) -> tuple[Lanes, ...]:
+def _commit(memory: LaneMemory, lanes: Indices) -> None:
     queue = _queue(memory)
     queue.cover(lanes)
     queue.group[lanes] += 1
-    return ()
 
 
-def _wait(memory: LaneMemory, lanes: Indices, *counts: Lanes) -> tuple[Lanes, ...]:
+def _wait(memory: LaneMemory, lanes: Indices, *counts: Lanes) -> None:
     """Finish the copies of some lanes; a count spares the open group and that many committed ones."""
     queue = _queue(memory)
     queue.settle(memory)
@@ -186,10 +183,9 @@ def _wait(memory: LaneMemory, lanes: Indices, *counts: Lanes) -> tuple[Lanes, ..
         copies.finish(memory)
     if not queue.copies:
         queue.size_bytes = 0
-    return ()
 
 
-def _arrive(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes, *, increment: bool) -> tuple[Lanes, ...]:
+def _arrive(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes, *, increment: bool) -> None:
     if increment:
         mbarrier.update(memory, space, lanes, addresses, (mbarrier.raise_pending, 1))
     else:
@@ -197,7 +193,6 @@ def _arrive(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes, *,
     queue = _queue(memory)
     queue.arrivals.append(_Arrivals(space, lanes.copy(), addresses.copy(), queue.extract(lanes, None)))
     queue.grow(memory, 16 * len(lanes))
-    return ()
 
 
 _PREFETCHES: Final = ("", ".L2::64B", ".L2::128B", ".L2::256B")

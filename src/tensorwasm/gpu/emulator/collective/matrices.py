@@ -77,9 +77,7 @@ def multiplicand_a(m: int, k: int, per: int) -> Fragment:
     stack, place = np.divmod(np.arange(m * k // WARP_LANES), tall * k // WARP_LANES)
     register, element = np.divmod(place, per)
     right, down = np.divmod(register, tall // 8)
-    row = _GROUP + 8 * down + tall * stack
-    col = _MEMBER * per + element + 4 * per * right
-    return _fragment(row, col, (m, k))
+    return _fragment(_GROUP + 8 * down + tall * stack, _MEMBER * per + element + 4 * per * right, (m, k))
 
 
 @cache
@@ -87,9 +85,7 @@ def multiplicand_b(k: int, n: int, per: int) -> Fragment:
     """Lay out a ``k`` by ``n`` matrix B: blocks of 8 columns, each the mirror image of an A of 8 rows."""
     block, place = np.divmod(np.arange(k * n // WARP_LANES), k // 4)
     register, element = np.divmod(place, per)
-    row = _MEMBER * per + element + 4 * per * register
-    col = _GROUP + 8 * block
-    return _fragment(row, col, (k, n))
+    return _fragment(_MEMBER * per + element + 4 * per * register, _GROUP + 8 * block, (k, n))
 
 
 @cache
@@ -99,9 +95,7 @@ def accumulator(m: int, n: int) -> Fragment:
     block, place = np.divmod(np.arange(m * n // WARP_LANES), tall // 4)
     down, element = np.divmod(place, 2)
     across, stack = block % (n // 8), block // (n // 8)
-    row = _GROUP + 8 * down + tall * stack
-    col = 2 * _MEMBER + element + 8 * across
-    return _fragment(row, col, (m, n))
+    return _fragment(_GROUP + 8 * down + tall * stack, 2 * _MEMBER + element + 8 * across, (m, n))
 
 
 # ------------------------------------------------------------------------------------------- mma.m8n8k4 on f16
@@ -244,8 +238,7 @@ class MatrixOperand:
     @property
     def registers(self) -> tuple[str, ...]:
         """PTX types of the registers as results: raw bits."""
-        count = self.fragment.elements // self.element.per * self.copies
-        return (self.element.register,) * count
+        return (self.element.register,) * (self.fragment.elements // self.element.per * self.copies)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -254,8 +247,8 @@ class MatrixOperand:
 
     def read(self, registers: Sequence[Lanes]) -> Values:
         """Return the values of the matrix, ``(warps, tiles, rows, columns)``, from ``(warps, 32)`` registers."""
-        used = registers[: len(registers) // self.copies]
-        return self.fragment.assemble(self.element.decode(self.join(used)))
+        bits = self.join(registers[: len(registers) // self.copies])
+        return self.fragment.assemble(self.element.decode(bits))
 
     def write(self, values: Values) -> tuple[Lanes, ...]:
         """Round a matrix to the element type and distribute it over registers."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensorwasm.gpu.emulator.lanes import Indices
 from tensorwasm.gpu.emulator.ops import LaneMemory, LaneMemoryOp, Lanes
@@ -151,10 +152,14 @@ def update(
 def read_phases(memory: LaneMemory, space: str, lanes: Indices, addresses: Lanes) -> Lanes:
     """Return the parity of the current phase of each lane's object, ``(lanes,)``."""
     words = memory.load(space, lanes, addresses, _WORD, atomic=True)[:, 0]
-    invalid = words >> np.uint64(62) != _VALID
-    if invalid.any():
-        memory.fault(int(lanes[invalid.argmax()]), _ABSENT)
+    refuse(memory, lanes, words >> np.uint64(62) != _VALID, _ABSENT)
     return _phase_of(words)
+
+
+def refuse(memory: LaneMemory, lanes: Indices, wrong: NDArray[np.bool_], reason: str) -> None:
+    """Raise `KernelFault` for the first lane that is wrong, if any."""
+    if wrong.any():
+        memory.fault(int(lanes[wrong.argmax()]), reason)
 
 
 def _phase_of(words: Lanes) -> Lanes:
@@ -167,19 +172,15 @@ Form = tuple[str, tuple[LaneMemoryOp, ...]]
 Settle = Callable[[LaneMemory], None]
 
 
-def _initialise(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes, counts: Lanes) -> tuple[Lanes, ...]:
-    wrong = (counts < 1) | (counts > MAX_COUNT)
-    if wrong.any():
-        memory.fault(int(lanes[wrong.argmax()]), f"an mbarrier takes 1 to {MAX_COUNT} arrivals")
+def _initialise(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes, counts: Lanes) -> None:
+    refuse(memory, lanes, (counts < 1) | (counts > MAX_COUNT), f"an mbarrier takes 1 to {MAX_COUNT} arrivals")
     words = [[MBarrier(count, count).encode()] for count in counts.tolist()]
     memory.store(space, lanes, addresses, np.array(words, _WORD))
-    return ()
 
 
-def _invalidate(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes) -> tuple[Lanes, ...]:
+def _invalidate(space: str, memory: LaneMemory, lanes: Indices, addresses: Lanes) -> None:
     read_phases(memory, space, lanes, addresses)
     memory.unset(space, lanes, addresses, _WORD.itemsize)
-    return ()
 
 
 def _change(
@@ -193,9 +194,8 @@ def _change(
 
 def _transaction(
     space: str, change: Change, memory: LaneMemory, lanes: Indices, addresses: Lanes, counts: Lanes
-) -> tuple[Lanes, ...]:
+) -> None:
     update(memory, space, lanes, addresses, (change, counts))
-    return ()
 
 
 def _wait(

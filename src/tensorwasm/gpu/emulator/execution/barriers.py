@@ -118,23 +118,18 @@ class Barriers:
         """Return the slot of each lane, and note how many threads it expects."""
         machine = self._machine
         wide = ids.astype(np.int64)
-        if (wide >= BARRIERS).any():
-            machine.fault(site, int((wide >= BARRIERS).argmax()), "names a barrier above 15")
+        machine.fault_where(site, wide >= BARRIERS, "names a barrier above 15")
         slots = self._block.take(lanes) * BARRIERS + wide
         if threads is None:
             expected = np.full(lanes.size, WHOLE_BLOCK)
         else:
             expected = threads.astype(np.int64)
-            bad = (expected % WARP_LANES != 0) | (expected == 0)
-            if bad.any():
-                at = int(bad.argmax())
-                machine.fault(site, at, f"expects {int(expected[at])} threads, not a multiple of the warp size")
+            wrong = (expected % WARP_LANES != 0) | (expected == 0)
+            machine.fault_where(site, wrong, "expects {} threads, not a multiple of the warp size", expected)
         fresh = self._waiting.expected[slots] == _FREE
         self._waiting.expected[slots[fresh]] = expected[fresh]
         differs = self._waiting.expected[slots] != expected
-        if differs.any():
-            reason = "expects another number of threads than others at this barrier"
-            machine.fault(site, int(differs.argmax()), reason)
+        machine.fault_where(site, differs, "expects another number of threads than others at this barrier")
         return slots
 
     def _complete(self, site: Instruction | None, lanes: Indices) -> None:
@@ -227,10 +222,7 @@ class Barriers:
 def check_membership(machine: SimtMachine, site: Instruction, lanes: Indices, masks: Array) -> None:
     """Check that every lane is in its own member mask."""
     outside = (masks >> machine.geometry.laneid[lanes].astype(np.uint32)) & np.uint32(1) == 0
-    if outside.any():
-        at = int(outside.argmax())
-        reason = f"is not in its own member mask {int(masks[at]):#010x}"
-        machine.geometry.fault(site, int(lanes[at]), reason)
+    machine.fault_where(site, outside, "is not in its own member mask {:#010x}", masks)
 
 
 def are_together(machine: SimtMachine, lanes: Indices, masks: Array) -> NDArray[np.bool_]:

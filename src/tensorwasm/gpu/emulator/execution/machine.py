@@ -1,8 +1,12 @@
-"""The state of a running batch of lanes: registers, active lanes, live lanes, and what the launch fixes."""
+"""The state of a running batch of lanes: registers, special ones too, active and live lanes, what the launch fixes.
+
+Source: PTX ISA 10 (Special Registers).
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -10,9 +14,19 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorwasm.errors import DeviceLost, InvokeTimeout
+from tensorwasm.errors import DeviceLost, InvokeTimeout, UnsupportedPtx
 from tensorwasm.gpu.device.port import KernelOutput
-from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, BatchGeometry, Indices, Selection, indices, narrow
+from tensorwasm.gpu.emulator.lanes import (
+    WARP_LANES,
+    Array,
+    BatchGeometry,
+    Indices,
+    Selection,
+    coordinates,
+    indices,
+    narrow,
+    pick,
+)
 from tensorwasm.gpu.emulator.memory.spaces import BatchMemory
 from tensorwasm.ptx.model import Instruction
 from tensorwasm.values import Deadline, DeviceInfo, LaunchConfig
@@ -73,27 +87,9 @@ class SimtMachine:
     """
 
     __slots__ = (
-        "_live_bits",
-        "active",
-        "barriers",
-        "count",
-        "depth",
-        "geometry",
-        "lanes",
-        "launch",
-        "live",
-        "live_lanes",
-        "memory",
-        "next_check",
-        "queue",
-        "regs",
-        "return_pcs",
-        "saved",
-        "scheduler",
-        "special",
-        "spins",
-        "steps",
-    )
+        "_live_bits", "active", "barriers", "count", "depth", "geometry", "lanes", "launch", "live", "live_lanes",
+        "memory", "next_check", "queue", "regs", "return_pcs", "saved", "scheduler", "special", "spins", "steps",
+    )  # fmt: skip
 
     def __init__(self, launch: Launch, geometry: BatchGeometry, memory: BatchMemory, regs: list[Array]) -> None:
         self.launch, self.geometry, self.memory, self.regs = launch, geometry, memory, regs
@@ -141,6 +137,12 @@ class SimtMachine:
         """Raise `KernelFault` for the active lane at a position among the active lanes."""
         self.geometry.fault(site, int(self.indices()[position]), reason)
 
+    def fault_where(self, site: Instruction, wrong: Array, reason: str, values: Array | None = None) -> None:
+        """Raise `KernelFault` for the first active lane that is wrong, if any; ``{}`` in the reason is its value."""
+        if wrong.any():
+            at = int(wrong.argmax())
+            self.fault(site, at, reason if values is None else reason.format(int(values[at])))
+
     # ---------------------------------------------------------------------------------------- registers
 
     def write(self, slot: int, values: Array) -> None:
@@ -184,13 +186,12 @@ class SimtMachine:
         geometry = self.geometry
         flags = np.zeros((geometry.warps.shape[0], WARP_LANES), np.bool_)
         flags[geometry.warp[lanes], geometry.laneid[lanes]] = True
-        packed = np.packbits(flags, axis=1, bitorder="little")
-        return packed.view("<u4").reshape(-1)
+        return np.packbits(flags, axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
-Step = Callable[[SimtMachine], None]
-End = Callable[[SimtMachine], int]
-"""Ends a block: returns the block at which the active lanes run on, or -1 if none are active any more."""
+Step = Callable[[SimtMachine], object]
+End = Callable[[SimtMachine, int], int]
+"""Ends the block of a number: returns the block at which the active lanes run on, or -1 if none are active any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +201,135 @@ class BasicBlock:
     steps: tuple[Step, ...]
     end: End
     cost: int
+
+
+# ---------------------------------------------------------------------------------------------------- special registers
+
+WARPS_PER_MULTIPROCESSOR: Final = 64
+CLOCKS_PER_STEP: Final = 16
+
+Compute = Callable[[SimtMachine], Array]
+"""Computes a special register of every lane of the batch."""
+
+
+def _thread(axis: int) -> Compute:
+    return lambda machine: coordinates(machine.geometry.thread, machine.launch.config.block)[axis]
+
+
+def _block(axis: int) -> Compute:
+    def compute(machine: SimtMachine) -> Array:
+        geometry = machine.geometry
+        block = geometry.first_block + np.arange(geometry.blocks)  # a grid has less than 2**63 blocks
+        return pick(coordinates(block, machine.launch.config.grid)[axis], geometry.block)
+
+    return compute
+
+
+def _same(read: Callable[[SimtMachine], int]) -> Compute:
+    """Return one value for all lanes."""
+    return lambda machine: np.full(machine.lanes, read(machine), np.uint64)
+
+
+def _block_extent(axis: int) -> Compute:
+    return _same(lambda machine: machine.launch.config.block[axis])
+
+
+def _grid_extent(axis: int) -> Compute:
+    return _same(lambda machine: machine.launch.config.grid[axis])
+
+
+def _mask(compute: Callable[[Array], Array]) -> Compute:
+    return lambda machine: compute(machine.geometry.laneid.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+
+
+_ZERO: Final = _same(lambda _: 0)
+_UNIT: Final = _same(lambda _: 1)
+_SHARED_BYTES: Final = _same(lambda machine: machine.launch.shared_bytes)
+_ONE: Final = np.uint64(1)
+_FIXED: Final[dict[str, Compute]] = {
+    **{f"%tid.{name}": _thread(axis) for axis, name in enumerate("xyz")},
+    **{f"%ctaid.{name}": _block(axis) for axis, name in enumerate("xyz")},
+    **{f"%ntid.{name}": _block_extent(axis) for axis, name in enumerate("xyz")},
+    **{f"%nctaid.{name}": _grid_extent(axis) for axis, name in enumerate("xyz")},
+    **{f"%{name}.w": _ZERO for name in ("tid", "ntid", "ctaid", "nctaid")},
+    # Every block is a cluster of its own.
+    **{f"%clusterid.{name}": _block(axis) for axis, name in enumerate("xyz")},
+    **{f"%nclusterid.{name}": _grid_extent(axis) for axis, name in enumerate("xyz")},
+    **{f"%cluster_ctaid.{name}": _ZERO for name in "xyzw"},
+    **{f"%cluster_nctaid.{name}": _UNIT for name in "xyz"},
+    **{f"%{name}.w": _ZERO for name in ("clusterid", "nclusterid", "cluster_nctaid")},
+    "%is_explicit_cluster": _ZERO,
+    "%cluster_ctarank": _ZERO,
+    "%cluster_nctarank": _UNIT,
+    "%laneid": lambda machine: machine.geometry.laneid,
+    "%warpid": lambda machine: machine.geometry.thread // WARP_LANES,
+    "%nwarpid": _same(lambda _: WARPS_PER_MULTIPROCESSOR),
+    "%smid": lambda machine: (
+        (machine.geometry.block + machine.geometry.first_block % machine.launch.info.multiprocessors)
+        % machine.launch.info.multiprocessors
+    ),
+    "%nsmid": _same(lambda machine: machine.launch.info.multiprocessors),
+    "%gridid": _same(lambda machine: machine.launch.number),
+    "%lanemask_eq": _mask(lambda laneid: _ONE << laneid),
+    "%lanemask_lt": _mask(lambda laneid: (_ONE << laneid) - _ONE),
+    "%lanemask_le": _mask(lambda laneid: (_ONE << laneid + _ONE) - _ONE),
+    "%lanemask_gt": _mask(lambda laneid: ~((_ONE << laneid + _ONE) - _ONE)),
+    "%lanemask_ge": _mask(lambda laneid: ~((_ONE << laneid) - _ONE)),
+    "%dynamic_smem_size": _same(lambda machine: machine.launch.config.shared_bytes),
+    "%total_smem_size": _SHARED_BYTES,
+    "%aggr_smem_size": _SHARED_BYTES,
+    **{f"%envreg{index}": _ZERO for index in range(32)},
+    **{f"%reserved_smem_offset_{name}": _ZERO for name in ("begin", "end", "cap", "0", "1")},
+    "%current_graph_exec": _ZERO,
+}
+"""Registers that keep their value; computed once per batch."""
+
+
+def _clock(machine: SimtMachine) -> int:
+    return machine.steps * CLOCKS_PER_STEP
+
+
+_CHANGING: Final[dict[str, Callable[[SimtMachine], int]]] = {
+    "%clock": _clock,
+    "%clock64": _clock,
+    "%clock_hi": lambda machine: _clock(machine) >> 32,
+    "%globaltimer": lambda _: time.time_ns(),
+    "%globaltimer_lo": lambda _: time.time_ns(),
+    "%globaltimer_hi": lambda _: time.time_ns() >> 32,
+}
+PREDICATES: Final = frozenset({"%is_explicit_cluster"})
+"""Special registers that are predicates; ptxas takes them for nothing else."""
+
+_WIDE: Final = frozenset({"%clock64", "%globaltimer", "%gridid", "%current_graph_exec"})
+
+
+def width_bits(name: str) -> int:
+    """Return the width of a special register, 32 or 64."""
+    if name not in _FIXED and name not in _CHANGING:
+        raise UnsupportedPtx(f"the emulator has no special register {name}")
+    return 64 if name in _WIDE else 32
+
+
+def read_special(name: str, dtype: np.dtype[Any]) -> Compute:
+    """Return a reader of a special register of the active lanes: its low bits, or extended by zeros.
+
+    The name has its component, such as ``%tid.x``; the type is an integer type, or bool for one of `PREDICATES`.
+    """
+    bits = width_bits(name)
+    low, raw = np.dtype(f"uint{bits}"), np.dtype(f"uint{dtype.itemsize * 8}")
+    changing = _CHANGING.get(name)
+    if changing is not None:
+        return lambda machine: (
+            np.full(machine.count, changing(machine) & ((1 << bits) - 1), np.uint64).astype(raw).view(dtype)
+        )
+    compute, key = _FIXED[name], f"{name}:{dtype.str}"
+
+    def read(machine: SimtMachine) -> Array:
+        values = machine.special.get(key)
+        if values is None:
+            values = compute(machine).astype(low).astype(raw).view(dtype)
+            values.flags.writeable = False
+            machine.special[key] = values
+        return pick(values, machine.active)
+
+    return read

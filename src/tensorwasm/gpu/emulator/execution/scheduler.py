@@ -178,11 +178,11 @@ class Scheduler:
 def run(machine: SimtMachine, blocks: list[BasicBlock], pc: int) -> None:
     """Run all lanes of a machine from block ``pc`` on; `KernelFault` if they wait for each other for ever."""
     scheduler = machine.scheduler = Scheduler(machine)
-    barriers = machine.barriers = Barriers(machine)
+    machine.barriers = Barriers(machine)
     try:
         _run(machine, blocks, pc, scheduler)
         if machine.live_lanes:
-            text, lane = barriers.describe(), scheduler.first_gathering()
+            text, lane = machine.barriers.describe(), scheduler.first_gathering()
             if not text and lane is not None:
                 text = f"{machine.geometry.describe(lane)} waits for lanes of its warp that never come"
             raise KernelFault(f"deadlock: {text}")
@@ -198,7 +198,7 @@ def _run(machine: SimtMachine, blocks: list[BasicBlock], pc: int, scheduler: Sch
             for step in block.steps:
                 step(machine)
             machine.steps += block.cost
-            pc = block.end(machine)
+            pc = block.end(machine, pc)
             if machine.steps >= machine.next_check:
                 machine.next_check = machine.steps + CHECK_STEPS
                 machine.launch.check()

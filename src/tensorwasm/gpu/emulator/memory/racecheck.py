@@ -135,8 +135,7 @@ class RaceDetector:
         if ordered.all():
             return None
         at = int(np.flatnonzero(~ordered)[0])
-        text = "races: " + reason.format(int(found[at]) & _THREADS) + " with no barrier between"
-        return int(rows[at]), text
+        return int(rows[at]), f"races: {reason.format(int(found[at]) & _THREADS)} with no barrier between"
 
 
 def _spread(values: Stamps, like: Indices) -> Stamps:

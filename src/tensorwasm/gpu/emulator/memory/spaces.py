@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.gpu.emulator.lanes import Array, BatchGeometry, Indices, Selection, indices, pick
-from tensorwasm.gpu.emulator.memory.access_table import AddressMap
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
 from tensorwasm.gpu.emulator.memory.planes import (
     STRIDE_BYTES,
     WINDOW_BYTES,
+    AddressMap,
     Frames,
     Plane,
     describe_miss,

@@ -10,14 +10,13 @@ import numpy as np
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.execution.machine import End, SimtMachine, Step
 from tensorwasm.gpu.emulator.program.names import Names
-from tensorwasm.gpu.emulator.program.operands import Reader
-from tensorwasm.gpu.emulator.program.program import Targets
+from tensorwasm.gpu.emulator.program.program import Reader, Targets
 from tensorwasm.ptx.model import Block, Instruction, Label, Not, Statement, TargetList, Variable
 from tensorwasm.watch import Watch
 
 Resolve = Callable[[int], int]
-EndFactory = Callable[[int, int, Resolve], End]
-"""Makes the end of a block from the number of that block, the number of the next one and the blocks of labels."""
+EndFactory = Callable[[int, Resolve], End]
+"""Makes the end of a block from the number of the next block and the blocks of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,8 @@ class Builder:
         except MalformedPtx as error:
             if error.line:
                 raise
-            where = instruction.position
             kind = UnsupportedPtx if isinstance(error, UnsupportedPtx) else MalformedPtx
-            raise kind(f"{instruction.mnemonic}: {error.message}", where.line, where.column) from None
+            raise kind(f"{instruction.mnemonic}: {error.message}", *instruction.position) from None
 
     def _apply_guard(self, read: Reader, start: int) -> None:
         """Guard the items from ``start`` on: each step by a mask, or all by a branch if they end a block."""
@@ -88,7 +86,7 @@ class Builder:
             self.items[start:] = [_guarded(read, step) for step in built if callable(step)]
             return
         after = self.new_label()
-        self.items.insert(start, Finish(_skip(read, after)))
+        self.items.insert(start, Finish(lambda following, resolve: branch_end(read, following, resolve(after))))
         self.items.append(after)
 
     def guard(self, instruction: Instruction) -> Reader | None:
@@ -102,9 +100,13 @@ class Builder:
         """Add a step."""
         self.items.append(step)
 
-    def finish(self, make: EndFactory, *, alone: bool = False) -> None:
-        """Add the end of a block."""
-        self.items.append(Finish(make, alone))
+    def finish(self, end: End, *, alone: bool = False) -> None:
+        """Add the end of a block; ``alone`` as in `Finish`."""
+        self.items.append(Finish(lambda _following, _resolve: end, alone))
+
+    def branch(self, make: EndFactory) -> None:
+        """Add the end of a block that refers to labels."""
+        self.items.append(Finish(make))
 
     # -------------------------------------------------------------------------------------------- labels
 
@@ -118,24 +120,19 @@ class Builder:
         found = self.names.find(name)
         if not isinstance(found, Label):
             raise MalformedPtx(f"{name} is no label")
-        number = self._labels.get(id(found))
-        if number is None:
-            number = self._labels[id(found)] = self.new_label()
-        return number
+        if id(found) not in self._labels:
+            self._labels[id(found)] = self.new_label()
+        return self._labels[id(found)]
 
 
 def _guarded(read: Reader, step: Step) -> Step:
     return lambda machine: machine.run_masked(read(machine), step)
 
 
-def _skip(read: Reader, after: int) -> EndFactory:
-    return lambda _own, following, resolve: branch_end(read, following, resolve(after))
-
-
 def branch_end(read: Reader, taken: int, fallen: int) -> End:
     """Return the end that sends lanes with a set predicate to one block and the others to another."""
 
-    def end(machine: SimtMachine) -> int:
+    def end(machine: SimtMachine, _pc: int) -> int:
         mask = read(machine)
         yes = np.count_nonzero(mask)
         if yes == machine.count:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from functools import cached_property
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.execution.machine import SimtMachine
-from tensorwasm.gpu.emulator.execution.special import PREDICATES, read_special, width_bits
+from tensorwasm.gpu.emulator.execution.machine import PREDICATES, SimtMachine, read_special, width_bits
 from tensorwasm.gpu.emulator.memory.spaces import PARAM_DISTANCE
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program.operands import (
+from tensorwasm.gpu.emulator.program.program import (
+    COMPONENTS,
     RAW,
+    FunctionCode,
     Reader,
     RegisterSlot,
     Writer,
@@ -23,15 +26,13 @@ from tensorwasm.gpu.emulator.program.operands import (
     read_computed,
     read_constant,
     read_register,
+    scalars,
     write_nothing,
     write_register,
 )
-from tensorwasm.gpu.emulator.program.program import COMPONENTS, FunctionCode, param_offsets, scalars
-from tensorwasm.ptx.layout import TYPE_BYTES
+from tensorwasm.ptx.layout import TYPE_BYTES, place
 from tensorwasm.ptx.model import (
     Address,
-    Arguments,
-    Block,
     Float,
     Function,
     Instruction,
@@ -41,10 +42,10 @@ from tensorwasm.ptx.model import (
     Offset,
     Operand,
     Pair,
-    Statement,
     Variable,
     Vector,
 )
+from tensorwasm.ptx.reachability import mentioned, statements
 from tensorwasm.ptx.symbols import SPECIALS, VECTOR_SPECIALS, Symbol, SymbolTable
 
 _COLOURS: Final = dict(zip("rgba", COMPONENTS, strict=True))
@@ -76,7 +77,6 @@ class Names:
         self._scope = SymbolTable(module_scope)
         self._addresses, self._keys = addresses, keys
         self._registers: dict[tuple[int, str], RegisterSlot] = {}
-        self._uses: Counter[str] | None = None
         self._meanings: dict[str, Symbol | None] = {}
         self._readers: dict[tuple[str, str | None, str], Reader] = {}
         function = code.function
@@ -85,7 +85,7 @@ class Names:
         self.param_bytes = 0
         self._param_offsets: dict[int, int] = {}
         if function.entry:
-            offsets, self.param_bytes = param_offsets(function)
+            offsets, self.param_bytes = place(function.params)
             self._param_offsets = {id(one): at for one, at in zip(function.params, offsets, strict=True)}
         else:
             code.formals.extend(home for variable in function.params for home in self._homes(variable))
@@ -96,6 +96,14 @@ class Names:
         if variable.space == "reg":
             return [self._register(variable, scalar.name) for scalar in scalars((variable,))]
         return [self.key(variable)]
+
+    @cached_property
+    def _uses(self) -> Counter[str]:
+        """How often the function names what; equal names of different scopes are not distinguished."""
+        function = self.code.function
+        found = (each for each in statements(function.body or ()) if isinstance(each, Instruction))
+        guards = (each.guard.predicate.name for each in found if each.guard is not None)
+        return Counter(self._scope.watch.over(chain(mentioned(function), guards)))
 
     # ------------------------------------------------------------------------------------------- scopes
 
@@ -120,24 +128,21 @@ class Names:
 
     def find(self, name: str) -> Symbol | None:
         """Return what a name means here, or None."""
-        try:
-            return self._meanings[name]
-        except KeyError:
-            found = self._meanings[name] = self._scope.find(name)
-            return found
+        if name not in self._meanings:
+            self._meanings[name] = self._scope.find(name)
+        return self._meanings[name]
 
     # ---------------------------------------------------------------------------------------- registers
 
     def _register(self, variable: Variable, name: str) -> RegisterSlot:
-        found = self._registers.get((id(variable), name))
-        if found is None:
+        key = id(variable), name
+        if key not in self._registers:
             bits = 1 if variable.type == "pred" else TYPE_BYTES[variable.type] * 8
             if bits > 64:
                 raise UnsupportedPtx(f"registers of type .{variable.type}")
-            found = RegisterSlot(self.code.first_slot + len(self.code.widths), bits)
+            self._registers[key] = RegisterSlot(self.code.first_slot + len(self.code.widths), bits)
             self.code.widths.append(bits)
-            self._registers[id(variable), name] = found
-        return found
+        return self._registers[key]
 
     def carry(self) -> RegisterSlot:
         """Return the condition code register's carry flag."""
@@ -181,29 +186,26 @@ class Names:
             return operand.component is None and found is not None and found.vector > 1
         return isinstance(operand, Vector)
 
-    def elements(self, operand: Operand) -> Iterator[Operand]:
-        """Yield the scalars of an operand: of a vector, a pair or a vector register."""
-        if isinstance(operand, Vector):
-            for element in operand.elements:
-                yield from self.elements(element)
-        elif isinstance(operand, Pair):
-            yield from (operand.first, operand.second)
-        elif (
-            isinstance(operand, Name)
-            and operand.component is None
-            and (operand.name in VECTOR_SPECIALS or self.is_vector(operand))
-        ):
-            found = self.find(operand.name)
-            width = found.vector if isinstance(found, Variable) else len(COMPONENTS)
-            yield from (Name(operand.name, component) for component in COMPONENTS[:width])
-        else:
-            yield operand
+    def elements(self, *operands: Operand) -> list[Operand]:
+        """Return the scalars of operands: a vector, a pair and a vector register have several."""
+        scalars: list[Operand] = []
+        for operand in operands:
+            if isinstance(operand, Name):
+                if operand.component is None and (operand.name in VECTOR_SPECIALS or self.is_vector(operand)):
+                    found = self.find(operand.name)
+                    width = found.vector if isinstance(found, Variable) else len(COMPONENTS)
+                    scalars += [Name(operand.name, component) for component in COMPONENTS[:width]]
+                else:
+                    scalars.append(operand)
+            elif isinstance(operand, Vector):
+                scalars += self.elements(*operand.elements)
+            else:
+                scalars += (operand.first, operand.second) if isinstance(operand, Pair) else (operand,)
+        return scalars
 
     def unused(self, operand: Operand) -> bool:
         """Return whether only one instruction names a destination, or it is the sink ``_``."""
         function = self.code.function
-        if self._uses is None:
-            self._uses = Counter(self._scope.watch.over(_statement_names(function.body or ())))
         if not isinstance(operand, Name) or any(operand.name == one.name for one in function.returns):
             return False
         return operand.name == "_" or self._uses[operand.name] == 1
@@ -333,31 +335,3 @@ def frame_offset(machine: SimtMachine, key: int) -> int:
     """Return the offset of a local variable of the active lanes in their local memory."""
     offset, stride = machine.launch.frame[key]
     return offset + stride * machine.depth
-
-
-def _statement_names(body: Iterable[Statement]) -> Iterator[str]:
-    """Yield the name of every operand and guard; equal names of different scopes are not distinguished."""
-    for statement in body:
-        if isinstance(statement, Instruction):
-            if statement.guard is not None:
-                yield statement.guard.predicate.name
-            yield from _operand_names(statement.operands)
-        elif isinstance(statement, Block):
-            yield from _statement_names(statement.body)
-
-
-def _operand_names(operands: Iterable[Operand]) -> Iterator[str]:
-    for operand in operands:
-        match operand:
-            case Name():
-                yield operand.name
-            case Address():
-                yield from _operand_names((operand.base, *operand.coordinates))
-            case Offset():
-                yield operand.base.name
-            case Vector() | Arguments():
-                yield from _operand_names(operand.elements)
-            case Pair():
-                yield from _operand_names((operand.first, operand.second))
-            case Not():
-                yield operand.operand.name

@@ -1,17 +1,129 @@
-"""A PTX module made ready to run, and what each of its kernels needs of registers and memory."""
+"""Functions made ready to run: their operands and registers, and what each kernel needs of registers and memory.
+
+Each operand becomes a function of the machine, once, at load time. A register that is narrower than the type that an
+instruction reads or writes is refused with `MalformedPtx`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.gpu.emulator.execution.machine import BasicBlock
+import numpy as np
+
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.emulator.execution.machine import BasicBlock, SimtMachine
+from tensorwasm.gpu.emulator.lanes import Array
 from tensorwasm.gpu.emulator.memory.planes import Plane
-from tensorwasm.gpu.emulator.program.operands import RegisterSlot
-from tensorwasm.ptx.layout import variable_align, variable_bytes
+from tensorwasm.gpu.emulator.ops import DTYPES
+from tensorwasm.ptx.layout import place, variable_align, variable_bytes
 from tensorwasm.ptx.model import Function, Variable
+
+Reader = Callable[[SimtMachine], Array]
+Writer = Callable[[SimtMachine, Array], None]
+
+RAW: Final = {bits: np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)} | {1: np.dtype(np.bool_)}
+SIGNED: Final = {bits: np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterSlot:
+    """Index of a register among the machine's, and its bits: 8, 16, 32 or 64; 1 for a predicate."""
+
+    slot: int
+    bits: int
+
+
+def read_register(register: RegisterSlot, dtype: np.dtype[Any]) -> Reader:
+    """Return a reader that views a register as ``dtype``, or its low bits if that is narrower."""
+    slot, raw = register.slot, RAW[register.bits]
+
+    def read(machine: SimtMachine) -> Array:
+        values = machine.regs[slot]
+        active = machine.active
+        if active is None:
+            return values
+        if type(active) is slice:
+            return values[active]
+        return values.take(active)
+
+    if dtype == raw:
+        return read
+    if (dtype.kind == "b") != (raw.kind == "b") or dtype.itemsize > raw.itemsize:
+        raise MalformedPtx(f"a register of {register.bits} bits where {dtype.name} is expected")
+    if dtype.itemsize == raw.itemsize:
+        return lambda machine: read(machine).view(dtype)
+    low = RAW[dtype.itemsize * 8]
+    return lambda machine: read(machine).astype(low).view(dtype)
+
+
+def read_constant(bits: int, dtype: np.dtype[Any]) -> Reader:
+    """Return a reader of an immediate."""
+    return lambda machine: machine.constant(bits, dtype)
+
+
+def read_computed(compute: Callable[[SimtMachine], int], dtype: np.dtype[Any]) -> Reader:
+    """Return a reader of a value that the launch fixes, such as the address of a variable."""
+    return lambda machine: machine.constant(compute(machine), dtype)
+
+
+def write_register(register: RegisterSlot, ptx_type: str) -> Writer:
+    """Return a writer of values of a PTX type, extended to the register: by sign for ``.s``, else by zeros."""
+    slot, raw, dtype = register.slot, RAW[register.bits], DTYPES[ptx_type]
+    if (dtype.kind == "b") != (raw.kind == "b") or dtype.itemsize > raw.itemsize:
+        raise MalformedPtx(f"a register of {register.bits} bits where .{ptx_type} is expected")
+    if dtype == raw:
+        return lambda machine, values: machine.write(slot, values)
+    if dtype.itemsize == raw.itemsize:
+        return lambda machine, values: machine.write(slot, values.view(raw))
+    if dtype.kind == "i":
+        wide = SIGNED[register.bits]
+        return lambda machine, values: machine.write(slot, values.astype(wide).view(raw))
+    narrow = RAW[dtype.itemsize * 8]
+    return lambda machine, values: machine.write(slot, values.view(narrow).astype(raw))
+
+
+def write_nothing(_machine: SimtMachine, _values: Array) -> None:
+    """Drop the values: the sink ``_``."""
+
+
+def own(values: Array, sources: tuple[Array, ...]) -> Array:
+    """Return values that share no memory with the sources, contiguous, so that a register may keep them."""
+    if values.base is None and values.flags.writeable and values.flags.c_contiguous:
+        for source in sources:
+            if values is source:
+                return values.copy()
+        return values
+    return values.copy()
+
+
+def float_bits(value: float, width: int) -> int:
+    """Return the IEEE bits of a number in single (32) or double (64) precision."""
+    with np.errstate(all="ignore"):
+        return int(np.float32(value).view(np.uint32) if width == 32 else np.float64(value).view(np.uint64))
+
+
+def immediate_bits(value: int, ptx_type: str) -> int:
+    """Return an integer constant (PTX ISA 4.5) as bits of a type: its value for floats, else two's complement."""
+    if ptx_type in ("f32", "f64"):
+        return float_bits(float(value), int(ptx_type[1:]))
+    return value & ((1 << DTYPES[ptx_type].itemsize * 8) - 1)
+
+
+def floating_bits(bits: int, width: int, ptx_type: str) -> int:
+    """Return a floating-point constant as bits of a type, converted if ``ptx_type`` is the other precision."""
+    target = DTYPES[ptx_type].itemsize * 8
+    if target == width:
+        return bits
+    value = struct.unpack("<f" if width == 32 else "<d", bits.to_bytes(width // 8, "little"))[0]
+    if target in (32, 64):
+        return float_bits(value, target)
+    raise MalformedPtx(f"a floating-point constant where .{ptx_type} is expected")
+
+
+# ------------------------------------------------------------------------------------------------------------- programs
 
 COMPONENTS: Final = "xyzw"
 MAX_DEPTH: Final = 64
@@ -111,15 +223,6 @@ def shape_of(function: Function) -> Shape:
     return params, returns
 
 
-def param_offsets(function: Function) -> tuple[list[int], int]:
-    """Return the offset of each of a kernel's parameters in the parameter buffer, and the buffer's bytes."""
-    offsets, end = [], 0
-    for param in function.params:
-        offsets.append(_aligned(end, variable_align(param)))
-        end = offsets[-1] + variable_bytes(param)
-    return offsets, end
-
-
 def _aligned(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
@@ -196,20 +299,12 @@ def _place_shared(reachable: list[FunctionCode]) -> tuple[dict[int, int], int]:
     found = {
         key: variable for one in reachable for key, variable in one.variables.items() if variable.space == "shared"
     }
-    offsets: dict[int, int] = {}
-    end, dynamic_align = 0, 16
-    for key, variable in found.items():
-        align, size = variable_align(variable), variable_bytes(variable)
-        if size == 0:
-            dynamic_align = max(dynamic_align, align)
-            continue
-        offsets[key] = _aligned(end, align)
-        end = offsets[key] + size
-    unknown = [key for key in found if key not in offsets]
+    sized = [key for key, variable in found.items() if variable_bytes(variable)]
+    offsets, end = place(found[key] for key in sized)
+    unknown = found.keys() - set(sized)
     if unknown:
-        end = _aligned(end, dynamic_align)
-        offsets.update(dict.fromkeys(unknown, end))
-    return offsets, end
+        end = _aligned(end, max(16, *(variable_align(found[key]) for key in unknown)))
+    return dict(zip(sized, offsets, strict=True)) | dict.fromkeys(unknown, end), end
 
 
 def _place_frames(reachable: list[FunctionCode]) -> tuple[dict[int, tuple[int, int]], int]:
@@ -225,10 +320,7 @@ def _place_frames(reachable: list[FunctionCode]) -> tuple[dict[int, tuple[int, i
 
 
 def _place_locals(codes: Iterable[FunctionCode], end: int) -> tuple[dict[int, int], int]:
-    offsets: dict[int, int] = {}
-    for code in codes:
-        for key, variable in code.variables.items():
-            if variable.space in ("local", "param"):
-                offsets[key] = _aligned(end, variable_align(variable))
-                end = offsets[key] + variable_bytes(variable)
-    return offsets, end
+    variables = (item for code in codes for item in code.variables.items())
+    found = {key: variable for key, variable in variables if variable.space in ("local", "param")}
+    offsets, end = place(found.values(), end)
+    return dict(zip(found, offsets, strict=True)), end

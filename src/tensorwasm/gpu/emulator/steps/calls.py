@@ -9,7 +9,7 @@ Source: PTX ISA 7.1 (Function Declarations and Definitions), 9.7.12.3 (call), 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,15 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.emulator.execution.machine import End, SimtMachine, Step
+from tensorwasm.gpu.emulator.execution.machine import SimtMachine, Step
 from tensorwasm.gpu.emulator.lanes import narrow, rows
 from tensorwasm.gpu.emulator.memory.planes import Bytes, show_address
-from tensorwasm.gpu.emulator.program.builder import Builder, Resolve
+from tensorwasm.gpu.emulator.program.builder import Builder
 from tensorwasm.gpu.emulator.program.names import frame_offset
-from tensorwasm.gpu.emulator.program.operands import RAW, Reader, RegisterSlot, own, read_register
 from tensorwasm.gpu.emulator.program.program import (
     MAX_DEPTH,
+    RAW,
     FunctionCode,
+    Reader,
+    RegisterSlot,
+    own,
+    read_register,
     scalars,
     shape_of,
 )
@@ -43,12 +47,12 @@ def compile_return(builder: Builder, _instruction: Instruction) -> None:
     """Add a ``ret``: results go to local memory, lanes to where they were called from; from a kernel they exit."""
     code = builder.code
     if code.function.entry:
-        builder.finish(lambda _own, _following, _resolve: exit_lanes)
+        builder.finish(exit_lanes)
         return
     returns = scalars(code.function.returns)
     fetches = [_fetch_home(home, result) for home, result in zip(code.results, returns, strict=True)]
 
-    def end(machine: SimtMachine) -> int:
+    def end(machine: SimtMachine, _pc: int) -> int:
         start = 0
         for fetch in fetches:
             values = fetch(machine)
@@ -57,7 +61,7 @@ def compile_return(builder: Builder, _instruction: Instruction) -> None:
         machine.depth -= 1
         return jump(machine, machine.return_pcs[machine.depth][machine.indices()])
 
-    builder.finish(lambda _own, _following, _resolve: end)
+    builder.finish(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,7 @@ def compile_call(builder: Builder, instruction: Instruction) -> None:
     found = builder.names.find(callee.name)
     if not isinstance(found, Function):
         prototype, allowed = _targets(builder, operands)
-        by_address = {code.address: code for code in allowed}
-        callees = _Callees(allowed, by_address, builder.names.reader(callee, "u64"))
+        callees = _Callees(allowed, {code.address: code for code in allowed}, builder.names.reader(callee, "u64"))
         _emit(builder, instruction, callees, prototype, arguments, results)
     elif found.name in functions:
         _emit(builder, instruction, _Callees([functions[found.name]]), found, arguments, results)
@@ -149,11 +152,9 @@ def _targets(builder: Builder, operands: list[Operand]) -> tuple[Function, list[
     targets = [builder.names.functions[name] for name in found.targets if name in builder.names.functions]
     if not targets or len(targets) != len(found.targets):
         raise UnsupportedPtx("lists a call target that the module does not define")
-    first = targets[0].function
-    shape = shape_of(first)
-    if any(shape_of(one.function) != shape for one in targets):
+    if len({shape_of(one.function) for one in targets}) > 1:
         raise MalformedPtx("call targets with different parameters")
-    return first, targets
+    return targets[0].function, targets
 
 
 def _emit(
@@ -168,25 +169,14 @@ def _emit(
     code = builder.code
     code.callees.update(callee.function.name for callee in callees.candidates)
     params, returns = scalars(declared.params), scalars(declared.returns)
-    arguments, results = _flat(builder, arguments), _flat(builder, results)
+    arguments, results = builder.names.elements(*arguments), builder.names.elements(*results)
     if len(arguments) != len(params) or len(results) != len(returns):
         raise MalformedPtx(f"{len(arguments)} arguments and {len(results)} results do not fit {declared.name}")
     fetches = [_fetch(builder, one, param) for one, param in zip(arguments, params, strict=True)]
-
-    def make(_own: int, following: int, _resolve: Resolve) -> End:
-        def end(machine: SimtMachine) -> int:
-            return _enter(machine, instruction, code, callees, fetches, following)
-
-        return end
-
-    builder.finish(make)
-    delivers = [_deliver(builder, one, result) for one, result in zip(results, returns, strict=True)]
-    sizes = [variable_bytes(result) for result in returns]
-    builder.step(_landing(code, callees.candidates, list(zip(delivers, sizes, strict=True))))
-
-
-def _flat(builder: Builder, operands: Iterable[Operand]) -> list[Operand]:
-    return [scalar for one in operands for scalar in builder.names.elements(one)]
+    builder.finish(lambda machine, pc: _enter(machine, instruction, code, callees, fetches, pc + 1))
+    pairs = zip(results, returns, strict=True)
+    delivers = [(_deliver(builder, one, result), variable_bytes(result)) for one, result in pairs]
+    builder.step(_landing(code, callees.candidates, delivers))
 
 
 def _enter(

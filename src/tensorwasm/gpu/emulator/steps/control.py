@@ -23,13 +23,11 @@ def compile_branch(builder: Builder, instruction: Instruction) -> None:
         raise UnsupportedPtx("the emulator lacks this form of bra")
     label, read = builder.label(target.name), builder.guard(instruction)
 
-    def make(_own: int, following: int, resolve: Resolve) -> End:
+    def make(following: int, resolve: Resolve) -> End:
         place = resolve(label)
-        if read is None:
-            return lambda _machine: place
-        return branch_end(read, place, following)
+        return (lambda _machine, _pc: place) if read is None else branch_end(read, place, following)
 
-    builder.finish(make)
+    builder.branch(make)
 
 
 def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
@@ -42,10 +40,10 @@ def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
     labels = [builder.label(name) for name in table.targets]
     read, guard = builder.names.reader(index, "u32"), builder.guard(instruction)
 
-    def make(_own: int, following: int, resolve: Resolve) -> End:
+    def make(following: int, resolve: Resolve) -> End:
         places = np.array([resolve(label) for label in labels], np.int64)
 
-        def end(machine: SimtMachine) -> int:
+        def end(machine: SimtMachine, _pc: int) -> int:
             if guard is not None:
                 mask = guard(machine)
                 if not mask.any():
@@ -54,15 +52,12 @@ def compile_indexed_branch(builder: Builder, instruction: Instruction) -> None:
                     machine.scheduler.park(following, machine.depth, narrow(machine.active, ~mask, machine.lanes))
                     machine.activate(narrow(machine.active, mask, machine.lanes))
             values = read(machine)
-            beyond = values >= places.size
-            if beyond.any():
-                at = int(beyond.argmax())
-                machine.fault(instruction, at, f"takes branch {int(values[at])} of {places.size}")
+            machine.fault_where(instruction, values >= places.size, f"takes branch {{}} of {places.size}", values)
             return jump(machine, places[values])
 
         return end
 
-    builder.finish(make)
+    builder.branch(make)
 
 
 def jump(machine: SimtMachine, places: Array) -> int:
@@ -77,10 +72,10 @@ def jump(machine: SimtMachine, places: Array) -> int:
 
 def compile_exit(builder: Builder, _instruction: Instruction) -> None:
     """Add an ``exit``."""
-    builder.finish(lambda _own, _following, _resolve: exit_lanes)
+    builder.finish(exit_lanes)
 
 
-def exit_lanes(machine: SimtMachine) -> int:
+def exit_lanes(machine: SimtMachine, _pc: int) -> int:
     """End the active lanes."""
     lanes = machine.indices()
     machine.kill(lanes)
@@ -100,15 +95,12 @@ def compile_sleep(builder: Builder, instruction: Instruction) -> None:
     """Add a ``nanosleep``: other lanes run first."""
     builder.names.reader(instruction.operands[0], "u32")
 
-    def make(_own: int, following: int, _resolve: Resolve) -> End:
-        def end(machine: SimtMachine) -> int:
-            machine.spins += 1
-            machine.scheduler.yield_turn(following, machine.depth, machine.active)
-            return -1
+    def end(machine: SimtMachine, pc: int) -> int:
+        machine.spins += 1
+        machine.scheduler.yield_turn(pc + 1, machine.depth, machine.active)
+        return -1
 
-        return end
-
-    builder.finish(make)
+    builder.finish(end)
 
 
 def compile_nothing(_builder: Builder, _instruction: Instruction) -> None:
@@ -136,11 +128,7 @@ def compile_barrier(builder: Builder, instruction: Instruction) -> None:
 
 def _compile_warp_barrier(builder: Builder, instruction: Instruction) -> None:
     read = builder.names.reader(instruction.operands[0], "u32")
-
-    def make(_own: int, following: int, _resolve: Resolve) -> End:
-        return lambda machine: machine.barriers.arrive_warp(instruction, following, read(machine))
-
-    builder.finish(make)
+    builder.finish(lambda machine, pc: machine.barriers.arrive_warp(instruction, pc + 1, read(machine)))
 
 
 def _compile_block_barrier(builder: Builder, instruction: Instruction, reduction: str | None, *, wait: bool) -> None:
@@ -156,16 +144,13 @@ def _compile_block_barrier(builder: Builder, instruction: Instruction, reduction
     read_id, *rest = [builder.names.reader(operand, "u32") for operand in operands]
     read_threads = rest[0] if rest else None
 
-    def make(_own: int, following: int, _resolve: Resolve) -> End:
-        def end(machine: SimtMachine) -> int:
-            threads = read_threads(machine) if read_threads else None
-            votes = read_vote(machine) if read_vote else None
-            after: int = machine.barriers.arrive(instruction, following, read_id(machine), threads, votes, wait=wait)
-            return after
+    def end(machine: SimtMachine, pc: int) -> int:
+        threads = read_threads(machine) if read_threads else None
+        votes = read_vote(machine) if read_vote else None
+        after: int = machine.barriers.arrive(instruction, pc + 1, read_id(machine), threads, votes, wait=wait)
+        return after
 
-        return end
-
-    builder.finish(make)
+    builder.finish(end)
     if write is not None and reduction is not None:
         store, row = write, _REDUCTION_ROWS[reduction]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -74,13 +75,10 @@ def print_lanes(machine: SimtMachine, site: Instruction, formats: np.ndarray, va
         machine.launch.check()
         reader = _Values(machine, site, int(lane), int(address))
         if not output.truncated:
-            output.write(_format(reader, reader.text(int(template))).encode("latin-1", "replace"))
+            text = _CONVERSION.sub(partial(_convert, values=reader), reader.text(int(template)))
+            output.write(text.encode("latin-1", "replace"))
         counts.append(reader.count)
     return counts
-
-
-def _format(values: _Values, template: str) -> str:
-    return _CONVERSION.sub(lambda found: _convert(found, values), template)
 
 
 def _convert(found: re.Match[str], values: _Values) -> str:
@@ -98,9 +96,9 @@ def _convert(found: re.Match[str], values: _Values) -> str:
 
 
 def _number(word: str | None, values: _Values) -> int | None:
-    if word is None:
-        return None
-    return _signed(values.integer(32), 32) if word == "*" else int(word[:6])
+    if word == "*":
+        return _signed(values.integer(32), 32)
+    return None if word is None else int(word[:6])
 
 
 def _signed(value: int, bits: int) -> int:

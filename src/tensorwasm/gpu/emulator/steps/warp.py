@@ -15,11 +15,11 @@ import numpy as np
 
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.emulator.execution.barriers import are_together, check_membership
-from tensorwasm.gpu.emulator.execution.machine import End, SimtMachine
+from tensorwasm.gpu.emulator.execution.machine import SimtMachine
 from tensorwasm.gpu.emulator.lanes import WARP_LANES, Array, narrow
 from tensorwasm.gpu.emulator.ops import DTYPES
-from tensorwasm.gpu.emulator.program.builder import Builder, Resolve
-from tensorwasm.gpu.emulator.program.operands import Reader, Writer
+from tensorwasm.gpu.emulator.program.builder import Builder
+from tensorwasm.gpu.emulator.program.program import Reader, Writer, write_nothing
 from tensorwasm.ptx.model import Instruction, Operand, Pair
 
 Act = Callable[[SimtMachine, Array], None]
@@ -30,17 +30,14 @@ FULL_MASK: Final = np.uint32(0xFFFFFFFF)
 def compile_gathering(builder: Builder, instruction: Instruction, read_masks: Reader, act: Act) -> None:
     """Add an instruction that runs when the lanes of its member mask are together."""
 
-    def make(own: int, following: int, _resolve: Resolve) -> End:
-        def end(machine: SimtMachine) -> int:
-            masks = _gather(machine, instruction, own, read_masks)
-            if masks is None:
-                return -1
-            act(machine, masks)
-            return following
+    def end(machine: SimtMachine, pc: int) -> int:
+        masks = _gather(machine, instruction, pc, read_masks)
+        if masks is None:
+            return -1
+        act(machine, masks)
+        return pc + 1
 
-        return end
-
-    builder.finish(make, alone=True)
+    builder.finish(end, alone=True)
 
 
 def _gather(machine: SimtMachine, site: Instruction, pc: int, read_masks: Reader) -> Array | None:
@@ -95,11 +92,11 @@ def _split(instruction: Instruction, count: int) -> tuple[list[Operand], Operand
     return operands[:count], operands[count] if sync else None
 
 
-def _targets(builder: Builder, operand: Operand, first: str) -> tuple[Writer, Writer | None]:
-    """Return writers of a destination and of the predicate that may follow it."""
+def _targets(builder: Builder, operand: Operand, first: str) -> tuple[Writer, Writer]:
+    """Return writers of a destination and of the predicate that may follow it, which else is dropped."""
     if isinstance(operand, Pair):
         return builder.names.writer(operand.first, first), builder.names.writer(operand.second, "pred")
-    return builder.names.writer(operand, first), None
+    return builder.names.writer(operand, first), write_nothing
 
 
 # ------------------------------------------------------------------------------------------------ shuffles
@@ -140,10 +137,8 @@ def compile_shuffle(builder: Builder, instruction: Instruction) -> None:
         # A lane that is not there, or not taking part, has no defined value: this lane keeps its own.
         present = np.zeros(machine.lanes, np.bool_)
         present[lanes] = True
-        absent = (origin < 0) | ~present[origin]
-        write(machine, np.where(absent, values, whole[origin]))
-        if write_valid is not None:
-            write_valid(machine, valid.copy())
+        write(machine, np.where((origin < 0) | ~present[origin], values, whole[origin]))
+        write_valid(machine, valid)
 
     _emit(builder, instruction, mask, act)
 
@@ -205,8 +200,7 @@ def compile_match(builder: Builder, instruction: Instruction) -> None:
         equal &= members
         same = equal == members
         write(machine, np.where(same, members, np.uint32(0)) if mode == "all" else equal)
-        if write_same is not None:
-            write_same(machine, same)
+        write_same(machine, same)
 
     _emit(builder, instruction, mask, act)
 
@@ -232,8 +226,7 @@ def compile_election(builder: Builder, instruction: Instruction) -> None:
         leader = np.log2(lowest.astype(np.float64)).astype(np.uint32)
         leads = machine.geometry.laneid[machine.indices()] == leader
         write(machine, leader)
-        if write_leads is not None:
-            write_leads(machine, leads)
+        write_leads(machine, leads)
 
     _emit(builder, instruction, mask, act)
 

@@ -25,13 +25,13 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.device.protocols import LoadedModule, NativeKernel, NativeTable, Stream
-from tensorwasm.gpu.emulator.handles import Handles
-from tensorwasm.gpu.emulator.kernels import MAX_BLOCK, MAX_GRID, EmulatedModule, KernelRunner, thread_limit
-from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges
+from tensorwasm.gpu.emulator.handles import Handles, T
+from tensorwasm.gpu.emulator.kernels import MAX_BLOCK, MAX_GRID, EmulatedModule, KernelRunner
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.streams.copies import Copies
-from tensorwasm.gpu.emulator.streams.graphs import EmulatedGraph, EmulatedGraphs
+from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges
+from tensorwasm.gpu.emulator.streams.copies import Copies, EmulatedGraph, EmulatedGraphs
 from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
+from tensorwasm.ptx.flow import thread_limit
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
@@ -75,18 +75,6 @@ class KernelEntry:
 
     module: EmulatedModule
     entry: str
-
-
-@dataclass(frozen=True, slots=True)
-class HostFunctionCall:
-    """A call of ``void function(void *argument)``."""
-
-    function: int
-    argument: int
-
-    def run(self, _ranges: AccessRanges, _deadline: Deadline) -> None:
-        """Call it."""
-        _HOST_FUNCTION(self.function)(self.argument)
 
 
 class EmulatedNative:
@@ -156,20 +144,26 @@ class EmulatedNative:
     def notify(self, stream: Stream, function: int, argument: int) -> None:
         """Call a C function ``void function(void *argument)`` once, when the work so far has ended or failed."""
         own = self._queues.streams.require(stream)
-        call = HostFunctionCall(function, argument)
         self._queues.mark(own)
+
+        def call(_ranges: AccessRanges = NOTHING, _deadline: Deadline = NEVER) -> None:
+            _HOST_FUNCTION(function)(argument)
+
         if own.idle or own.failure is not None:
-            call.run(NOTHING, NEVER)
+            call()
         else:
             self._background.request(self._queues.give(own, QueuedWork(call, always=True)))
 
     # ---------------------------------------------------------------------------------- for compiled code
 
+    def _find(self, handle: int | None, kind: type[T]) -> T:
+        found = self._handles.find(handle or 0, kind)
+        if found is None:
+            raise InvalidHandle("no object of this kind has the handle")
+        return found
+
     def _stream(self, handle: int | None) -> EmulatedStream:
-        stream = self._handles.find(handle or 0, EmulatedStream)
-        if stream is None:
-            raise InvalidHandle("no such stream")
-        return stream
+        return self._find(handle, EmulatedStream)
 
     def _launch_kernel(
         self,
@@ -184,11 +178,8 @@ class EmulatedNative:
         stream_handle: int | None,
         params: int | None,
         extra: int | None,
-    ) -> int:
-        entry = self._handles.find(function or 0, KernelEntry)
-        stream = self._stream(stream_handle)
-        if entry is None:
-            return INVALID_HANDLE
+    ) -> int | None:
+        entry, stream = self._find(function, KernelEntry), self._stream(stream_handle)
         plan = self._kernels.plan(entry.module, entry.entry)
         sizes = [variable_bytes(param) for param in plan.code.function.params]
         if extra or (sizes and not params) or len(sizes) > _MAX_PARAMS:
@@ -201,7 +192,7 @@ class EmulatedNative:
         call = self._kernels.prepare(entry.module, entry.entry, config, args)
         ranges = self._allocations.present_ranges(stream.regions)
         self._queues.give(stream, QueuedWork(call, ranges, stream.deadline))
-        return SUCCESS
+        return None
 
     def _stream_query(self, handle: int | None) -> int:
         stream = self._stream(handle)
@@ -215,21 +206,15 @@ class EmulatedNative:
         self._queues.run_to(mark, NEVER)
         return SUCCESS
 
-    def _memcpy_htod_async(self, target: int, source: int | None, size_bytes: int, handle: int | None) -> int:
+    def _memcpy_htod_async(self, target: int, source: int | None, size_bytes: int, handle: int | None) -> None:
         self._copies.copy_in(target, source or 0, size_bytes, self._stream(handle))
-        return SUCCESS
 
-    def _memcpy_dtoh_async(self, target: int | None, source: int, size_bytes: int, handle: int | None) -> int:
+    def _memcpy_dtoh_async(self, target: int | None, source: int, size_bytes: int, handle: int | None) -> None:
         self._copies.copy_out(target or 0, source, size_bytes, self._stream(handle))
-        return SUCCESS
 
-    def _graph_launch(self, graph_handle: int | None, stream_handle: int | None) -> int:
-        graph = self._handles.find(graph_handle or 0, EmulatedGraph)
-        stream = self._stream(stream_handle)
-        if graph is None:
-            return INVALID_HANDLE
+    def _graph_launch(self, graph_handle: int | None, stream_handle: int | None) -> None:
+        graph, stream = self._find(graph_handle, EmulatedGraph), self._stream(stream_handle)
         self._graphs.start(graph, stream, self._allocations.present_ranges(stream.regions), stream.deadline)
-        return SUCCESS
 
     def _launch_host_func(self, handle: int | None, function: int | None, argument: int | None) -> int:
         if not function:
@@ -244,12 +229,12 @@ class EmulatedNative:
         return SUCCESS
 
 
-def _guarded(function: Callable[..., int]) -> Callable[..., int]:
-    """Return a function that raises nothing: compiled code would read an exception as success."""
+def _guarded(function: Callable[..., int | None]) -> Callable[..., int]:
+    """Return a function that raises nothing: compiled code would read an exception as success. None is success."""
 
     def call(*arguments: int | None) -> int:
         try:
-            return function(*arguments)
+            return function(*arguments) or SUCCESS
         except TensorWasmError as error:
             return next(code for kind, code in _CODES if isinstance(error, kind))
         except BaseException:  # noqa: BLE001 - compiled code cannot catch it, and would read it as success

@@ -11,14 +11,15 @@ import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from tensorwasm.errors import DeviceLost, InternalError, InvokeTimeout, LaunchRefused, TensorWasmError
 from tensorwasm.gpu.device.protocols import Stream
 from tensorwasm.gpu.emulator.handles import OpenObjects
-from tensorwasm.gpu.emulator.memory.access_table import NOTHING, AccessRanges
+from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges
 from tensorwasm.values import NEVER, Deadline, Region
 
 THREADS: Final = 4
@@ -29,22 +30,19 @@ DEPTH: Final = 1024
 _log: Final = logging.getLogger(__name__)
 
 
-class Action(Protocol):
-    """Something to do in a stream."""
-
-    def run(self, ranges: AccessRanges, deadline: Deadline) -> None:
-        """Do it; kernels may touch ``ranges``. With an error of `TensorWasmError`, the stream has failed."""
+Action = Callable[[AccessRanges, Deadline], None]
+"""Something to do in a stream, whose kernels may touch some ranges. With a `TensorWasmError`, the stream has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a stream: behind its first ``count`` pieces of work. As an action it fails if that work has failed."""
+    """A place in a stream: behind its first ``count`` pieces of work."""
 
     stream: EmulatedStream
     count: int
 
     def run(self, _ranges: AccessRanges, _deadline: Deadline) -> None:
-        """Fail if the work before the mark has failed."""
+        """As an action, fail if the work before the mark has failed."""
         self.has_ended()
 
     @property
@@ -226,7 +224,7 @@ class Queues:
     def _run(self, stream: EmulatedStream, work: QueuedWork, deadline: Deadline) -> None:
         failure: TensorWasmError | None = None
         try:
-            work.action.run(work.ranges, work.deadline.earlier(deadline))
+            work.action(work.ranges, work.deadline.earlier(deadline))
         except TensorWasmError as error:
             failure = error
         except BaseException as error:
@@ -250,7 +248,7 @@ class Queues:
             self._changed.notify_all()
         for work in left:
             try:
-                work.action.run(work.ranges, work.deadline)
+                work.action(work.ranges, work.deadline)
             except TensorWasmError:
                 _log.exception("work that is always done has failed in a stream that had failed before")
 
@@ -289,25 +287,20 @@ class BackgroundThreads:
         return False
 
     def _work(self) -> None:
-        while (stream := self._next()) is not None:
-            self._run(Mark(stream, stream.requested))
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                stream = self._waiting.popleft()
+            try:
+                self._queues.run_to(Mark(stream, stream.requested), NEVER)
+            except TensorWasmError:
+                _log.debug("work in the background failed; the next wait for it raises the error", exc_info=True)
+            except Exception:  # noqa: BLE001 - the stream has failed with it; this thread has others to run
+                _log.exception("work in the background broke off")
             with self._lock:
                 if Mark(stream, stream.requested).settled:
                     self._requested.discard(stream)
                 else:
                     self._waiting.append(stream)
-
-    def _next(self) -> EmulatedStream | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._threads -= 1
-            return None
-
-    def _run(self, mark: Mark) -> None:
-        try:
-            self._queues.run_to(mark, NEVER)
-        except TensorWasmError:
-            _log.debug("work in the background failed; the next wait for it raises the error", exc_info=True)
-        except Exception:  # noqa: BLE001 - the stream has failed with it; this thread has others to run
-            _log.exception("work in the background broke off")

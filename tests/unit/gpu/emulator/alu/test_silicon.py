@@ -11,8 +11,8 @@ from oracles.alu import agrees, judge
 from strategies.alu import from_bits, instruction, to_bits
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.gpu.emulator import alu
+from tensorwasm.gpu.emulator.alu.packed import DISPUTED
 from tensorwasm.gpu.emulator.alu.rows import spell
-from tensorwasm.gpu.emulator.alu.video import DISPUTED
 from tensorwasm.ptx.model import Instruction, Name, Position
 
 MEASURED = [

@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 from oracles import tensor as oracle
-from tensorwasm.gpu.emulator.collective import compile_lane_op, compile_warp_op, forms
-from tensorwasm.gpu.emulator.collective.catalog import key, lane_catalog, warp_catalog
+from tensorwasm.gpu.emulator.collective import compile_lane_op, compile_warp_op, forms, key, lane_catalog, warp_catalog
 from tensorwasm.ptx.model import Address, Instruction, Int, Name, Not, Vector
 
 REGISTERS = {"b32": "%r", "u32": "%r", "b64": "%l", "f32": "%f", "f64": "%d", "pred": "%p"}

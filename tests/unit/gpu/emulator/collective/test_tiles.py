@@ -52,7 +52,7 @@ def test_storing_undoes_loading(count, transposed, seed):
     rng, memory = np.random.default_rng(seed), FlatWarpMemory()
     registers = [rng.integers(0, 2**32, (2, 32), np.uint32) for _ in range(count)]
     pointers = scatter_rows(rng, 2)
-    assert compile_tiles("stmatrix", count, transposed=transposed).run(memory, pointers, *registers) == ()
+    assert compile_tiles("stmatrix", count, transposed=transposed).run(memory, pointers, *registers) is None
     loaded = compile_tiles("ldmatrix", count, transposed=transposed).run(memory, pointers)
     for before, after in zip(registers, loaded, strict=True):
         np.testing.assert_array_equal(before, after)
