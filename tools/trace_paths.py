@@ -44,6 +44,12 @@ COMPILED: Final = {
 """Compiled functions by the Python function that enters them."""
 
 
+BEGIN: Final = ("server/pipeline.py", "start")
+"""File and function with which a request begins, once its head is parsed."""
+
+END: Final = "server/sending.py"
+"""File whose last call sends the answer; metrics and audit follow it."""
+
 LAUNCH: Final = ("guest/imports/cuda/kernels.py", "launch")
 """File and function with which a launch begins: the host function that the guest calls."""
 
@@ -91,11 +97,14 @@ class Recorder:
             self.on = False
 
     def path(self) -> MeasuredPath:
-        """Return what was recorded last."""
+        """Return what was recorded last: of a request, from where its head is parsed to where its answer is sent."""
         files: dict[str, None] = {}
         functions = set()
         last, returns = "", 0
-        for name, function in self.calls:
+        found = [(name.removeprefix(PACKAGE), function.rsplit(".", 1)[-1]) for name, function in self.calls]
+        first = found.index(BEGIN) if BEGIN in found else 0
+        end = max((i for i, call in enumerate(found) if call[0] == END), default=len(found) - 1)
+        for name, function in self.calls[first : end + 1]:
             short = name.removeprefix(PACKAGE)
             functions.add((short, function))
             if short != last and short in files:

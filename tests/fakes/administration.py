@@ -76,6 +76,7 @@ class Office:
             deadline=NEVER,
             client="127.0.0.1",
             gone=None,
+            admitted=None,
         )
         reply = self.loop.run_until_complete(route.handle(call))
         shown = repr((reply, call))

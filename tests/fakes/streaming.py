@@ -106,7 +106,7 @@ def fake_call(invocations, *, body=None, headers=None, quotas=None, again=None, 
     )
     call = HttpRequest(
         service, None, 7, {"id": FUNCTION}, {}, headers or {}, body, b"", "request-1", "", NEVER, "127.0.0.1", None,
-        SimpleNamespace(tenant=7),
+        SimpleNamespace(tenant=7, policy=SimpleNamespace(quotas=quotas or {})),
     )  # fmt: skip
     call.again = again
     return call

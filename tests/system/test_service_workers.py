@@ -146,15 +146,15 @@ def test_a_worker_that_is_killed_takes_its_own_call_with_it_and_is_replaced(tmp_
 def test_a_tenant_s_quotas_hold_on_the_device(tmp_path, runtime):
     async def story(service):
         made = await service.functions.deploy(1, "greedy", GREEDY, CUDA)
-        service.identities._policies[1] = TenantPolicy(quotas={"gpu_bytes": 1 << 20})
+        service.identities.policies[1] = TenantPolicy(quotas={"gpu_bytes": 1 << 20})
         assert (
             await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         ).values[0] > 0
-        service.identities._policies[1] = TenantPolicy(quotas={"gpu_bytes": 1024})
+        service.identities.policies[1] = TenantPolicy(quotas={"gpu_bytes": 1024})
         outcome = await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
         assert outcome.values[0] < 0
         assert outcome.gpu.quota_refusals == 1
-        service.identities._policies[1] = TenantPolicy(quotas={"launches_per_hour": 0})
+        service.identities.policies[1] = TenantPolicy(quotas={"launches_per_hour": 0})
         with pytest.raises(QuotaExceeded, match="launches_per_hour"):
             await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest())
 

@@ -1,7 +1,7 @@
-"""Reads who asks, and for which tenant, from the head of a request, and has it admitted.
+"""Reads caller and tenant from the head of a request, and admits it.
 
-Source of the headers that say how often a client may ask: draft-ietf-httpapi-ratelimit-headers-10. A quota is `q`
-requests in `w` seconds; `r` of them are left, and all are back after `t` seconds.
+Source of the rate limit headers: draft-ietf-httpapi-ratelimit-headers-10. A quota is `q` requests in `w` seconds; `r`
+of them are left, and all are back after `t` seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from tensorwasm.errors import MissingTenant
-from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Exchange
+from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
 from tensorwasm.server.http.routing import Route
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
@@ -23,12 +23,12 @@ _DIGITS: Final = len(str(MAX_TENANT))
 
 
 async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenant_required: bool) -> Admitted:
-    """Admit a request, or one more message on its WebSocket, and note in the exchange who asks.
+    """Admit a request, or one more message on its WebSocket; set the exchange's principal, tenant and limits.
 
     Raises:
         InvalidRequest: it has more than one token.
         Unauthorized: the token is missing or unknown.
-        MissingTenant: the tenant's header is no number, or is needed and not there.
+        MissingTenant: the tenant's header is not a number, is repeated, or is required and missing.
         DatabaseUnavailable: the token cannot be looked up now.
         TensorWasmError: what `Admission.admit` raises.
     """
@@ -36,12 +36,12 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
     given = headers.get("authorization") if exchange.method != WEBSOCKET else authorization(headers)
     principal = admission.authenticator.authenticate(given)
     if principal is None:
-        await ASIDE
+        await BECOME_TASK
         principal = await admission.authenticator.authenticate_slowly(given)
     exchange.principal = principal
     named = headers.get_all("x-tensorwasm-tenant")
     if len(named) > 1:
-        raise MissingTenant("the header X-TensorWasm-Tenant is there twice")
+        raise MissingTenant("the header X-TensorWasm-Tenant is repeated")
     if named:
         tenant = parse_tenant(named[0])
     elif tenant_required and route.tenant:
@@ -56,12 +56,9 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
     return admission.admit(principal, tenant, route.scope or "", tell, acts=route.tenant or bool(named))
 
 
+@lru_cache(4096)
 def parse_tenant(text: str) -> int:
-    """Return the tenant that a header names.
-
-    Raises:
-        MissingTenant: it is no number from 0 to 2**64 - 1.
-    """
+    """Return the tenant that a header names; raise MissingTenant unless it is a number from 0 to 2**64 - 1."""
     if len(text) <= _DIGITS and text.isascii() and text.isdigit() and (tenant := int(text)) <= MAX_TENANT:
         return tenant
     raise MissingTenant("the header X-TensorWasm-Tenant is a number from 0 to 2**64 - 1")
@@ -70,7 +67,7 @@ def parse_tenant(text: str) -> int:
 def _usual_tenant(covered: frozenset[int] | None, *, acts: bool) -> int:
     """Return the tenant of a request that names none: the only one of its token, else 0.
 
-    Where nothing is done for a tenant it only pays for the request, and so is one that the token covers.
+    A request that does not act for a tenant is only charged to one, any that the token covers.
     """
     if covered and (len(covered) == 1 or not acts):
         return min(covered)
@@ -78,7 +75,7 @@ def _usual_tenant(covered: frozenset[int] | None, *, acts: bool) -> int:
 
 
 def limit_fields(standings: Sequence[LimitState]) -> tuple[tuple[str, str], ...]:
-    """Return the headers of an answer, none where nothing limits it. Every request pays for this, so it is short."""
+    """Return the rate limit headers of a reply; none without limits."""
     if len(standings) == 1:
         ((name, qps, burst, left),) = standings
         return (("ratelimit-policy", _policy(name, qps, burst)), ("ratelimit", _left(name, qps, burst, left)))

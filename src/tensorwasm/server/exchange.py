@@ -106,7 +106,7 @@ class Exchange:
         self.left = True
 
 
-class Departure:
+class DisconnectWatcher:
     """Ends a task when its client leaves.
 
     Args:
@@ -151,4 +151,4 @@ class _Aside:
         yield
 
 
-ASIDE: Final = _Aside()
+BECOME_TASK: Final = _Aside()

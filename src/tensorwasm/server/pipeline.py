@@ -1,12 +1,11 @@
-"""What every request goes through, in this order, before and after its handler.
+"""`Pipeline`: the steps of every request, before and after its handler.
 
-Host, route, length of the body, who asks, for which tenant, with which scope, how often, whether the server still takes
-work, the body itself, the tenant's quota of requests, a place among the route's class, the handler, the answer, and
-what is counted and written down of it. Nothing is looked up before it is known that the asker may: an answer to
-somebody else says nothing of what there is.
+In this order: host, route, length of the body, caller, tenant, scope, rate, whether the server is draining, the body
+itself, the tenant's quota of requests, a slot of the route's class, the handler, the reply, metrics and audit. Nothing
+is looked up before the caller is known to be allowed to: a refusal does not reveal what exists.
 
-Most requests never wait: so `Pipeline.start` runs one until it has to, and only then makes a task of it. Until `ASIDE`
-was awaited nothing in here may wait, or need a task to be in.
+Most requests never wait: `Pipeline.start` runs one until it must wait, and only then makes it a task. Before
+`BECOME_TASK` is awaited no step may wait, or need a current task.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl
 
 from tensorwasm.errors import (
@@ -31,7 +30,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
 from tensorwasm.server.admission import admit
-from tensorwasm.server.exchange import ASIDE, WEBSOCKET, Departure, Exchange
+from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.access_log import AccessLog
 from tensorwasm.server.http.decoding import decoder
@@ -49,19 +48,19 @@ if TYPE_CHECKING:
     from tensorwasm.service.service import Service
 
 LEFT: Final = 499
-"""Status that is recorded, never sent, of a request whose client left."""
+"""Status that is recorded, never sent, for a request whose client disconnected."""
 
 SWITCHED: Final = 101
-"""Status that is recorded of a WebSocket that was open."""
+"""Status that is recorded for a WebSocket that was accepted."""
 
-WATCHED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
-"""Classes whose requests end when their client leaves; others are finished, for what they write counts."""
+CANCELLED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
+"""Classes whose requests are cancelled when their client disconnects; others finish, because they write something."""
 
-OPEN_TO_THE_LAST: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.json", "/docs"})
-"""Paths that are served while the server goes down; that it is not ready is what the others are told."""
+WHILE_DRAINING: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.json", "/docs"})
+"""Paths that are served while the server shuts down; others are refused."""
 
 EXPECTED: Final = (Draining, KernelRegistryNotConfigured, NotReady)
-"""Of this machine's failures those that its operator asked for: they are no news to the log."""
+"""Errors of this machine that follow from what the operator asked for: they are not logged."""
 
 _NOTHING: Final[Mapping[str, str]] = {}
 _log = logging.getLogger(__name__)
@@ -69,14 +68,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the settings say of every request.
-
-    Attributes:
-        max_body_bytes: longest body.
-        body_timeout_s: seconds in which a body must have come.
-        max_deadline_s: longest deadline that a client may ask for.
-        tenant_required: the tenant must be named.
-    """
+    """The settings for every request: limits of its body and deadline, and whether it must name its tenant."""
 
     max_body_bytes: int
     body_timeout_s: float
@@ -85,20 +77,17 @@ class Rules:
 
 
 class Pipeline:
-    """What every request goes through. For one event loop.
+    """Runs requests. For one event loop.
 
-    Args:
-        service: handed on to handlers.
-        table: the routes.
-        origins: from where.
-        rules: what the settings say.
-        recorder: counts and writes down.
+    Attributes:
+        draining: new requests are refused.
+        tasks: requests that had to wait.
+        budget: memory for the bodies of all requests.
     """
 
     def __init__(
         self, service: Service, table: RouteTable, origins: Origins, rules: Rules, recorder: AccessLog
     ) -> None:
-        """Serve nothing yet."""
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.budget = bodies.BodyBudget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
@@ -111,10 +100,8 @@ class Pipeline:
         self._next_id = request_ids()
         self._decoders = {id(route): decoder(route) for route in table.routes}
 
-    # ---------------------------------------------------------------- running
-
     def start(self, exchange: Exchange) -> None:
-        """Run a request until it has to wait; the rest of it is a task. It is answered, whatever happens."""
+        """Run a request until it must wait; the rest is a task. Every request gets a reply."""
         running = self._run(exchange)
         try:
             running.send(None)
@@ -123,26 +110,28 @@ class Pipeline:
         self.spawn(running)
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> None:
-        """Make a task of a coroutine, which may have begun already."""
+        """Make a coroutine, which may have begun already, a task of this pipeline."""
         task = asyncio.get_running_loop().create_task(running)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def _run(self, exchange: Exchange) -> None:
-        exchange.request_id = own_request_id(exchange.headers.get("x-request-id")) or self._next_id()
-        exchange.trace_id = trace_id(exchange.headers.get("traceparent"))
+        headers = exchange.headers
+        exchange.request_id = own_request_id(headers.get("x-request-id")) or self._next_id()
+        exchange.trace_id = trace_id(headers.get("traceparent"))
         try:
             try:
+                check_head(exchange.scope.http_version, headers)
                 answer = await self._answer(exchange)
             except GuestTrap as error:
                 await locate_trap(error)
                 raise
             status = SWITCHED if answer is None else await send(exchange, answer, self._origins)
         except asyncio.CancelledError:
-            status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is going down"))
+            status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is shutting down"))
         except TensorWasmError as error:
             status = self._refuse(exchange, error)
-        except Exception:  # noqa: BLE001 - the last line of defence: an answer instead of a traceback
+        except Exception:  # noqa: BLE001 - a bug must not leave the client without a reply
             _log.exception("request %s: a bug", exchange.request_id)
             status = self._refuse(exchange, InternalError("a bug"))
         finally:
@@ -161,15 +150,14 @@ class Pipeline:
 
     async def _answer(self, exchange: Exchange) -> Reply | StreamedReply | None:
         headers = exchange.headers
-        check_head(exchange.scope.http_version, headers)
         if self._origins.hosts:
             self._origins.check_host(headers.get("host") or exchange.scope.authority)
         if exchange.method == "OPTIONS":
             return self._options(exchange)
         route, params = self._table.match(exchange.method, exchange.path)
         exchange.route = route
-        self._recorder.begin(route)
-        if exchange.error is not None:  # its short body did not come in time
+        self._recorder.counts[id(route)].in_flight += 1
+        if exchange.error is not None:  # its short body did not arrive in time
             raise exchange.error
         if exchange.method == WEBSOCKET:
             self._origins.check_page(headers.get("origin"))
@@ -180,16 +168,14 @@ class Pipeline:
         if route.scope is not None:
             admitted = await admit(exchange, route, self._admission, tenant_required=self._rules.tenant_required)
             if exchange.principal is not None and exchange.principal.kind == "dev":
-                self._origins.check_page(headers.get("origin"))  # nothing else keeps any page from asking
-        if self.draining and route.path not in OPEN_TO_THE_LAST:
-            raise Draining("the server is going down")
+                self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
+        if self.draining and route.path not in WHILE_DRAINING:
+            raise Draining("the server is shutting down")
         if exchange.body is None:
             await self._read(exchange)
         if packed and exchange.body:
             await self._unpack(exchange, exchange.body)
         return await self._serve(exchange, route, params, admitted, exchange.body or b"")
-
-    # ---------------------------------------------------------------- before the handler
 
     def _options(self, exchange: Exchange) -> Reply:
         allow = ("allow", ", ".join(self._table.allowed(exchange.path)))
@@ -204,7 +190,7 @@ class Pipeline:
 
     async def _read(self, exchange: Exchange) -> None:
         """Read a body that was not read ahead."""
-        await ASIDE
+        await BECOME_TASK
         exchange.held = reader = bodies.BodyReader(
             exchange.chunks(), self.budget, self._rules.max_body_bytes, exchange.tenant
         )
@@ -213,7 +199,7 @@ class Pipeline:
         bodies.require_whole(exchange.body, length)
 
     async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
-        """Decompress a body, which counts against the same limits as one that comes as it is."""
+        """Decompress a body; the result counts against the limits of an uncompressed one."""
         read = exchange.held
         exchange.held = unpacked = bodies.BodyMemory(self.budget, self._rules.max_body_bytes, exchange.tenant)
         try:
@@ -223,7 +209,7 @@ class Pipeline:
                 read.close()
 
     def _deadline(self, text: str | None, asked: object) -> Deadline:
-        """Return the deadline that a header or a decoded body asks for, no later than the operator allows."""
+        """Return the deadline that the header or a decoded body asks for, at most `Rules.max_deadline_s` from now."""
         most_s, body = self._rules.max_deadline_s, NEVER
         if isinstance(asked, Timed) and asked.from_arrival:
             body = asked.deadline(most_s)
@@ -233,18 +219,17 @@ class Pipeline:
             raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
         return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
-    # ---------------------------------------------------------------- the handler
-
     async def _serve(
         self, exchange: Exchange, route: Route, params: Mapping[str, str], admitted: Admitted | None, body: bytes
     ) -> Reply | StreamedReply | None:
-        """Decode the body, take the request's places, and have the handler answer.
+        """Decode the body, take a slot of the route's class, and call the handler.
 
-        A route that runs guests has no places of its class: its guests have turns of their own.
+        A route that runs guests takes no slot: its guests have turns at gates of their own.
         """
-        headers = exchange.headers
-        query = exchange.scope.query_string
+        headers, query = exchange.headers, exchange.scope.query_string
         asked = self._decoders[id(route)](body, headers.get("content-type"))
+        limit_ms = headers.get("x-tensorwasm-deadline-ms")
+        limited = limit_ms is not None or getattr(asked, "deadline_ms", None) is not None
         exchange.call = call = HttpRequest(
             self._service,
             exchange.principal,
@@ -256,27 +241,27 @@ class Pipeline:
             body,
             exchange.request_id,
             exchange.trace_id,
-            self._deadline(headers.get("x-tensorwasm-deadline-ms"), asked),
+            self._deadline(limit_ms, asked) if limited else NEVER,
             exchange.client,
             exchange.gone,
-            admitted,
+            cast("Admitted", admitted),
         )
         if admitted is None:
             return await self._handle(exchange, route, call)
-        admitted.require_request()
+        admitted.quotas.require(admitted.tenant, admitted.policy.quotas, requests=1)
         gate = self._admission.gates[route.kind]
         runs_guests = route.guest and exchange.method != WEBSOCKET
         begun = None
         if runs_guests or (gate.may_enter(admitted.tenant) and exchange.method != WEBSOCKET):
             begun = route.handle(call)
             if isinstance(begun, Reply):
-                return begun  # no other request could have had its place meanwhile: there was nothing to hold
+                return begun  # no other request can have run meanwhile, so nothing had to be held
         with admitted.hold_request():
             if runs_guests:
                 return await self._handle(exchange, route, call, begun)
             permit = admitted.try_permit(gate)
             if permit is None:
-                await ASIDE
+                await BECOME_TASK
                 permit = await admitted.permit(gate, call.deadline, 1.0)
             try:
                 return await self._handle(exchange, route, call, begun)
@@ -286,18 +271,18 @@ class Pipeline:
     async def _handle(
         self, exchange: Exchange, route: Route, call: HttpRequest, begun: Awaitable[Reply | StreamedReply] | None = None
     ) -> Reply | StreamedReply | None:
-        """Have the handler answer, which may have begun."""
+        """Return the handler's reply; `begun` is what it returned if it was called already."""
         if exchange.method == WEBSOCKET:
             await self._converse(exchange, route, call)
             return None
         answer: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
         if isinstance(answer, Reply):
             return answer
-        await ASIDE
+        await BECOME_TASK
         task = asyncio.current_task()
-        if route.kind not in WATCHED or task is None:
+        if route.kind not in CANCELLED or task is None:
             return await answer
-        departure = Departure(exchange.proto, task)
+        departure = DisconnectWatcher(exchange.proto, task)
         try:
             return await answer
         finally:
@@ -305,8 +290,8 @@ class Pipeline:
             exchange.left = departure.left
 
     async def _converse(self, exchange: Exchange, route: Route, call: HttpRequest) -> None:
-        """Accept a WebSocket, and close it once the handler is done with it."""
-        await ASIDE
+        """Accept a WebSocket, and close it when the handler returns."""
+        await BECOME_TASK
         if route.scope is not None:
             required = self._rules.tenant_required
             call.again = partial(admit, exchange, route, self._admission, tenant_required=required)

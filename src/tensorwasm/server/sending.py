@@ -9,6 +9,7 @@ from tensorwasm.server.exchange import WEBSOCKET, Exchange
 from tensorwasm.server.http.head import Origins
 from tensorwasm.server.http.replies import JSON, body_of, error_body, error_headers
 from tensorwasm.server.http.representation import (
+    GZIP_BYTES,
     REVALIDATED,
     accepts_gzip,
     deflate,
@@ -37,12 +38,12 @@ async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origi
         await send_in_pieces(exchange.scope, exchange.proto, usual, _common(exchange, origins), answer)
         return usual
     status = answer.status or usual
-    body = body_of(answer)
+    body = answer.body if isinstance(answer.body, bytes) else body_of(answer)
     if not body:
         exchange.proto.response_empty(status, [*_common(exchange, origins), *answer.headers])
         return status
     kind = JSON if answer.content_type == _JSON_TYPE else ("content-type", answer.content_type)
-    packable = is_compressible(answer.content_type, len(body))
+    packable = len(body) >= GZIP_BYTES and is_compressible(answer.content_type)
     headers = [kind, *_common(exchange, origins, packable=packable), *answer.headers]
     if route is not None and route.etag:
         tag = await entity_tag(body)

@@ -219,7 +219,7 @@ async def _open_invocations(
     await base.usage.recall(quotas)
     workers = workers or Workers.from_settings(base.settings.isolation)
     identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
-    admission = Admission(identity.authenticator, identity.identities.policy, limiter, quotas, InstanceQueue(quotas))
+    admission = Admission(identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas))
     invocations = Invocations(functions, workers, admission, base.usage)
     stack.push_async_callback(invocations.close, base.settings.drain_s)
     return invocations

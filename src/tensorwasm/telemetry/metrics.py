@@ -3,13 +3,13 @@
 Events are counted through a child that is fetched once; states are read from a source when they are rendered::
 
     metrics = Metrics([(route.method, route.path) for route in ROUTES])
-    metrics.begin(index); ...; metrics.request(index, status, seconds)   # the server's loop, for every request
+    counts = metrics.routes[index]; counts.in_flight += 1; ...; counts.end(status, seconds)   # for every request
     refused = metrics.counter("tensor_wasm_quota_refusals_total", "requests"); refused.add()
     metrics.read("tensor_wasm_workers_alive", lambda: pool.statistics().alive)
     metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
     metrics.render()   # on a thread, if there are many routes: a millisecond for 150 samples
 
-`begin` and `request` are for one thread; everything else is thread-safe.
+`RouteCounts` are for one thread, the server's loop; everything else is thread-safe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 UNKNOWN: Final = -1
-"""Index of a request without a route."""
+"""Index of the counts of requests without a route."""
 
 TENANTS: Final = 100
 """Tenants with their own label in a family, those with the highest values; the sum of the rest is ``other``."""
@@ -91,24 +91,36 @@ class Histogram:
 
 
 @dataclass(slots=True, eq=False)
-class _RouteCounts:
+class RouteCounts:
     """The counts of one route: requests without an answer, and by status a histogram of durations."""
 
     labels: tuple[str, str]
     in_flight: int = 0
     series: dict[int, list[float]] = field(default_factory=dict)
 
+    def end(self, status: int, seconds: float) -> None:
+        """Count the end of a request that was in flight, which took so long from its head to the end of its answer."""
+        self.in_flight -= 1
+        series = self.series.get(status)
+        if series is None:
+            series = self.series.setdefault(status if status in _STATUSES else 0, _no_counts(HTTP_BUCKETS_S))
+        series[bisect_left(HTTP_BUCKETS_S, seconds)] += 1
+        series[-1] += seconds
+
 
 class Metrics:
     """All metrics of a service, in a registry of its own.
 
     Args:
-        routes: method and path of each, in the order that `request` numbers them.
+        routes: method and path of each.
+
+    Attributes:
+        routes: their counts in the same order, and last those of `UNKNOWN`.
     """
 
     def __init__(self, routes: Sequence[tuple[str, str]] = ()) -> None:
         labels = [(re.sub(r"\{(\w+)\}", r":\1", path), method) for method, path in routes]
-        self._lines = [_RouteCounts(each) for each in (*labels, ("unknown", "unknown"))]
+        self.routes = [RouteCounts(each) for each in (*labels, ("unknown", "unknown"))]
         self._values: dict[str, dict[tuple[str, ...], MetricValue]] = {family.name: {} for family in FAMILIES}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {family.name: {} for family in FAMILIES}
         self._sources: dict[str, MetricSource] = {}
@@ -121,26 +133,6 @@ class Metrics:
                 self._value(family.name, family.kind)
         target = f"{platform.machine()}-{platform.system().lower()}"
         self.gauge("tensor_wasm_build_info", package_version(), "unknown", "", "release", target).set(1)
-
-    def begin(self, route: int) -> None:
-        """Count the start of a request."""
-        self._lines[route].in_flight += 1
-
-    def request(self, route: int, status: int, seconds: float) -> None:
-        """Count the end of a request.
-
-        Args:
-            route: its index in the table, or `UNKNOWN`.
-            status: of HTTP.
-            seconds: from the request's head to the end of its answer.
-        """
-        counts = self._lines[route]
-        counts.in_flight -= 1
-        series = counts.series.get(status)
-        if series is None:
-            series = counts.series.setdefault(status if status in _STATUSES else 0, _no_counts(HTTP_BUCKETS_S))
-        series[bisect_left(HTTP_BUCKETS_S, seconds)] += 1
-        series[-1] += seconds
 
     def counter(self, name: str, *labels: str) -> MetricValue:
         """Return the child of a counter with these label values, to be kept; for an unknown one, raise InvalidArgs."""
@@ -202,7 +194,7 @@ class Metrics:
         if name == _REQUESTS:
             return [(labels, sum(counts[:-1])) for labels, counts in self._counts_of(_DURATION)]
         if name == _IN_FLIGHT:
-            return [(counts.labels, counts.in_flight) for counts in self._lines]
+            return [(counts.labels, counts.in_flight) for counts in self.routes]
         source = self._sources.get(name)
         if source is not None:
             found = source()
@@ -214,7 +206,7 @@ class Metrics:
         if name == _DURATION:
             return [
                 ((*route.labels, str(status or "unknown")), list(counts))
-                for route in self._lines
+                for route in self.routes
                 for status, counts in sorted(route.series.items())
             ]
         with self._lock:

@@ -79,12 +79,16 @@ class FairGate:
         queue_per_tenant: requests of one tenant that may wait.
         queue: requests of all tenants together that may wait; None for no limit but each tenant's.
         yields: whether a tenant takes no more slots than it leaves free, and the last quarter only if it has none.
+
+    Attributes:
+        slots: all of them.
+        free: those without a turn; all are free while no request waits or runs.
     """
 
     def __init__(
         self, slots: int, *, queue_per_tenant: int = 1024, queue: int | None = None, yields: bool = False
     ) -> None:
-        self._slots = self._free = slots
+        self.slots = self.free = slots
         self._yields = yields
         self._kept = slots // NEWCOMERS
         self._queue_per_tenant = queue_per_tenant
@@ -108,14 +112,14 @@ class FairGate:
         if weight <= 0 or cost <= 0:
             raise InvalidArgs(f"a turn of cost {cost:g} and weight {weight:g} has no place in the queue")
         flow = self._flows.get(tenant) or self._open(tenant)
-        if not self._free or (flow.held and self._yields and not self._leaves_enough(flow)):
+        if not self.free or (flow.held and self._yields and not self._leaves_enough(flow)):
             return False
         self._begin(flow, weight, cost, self._now)
         return True
 
     def may_enter(self, tenant: int) -> bool:
         """Return whether `try_enter` would begin a turn now."""
-        free, flow = self._free, self._flows.get(tenant)
+        free, flow = self.free, self._flows.get(tenant)
         return free > 0 and (flow is None or not flow.held or not self._yields or self._leaves_enough(flow))
 
     def charge(self, tenant: int, weight: float, spent: float) -> None:
@@ -123,7 +127,7 @@ class FairGate:
 
         The caller has checked `may_enter`; ``spent`` is the turn's real cost.
         """
-        if self._free == self._slots:
+        if self.free == self.slots:
             return  # the gate is idle: there is no share to account for
         flow = self._flows.get(tenant) or self._open(tenant)
         flow.weight = weight
@@ -142,7 +146,7 @@ class FairGate:
         if flow is None or not flow.held:
             raise InternalError("a turn ended that never began")
         flow.held -= 1
-        self._free += 1
+        self.free += 1
         if spent is not None and spent != cost:
             flow.finish += (spent - cost) / flow.weight
             self._latest = max(self._latest, flow.finish)
@@ -150,7 +154,7 @@ class FairGate:
                 self._push(flow)
         while self._waiting and self._hand_over():
             pass
-        if self._free == self._slots:
+        if self.free == self.slots:
             self._now = self._latest  # the gate is idle: all debts are void
 
     def turn(self, tenant: int, weight: float = 1.0, cost: float = 1.0, deadline: Deadline = NEVER) -> GateTurn:
@@ -168,7 +172,7 @@ class FairGate:
 
     def statistics(self) -> GateStatistics:
         """Return the numbers of slots and waiters; on any thread."""
-        return GateStatistics(self._slots, self._free, self._waiting, self._tenants)
+        return GateStatistics(self.slots, self.free, self._waiting, self._tenants)
 
     async def _wait(self, tenant: int, weight: float, cost: float, deadline: Deadline) -> None:
         """Wait for a slot, and begin the turn."""
@@ -219,7 +223,7 @@ class FairGate:
         """Begin the turn of the next tenant; return False if no waiting tenant may have a slot."""
         passed: list[tuple[float, int, _Flow]] = []  # entries of tenants that may have no more slots now
         try:
-            while self._heap and self._free:
+            while self._heap and self.free:
                 item = heapq.heappop(self._heap)
                 _, entry, flow = item
                 if entry != flow.entry:
@@ -247,7 +251,7 @@ class FairGate:
 
     def _leaves_enough(self, flow: _Flow) -> bool:
         """Return whether a tenant that has slots may have another one in a gate that yields."""
-        return flow.held < self._free and self._free > self._kept
+        return flow.held < self.free and self.free > self._kept
 
     def _begin(self, flow: _Flow, weight: float, cost: float, came: float) -> None:
         """Give a flow a slot; advance its tag, and virtual time to the turn's start.
@@ -255,7 +259,7 @@ class FairGate:
         A turn starts at the flow's tag, or at virtual time when its request came. Virtual time at the turn's begin does
         not count: a flow whose turns cost less than expected has a tag behind it, and gets what it is owed.
         """
-        self._free -= 1
+        self.free -= 1
         flow.held += 1
         start = flow.finish
         if start < came:  # noqa: PLR1730 - here and below a call of max would cost as much as all the rest

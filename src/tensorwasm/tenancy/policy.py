@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from tensorwasm.errors import InvalidRequest, TenantScopeDenied
+from tensorwasm.errors import InvalidRequest
 from tensorwasm.tenancy.quotas import CAPS
 
 MAX_WEIGHT: Final = 1000
@@ -26,11 +26,6 @@ class TenantPolicy:
     weight: int = 1
     quotas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     disabled: bool = False
-
-    def require_enabled(self) -> None:
-        """Raise TenantScopeDenied if the tenant is disabled."""
-        if self.disabled:
-            raise TenantScopeDenied("the tenant is disabled")
 
 
 def checked_weight(weight: int) -> int:

@@ -1,4 +1,4 @@
-"""Tokens: making and hashing them, the operator's list, and the table of live tokens that each request looks into."""
+"""Making tokens, and reading the operator's list of them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,16 @@ import logging
 import re
 import secrets
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
-
-if TYPE_CHECKING:
-    from tensorwasm.database.identity import TokenRecord
+from tensorwasm.tenancy.authentication import TOKEN, StaticToken, digest
+from tensorwasm.tenancy.principal import MAX_TENANT
 
 MIN_TOKEN_BYTES: Final = 16
-TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
-"""The syntax of a bearer token. Source: RFC 6750, 2.1."""
-
 _SCOPED: Final = ":tenant="
 _log = logging.getLogger(__name__)
-
-
-def digest(token: str) -> bytes:
-    """Return the stored form of a token: 32 bytes of BLAKE2b.
-
-    A fast hash is enough: secrets made here have 256 bits, which cannot be guessed, so a slow hash would only cost
-    time. Operators' own tokens may have fewer bits; their digests never leave the process's memory.
-    """
-    return blake2b(token.encode("ascii", "replace"), digest_size=32, person=b"tensorwasm.token").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +38,6 @@ def mint() -> MintedToken:
 def label(id: str) -> str:  # noqa: A002 - what it is
     """Return the 16 characters that stand for an id in a token's text: its first 80 bits in base32."""
     return base64.b32encode(uuid.UUID(id).bytes[:10]).decode().lower()
-
-
-@dataclass(frozen=True, slots=True)
-class StaticToken:
-    """A token of the operator's list; its place from 1 is its name in logs, and None as tenants means all."""
-
-    place: int
-    digest: bytes = field(repr=False)
-    tenants: frozenset[int] | None
 
 
 def parse_tokens(text: str, variable: str = "TENSOR_WASM_API_TOKENS") -> tuple[StaticToken, ...]:
@@ -97,59 +72,6 @@ def parse_digests(text: str, variable: str) -> frozenset[bytes]:
     for place, token in enumerate(tokens, 1):
         _require_strong(token, place, variable)
     return frozenset(map(digest, tokens))
-
-
-class TokenTable:
-    """The operator's tokens and all live ones of the database, by digest. Used by one thread.
-
-    A look-up takes the time of a dictionary of digests: its timing reveals at most a hash of a digest, seeded anew in
-    each process, and nothing of a token. Only administrators make the table grow.
-
-    Tokens whose digests are among the publishers may publish kernels whatever their scopes. The attribute ``find``
-    returns the principal of a digest, or None.
-    """
-
-    def __init__(self, listed: Iterable[StaticToken] = (), publishers: frozenset[bytes] = frozenset()) -> None:
-        self._publishers = publishers
-        self._listed = {
-            each.digest: Principal("bearer", f"env:{each.place}", each.tenants, self._widen(each.digest, USER_SCOPES))
-            for each in listed
-        }
-        self._digests: dict[str, bytes] = {}
-        self._known = dict(self._listed)
-        self.find = self._known.get  # bound once, since every request calls it
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def enter(self, record: TokenRecord, now_unix_ms: int) -> None:
-        """Add a token of the database, or remove it if it is no longer live."""
-        if not record.live(now_unix_ms):
-            self._remove(record.id)
-        elif record.digest not in self._listed:
-            scopes = self._widen(record.digest, record.scopes.intersection(SCOPES))
-            self._digests[record.id] = record.digest
-            self._known[record.digest] = Principal("bearer", record.id, record.tenants, scopes, record.expires_unix_ms)
-
-    def sweep(self, now_unix_ms: int) -> None:
-        """Remove expired tokens."""
-        for token_id, digest in list(self._digests.items()):
-            expires_unix_ms = self._known[digest].expires_unix_ms
-            if expires_unix_ms is not None and now_unix_ms >= expires_unix_ms:
-                self._remove(token_id)
-
-    def clear(self) -> None:
-        """Remove all tokens of the database."""
-        for token_id in list(self._digests):
-            self._remove(token_id)
-
-    def _remove(self, token_id: str) -> None:
-        digest = self._digests.pop(token_id, None)
-        if digest is not None:
-            del self._known[digest]
-
-    def _widen(self, digest: bytes, scopes: frozenset[str]) -> frozenset[str]:
-        return scopes | {"kernels:publish"} if digest in self._publishers else scopes
 
 
 def _entries(text: str) -> list[tuple[str, list[str] | None]]:

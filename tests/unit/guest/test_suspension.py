@@ -38,7 +38,7 @@ class Witness:
         while frame is not None:
             codes.add(frame.f_code)
             frame = frame.f_back
-        self.on_fiber.append(Fiber._advance.__code__ in codes or getattr(stack._checked, "fiber", False))
+        self.on_fiber.append(Fiber._advance.__code__ in codes or stack.THREAD.fiber)
         return 1
 
     def body(self, _call, value):

@@ -42,14 +42,14 @@ def test_a_tenant_that_is_named_is_one_that_the_token_is_for(served):
 
 def test_naming_another_costs_that_one_nothing(served):
     def limit(service):
-        service.identities._policies[8] = TenantPolicy(quotas={"qps": 1, "burst": 1})
+        service.identities.policies[8] = TenantPolicy(quotas={"qps": 1, "burst": 1})
 
     assert statuses(served, *[bearer(ALPHA, 8)] * 3, bearer(BETA), prepare=limit)[-1] == (200, None)
 
 
 def test_a_disabled_tenant_that_nobody_named_locks_nobody_out(served):
     def disable(service):
-        service.identities._policies[0] = TenantPolicy(disabled=True)
+        service.identities.policies[0] = TenantPolicy(disabled=True)
 
     assert statuses(served, bearer(ANY), bearer(ANY, 0), prepare=disable) == [(200, None), (403, "tenant_scope_denied")]
 
@@ -57,7 +57,7 @@ def test_a_disabled_tenant_that_nobody_named_locks_nobody_out(served):
 @pytest.mark.parametrize(("quotas", "let_through"), [({"qps": 0}, 0), ({"qps": 0, "burst": 2}, 2)])
 def test_without_a_rate_only_the_burst_is_let_through_ever(served, quotas, let_through):
     def limit(service):
-        service.identities._policies[7] = TenantPolicy(quotas=quotas)
+        service.identities.policies[7] = TenantPolicy(quotas=quotas)
 
     found = statuses(served, *[bearer(ALPHA)] * 4, prepare=limit)
     assert found == [(200, None)] * let_through + [(429, "rate_limited")] * (4 - let_through)
@@ -65,6 +65,6 @@ def test_without_a_rate_only_the_burst_is_let_through_ever(served, quotas, let_t
 
 def test_a_burst_without_a_rate_is_no_limit(served):
     def limit(service):
-        service.identities._policies[7] = TenantPolicy(quotas={"burst": 1})
+        service.identities.policies[7] = TenantPolicy(quotas={"burst": 1})
 
     assert statuses(served, *[bearer(ALPHA)] * 4, prepare=limit) == [(200, None)] * 4

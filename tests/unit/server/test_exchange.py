@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensorwasm.server.exchange import Departure
+from tensorwasm.server.exchange import DisconnectWatcher
 
 
 def story(told):
@@ -17,7 +17,7 @@ def story(told):
 
     async def run():
         leaving = asyncio.get_running_loop().create_future()
-        departure = Departure(SimpleNamespace(client_disconnect=lambda: leaving), asyncio.current_task())
+        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=lambda: leaving), asyncio.current_task())
         try:
             await told(leaving, departure)
         except asyncio.CancelledError:
@@ -52,7 +52,7 @@ def test_a_client_that_has_left_already_ends_the_task_at_once():
         """What the server gives where there is nothing to wait for: it takes no callbacks."""
 
     async def run():
-        departure = Departure(SimpleNamespace(client_disconnect=Left), asyncio.current_task())
+        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=Left), asyncio.current_task())
         with pytest.raises(asyncio.CancelledError):
             await asyncio.Event().wait()
         departure.close()
@@ -73,7 +73,7 @@ class Kept:
 
 def test_nothing_refers_in_a_circle_to_what_was_waited_for():
     async def run():
-        departure = Departure(SimpleNamespace(client_disconnect=Kept), asyncio.current_task())
+        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=Kept), asyncio.current_task())
         waited_for = weakref.ref(departure._leaving)
         departure.close()
         return waited_for

@@ -110,7 +110,7 @@ def test_the_tenant_may_have_to_be_named(served):
 def test_a_disabled_tenant_is_not_served(served):
     async def test():
         async with served(ECHO) as (service, pipeline):
-            service.identities._policies[7] = TenantPolicy(disabled=True)
+            service.identities.policies[7] = TenantPolicy(disabled=True)
             found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA))
             assert (found.status, found.kind) == (403, "tenant_scope_denied")
 
@@ -120,7 +120,7 @@ def test_a_disabled_tenant_is_not_served(served):
 def test_too_many_requests_are_told_when_to_come_again_and_nobody_else_is(served):
     async def test():
         async with served(ECHO) as (service, pipeline):
-            service.identities._policies[7] = TenantPolicy(quotas={"qps": 1, "burst": 3})
+            service.identities.policies[7] = TenantPolicy(quotas={"qps": 1, "burst": 3})
             told = [await ask(pipeline, "POST", "/do", headers=bearer(ALPHA)) for _ in range(4)]
             assert [each.status for each in told] == [200, 200, 200, 429]
             assert told[-1].kind == "rate_limited"
@@ -139,7 +139,7 @@ def test_a_tenant_has_so_many_requests_in_flight(served):
             return Reply()
 
         async with served((route(wait),)) as (service, pipeline):
-            service.identities._policies[7] = TenantPolicy(quotas={"requests": 1})
+            service.identities.policies[7] = TenantPolicy(quotas={"requests": 1})
             first = asyncio.ensure_future(ask(pipeline, "POST", "/do", headers=bearer(ALPHA)))
             await asyncio.sleep(0)
             found = await ask(pipeline, "POST", "/do", headers=bearer(ALPHA))
@@ -411,7 +411,7 @@ def test_everything_is_counted_and_what_counts_is_written_down(served, tmp_path)
                 'method="unknown",route="unknown",status="404"',
             ):
                 assert f"tensor_wasm_http_requests_total{{{labels}}} 1.0" in text
-            assert not any(line.in_flight for line in service.metrics._lines)
+            assert not any(line.in_flight for line in service.metrics.routes)
             path = service.folder / "audit.log"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         records = [line for line in lines if "action" in line]
@@ -505,7 +505,7 @@ def test_a_name_that_no_log_should_have_is_replaced(served, name):
 def test_every_answer_says_how_often_one_may_still_ask(served):
     async def test():
         async with served(ECHO) as (service, pipeline):
-            service.identities._policies[7] = TenantPolicy(quotas={"qps": 2, "burst": 3})
+            service.identities.policies[7] = TenantPolicy(quotas={"qps": 2, "burst": 3})
             told = [await ask(pipeline, "POST", "/do", headers=bearer(ALPHA)) for _ in range(4)]
             assert {each.headers["ratelimit-policy"] for each in told} == {'"tenant";q=3;w=2'}
             assert [each.headers["ratelimit"] for each in told[:2]] == ['"tenant";r=2;t=1', '"tenant";r=1;t=1']

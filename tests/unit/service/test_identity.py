@@ -22,18 +22,19 @@ from tensorwasm.errors import (
     TenantScopeDenied,
     Unauthorized,
 )
+from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.identity.cache import FRESH_S, KEEP_DEAD_MS, STALE_S, TIDY_ROUNDS, IdentityCache
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.identity.tenants import TenantChange, Tenants
 from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, Tokens
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.authentication import Authenticator
+from tensorwasm.tenancy.authentication import Authenticator, TokenTable
+from tensorwasm.tenancy.buckets import Buckets, RateLimiter
 from tensorwasm.tenancy.capability import AdminCapability, Registry
 from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
-from tensorwasm.tenancy.quotas import CAPS
-from tensorwasm.tenancy.tokens import TokenTable
+from tensorwasm.tenancy.quotas import CAPS, Quotas
 
 LISTED = "operators-own-token-0001"
 ADMIN = frozenset({"admin", "invoke"})
@@ -522,10 +523,11 @@ def test_a_change_of_a_tenant_applies_at_once(here):
 
 def test_a_disabled_tenant_is_refused_and_comes_back(here):
     run(here.tenants.disable(here.all, 7))
+    admission = Admission(None, here.identities, RateLimiter(Buckets()), Quotas(), None)
     with pytest.raises(TenantScopeDenied, match="disabled"):
-        here.tenants.policy(7).require_enabled()
+        admission.admit_tenant(7)
     run(here.tenants.update(here.all, 7, TenantChange(disabled=False)))
-    here.tenants.policy(7).require_enabled()
+    assert admission.admit_tenant(7).tenant == 7
 
 
 def test_a_disabled_tenant_cannot_enable_itself(here):
@@ -543,7 +545,7 @@ def test_the_last_enabled_tenant_of_a_token_cannot_be_disabled(here):
             run(ask)
     with pytest.raises(TenantScopeDenied, match="last tenant"):
         run(here.tenants.create(alone, 7, TenantChange(disabled=True)))
-    here.tenants.policy(7).require_enabled()
+    assert not here.tenants.policy(7).disabled
     assert run(here.tenants.disable(both, 8)).disabled
     with pytest.raises(TenantScopeDenied, match="last tenant"):
         run(here.tenants.disable(both, 7))

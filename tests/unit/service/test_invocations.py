@@ -170,7 +170,7 @@ def test_a_long_guest_does_not_hold_the_event_loop(tmp_path, runtime):
 
 def test_quotas_are_held_while_a_guest_runs(tmp_path, runtime):
     async def story(service, function_id):
-        service.identities._policies[1] = TenantPolicy(quotas={"instances": 2})
+        service.identities.policies[1] = TenantPolicy(quotas={"instances": 2})
         asks = [
             service.invocations.invoke(
                 service.admission.admit_tenant(1), function_id, InvocationRequest("spin", deadline=Deadline.after(0.2))
@@ -179,7 +179,7 @@ def test_quotas_are_held_while_a_guest_runs(tmp_path, runtime):
         ]
         outcomes = await asyncio.gather(*asks, return_exceptions=True)
         assert sorted(type(each).__name__ for each in outcomes) == ["InvokeTimeout"] * 2 + ["QuotaExceeded"] * 3
-        service.identities._policies[1] = TenantPolicy(quotas={"memory_bytes": 1})
+        service.identities.policies[1] = TenantPolicy(quotas={"memory_bytes": 1})
         with pytest.raises(QuotaExceeded, match="memory_bytes"):
             await service.invocations.invoke(service.admission.admit_tenant(1), function_id, InvocationRequest("say"))
 
@@ -266,7 +266,7 @@ def test_a_failed_guest_with_a_device_is_charged_device_time(tmp_path, runtime):
         assert service.quotas.usage(1)["gpu_us_per_hour"] > 45_000
         requests, errors, cpu_us, gpu_us, *_ = service.usage._counts[1]
         assert (requests, errors, gpu_us) == (3, 3, cpu_us)
-        service.identities._policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
+        service.identities.policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
         with pytest.raises(QuotaExceeded, match="gpu_us_per_hour"):
             await service.invocations.invoke(service.admission.admit_tenant(1), granted.id, InvocationRequest("say"))
 

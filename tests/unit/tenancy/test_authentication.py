@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from strategies.identity import strong_tokens
 from tensorwasm.database.identity import TokenRecord
 from tensorwasm.errors import DatabaseUnavailable, RateLimited, Unauthorized
-from tensorwasm.tenancy.authentication import JWT_CACHE_MS, MAX_FORGERIES, MAX_HEADER, MAX_SLOW, Authenticator
+from tensorwasm.tenancy.authentication import (
+    JWT_CACHE_MS,
+    MAX_FORGERIES,
+    MAX_HEADER,
+    MAX_SLOW,
+    Authenticator,
+    TokenTable,
+    digest,
+)
 from tensorwasm.tenancy.principal import USER_SCOPES, Principal
-from tensorwasm.tenancy.tokens import TokenTable, digest, mint, parse_tokens
+from tensorwasm.tenancy.tokens import mint, parse_tokens
 
 TOKEN = "operators-own-token-0001"
 JWT = "aaaa.bbbb.cccc"

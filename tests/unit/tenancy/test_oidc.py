@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from fakes import issuer
 from fakes.issuer import AUDIENCE, ISSUER, claims, raw, signed, token
 from tensorwasm.errors import InvalidArgs, Unauthorized
-from tensorwasm.tenancy.authentication import Authenticator
+from tensorwasm.tenancy.authentication import Authenticator, TokenTable
 from tensorwasm.tenancy.jwks import KeySet
 from tensorwasm.tenancy.oidc import JwtVerifier, open_verifier
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
-from tensorwasm.tenancy.tokens import TokenTable
 from timing import costs_less
 
 GOOD = {"alg": "RS256", "typ": "JWT", "kid": "key-RS256"}

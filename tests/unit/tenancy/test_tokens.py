@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from strategies.identity import entry_lists, list_texts, strong_tokens
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.tokens import StaticToken, digest, label, mint, parse_digests, parse_tokens
+from tensorwasm.tenancy.authentication import StaticToken, digest
+from tensorwasm.tenancy.tokens import label, mint, parse_digests, parse_tokens
 
 TOKEN = "operators-own-token-0001"
 OTHER = "operators-own-token-0002"

@@ -100,8 +100,6 @@ def decode(kinds: Sequence[str], cells: Sequence[int]) -> list[Number]:
 
 def render(kinds: Sequence[str], values: Sequence[Number]) -> str:
     """Return results as a JSON array: integers exact, an f32 as the shortest decimal that reads back equal."""
-    if _FORMATS.keys().isdisjoint(kinds):
-        return str(list(values))  # half of the time
     return f"[{', '.join(_render(kind, value) for kind, value in zip(kinds, values, strict=True))}]"
 
 

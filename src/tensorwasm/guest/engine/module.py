@@ -43,15 +43,18 @@ _GLOBAL_BYTES: Final = 16
 _TAG_BYTES: Final = 16
 
 
+Reader = Callable[[ctypes.Array[ctypes.c_char], int], Sequence[codec.Number]]
+
+
 class CallPlan:
     """How an exported function is called.
 
     A call needs a C ``wasmtime_extern_t`` followed by cells of 16 bytes that carry parameters in and results out;
-    `frame_type`, a ctypes array, makes both at once. ``pack(frame, CELLS, *bits)`` stores the parameters, and
-    ``unpack(frame, CELLS)`` reads the results.
+    `frame_type`, a ctypes array, makes both at once. ``pack(frame, CELLS, *bits)`` stores the parameters,
+    ``unpack(frame, CELLS)`` reads the results' bits, and ``read(frame, CELLS)`` the results.
     """
 
-    __slots__ = ("_integers", "_pack_signed", "cell_count", "frame_type", "pack", "params", "results", "unpack")
+    __slots__ = ("_pack_signed", "cell_count", "frame_type", "pack", "params", "read", "results", "unpack")
 
     CELLS: ClassVar[int] = capi.SIZES["wasmtime_extern_t"]
 
@@ -61,7 +64,7 @@ class CallPlan:
         self.frame_type = ctypes.c_char * (self.CELLS + self.cell_count * capi.CELL_BYTES)
         self.pack = struct.Struct("<" + "Q8x" * len(self.params)).pack_into
         self.unpack = struct.Struct("<" + "Q8x" * len(self.results)).unpack_from
-        self._integers = _integers(self.results, "unpack_from")
+        self.read: Reader = _integers(self.results, "unpack_from") or self._decode
         self._pack_signed = _integers(self.params, "pack_into")
 
     def write(self, frame: ctypes.Array[ctypes.c_char], offset: int, args: Sequence[object]) -> None:
@@ -74,11 +77,7 @@ class CallPlan:
         except struct.error:  # the unsigned way to write a number, or a mistake
             self.pack(frame, offset, *codec.encode(self.params, args))
 
-    def read(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> Sequence[codec.Number]:
-        """Return the results."""
-        if self._integers is not None:
-            found: tuple[int, ...] = self._integers(frame, offset)
-            return found
+    def _decode(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> Sequence[codec.Number]:
         return codec.decode(self.results, self.unpack(frame, offset))
 
 

@@ -47,14 +47,15 @@ class TimerSpec(ctypes.Structure):
     )
 
 
-_process = object()
-"""This very process: another one in a child that was forked, where no timers are. Asked for at every sandbox, which a
-system call would slow down."""
+_running: Final[list[PosixTicker]] = []
+"""Tickers whose timers this process has. They are as few as engines, and never freed."""
 
 
 def _note_fork() -> None:
-    global _process  # noqa: PLW0603 - a child has one thread when this is called
-    _process = object()
+    """A forked child has no timers."""
+    for each in _running:
+        each.running = False
+    _running.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -74,32 +75,32 @@ def make_timer(engine: int, libc: ctypes.CDLL) -> ctypes.c_void_p:
 
 
 class PosixTicker:
-    """A POSIX timer that calls ``wasmtime_engine_increment_epoch``."""
+    """A POSIX timer that calls ``wasmtime_engine_increment_epoch``.
 
-    __slots__ = ("_libc", "_process", "_timer")
+    Attributes:
+        running: whether ticks arrive in this process: False after `stop`, and in a forked child.
+    """
+
+    __slots__ = ("_libc", "_timer", "running")
 
     def __init__(self, engine: int, tick_s: float, libc: ctypes.CDLL) -> None:
         """Start ticking every ``tick_s`` seconds; other arguments and errors are those of `make_timer`."""
         self._libc = libc
-        self._process = _process
-        self._timer: ctypes.c_void_p | None = None
-        timer = make_timer(engine, libc)
+        self.running = False
+        self._timer = timer = make_timer(engine, libc)
         seconds, nanoseconds = divmod(round(tick_s * 1e9), 1_000_000_000)
         spec = TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
         if libc.timer_settime(timer, 0, ctypes.byref(spec), None):
             raise TickerNotRunning(f"the timer for deadlines cannot be set: {os.strerror(ctypes.get_errno())}")
-        self._timer = timer
-
-    @property
-    def running(self) -> bool:
-        """Whether ticks arrive in this process: False after `stop` and in a forked child, which has no timers."""
-        return self._timer is not None and self._process is _process
+        self.running = True
+        _running.append(self)
 
     def stop(self) -> None:
         """Delete the timer. Idempotent."""
-        timer, self._timer = self._timer, None
-        if timer is not None and self._process is _process:
-            self._libc.timer_delete(timer)
+        if self.running:
+            self.running = False
+            _running.remove(self)
+            self._libc.timer_delete(self._timer)
 
 
 class ThreadTicker:

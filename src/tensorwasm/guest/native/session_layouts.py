@@ -24,7 +24,6 @@ _madvise: Final = ctypes.PyDLL(None).madvise if sys.platform == "linux" else Non
 _free: Final[list[SessionLayout]] = []
 _bare: Final[list[SessionLayout]] = []
 _chunks: Final[list[mmap.mmap]] = []
-_threads = threading.local()
 
 
 def take_layout() -> SessionLayout:
@@ -62,11 +61,12 @@ def _make_layouts() -> list[SessionLayout]:
     return [SessionLayout.from_address(start + index * _STRIDE_BYTES) for index in range(CHUNK_LAYOUTS)]
 
 
-def scratch_address() -> int:
-    """Return the address of this thread's scratch, which lives as long as the thread."""
-    try:
-        address: int = _threads.address
-    except AttributeError:
-        _threads.scratch = Scratch()
-        address = _threads.address = ctypes.addressof(_threads.scratch)
-    return address
+class _ThreadScratch(threading.local):
+    """The scratch of the thread that reads `address`, which lives as long as the thread."""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+        self.address = ctypes.addressof(self._scratch)
+
+
+SCRATCH: Final = _ThreadScratch()

@@ -23,7 +23,7 @@ from tensorwasm.guest.engine import capi, codec
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.module import INITIALISE, PLAIN, CallPlan, check_declared
 from tensorwasm.guest.imports.suspension import Steps, SuspensionKind
-from tensorwasm.guest.native.session_layouts import return_layout, scratch_address
+from tensorwasm.guest.native.session_layouts import SCRATCH, return_layout
 from tensorwasm.guest.sandbox import stack, wasi
 from tensorwasm.guest.sandbox.interrupts import shielded
 from tensorwasm.guest.sandbox.linker import LinkedModule
@@ -132,7 +132,7 @@ class SuspendableSandbox(ABC):
     def enter_thread(self) -> None:
         """Prepare for running the guest on the calling thread; it may have run on another one before."""
         if self.state.layout is not None:
-            self.state.layout.scratch = scratch_address()
+            self.state.layout.scratch = SCRATCH.address
 
     def steps(self) -> tuple[WaitingFunction, Steps]:
         """Return the host function that the guest waits for, and the steps to its answer."""
@@ -143,10 +143,15 @@ class SuspendableSandbox(ABC):
 
     def _advance(self, function: Callable[[int], int], argument: int) -> int:
         """Call a C function that runs the guest on its fiber; return what it returns."""
-        started_ns = time.monotonic_ns()
-        with stack.on_fiber():
+        started_ns, thread = time.monotonic_ns(), stack.THREAD
+        if thread.fiber:
+            raise InternalError(stack.ON_FIBER)
+        thread.fiber = True
+        try:
             # Without imports, no Python code is called that a signal's handler could interrupt.
             done: int = function(argument) if self._linked.guarded else shielded(self.state, function, argument)
+        finally:
+            thread.fiber = False
         self.spent_ns += time.monotonic_ns() - started_ns
         return done
 

@@ -146,9 +146,8 @@ class OneShotSandbox:
     ) -> Sequence[codec.Number]:
         """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it.
 
-        ``drain`` is not called if the guest ended well and no device reaches its memory. This also raises
-        `CapacityExhausted` if the pool is full or the thread's stack too small, and `DeviceLost` if the device's
-        context is not what it was.
+        ``drain`` is not called if the guest ended well and no device reaches its memory. Also raises CapacityExhausted
+        if the pool is full or the thread's stack too small, and DeviceLost if the device's context was replaced.
         """
         plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
@@ -156,7 +155,9 @@ class OneShotSandbox:
         engine.reserve_slot()
         started_ns = time.monotonic_ns()
         try:
-            (stack.require_native if self._guarded else stack.require)(engine.config.stack_bytes)
+            thread, stack_bytes = stack.THREAD, engine.config.stack_bytes
+            if not self._guarded or thread.fiber or thread.bytes < stack_bytes:
+                (stack.require_native if self._guarded else stack.require)(stack_bytes)
             end_ns = earlier(deadline, started_ns, self._limits.wall_s)
             if end_ns is not None and started_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")

@@ -117,7 +117,8 @@ class OneShotFiber(SuspendableSandbox):
             self.stop()
             descriptor = self._descriptor
             store, descriptor.store, descriptor.context = descriptor.store, 0, 0
-            free_outcome(descriptor)
+            if descriptor.trap or descriptor.error:
+                free_outcome(descriptor)
             if store:
                 close_store(store, self.spent_ns)
             self.state.end()

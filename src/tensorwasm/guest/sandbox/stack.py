@@ -6,7 +6,6 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Final
 
@@ -16,9 +15,21 @@ _HOST_MARGIN_BYTES: Final = 256 << 10  # Python frames below the guest, host fun
 _CALLBACK_FRAMES: Final = 12  # a callback, the handling of its error, and a signal handler on top
 _ATTRIBUTE_BYTES: Final = 64  # pthread_attr_t is 56 bytes on 64-bit Linux, glibc and musl
 
-_ON_FIBER: Final = "a host function of a guest that runs as a fiber tried to run a guest itself"
+ON_FIBER: Final = "a host function of a guest that runs as a fiber tried to run a guest itself"
+"""Message of InternalError where `THREAD` is on a fiber's stack, which is large enough for its own guest only."""
 
-_checked = threading.local()
+
+class _Thread(threading.local):
+    """The calling thread: whether it is on a fiber's stack, and the largest guest's stack that its own was checked for.
+
+    `require_native` raises nothing where `fiber` is false and `bytes` is enough: callers on hot paths check that first.
+    """
+
+    fiber = False
+    bytes = 0
+
+
+THREAD: Final = _Thread()
 
 
 def require(stack_bytes: int) -> None:
@@ -38,9 +49,9 @@ def require(stack_bytes: int) -> None:
 
 def require_native(stack_bytes: int) -> None:
     """Do the same without the check of Python frames, for callbacks that can report that they could not begin."""
-    if is_on_fiber():
-        raise InternalError(_ON_FIBER)
-    if getattr(_checked, "bytes", 0) >= stack_bytes:
+    if THREAD.fiber:
+        raise InternalError(ON_FIBER)
+    if THREAD.bytes >= stack_bytes:
         return
     size = _thread_stack_bytes()
     if 0 < size < stack_bytes + _HOST_MARGIN_BYTES:
@@ -48,35 +59,7 @@ def require_native(stack_bytes: int) -> None:
             f"this thread has a stack of {size >> 10} KiB and the guest may use {stack_bytes >> 10} KiB; run it on a "
             "thread with a larger stack (threading.stack_size) or lower the sandbox's stack limit"
         )
-    _checked.bytes = stack_bytes
-
-
-def is_on_fiber() -> bool:
-    """Return whether the thread is on a fiber's stack, in a host function that a fiber called."""
-    return getattr(_checked, "fiber", False)
-
-
-class _Fiber:
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        if is_on_fiber():
-            raise InternalError(_ON_FIBER)
-        _checked.fiber = True
-
-    def __exit__(self, *_: object) -> None:
-        _checked.fiber = False
-
-
-_fiber: Final = _Fiber()
-
-
-def on_fiber() -> AbstractContextManager[None]:
-    """Return the context in which this thread runs on a fiber's stack, large enough for its own guest only.
-
-    Entering raises `InternalError` inside another one: a host function that a fiber called runs another guest.
-    """
-    return _fiber
+    THREAD.bytes = stack_bytes
 
 
 def _calling(inner: Callable[[], None]) -> Callable[[], None]:

@@ -31,7 +31,7 @@ from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, Engin
 from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.guest.memory.linear_memory import GuestMemory
-from tensorwasm.guest.native.session_layouts import scratch_address
+from tensorwasm.guest.native.session_layouts import SCRATCH
 from tensorwasm.guest.sandbox.wasi_io import WasiState
 from tensorwasm.values import MIB, Deadline, Limits
 
@@ -148,7 +148,7 @@ class GuestState:
         self.error = None
         if self.layout is not None:
             self.layout.deadline_ns = _clamped(deadline_ns)
-            self.layout.scratch = scratch_address()
+            self.layout.scratch = SCRATCH.address
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""

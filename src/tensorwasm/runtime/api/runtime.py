@@ -346,7 +346,7 @@ class Runtime:
         Raises:
             InternalError: a host function or a sink of a submitted guest called this: it would wait for itself.
         """
-        if stack.is_on_fiber():
+        if stack.THREAD.fiber:
             raise InternalError("a host function of a guest that was submitted tried to close the runtime")
         self.warm.close()
         with self._lock:

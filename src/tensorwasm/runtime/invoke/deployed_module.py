@@ -72,6 +72,7 @@ class DeployedModule:
         self.name = name  # for people
         self.host = host  # the runtime, with the limits of this module
         self.prepared = prepared  # the module's first form, without a GPU; others are compiled on first use
+        self.engine: Engine = prepared.module.engine  # of its sandboxes, unless the host makes their memory
         self.long = False  # its last submitted guest ran longer than an event loop may be held
         self.warm_kept: dict[str, WarmSpecification] = {}  # its warm sandboxes, by tenant
         # An export that every sandbox calls first, after a reactor's ``_initialize``; None without.
@@ -90,15 +91,15 @@ class DeployedModule:
         """Whether its guests are brief and import nothing: results are their only effect."""
         return self.brief and not self.prepared.module.imports
 
+    @functools.cached_property
+    def fibers(self) -> FiberRunner:
+        """Runs its submitted invocations; made on first use."""
+        return self.host.fibers
+
     @property
     def blank(self) -> Form:
         """The form in which a saved instance is restored."""
         return Form(instrumented="blank", copied=self.prepared.module.preamble.has_exceptions)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of its sandboxes, unless the host makes their memory."""
-        return self.prepared.module.engine
 
     @functools.cached_property
     def module_hash(self) -> bytes:

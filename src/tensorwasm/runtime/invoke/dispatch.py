@@ -197,7 +197,7 @@ class Dispatcher:
     def submit(self, export: str | None, args: Sequence[object], options: CallOptions) -> Future[Invocation]:
         """Make a call that holds no thread while its guest waits; see `tensorwasm.runtime.Function.submit`."""
         self._module.engine.require_ticker()  # a forked process has no threads either: no outcome would ever come
-        fibers = self._module.host.fibers
+        fibers = self._module.fibers
         reactor = fibers.open()
         if reactor is None:
             return fibers.run_on_thread(partial(self.call, export, args, **options))
@@ -245,7 +245,7 @@ class Dispatcher:
         Returns:
             Its outcome, which may be raised, or a future if it goes on elsewhere.
         """
-        module, fibers = self._module, self._module.host.fibers
+        module, fibers = self._module, self._module.fibers
         module.engine.require_ticker()
         reactor = fibers.open()
         if reactor is None:
@@ -287,8 +287,10 @@ class Dispatcher:
     def prepare(self, granted: Grants, memory: MemoryKind | None) -> None:
         """Open the device and compile what fibers need, if that was not done before, or raise why it fails. Blocks."""
         module = self._module
-        if module.host.fibers.open() is not None:
-            form = _fiber_form(module.host.share() if granted.cuda else None, resolve_memory_kind(memory))
+        if module.fibers.open() is not None:
+            form = Form(fibers=True)
+            if granted.cuda:
+                form = _fiber_form(module.host.share(), resolve_memory_kind(memory))
             is_one_shot_fiber(module.form(form))  # compiled code is loaded now, and not on the first caller's thread
         self._prepared.add((granted.cuda, memory))
 

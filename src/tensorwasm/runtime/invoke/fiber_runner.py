@@ -40,7 +40,7 @@ class FiberRunner:
         Its threads inherit the caller's scheduling weight. Raises `InternalError` if the runtime is closed, or for a
         guest.
         """
-        if stack.is_on_fiber():
+        if stack.THREAD.fiber:
             raise InternalError("a host function of a guest that was submitted tried to submit another")
         with self._lock:
             if self._closed:

@@ -148,7 +148,10 @@ class OneShotPlan(_Plan[PooledSandbox]):
         except BaseException:
             pooled.close()
             raise
-        self._put(pooled)
+        if pooled.session is None and len(self._idle) < MAX_IDLE:
+            self._idle.append(pooled)  # without a session nothing has to be restored
+        else:
+            self._put(pooled)
         chunks = tuple(collected.chunks) if collected is not None else ()
         elapsed_s = time.perf_counter() - started_s
         return Invocation(self.export, tuple(values), self.result_types, 0, b"", b"", chunks, elapsed_s, gpu)

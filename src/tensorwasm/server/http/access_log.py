@@ -16,27 +16,27 @@ REFUSED: Final = frozenset({401, 403, 429})
 
 
 class AccessLog:
-    """Counts requests, whose metrics are in the order of the routes, and audits changes and refusals."""
+    """Counts requests, whose metrics are in the order of the routes, and audits changes and refusals.
+
+    Attributes:
+        counts: of each route, by its `id`.
+    """
 
     def __init__(self, table: RouteTable, metrics: Metrics, audit: AuditLog, origins: Origins) -> None:
-        self._index = {id(route): index for index, route in enumerate(table.routes)}
-        self._metrics = metrics
+        self.counts = {id(route): counts for route, counts in zip(table.routes, metrics.routes[:UNKNOWN], strict=True)}
+        self._unknown = metrics.routes[UNKNOWN]
         self._audit = audit
         self._origins = origins
 
-    def begin(self, route: Route) -> None:
-        """Count a request that was matched to a route."""
-        self._metrics.begin(self._index[id(route)])
-
     def record(self, exchange: Exchange, status: int) -> None:
-        """Count a request that was answered."""
+        """Count a request that was answered; one with a route was counted in flight."""
         seconds = (time.perf_counter_ns() - exchange.began_ns) * 1e-9
         route = exchange.route
         if route is None:
-            self._metrics.begin(UNKNOWN)
-            self._metrics.request(UNKNOWN, status, seconds)
+            self._unknown.in_flight += 1
+            self._unknown.end(status, seconds)
             return
-        self._metrics.request(self._index[id(route)], status, seconds)
+        self.counts[id(route)].end(status, seconds)
         if route.action is not None or status in REFUSED:
             self._write(exchange, route, status, seconds)
 

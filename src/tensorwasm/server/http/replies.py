@@ -132,11 +132,9 @@ def error_headers(error: TensorWasmError) -> tuple[tuple[str, str], ...]:
 
 
 def body_of(reply: Reply) -> bytes:
-    """Return the encoded body of a reply."""
+    """Return the encoded body of a reply that is not encoded yet."""
     body: Any = reply.body
-    if body is None:
-        return b""
-    return body if type(body) is bytes else encode(body)
+    return b"" if body is None else encode(body)
 
 
 def openai_detail(error: TensorWasmError) -> OpenAIDetail:

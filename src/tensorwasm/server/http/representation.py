@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidRequest, UnsupportedMediaType
-from tensorwasm.server.exchange import ASIDE
+from tensorwasm.server.exchange import BECOME_TASK
 
 GZIP_BYTES: Final = 1400
 """Shortest reply that is compressed: a shorter one fits a network packet."""
@@ -73,7 +73,7 @@ async def inflate(body: bytes, hold: Callable[[int], None]) -> bytes:
                 piece = _step(engine, rest, INLINE_BYTES)
                 inline = len(piece) < INLINE_BYTES  # more may follow than the event loop has time for
             else:
-                await ASIDE
+                await BECOME_TASK
                 piece = await asyncio.to_thread(_step, engine, rest, _PIECE_BYTES)
             hold(len(piece))
             parts.append(piece)
@@ -94,16 +94,16 @@ def accepts_gzip(header: str | None) -> bool:
     return next((weights[name] for name in ("gzip", "x-gzip", "*") if name in weights), False)
 
 
-def is_compressible(content_type: str, size_bytes: int) -> bool:
-    """Return whether compressing a reply is worthwhile."""
-    return size_bytes >= GZIP_BYTES and content_type.startswith(("application/json", "text/"))
+def is_compressible(content_type: str) -> bool:
+    """Return whether replies of this type, of at least `GZIP_BYTES`, are worth compressing."""
+    return content_type.startswith(("application/json", "text/"))
 
 
 async def deflate(body: bytes) -> bytes:
     """Compress a body with gzip."""
     if len(body) <= INLINE_BYTES:
         return _pack(body)
-    await ASIDE
+    await BECOME_TASK
     return await asyncio.to_thread(_pack, body)
 
 
@@ -111,7 +111,7 @@ async def entity_tag(body: bytes) -> str:
     """Return the entity tag of a reply."""
     if len(body) <= INLINE_HASH_BYTES:
         return _tag(body)
-    await ASIDE
+    await BECOME_TASK
     return await asyncio.to_thread(_tag, body)
 
 

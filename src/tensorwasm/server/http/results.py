@@ -29,19 +29,19 @@ PIECE_BYTES: Final = 96 << 10
 """Bytes encoded at a time; a multiple of three, so that base64 continues without padding."""
 
 
-async def result_reply(called: bytes, outcome: Invocation) -> Reply | StreamedReply:
+async def result_reply(field: str, called: str, outcome: Invocation) -> Reply | StreamedReply:
     """Return the reply to a call as `immediate_reply` does; much output is encoded in pieces."""
     if is_long(outcome):
-        return await chunked_reply(_head(called, outcome), outcome)
-    return immediate_reply(called, outcome)
+        return await chunked_reply(_head(field, called, outcome), outcome)
+    return immediate_reply(field, called, outcome)
 
 
-def immediate_reply(called: bytes, outcome: Invocation) -> Reply:
+def immediate_reply(field: str, called: str, outcome: Invocation) -> Reply:
     """Return the reply to a call whose guest did not write much; raise as `require_success` does.
 
-    `called` is the JSON field that names what was called: ``"function_id":"..."``.
+    The UUID of what was called is in a field such as ``function_id``.
     """
-    head, more = _head(called, outcome), b""
+    head, more = _head(field, called, outcome), b""
     if outcome.stdout or outcome.stderr or outcome.chunks:
         written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
         more = b"," + encode({name: Output.of(each) for name, each in written.items() if each})[1:-1]
@@ -60,13 +60,14 @@ def encode_result(outcome: Invocation) -> bytes:
     return outcome.to_json().encode() if outcome.result_types else b'"ok"'
 
 
-def _head(called: bytes, outcome: Invocation) -> bytes:
+def _head(field: str, called: str, outcome: Invocation) -> bytes:
     """Return a reply's JSON without the guest's output and the closing brace."""
     if outcome.exit_code:
         require_success(outcome)  # raises
-    result = encode_result(outcome)
-    cut = b"".join(b',"%b_truncated":true' % name.encode() for name in outcome.truncated)
-    return b'{%b,"result":%b%b' % (called, result, cut)
+    head = f'{{"{field}":"{called}","result":'.encode() + encode_result(outcome)
+    if outcome.stdout_truncated or outcome.stderr_truncated:
+        head += b"".join(b',"%b_truncated":true' % name.encode() for name in outcome.truncated)
+    return head
 
 
 def is_long(outcome: Invocation) -> bool:

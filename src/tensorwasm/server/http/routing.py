@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tensorwasm.errors import InternalError, MethodNotAllowed, NotFound, TensorWasmError
+from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
 
 if TYPE_CHECKING:
     from tensorwasm.service.admission.admission import Admitted, RouteClass
@@ -49,7 +49,7 @@ class HttpRequest:
         trace_id: 32 hex digits of the W3C trace context, or empty.
         client: the peer's address, without the port.
         gone: returns once the client has disconnected; for handlers that wait long.
-        admission: what holds for the tenant; None on open routes. Handlers of other routes take `admitted`.
+        admitted: the admitted call; None on open routes, whose handlers act for no tenant.
         again: admits another call of the same client, for each message of a WebSocket; None for other requests.
         audit: fields that the handler adds to the audit record, such as ``function_id``.
     """
@@ -67,20 +67,9 @@ class HttpRequest:
     deadline: Deadline
     client: str
     gone: Callable[[], Awaitable[None]]
-    admission: Admitted | None = None
+    admitted: Admitted
     again: Callable[[], Awaitable[Admitted]] | None = None
     audit: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def admitted(self) -> Admitted:
-        """What holds for the tenant.
-
-        Raises:
-            InternalError: the route is open: no call was admitted.
-        """
-        if self.admission is None:
-            raise InternalError("a route that is open to everybody acts for a tenant")
-        return self.admission
 
 
 class Reply(msgspec.Struct, frozen=True):

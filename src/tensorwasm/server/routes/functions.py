@@ -139,12 +139,14 @@ class FunctionPage(msgspec.Struct):
 async def deploy(request: HttpRequest) -> Reply:
     """Create a function from a module in JSON, or from one that is the body; once for each idempotency key."""
     service, tenant, query = request.service, request.tenant, request.query
-    more = [query["if_exists"]] if "if_exists" in query else []
-    key = await read_key(request, "deploy", query.get("name", ""), *more)
-    made = await service.idempotency.find(tenant, key)
+    made = note = None
+    if "idempotency-key" in request.headers:
+        more = [query["if_exists"]] if "if_exists" in query else []
+        key = await read_key(request, "deploy", query.get("name", ""), *more)
+        made, note = await service.idempotency.find(tenant, key), service.idempotency.note(tenant, key)
     if made is None:
         try:
-            made = await _deploy(request, service.idempotency.note(tenant, key))
+            made = await _deploy(request, note)
         except Repeated as repeated:
             made = repeated.subject
     request.audit["function_id"] = made

@@ -48,12 +48,15 @@ def invoke(request: HttpRequest) -> Reply | Coroutine[Any, Any, Reply | Streamed
     """Call a function; at once if it is loaded and ends at once."""
     body: Invoke = request.body
     reference = request.audit["function_id"] = request.params["id"]
-    resolved = request.service.functions.find(request.tenant, reference)
-    if resolved is None or body.input_b64 is not None or body.stdin_b64 is not None:
+    if body.input_b64 is not None or body.stdin_b64 is not None:
         return _invoke_slowly(request, reference)
-    outcome = request.service.invocations.begin(request.admitted, resolved, ask_of(body, request.deadline, b"", b""))
+    call = ask_of(body, request.deadline, b"", b"")
+    resolved = request.service.functions.find(request.tenant, reference)
+    if resolved is None:
+        return _invoke_slowly(request, reference)
+    outcome = request.service.invocations.begin(request.admitted, resolved, call)
     if isinstance(outcome, Invocation):
-        return immediate_reply(_called(resolved.record.id), outcome)
+        return immediate_reply("function_id", resolved.record.id, outcome)
     return _finish(resolved.record.id, outcome)
 
 
@@ -64,16 +67,12 @@ async def _invoke_slowly(request: HttpRequest, reference: str) -> Reply | Stream
         request.admitted, resolved, ask_of(request.body, request.deadline, *given)
     )
     if isinstance(outcome, Invocation):
-        return immediate_reply(_called(resolved.record.id), outcome)
+        return immediate_reply("function_id", resolved.record.id, outcome)
     return await _finish(resolved.record.id, outcome)
 
 
 async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply | StreamedReply:
-    return await result_reply(_called(function_id), await running)
-
-
-def _called(function_id: str) -> bytes:
-    return b'"function_id":"%b"' % function_id.encode()
+    return await result_reply("function_id", function_id, await running)
 
 
 async def decode_input(body: Invoke) -> tuple[bytes, bytes]:
@@ -88,7 +87,8 @@ def ask_of(body: Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> Invo
         InvalidArgs: an argument is neither a number nor a text.
         InvalidRequest: input or standard input is given twice.
     """
-    check_arguments(body.args)
+    if body.args:
+        check_arguments(body.args)
     if body.input is None and body.stdin is None and body.env is None and body.argv is None and not given and not stdin:
         return InvocationRequest(body.export, body.args, deadline=deadline)
     if (body.input is not None and given) or (body.stdin is not None and stdin):

@@ -31,7 +31,7 @@ from tensorwasm.errors import (
 from tensorwasm.server.http.decoding import decode_base64
 from tensorwasm.server.http.results import result_reply
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
-from tensorwasm.server.http.schemas import Bytes64, CallResult, ExportCall, Millis, encode
+from tensorwasm.server.http.schemas import Bytes64, CallResult, ExportCall, Millis
 from tensorwasm.server.routes.parameters import PAGING, STORED, check_arguments, page_limit
 from tensorwasm.server.routes.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
@@ -172,7 +172,7 @@ async def invoke(request: HttpRequest) -> Reply | StreamedReply:
         durable=body.durable,
     )
     outcome = await request.service.sessions.call(request.tenant, session_id, call)
-    return await result_reply(b'"session_id":%b' % encode(session_id), outcome)
+    return await result_reply("session_id", session_id, outcome)
 
 
 async def save(request: HttpRequest) -> Reply:

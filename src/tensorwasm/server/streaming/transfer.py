@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tensorwasm.errors import InternalError, InvalidRequest
-from tensorwasm.server.exchange import Departure
+from tensorwasm.server.exchange import DisconnectWatcher
 from tensorwasm.server.streaming.connection import STALL_S, Connection, parse_address
 from tensorwasm.values import MIB
 
@@ -154,7 +154,7 @@ async def _watch(protocol: Any, sending: Awaitable[object]) -> None:
     """Wait until everything is sent, or the client disconnects. In a task."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine that waits runs in a task
-    departure = Departure(protocol, task)
+    departure = DisconnectWatcher(protocol, task)
     try:
         await sending
     except asyncio.CancelledError:

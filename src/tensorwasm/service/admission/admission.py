@@ -2,8 +2,8 @@
 
 A call is a request, a message on a WebSocket, or an attempt of a job. `Admission.admit` checks it and returns an
 `Admitted`, which goes with the call and holds nothing. A call that ends within its slice is only checked again
-(`Admitted.may_begin`): no other call can have taken its place meanwhile. One that outlives its slice takes a `Permit`:
-a turn at a gate, which tenants share fairly, and the quotas that its instance holds.
+(`Quotas.require`): no other call can run meanwhile. One that outlives its slice takes a `Permit`: a turn at a
+gate, which tenants share fairly, and the quotas that its instance holds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from tensorwasm.errors import RateLimited
+import msgspec
+
+from tensorwasm.errors import RateLimited, TenantScopeDenied
 from tensorwasm.service.admission.instance_queue import InstanceQueue
+from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.buckets import LimitState, RateLimiter, retry_after_s
 from tensorwasm.tenancy.fairness import FairGate, GateStatistics
@@ -44,6 +47,8 @@ GUEST_SLOTS: Final[Mapping[GuestClass, int]] = {"cpu": 64, "gpu": 32, "streams":
 """Concurrent guests: without a device, where long ones run in alternating slices; with a device; and with streamed
 output, a class of their own because of slow clients. Shares are as for requests."""
 
+DISABLED: Final = "the tenant is disabled"
+
 EXPECTED_MS: Final = 1.0
 """Assumed cost of a guest's turn until it is measured."""
 
@@ -51,54 +56,43 @@ EXPECTED_MS: Final = 1.0
 class Permit:
     """A guest's turn at a gate and the quotas of its instance (None before they are taken), until `release`."""
 
-    __slots__ = ("_admitted", "_cost", "_gate", "instance")
+    __slots__ = ("_cost", "_gate", "admitted", "instance")
 
     def __init__(self, admitted: Admitted, gate: FairGate, cost: float) -> None:
-        self._admitted = admitted
+        self.admitted = admitted
         self._gate = gate
         self._cost = cost
         self.instance: QuotaHold | None = None
 
     def try_hold(self, memory_bytes: int) -> bool:
         """Take the instance's quotas, or return False if `hold` must wait. Raises as `InstanceQueue.try_hold`."""
-        admitted = self._admitted
+        admitted = self.admitted
         self.instance = admitted.instances.try_hold(admitted.tenant, admitted.policy.quotas, memory_bytes)
         return self.instance is not None
 
     async def hold(self, memory_bytes: int, deadline: Deadline) -> None:
         """Take the instance's quotas, as soon as they are free. Raises as `InstanceQueue.hold`."""
-        admitted = self._admitted
+        admitted = self.admitted
         self.instance = await admitted.instances.hold(admitted.tenant, admitted.policy.quotas, memory_bytes, deadline)
 
     def release(self, spent_ms: float | None = 0.0) -> None:
         """Release everything; the turn cost `spent_ms`, 0 if the guest did not begin, or the expected cost for None."""
         if self.instance is not None:
-            self._admitted.instances.release(self._admitted.tenant, self.instance)
-        self._gate.leave(self._admitted.tenant, spent_ms, self._cost)
+            self.admitted.instances.release(self.admitted.tenant, self.instance)
+        self._gate.leave(self.admitted.tenant, spent_ms, self._cost)
 
 
-class Admitted:
-    """An admitted call and its tenant's policy. It holds nothing."""
+class Admitted(msgspec.Struct, frozen=True, gc=False):
+    """An admitted call and its tenant's policy. It holds nothing. A struct: each request makes one."""
 
-    __slots__ = ("instances", "policy", "quotas", "tenant")
-
-    def __init__(self, tenant: int, policy: TenantPolicy, quotas: Quotas, instances: InstanceQueue) -> None:
-        self.tenant = tenant
-        self.policy = policy
-        self.quotas = quotas
-        self.instances = instances
-
-    def require_request(self) -> None:
-        """Check that one more concurrent request is within the tenant's quota; else raise QuotaExceeded."""
-        self.quotas.require(self.tenant, self.policy.quotas, requests=1)
+    tenant: int
+    policy: TenantPolicy
+    quotas: Quotas
+    instances: InstanceQueue
 
     def hold_request(self) -> QuotaHold:
         """Hold one more concurrent request of the tenant; raise QuotaExceeded if it may have no more."""
         return self.quotas.hold(self.tenant, self.policy.quotas, requests=1)
-
-    def may_begin(self, memory_bytes: int) -> bool:
-        """Return whether one more instance may begin now; False if it must wait. Raises as `InstanceQueue.allows`."""
-        return self.instances.allows(self.tenant, self.policy.quotas, memory_bytes)
 
     def try_permit(self, gate: FairGate, cost: float = 1.0) -> Permit | None:
         """Begin a turn if a slot is free for the tenant, else return None."""
@@ -117,9 +111,6 @@ class Admitted:
 class Admission:
     """Admits calls. For one event loop.
 
-    Args:
-        policies: returns a tenant's policy.
-
     Attributes:
         gates: by class of requests.
         guests: gates by class of guests.
@@ -128,7 +119,7 @@ class Admission:
     def __init__(
         self,
         authenticator: Authenticator,
-        policies: Callable[[int], TenantPolicy],
+        identities: IdentityCache,
         limiter: RateLimiter,
         quotas: Quotas,
         instances: InstanceQueue,
@@ -138,7 +129,7 @@ class Admission:
         self.authenticator = authenticator
         self.quotas = quotas
         self.instances = instances
-        self._policies = policies
+        self._policies, self._default = identities.policies, identities.default_policy
         self._limiter = limiter
 
     def admit(
@@ -165,9 +156,9 @@ class Admission:
             RateLimited: too many requests.
         """
         principal.require(scope, tenant if acts else None)
-        policy = self._policies(tenant)
-        if acts:
-            policy.require_enabled()
+        policy = self._policies.get(tenant, self._default)
+        if acts and policy.disabled:
+            raise TenantScopeDenied(DISABLED)
         qps = policy.quotas.get("qps")
         burst = 0 if qps is None else policy.quotas.get("burst", qps)
         if qps == 0 and "burst" not in policy.quotas:
@@ -180,8 +171,9 @@ class Admission:
 
     def admit_tenant(self, tenant: int) -> Admitted:
         """Admit an attempt of a job that was admitted when submitted; TenantScopeDenied for a disabled tenant."""
-        policy = self._policies(tenant)
-        policy.require_enabled()
+        policy = self._policies.get(tenant, self._default)
+        if policy.disabled:
+            raise TenantScopeDenied(DISABLED)
         return Admitted(tenant, policy, self.quotas, self.instances)
 
     def statistics(self) -> dict[str, GateStatistics]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Protocol
 
 from tensorwasm import machine_memory
-from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError
 from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas
 from tensorwasm.values import MIB, Deadline
 
@@ -86,15 +86,9 @@ class InstanceQueue:
         """Number of waiting calls."""
         return len(self._waiting)
 
-    def allows(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> bool:
-        """Return whether `try_hold` would succeed now, without holding anything. Raises as it does."""
-        try:
-            self._quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
-        except QuotaExceeded as short:
-            if not self._will_be_free(_Wanted(tenant, limits, memory_bytes), short):
-                raise
-            return False
-        return True
+    def will_be_free(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, short: LimitError) -> bool:
+        """Return whether an instance that was refused because of `short` will find what it needs if it waits."""
+        return self._will_be_free(_Wanted(tenant, limits, memory_bytes), short)
 
     def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
         """Hold the quotas of an instance that may grow to `memory_bytes`; return None if `hold` must wait for them.

@@ -211,8 +211,12 @@ class ResolutionCache:
 
     def find(self, tenant: int, reference: str) -> Resolved | None:
         """Return what a tenant's reference leads to, None if it must be looked up."""
-        found = self._cached.get((tenant, reference))
-        return found if found is not None and time.monotonic_ns() < found.until_ns else None
+        key, entries = (tenant, reference), self._cached.entries
+        if key not in entries:
+            return None
+        entries.move_to_end(key)
+        found = entries[key][0]
+        return found if time.monotonic_ns() < found.until_ns else None
 
     def put(self, resolved: Resolved, changes: int) -> None:
         """Cache a reference, unless `changes` differs from now: then it may lead to another version."""

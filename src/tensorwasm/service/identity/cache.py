@@ -20,8 +20,8 @@ from tensorwasm.database.identity import (
 )
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.tenancy.authentication import TokenTable
 from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.tokens import TokenTable
 
 FRESH_S: Final = 0.25
 """Least seconds between reads for unknown tokens, and the longest delay of a token that another process made."""
@@ -52,6 +52,10 @@ class IdentityCache:
         clock: of all times.
         sleep: waits some seconds.
         caps: quotas of tenants without their own, by the names of `tensorwasm.tenancy.quotas.CAPS`.
+
+    Attributes:
+        policies: of the tenants that have their own, updated in place.
+        default_policy: of all others.
     """
 
     def __init__(
@@ -67,8 +71,8 @@ class IdentityCache:
         self._clock = clock
         self._sleep = sleep
         self._caps = dict(caps)
-        self._default = TenantPolicy(quotas=MappingProxyType(self._caps))
-        self._policies: dict[int, TenantPolicy] = {}
+        self.default_policy = TenantPolicy(quotas=MappingProxyType(self._caps))
+        self.policies: dict[int, TenantPolicy] = {}
         self._revision = 0
         self._read_s = float("-inf")
         self._rounds = 0
@@ -77,7 +81,7 @@ class IdentityCache:
 
     def policy(self, tenant: int) -> TenantPolicy:
         """Return a tenant's policy."""
-        return self._policies.get(tenant, self._default)
+        return self.policies.get(tenant, self.default_policy)
 
     async def catch_up(self) -> None:
         """Return once all changes of other processes up to 0.25 s ago are known; concurrent callers share one read."""
@@ -141,7 +145,7 @@ class IdentityCache:
                 self._tokens.enter(record, self._clock.unix_ms())
             else:
                 quotas = MappingProxyType(self._caps | dict(record.quotas))
-                self._policies[record.tenant] = TenantPolicy(record.weight, quotas, record.disabled)
+                self.policies[record.tenant] = TenantPolicy(record.weight, quotas, record.disabled)
 
     def _forget(self) -> None:
         """Drop the tokens; policies stay, so that a disabled tenant stays disabled."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tensorwasm.errors import Draining
+from tensorwasm.errors import Draining, QuotaExceeded
 from tensorwasm.runtime.executor.local import CallThreads
 from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, await_outcome
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
@@ -85,8 +85,6 @@ class Invocations:
         self._draining = False
         self._idle = asyncio.Event()
 
-    # ---------------------------------------------------------------- whole results
-
     async def invoke(self, admitted: Admitted, reference: str, request: InvocationRequest) -> Invocation:
         """Call an export of the function that a reference leads to. Cancelling the caller's task ends the guest.
 
@@ -118,18 +116,19 @@ class Invocations:
         self, admitted: Admitted, resolved: Resolved, request: InvocationRequest
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Do what `invoke` does as far as possible at once; return the outcome, or a coroutine that must be awaited."""
-        request.check()
+        if request.args or request.env or request.deadline.at_ns is not None:
+            request.check()
         if self._draining:
-            raise Draining("the service is going down")
+            raise Draining("the service is shutting down")
         if not resolved.inline:
             return self._run_elsewhere(admitted, resolved, request)
-        if self._cpu.may_enter(admitted.tenant):
+        if self._cpu.free == self._cpu.slots or self._cpu.may_enter(admitted.tenant):
             outcome = self._run_inline(admitted, resolved, request)
             if outcome is not None:
                 return outcome
             permit = admitted.try_permit(self._cpu)
             if permit is not None:
-                return self._start(permit, admitted, resolved, request)
+                return self._start(permit, resolved, request, deadline_of(resolved, request))
         return self._wait(admitted, resolved, request)
 
     async def _wait(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation:
@@ -144,53 +143,49 @@ class Invocations:
         if outcome is not None:
             permit.release()
             return outcome
-        begun = self._start(permit, admitted, resolved, request, deadline)
+        begun = self._start(permit, resolved, request, deadline)
         return begun if isinstance(begun, Invocation) else await begun
 
     def _run_inline(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation | None:
         """Run an invocation that ends within its slice, holding nothing; return None if it must run another way."""
-        if not admitted.may_begin(resolved.limits.memory_bytes):
-            return None
+        tenant, limits, memory_bytes = admitted.tenant, admitted.policy.quotas, resolved.limits.memory_bytes
+        try:
+            admitted.quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
+        except QuotaExceeded as short:
+            if admitted.instances.will_be_free(tenant, limits, memory_bytes, short):
+                return None
+            raise
         began_s = time.perf_counter()
         try:
             outcome = resolved.function.dispatch.begin_pure(request.export, request.args, resolved.tenant)
         except BaseException:
-            self._count(admitted, request, None, time.perf_counter() - began_s)
+            self._begun += 1
+            self._end(admitted, None, request, None, time.perf_counter() - began_s)
             raise
         if outcome is not None:
+            self._begun += 1
             self._inline += 1
-            self._count(admitted, request, outcome, outcome.elapsed_s)
+            self._end(admitted, None, request, outcome, outcome.elapsed_s)
         return outcome
-
-    def _count(
-        self, admitted: Admitted, request: InvocationRequest, outcome: Invocation | None, spent_s: float
-    ) -> None:
-        """Count an invocation that has ended and held nothing."""
-        self._begun += 1
-        self._count_end()
-        self._cpu.charge(admitted.tenant, admitted.policy.weight, spent_s * 1e3)
-        self._account(admitted.tenant, request, outcome, spent_s)
 
     def _start(
         self,
         permit: Permit,
-        admitted: Admitted,
         resolved: Resolved,
         request: InvocationRequest,
-        deadline: Deadline | None = None,
+        deadline: Deadline,
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
-        """Begin an invocation that has a turn; `deadline` is that of one that waited for it."""
-        deadline = deadline_of(resolved, request) if deadline is None else deadline
+        """Begin an invocation that has a turn."""
         try:
             held = permit.try_hold(resolved.limits.memory_bytes)
         except BaseException:
             permit.release()
             raise
         start = self._start_with if held else self._start_later
-        return start(permit, admitted.tenant, resolved, request, deadline)
+        return start(permit, resolved, request, deadline)
 
     async def _start_later(
-        self, permit: Permit, tenant: int, resolved: Resolved, request: InvocationRequest, deadline: Deadline
+        self, permit: Permit, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> Invocation:
         """Begin an invocation that has a turn once there is memory for it."""
         try:
@@ -198,11 +193,11 @@ class Invocations:
         except BaseException:
             permit.release()
             raise
-        outcome = self._start_with(permit, tenant, resolved, request, deadline)
+        outcome = self._start_with(permit, resolved, request, deadline)
         return outcome if isinstance(outcome, Invocation) else await outcome
 
     def _start_with(
-        self, permit: Permit, tenant: int, resolved: Resolved, request: InvocationRequest, deadline: Deadline
+        self, permit: Permit, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation that has a turn and its memory."""
         self._begun += 1
@@ -211,16 +206,16 @@ class Invocations:
             options = options_for(resolved, request, deadline)
             outcome = resolved.function.dispatch.begin(request.export, request.args, options)
         except BaseException:
-            self._end(permit, tenant, request, None, time.perf_counter() - began_s)
+            self._end(permit.admitted, permit, request, None, time.perf_counter() - began_s)
             raise
         if isinstance(outcome, Invocation):
             self._inline += 1
-            self._end(permit, tenant, request, outcome, outcome.elapsed_s)
+            self._end(permit.admitted, permit, request, outcome, outcome.elapsed_s)
             return outcome
-        return self._finish(permit, tenant, request, outcome, began_s)
+        return self._finish(permit, request, outcome, began_s)
 
     async def _finish(
-        self, permit: Permit, tenant: int, request: InvocationRequest, future: Future[Invocation], began_s: float
+        self, permit: Permit, request: InvocationRequest, future: Future[Invocation], began_s: float
     ) -> Invocation:
         """Wait for an invocation that continues on the reactor."""
         outcome: Invocation | None = None
@@ -229,26 +224,29 @@ class Invocations:
             return outcome
         finally:
             spent_ns = future.spent_ns if isinstance(future, PendingInvocation) else None
-            passed_s = time.perf_counter() - began_s
-            self._end(permit, tenant, request, outcome, passed_s if spent_ns is None else spent_ns / 1e9)
+            spent_s = time.perf_counter() - began_s if spent_ns is None else spent_ns / 1e9
+            self._end(permit.admitted, permit, request, outcome, spent_s)
 
     def _end(
-        self, permit: Permit, tenant: int, request: InvocationRequest, outcome: Invocation | None, spent_s: float
+        self,
+        admitted: Admitted,
+        permit: Permit | None,
+        request: InvocationRequest,
+        outcome: Invocation | None,
+        spent_s: float,
     ) -> None:
-        """Release what an invocation held; without an outcome it failed."""
+        """Count an invocation without a device, and release its permit; without an outcome it failed."""
         self._count_end()
-        permit.release(spent_s * 1e3)
-        self._account(tenant, request, outcome, spent_s)
-
-    def _account(self, tenant: int, request: InvocationRequest, outcome: Invocation | None, spent_s: float) -> None:
-        """Count the usage of an invocation without a device; without an outcome it failed."""
-        if outcome is None:
-            self._note(tenant, 1, 1, int(spent_s * 1e6), 0, 0, request.given_bytes)
-        else:
+        if permit is not None:
+            permit.release(spent_s * 1e3)
+        elif self._cpu.free < self._cpu.slots:  # an idle gate has no shares to account for
+            self._cpu.charge(admitted.tenant, admitted.policy.weight, spent_s * 1e3)
+        sent_bytes = 0
+        if outcome is not None:
             self._chunks += len(outcome.chunks)
-            self._note(tenant, 1, 0, int(spent_s * 1e6), 0, 0, request.given_bytes, _sent_bytes(outcome))
-
-    # ---------------------------------------------------------------- threads, workers and streams
+            sent_bytes = _sent_bytes(outcome)
+        spent_us = int(spent_s * 1e6)
+        self._note(admitted.tenant, 1, int(outcome is None), spent_us, 0, 0, _given_bytes(request), sent_bytes)
 
     async def _run_elsewhere(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation:
         """Run an invocation in a worker process, or on a thread, where it may have a warm sandbox."""
@@ -275,7 +273,7 @@ class Invocations:
             admitted, reference, request.deadline
         )
         if self._draining:
-            raise Draining("the service is going down")
+            raise Draining("the service is shutting down")
         resolved.function.choose(request.export)
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
@@ -324,7 +322,8 @@ class Invocations:
         permit = await admitted.permit(self.admission.guests[kind], deadline)
         spent_ms: float | None = 0.0
         try:
-            await permit.hold(resolved.limits.memory_bytes, deadline)
+            if not permit.try_hold(resolved.limits.memory_bytes):
+                await permit.hold(resolved.limits.memory_bytes, deadline)
             self._begun += 1
             turn = _Turn()
             try:
@@ -337,7 +336,7 @@ class Invocations:
 
     def _settle(self, tenant: int, resolved: Resolved, request: InvocationRequest, turn: _Turn) -> float | None:
         """Count an invocation's usage; return its milliseconds, None if its guest did not begin."""
-        outcome, given_bytes = turn.outcome, request.given_bytes
+        outcome, given_bytes = turn.outcome, _given_bytes(request)
         if outcome is not None:
             self._chunks += len(outcome.chunks)
             spent_s, sent_bytes = outcome.elapsed_s, _sent_bytes(outcome) + turn.sent_bytes
@@ -386,6 +385,10 @@ class Invocations:
         await self.workers.close()
         self._threads.end()
         await asyncio.to_thread(self._threads.close)
+
+
+def _given_bytes(request: InvocationRequest) -> int:
+    return len(request.input) + len(request.stdin)
 
 
 def _sent_bytes(outcome: Invocation) -> int:

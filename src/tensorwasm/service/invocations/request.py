@@ -53,11 +53,6 @@ class InvocationRequest(msgspec.Struct, frozen=True):
         if self.deadline.at_ns is not None and self.deadline.expired():
             raise InvokeTimeout("the deadline passed before the function was called")
 
-    @property
-    def given_bytes(self) -> int:
-        """Length of all input."""
-        return len(self.input) + len(self.stdin)
-
 
 def deadline_of(resolved: Resolved, request: InvocationRequest) -> Deadline:
     """Return the deadline of an invocation that begins now; its function's limits apply besides."""

@@ -13,7 +13,7 @@ from tensorwasm.guest.engine import capi
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports.host_function import HostFunction
-from tensorwasm.guest.native.session_layouts import return_layout, scratch_address, take_layout
+from tensorwasm.guest.native.session_layouts import SCRATCH, return_layout, take_layout
 from tensorwasm.guest.native.structures import Entry, address_of
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker, make_trampoline
@@ -43,9 +43,9 @@ def test_a_returned_layout_is_all_zeros():
 
 
 def test_every_thread_has_one_scratch():
-    seen = [scratch_address(), scratch_address()]
+    seen = [SCRATCH.address, SCRATCH.address]
     other = []
-    thread = threading.Thread(target=lambda: other.append(scratch_address()))
+    thread = threading.Thread(target=lambda: other.append(SCRATCH.address))
     thread.start()
     thread.join()
     assert seen[0] == seen[1] != other[0]
@@ -67,12 +67,12 @@ def test_a_call_arms_its_deadline_and_scratch(prepared):
         deadline = Deadline.after(5)
         instance.call("f", deadline=deadline)
         assert pad.deadline_ns == deadline.at_ns
-        assert pad.scratch == scratch_address()
+        assert pad.scratch == SCRATCH.address
         other = []
-        thread = threading.Thread(target=lambda: other.append((instance.call("f"), scratch_address())))
+        thread = threading.Thread(target=lambda: other.append((instance.call("f"), SCRATCH.address)))
         thread.start()
         thread.join()
-        assert pad.scratch == other[0][1] != scratch_address()
+        assert pad.scratch == other[0][1] != SCRATCH.address
         assert deadline.at_ns < pad.deadline_ns < NO_DEADLINE_NS
 
 

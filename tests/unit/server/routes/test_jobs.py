@@ -245,7 +245,7 @@ def test_usage_counts_calls_of_functions(serve):
 def test_jobs_of_a_disabled_tenant_are_not_run(serve):
     async def test(call, add, guest, service):
         job = await start(call, add, export="add", args=[2, 3], delay_s=0.2)
-        service.identities._policies[7] = TenantPolicy(disabled=True)
+        service.identities.policies[7] = TenantPolicy(disabled=True)
         found = await service.jobs.wait(7, job, 30)
         assert (found.status, found.error.kind) == ("failed", "tenant_scope_denied")
         assert service.invocations.statistics().begun == 0
@@ -257,7 +257,7 @@ def test_a_tenants_cap_of_stored_bytes_holds(serve):
     async def test(call, add, guest, service):
         used = (await call("GET", "/usage"))[1]["quotas"]["artifact_bytes"]["used"]
         assert used == len(ADD) + len(GUEST)
-        service.identities._policies[7] = TenantPolicy(quotas={"artifact_bytes": used + 10})
+        service.identities.policies[7] = TenantPolicy(quotas={"artifact_bytes": used + 10})
         with pytest.raises(QuotaExceeded):
             await service.functions.deploy(7, "more", START)
         await service.functions.deploy(8, "more", START)
